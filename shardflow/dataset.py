@@ -1,0 +1,147 @@
+"""A dataset opened for reading: `dataset["train"][17]` is a sample."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import manifest
+from .errors import ConfigError, ManifestError, NotFoundError
+from .shard import MappedShard
+from .store import LocalStore, open_store
+
+MAPPED_SHARDS = 256
+"""Shards a process keeps mapped; more than the plan needs at a time, and well below the usual limit of open files."""
+
+
+class Split:
+    """One split: its shards in the manifest's order, and its samples by number.
+
+    Can be sent to another process and used after a fork; each process maps the shards it reads for itself.
+    """
+
+    def __init__(self, store: LocalStore, name: str, shards: tuple[manifest.Shard, ...]) -> None:
+        self.name = name
+        self.shards = shards
+        self.shard_samples: npt.NDArray[np.int64] = np.array([shard.samples for shard in shards], dtype=np.int64)
+        self._ends: npt.NDArray[np.int64] = np.cumsum(self.shard_samples)
+        self._store = store
+        self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self.shards) else 0
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """Return sample `number`, 0 … len-1: {"__key__", "__url__", part: bytes}; negative numbers count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+            IntegrityError: Its bytes are damaged.
+        """
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        number %= len(self)
+        shard = int(np.searchsorted(self._ends, number, side="right"))
+        mapped = self.shard(shard)
+        key, parts = mapped.sample(number - int(self._ends[shard]) + self.shards[shard].samples, check=True)
+        return {"__key__": key, "__url__": mapped.url, **{part: bytes(payload) for part, payload in parts.items()}}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[number] for number in range(len(self)))
+
+    def shard(self, number: int) -> MappedShard:
+        """Return a shard, mapped; the least recently used one is let go when too many are."""
+        if number in self._mapped:
+            self._mapped.move_to_end(number)
+        else:
+            self._mapped[number] = MappedShard(self._store, self.shards[number])
+            if len(self._mapped) > MAPPED_SHARDS:
+                self._mapped.popitem(last=False)
+        return self._mapped[number]
+
+    def first_sample(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the number that the first sample of each of these shards has in the split."""
+        starts: npt.NDArray[np.int64] = self._ends[shards] - self.shard_samples[shards]
+        return starts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": OrderedDict()}
+
+
+class Dataset(Mapping[str, Split]):
+    """A whole dataset: a mapping of split names to splits.
+
+    Attributes:
+        url: What was opened.
+        manifest: Everything the dataset says of itself.
+    """
+
+    def __init__(self, url: str | os.PathLike[str]) -> None:
+        store = open_store(url)
+        self.url = str(store)
+        try:
+            data = store.read(manifest.FILE_NAME)
+        except NotFoundError as error:
+            if store.root.is_dir():
+                reason = f"holds no {manifest.FILE_NAME}: it is no dataset, or packing it has not been finished"
+            else:
+                reason = "does not exist"
+            raise NotFoundError(f"{store} {reason}; pack one with `shardflow pack SRC {store}`") from error
+        try:
+            self.manifest = manifest.from_bytes(data)
+        except ManifestError as error:
+            raise error.at(shard=str(store.path(manifest.FILE_NAME))) from error
+        self._splits = {name: Split(store, name, shards) for name, shards in self.manifest.splits.items()}
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return tuple(self._splits)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The class names, label 0 first; None without labels."""
+        return self.manifest.classes
+
+    @property
+    def fingerprint(self) -> str:
+        """The dataset's identity, "sha256:…"."""
+        return self.manifest.fingerprint
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """How the images were made."""
+        return self.manifest.recipe
+
+    def __getitem__(self, split: str) -> Split:
+        if split not in self._splits:
+            raise ConfigError(f"{self.url} has no split {split!r}; it has {', '.join(self._splits)}")
+        return self._splits[split]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._splits)
+
+    def __len__(self) -> int:
+        return len(self._splits)
+
+    def __contains__(self, split: object) -> bool:
+        return split in self._splits
+
+
+def open_dataset(url: str | os.PathLike[str]) -> Dataset:
+    """Open a dataset for reading; exported as `shardflow.open`.
+
+    >>> dataset = shardflow.open("photos256")                      # doctest: +SKIP
+    >>> len(dataset["train"]), dataset["train"][0]["jpg"][:2]      # doctest: +SKIP
+    (1281167, b'\\xff\\xd8')
+
+    Raises:
+        NotFoundError: There is no dataset.
+        ManifestError: Its manifest is damaged.
+    """
+    return Dataset(url)

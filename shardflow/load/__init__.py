@@ -1,0 +1,1 @@
+"""Loading: from shards to batches of tensors. The room where torch and webdataset live."""

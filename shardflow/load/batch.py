@@ -1,0 +1,36 @@
+"""A batch on its way through the stages of a worker's pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.keyed import U64
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """What the stages hand on to each other; each fills in its part.
+
+    Attributes:
+        key: The batch's own 64-bit key.
+        keys: uint64 [B], the samples' keys: from (seed, epoch, sample) alone.
+        shards, records: int64 [B], where the samples lie.
+        valid: bool [B], False for the repeats that fill a padded tail.
+        empty: This rank has no sample in this step. The batch then carries one, so that shapes and dtypes are right,
+            and the last stage cuts it away.
+        samples: Per sample a WebDataset dict: "__key__", "__url__", and the parts as memoryviews.
+        images: What the decoder made of the image parts, and what the transforms made of that.
+    """
+
+    key: int
+    keys: U64
+    shards: npt.NDArray[np.int64]
+    records: npt.NDArray[np.int64]
+    valid: npt.NDArray[np.bool_]
+    empty: bool
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    images: Any = None

@@ -1,0 +1,86 @@
+"""Samples in the plan's order as a WebDataset source, for pipelines of the user's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from shardflow.dataset import open_dataset
+from shardflow.errors import ConfigError
+
+from .loader import WINDOW
+from .source import Order
+from .topology import resolve_rank
+
+_CHUNK = 1024
+
+
+class Samples(IterableDataset[dict[str, Any]]):
+    """The head of a `wds.DataPipeline`: yields sample dicts in the order in which `Loader` would use them.
+
+    >>> source = shardflow.samples("photos256", split="train")                                        # doctest: +SKIP
+    >>> pipeline = wds.DataPipeline(source, wds.decode("torchrgb8"), wds.to_tuple("jpg", "cls"))      # doctest: +SKIP
+
+    Each rank and each DataLoader worker yields its own share, so that together they yield every sample exactly once;
+    shares differ by one sample at most. Each iteration takes the next epoch where the process lives on from one to the
+    next (no workers, or persistent ones); `set_epoch` works everywhere.
+
+    Args:
+        url, split, shuffle, window, lanes, seed, limit, rank, world_size, verify: As for `Loader`.
+
+    Raises:
+        ConfigError: An argument is wrong.
+        NotFoundError: There is no dataset.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        split: str = "train",
+        shuffle: bool = True,
+        window: int = WINDOW,
+        lanes: int | None = None,
+        seed: int = 0,
+        limit: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        verify: bool = True,
+    ) -> None:
+        self._order = Order(open_dataset(url)[split], seed=seed, window=window, shuffle=shuffle, limit=limit)
+        self._rank, self._world_size = resolve_rank(rank, world_size)
+        self._lanes = lanes or (self._world_size if shuffle else 1)
+        self._verify = verify
+        self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call] # the epoch, and how often it was set
+        self._iterated = [0, 0]  # how often it had been set at the last iteration, and iterations since
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the one that the next iteration yields."""
+        if epoch < 0:
+            raise ConfigError(f"epoch must be 0 or more, found {epoch}")
+        self._epoch += torch.tensor([epoch - int(self._epoch[0]), 1])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        epoch, times_set = self._epoch.tolist()
+        if self._iterated[0] != times_set:
+            self._iterated = [times_set, 0]
+        epoch += self._iterated[1]
+        self._iterated[1] += 1
+        return self._run(epoch, np.arange(self._rank, self._order.length, self._world_size)[worker::workers])
+
+    def _run(self, epoch: int, positions: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[dict[str, Any]]:
+        plan = self._order.plan(epoch, self._lanes)
+        for begin in range(0, len(positions), _CHUNK):
+            shards, records = plan.locate(positions[begin : begin + _CHUNK])
+            for number, record in zip(shards.tolist(), records.tolist(), strict=True):
+                shard = self._order.split.shard(number)
+                key, parts = shard.sample(record, check=self._verify)
+                payloads = {part: bytes(payload) for part, payload in parts.items()}
+                yield {"__key__": key, "__url__": shard.url, **payloads}

@@ -1,0 +1,152 @@
+"""The stages between the plan and the DataLoader's queue: read, decode, augment, collate.
+
+Each is a WebDataset pipeline stage: called with the iterator of batches before it, it returns the iterator after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from shardflow.dataset import Split
+from shardflow.errors import ConfigError, DecodeError, ShardflowError
+from shardflow.shardindex import IMAGE_PARTS
+
+from .batch import Batch
+from .decode import Decoder
+from .randomness import preserved, reseed
+
+Batches = Iterator[Batch]
+
+
+class Read:
+    """Fills in `samples` from memory-mapped shards."""
+
+    def __init__(self, split: Split, verify: bool) -> None:
+        self._split, self._verify = split, verify
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Return the batches, read."""
+        for batch in batches:
+            for number, record in zip(batch.shards.tolist(), batch.records.tolist(), strict=True):
+                shard = self._split.shard(number)
+                key, parts = shard.sample(record, check=self._verify)
+                batch.samples.append({"__key__": key, "__url__": shard.url, **parts})
+            yield batch
+
+
+class Decode:
+    """Fills in `images`."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Return the batches, decoded."""
+        for batch in batches:
+            payloads = [sample[image_part(sample)] for sample in batch.samples]
+            batch.images, failures = self._decoder(payloads, batch.keys)
+            for index, error in failures.items():
+                raise error.at(shard=batch.samples[index]["__url__"], key=batch.samples[index]["__key__"])
+            yield batch
+
+
+class Augment:
+    """Applies the transform to each image, its generators set from the sample's key."""
+
+    def __init__(self, transform: Callable[[torch.Tensor], Any]) -> None:
+        self._transform = transform
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Return the batches, transformed."""
+        for batch in batches:
+            with preserved():
+                images = []
+                for image, key in zip(batch.images, batch.keys.tolist(), strict=True):
+                    reseed(key)
+                    images.append(self._transform(image))
+            batch.images = images
+            yield batch
+
+
+class Collate:
+    """Turns batches into tuples in the order of `fields`, and applies the batch transform to them."""
+
+    def __init__(self, fields: Sequence[str], batch_transform: Callable[..., Any] | None) -> None:
+        self._fields, self._batch_transform = fields, batch_transform
+
+    def __call__(self, batches: Batches) -> Iterator[Any]:
+        """Return the batches as the caller gets them."""
+        for batch in batches:
+            columns = tuple(_column(field, batch) for field in self._fields)
+            if batch.empty:
+                columns = tuple(column[:0] for column in columns)
+            if self._batch_transform is not None:
+                with preserved():
+                    reseed(batch.key)
+                    columns = self._batch_transform(*columns)
+            yield columns
+
+
+def guard(items: Iterator[Any]) -> Iterator[Any]:
+    """Send the project's own errors through the queue as values, so that they arrive as they were raised."""
+    try:
+        yield from items
+    except ShardflowError as error:
+        yield error
+
+
+def image_part(sample: dict[str, Any]) -> str:
+    """Return the name of the part that holds a sample's image.
+
+    Raises:
+        DecodeError: There is none.
+    """
+    for part in sample:
+        if part in IMAGE_PARTS:
+            return part
+    found = ", ".join(part for part in sample if not part.startswith("__"))
+    error = DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`")
+    raise error.at(shard=sample["__url__"], key=sample["__key__"])
+
+
+def _column(field: str, batch: Batch) -> Any:
+    """Return one field of a batch: a tensor, or a list with one entry per sample."""
+    if field == "image":
+        return _stack(batch.images)
+    if field == "valid":
+        return torch.from_numpy(batch.valid)
+    if field == "key":
+        return [sample["__key__"] for sample in batch.samples]
+    if field == "label":
+        return torch.tensor([_parsed(sample, "cls") for sample in batch.samples], dtype=torch.int64)
+    return [_parsed(sample, field) for sample in batch.samples]
+
+
+_PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
+
+
+def _parsed(sample: dict[str, Any], part: str) -> Any:
+    """Return a part's value: `.txt` as str, `.json` as what it holds, `.cls` as int, anything else as bytes."""
+    where = {"shard": sample["__url__"], "key": sample["__key__"]}
+    if part not in sample:
+        found = ", ".join(name for name in sample if not name.startswith("__"))
+        raise ConfigError(f"the sample has no part {part!r}, it has {found}; choose other `fields`").at(**where)
+    try:
+        return _PARSERS.get(part.rpartition(".")[2], bytes)(bytes(sample[part]))
+    except ValueError as error:
+        raise DecodeError(f"part {part!r} cannot be read: {error}").at(**where) from error
+
+
+def _stack(images: Any) -> Any:
+    if isinstance(images, torch.Tensor):
+        return images
+    if len({image.shape for image in images}) > 1:
+        raise ConfigError(
+            f"images of sizes {sorted({tuple(image.shape) for image in images})[:3]} do not stack; choose "
+            "RandomResizedCropDecoder or CenterCropDecoder, or end `transform` in one size"
+        )
+    return torch.stack(images)

@@ -1,0 +1,57 @@
+"""Where this process stands: its rank among the ranks, and the cores it may use.
+
+The only place that reads a launcher's environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch.distributed as dist
+
+from shardflow.errors import ConfigError
+
+
+def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return (rank, world_size): torch.distributed's when initialised, else the arguments, else RANK and WORLD_SIZE.
+
+    `rank=0, world_size=1` always means "all of it, here": it is how one rank evaluates alone.
+
+    Raises:
+        ConfigError: One of the two is missing, or they contradict torch.distributed.
+    """
+    if (rank is None) != (world_size is None):
+        raise ConfigError(f"rank and world_size go together, found rank={rank} and world_size={world_size}")
+    given = None if rank is None or world_size is None else (rank, world_size)
+    if dist.is_available() and dist.is_initialized():
+        actual = dist.get_rank(), dist.get_world_size()
+        if given not in (None, actual, (0, 1)):
+            raise ConfigError(
+                f"rank and world_size are {given}, torch.distributed says {actual}; leave them out, "
+                "or pass rank=0, world_size=1 to read everything on this rank"
+            )
+        return given or actual
+    if given is not None:
+        return given
+    return _environment("RANK", 0), _environment("WORLD_SIZE", 1)
+
+
+def usable_cores() -> int:
+    """Return how many cores a rank may use: its share, on this host, of what affinity and control group allow."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no control group of version 2: affinity alone counts
+    return max(1, cores // _environment("LOCAL_WORLD_SIZE", 1))
+
+
+def _environment(name: str, default: int) -> int:
+    value = os.environ.get(name, "")
+    try:
+        return int(value) if value else default
+    except ValueError:
+        raise ConfigError(f"the environment variable {name} must be an integer, found {value!r}") from None

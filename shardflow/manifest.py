@@ -1,0 +1,175 @@
+"""The manifest: `shardflow.json`, the one file that makes a directory a dataset.
+
+It is written last and create-only, so whoever can read it sees a whole dataset. JSON with sorted keys, so that equal
+datasets have equal manifests. Reading it checks every value: the names in it become paths, and nothing in a dataset
+may reach outside of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import ManifestError
+
+FILE_NAME = "shardflow.json"
+VERSION = 1
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One tar as the manifest knows it.
+
+    Args:
+        name: Its path below the dataset, with forward slashes: "train/000000.tar".
+        samples: Number of samples, 1 or more.
+        bytes: Size of the tar.
+        sha256: Of the tar, 64 hexadecimal digits.
+        index_sha256: Of the index beside it. A wrong index would pair sound members wrongly, so it is sealed as well.
+
+    Raises:
+        ManifestError: A value is out of its range.
+    """
+
+    name: str
+    samples: int
+    bytes: int
+    sha256: str
+    index_sha256: str
+
+    def __post_init__(self) -> None:
+        if not _is_name(self.name) or not self.name.endswith(".tar"):
+            raise ManifestError(f"shard name {self.name!r} is not a relative path of A-Z a-z 0-9 . _ - ending in .tar")
+        if not _is_count(self.samples) or self.samples < 1 or not _is_count(self.bytes):
+            raise ManifestError(f"shard {self.name}: samples and bytes must be positive integers")
+        for digest in (self.sha256, self.index_sha256):
+            if not (isinstance(digest, str) and _SHA256.fullmatch(digest)):
+                raise ManifestError(f"shard {self.name}: {digest!r} is not a SHA-256 of 64 hexadecimal digits")
+
+    @property
+    def index_name(self) -> str:
+        """Path of the index below the dataset."""
+        return self.name[: -len(".tar")] + ".npy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a dataset consists of.
+
+    Args:
+        splits: Name → shards in order.
+        classes: Class names, label 0 first; None when the samples have no labels.
+        recipe: How the images were made, as `pack.recipe` describes it.
+        tools: Versions of what made them; not part of the fingerprint.
+        inputs: Number of inputs, packed and quarantined together.
+        mean, std: Of the packed images, one number in 0 … 1 per channel (RGB); None when they were not measured.
+
+    Raises:
+        ManifestError: A value is out of its range.
+    """
+
+    splits: Mapping[str, tuple[Shard, ...]]
+    classes: tuple[str, ...] | None = None
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    tools: Mapping[str, str] = field(default_factory=dict)
+    inputs: int = 0
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.splits:
+            raise ManifestError("a dataset has at least one split")
+        names = [shard.name for shards in self.splits.values() for shard in shards]
+        for split in self.splits:
+            if not _is_name(split) or "/" in split:
+                raise ManifestError(f"split name {split!r} is not made of A-Z a-z 0-9 . _ -")
+        if len(set(names)) != len(names):
+            raise ManifestError("a shard is named twice")
+
+    @property
+    def fingerprint(self) -> str:
+        """The dataset's identity: "sha256:" and the digest of everything but the tools' versions."""
+        content = {name: value for name, value in self._content().items() if name != "tools"}
+        return "sha256:" + hashlib.sha256(_canonical(content)).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """Return the contents of `shardflow.json`."""
+        text = json.dumps({**self._content(), "fingerprint": self.fingerprint}, sort_keys=True, indent=1)
+        return text.encode() + b"\n"
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "classes": None if self.classes is None else list(self.classes),
+            "inputs": self.inputs,
+            "mean": None if self.mean is None else list(self.mean),
+            "recipe": dict(self.recipe),
+            "splits": {
+                split: [{slot: getattr(shard, slot) for slot in Shard.__slots__} for shard in shards]
+                for split, shards in self.splits.items()
+            },
+            "std": None if self.std is None else list(self.std),
+            "tools": dict(self.tools),
+            "version": VERSION,
+        }
+
+
+def from_bytes(data: bytes) -> Manifest:
+    """Read `shardflow.json`.
+
+    Raises:
+        ManifestError: It is not a manifest of this version, or its fingerprint does not fit its content.
+    """
+    try:
+        content = json.loads(data)
+        version = content["version"]
+        if version != VERSION:
+            raise ManifestError(f"manifest version {version!r}, this shardflow reads {VERSION}; update shardflow")
+        manifest = Manifest(
+            splits={name: tuple(Shard(**entry) for entry in entries) for name, entries in content["splits"].items()},
+            classes=_strings(content["classes"]),
+            recipe=dict(content["recipe"]),
+            tools=dict(content["tools"]),
+            inputs=int(content["inputs"]),
+            mean=_floats(content["mean"]),
+            std=_floats(content["std"]),
+        )
+        claimed = content["fingerprint"]
+    except ManifestError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ManifestError(f"not a shardflow manifest: {type(error).__name__}: {error}") from error
+    if claimed != manifest.fingerprint:
+        raise ManifestError(
+            f"the manifest says its fingerprint is {claimed}, its content has {manifest.fingerprint}; "
+            "it was edited or damaged: restore it"
+        )
+    return manifest
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _strings(value: Any) -> tuple[str, ...] | None:
+    if value is not None and not all(isinstance(entry, str) for entry in value):
+        raise ManifestError("classes must be strings")
+    return None if value is None else tuple(value)
+
+
+def _floats(value: Any) -> tuple[float, ...] | None:
+    return None if value is None else tuple(float(entry) for entry in value)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(_NAME.fullmatch(value)) and not {".", ".."} & set(value.split("/"))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

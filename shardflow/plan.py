@@ -1,0 +1,117 @@
+"""The plan: the pure function from (seed, epoch, position) to (shard, record).
+
+    order     shards permuted by hash(seed, epoch), concatenated: a stream of N records
+    lanes     the stream cut into C contiguous pieces whose lengths differ by at most 1, longer ones first
+    position  p -> lane p % C, offset p // C
+    window    within a lane, offsets are permuted inside windows by hash(seed, epoch, lane, window)
+
+Both steps are bijections, so every position has one record and every record one position, whatever C and W are:
+exactness never depends on them, only locality and mixing do. Nothing here has a state; the little that is remembered
+between calls is a memo of the windows used last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import keyed
+from .errors import ConfigError
+
+I64 = npt.NDArray[np.int64]
+
+FIRST_WINDOW = 256
+"""Samples in a lane's first window. Windows double from here up to the full one, so that the first batch of an epoch
+waits for one shard per lane and not for all the shards that a full window spans."""
+
+
+class Plan:
+    """The order of one epoch over the shards of one split.
+
+    Args:
+        shard_samples: The number of samples of each shard, in the manifest's order.
+        seed: Any integer; another seed, another order.
+        epoch: From 0; another epoch, another order.
+        lanes: C, the number of parallel streams; 1 or more.
+        window: W, how many samples of a lane are shuffled among each other; 1 keeps their order.
+        shuffle: False keeps shards and records in the manifest's order.
+
+    Raises:
+        ConfigError: `lanes` or `window` is less than 1, or `epoch` is negative.
+    """
+
+    def __init__(
+        self,
+        shard_samples: npt.ArrayLike,
+        *,
+        seed: int,
+        epoch: int,
+        lanes: int = 1,
+        window: int = 1,
+        shuffle: bool = True,
+    ) -> None:
+        for name, value, least in (("lanes", lanes, 1), ("window", window, 1), ("epoch", epoch, 0)):
+            if value < least:
+                raise ConfigError(f"{name} must be {least} or more, found {value}")
+        sizes = np.asarray(shard_samples, dtype=np.int64)
+        order_key = keyed.key(seed, "shards", epoch)
+        self._order = keyed.permutation(order_key, len(sizes)) if shuffle else np.arange(len(sizes))
+        self._ends = np.cumsum(sizes[self._order])
+        self._starts = self._ends - sizes[self._order]
+        self.length = int(self._ends[-1]) if len(sizes) else 0
+        self._lanes = lanes
+        self._window = window if shuffle else 1
+        self._window_key = keyed.key(seed, "window", epoch)
+        # Starts of the short windows; the full ones follow the last of them.
+        ramp = [0]
+        while (size := FIRST_WINDOW << (len(ramp) - 1)) < self._window:
+            ramp.append(ramp[-1] + size)
+        self._ramp = np.array(ramp, dtype=np.int64)
+        self._memo: dict[int, tuple[int, I64]] = {}  # lane -> its window used last, and that window's permutation
+
+    def locate(self, positions: npt.NDArray[Any]) -> tuple[I64, I64]:
+        """Return (shard, record) of positions 0 … length-1, as two int64 arrays of the same length."""
+        lanes, offsets = positions % self._lanes, positions // self._lanes
+        if self._window > 1:
+            offsets = self._shuffle_windows(lanes, offsets)
+        stream = self._lane_start(lanes) + offsets
+        place = np.searchsorted(self._ends, stream, side="right")
+        return self._order[place], stream - self._starts[place]
+
+    def lane_length(self, lane: int) -> int:
+        """Return the number of samples in a lane."""
+        return self.length // self._lanes + (lane < self.length % self._lanes)
+
+    def _lane_start(self, lanes: I64) -> I64:
+        each, longer = divmod(self.length, self._lanes)
+        start: I64 = lanes * each + np.minimum(lanes, longer)
+        return start
+
+    def _shuffle_windows(self, lanes: I64, offsets: I64) -> I64:
+        last_ramp = len(self._ramp) - 1
+        windows = np.searchsorted(self._ramp, offsets, side="right") - 1
+        beyond = windows == last_ramp
+        windows[beyond] += (offsets[beyond] - self._ramp[-1]) // self._window
+        shuffled: I64 = offsets.copy()
+        # Few distinct pairs: a batch reads a stretch of each lane.
+        for lane, window in np.unique(np.stack([lanes, windows]), axis=1).T.tolist():
+            start, permutation = self._permuted(lane, window)
+            chosen = (lanes == lane) & (windows == window)
+            shuffled[chosen] = start + permutation[offsets[chosen] - start]
+        return shuffled
+
+    def _permuted(self, lane: int, window: int) -> tuple[int, I64]:
+        """Return where a window of a lane starts, and the permutation of its samples."""
+        last_ramp = len(self._ramp) - 1
+        if window < last_ramp:
+            start, size = int(self._ramp[window]), FIRST_WINDOW << window
+        else:
+            start, size = int(self._ramp[-1]) + (window - last_ramp) * self._window, self._window
+        remembered = self._memo.get(lane)
+        if remembered is None or remembered[0] != window:
+            key = keyed.fold(keyed.fold(self._window_key, lane), window)
+            remembered = window, keyed.permutation(key, min(size, self.lane_length(lane) - start))
+            self._memo[lane] = remembered
+        return start, remembered[1]

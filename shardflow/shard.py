@@ -1,0 +1,96 @@
+"""One shard mapped into memory: its samples are slices of the map.
+
+Nothing of `tarfile` is on this path: the index says where each member lies, and the tar around it is only looked at
+for a sample's key. A missing or damaged index is rebuilt from the tar, and the manifest's SHA-256 says whether the
+result is the right one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import zlib
+
+import numpy as np
+
+from . import shardindex, ustar
+from .errors import IndexError_, IntegrityError, NotFoundError
+from .manifest import Shard
+from .store import LocalStore, translated
+
+Sample = dict[str, memoryview]
+"""Part → payload."""
+
+
+class MappedShard:
+    """An open shard.
+
+    Args:
+        store: Where the dataset lies.
+        shard: The shard's line in the manifest.
+
+    Raises:
+        NotFoundError: The tar is missing.
+        IntegrityError: The tar's size or the index is not what the manifest says.
+    """
+
+    def __init__(self, store: LocalStore, shard: Shard) -> None:
+        self.url = str(store.path(shard.name))
+        self._bytes = memoryview(_map(store, shard))
+        self._index = _load_index(store, shard, self._bytes)
+        self._rows: list[tuple[int, bytes, int, int, int, int, int]] = self._index.tolist()
+        bounds = np.searchsorted(self._index["record"], np.arange(shard.samples + 1))
+        self._bounds: list[int] = bounds.tolist()
+
+    def sample(self, record: int, *, check: bool) -> tuple[str, Sample]:
+        """Return the key and the parts of a sample, without copying; each payload is checked by its CRC-32 if asked.
+
+        Raises:
+            IntegrityError: A payload is damaged. The error names the shard and the key.
+        """
+        parts: Sample = {}
+        rows = self._rows[self._bounds[record] : self._bounds[record + 1]]
+        for _, part, offset, size, crc32, _, _ in rows:
+            payload = self._bytes[offset : offset + size]
+            if check and zlib.crc32(payload) != crc32:
+                error = IntegrityError(
+                    f"part {part.decode()!r} is damaged (its CRC-32 differs); run `shardflow verify`"
+                )
+                raise error.at(shard=self.url, key=self.key(record))
+            parts[part.decode()] = payload
+        return self.key(record), parts
+
+    def key(self, record: int) -> str:
+        """Return the key of a sample: its members' common name without the part."""
+        _, part, offset, *_ = self._rows[self._bounds[record]]
+        name = ustar.member_name(bytes(self._bytes[offset - ustar.BLOCK : offset]))
+        return name[: -len(part) - 1]
+
+
+def _map(store: LocalStore, shard: Shard) -> mmap.mmap:
+    path = store.path(shard.name)
+    with translated(path), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != shard.bytes:
+            message = f"has {size} bytes, the manifest says {shard.bytes}; run `shardflow verify` and restore the shard"
+            raise IntegrityError(message).at(shard=str(path))
+        # A private writable map: torch wraps it without a copy or a warning, and the file stays out of reach.
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def _load_index(store: LocalStore, shard: Shard, tar: memoryview) -> shardindex.Index:
+    try:
+        data = store.read(shard.index_name)
+    except NotFoundError:
+        data = b""
+    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+        index, _ = shardindex.build(tar)
+        data = shardindex.to_bytes(index)
+        if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+            message = "neither the index nor one rebuilt from the tar is the one packed; run `shardflow verify`"
+            raise IntegrityError(message).at(shard=str(store.path(shard.name)))
+    try:
+        return shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
+    except IndexError_ as error:
+        raise error.at(shard=str(store.path(shard.name))) from None

@@ -1,0 +1,126 @@
+"""Verification: everything that is wrong with a dataset, not only the first thing.
+
+Each shard is held against the manifest (size, SHA-256), against the tar format, against its index, and each member
+against its CRC-32. A finding names the file and, where one is touched, the sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from . import shardindex
+from .dataset import open_dataset
+from .errors import FormatError, StoreError
+from .manifest import Shard
+from .store import LocalStore, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        file: Name below the dataset.
+        problem: What was expected and what was found.
+        key: The sample it touches, where it is one sample.
+    """
+
+    file: str
+    problem: str
+    key: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.problem}" if self.key is None else f"{self.file}, sample {self.key}: {self.problem}"
+
+
+def verify(url: str | os.PathLike[str], *, progress: Callable[[Shard], None] | None = None) -> list[Finding]:
+    """Read a whole dataset and return everything that is wrong with it; empty when it is sound.
+
+    Args:
+        url: Where the dataset lies.
+        progress: Called after each shard.
+
+    Raises:
+        NotFoundError: There is no dataset.
+        ManifestError: The manifest itself is damaged, so nothing can be held against it.
+    """
+    dataset = open_dataset(url)
+    store = open_store(url)
+    findings: list[Finding] = []
+    for split in dataset.values():
+        for shard in split.shards:
+            findings += _shard(store, shard, len(dataset.classes) if dataset.classes is not None else None)
+            if progress is not None:
+                progress(shard)
+    return findings
+
+
+def _shard(store: LocalStore, shard: Shard, classes: int | None) -> Iterator[Finding]:
+    try:
+        tar = store.read(shard.name)
+    except StoreError as error:
+        yield Finding(shard.name, str(error))
+        return
+    if len(tar) != shard.bytes:
+        yield Finding(shard.name, f"has {len(tar)} bytes, the manifest says {shard.bytes}")
+    if hashlib.sha256(tar).hexdigest() != shard.sha256:
+        yield Finding(shard.name, "its SHA-256 differs from the manifest's")
+    yield from _index_file(store, shard)
+    try:
+        rebuilt, keys = shardindex.build(memoryview(tar))
+    except FormatError as error:
+        yield Finding(shard.name, str(error))
+        return
+    if len(keys) != shard.samples:
+        yield Finding(shard.name, f"holds {len(keys)} samples, the manifest says {shard.samples}")
+    yield from _members(store, shard, rebuilt, keys)
+    if classes is not None:
+        yield from _labels(shard, memoryview(tar), rebuilt, keys, classes)
+
+
+def _index_file(store: LocalStore, shard: Shard) -> Iterator[Finding]:
+    try:
+        data = store.read(shard.index_name)
+    except StoreError as error:
+        yield Finding(shard.index_name, str(error))
+        return
+    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+        yield Finding(shard.index_name, "its SHA-256 differs from the manifest's; readers rebuild it from the shard")
+
+
+def _members(store: LocalStore, shard: Shard, rebuilt: shardindex.Index, keys: list[str]) -> Iterator[Finding]:
+    """Hold each member of the tar against its row in the index, as far as the index can be read."""
+    try:
+        data = store.read(shard.index_name)
+        index = shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
+    except StoreError:
+        return  # reported already
+    except FormatError as error:
+        yield Finding(shard.index_name, str(error))
+        return
+    if len(index) != len(rebuilt):
+        yield Finding(shard.index_name, f"has {len(index)} members, the shard has {len(rebuilt)}")
+    for expected, found in zip(index.tolist(), rebuilt.tolist(), strict=False):
+        if expected != found:
+            part = found[1].decode()
+            differing = [
+                name for name, a, b in zip(shardindex.DTYPE.names or (), expected, found, strict=True) if a != b
+            ]
+            problem = f"part {part!r} differs from the index in {', '.join(differing)}"
+            yield Finding(shard.name, problem, key=keys[found[0]])
+
+
+def _labels(shard: Shard, tar: memoryview, index: shardindex.Index, keys: list[str], classes: int) -> Iterator[Finding]:
+    labelled = set()
+    for record, part, offset, size, *_ in index.tolist():
+        if part == b"cls":
+            labelled.add(record)
+            text = bytes(tar[offset : offset + size])
+            if not (text.isdigit() and int(text) < classes):
+                problem = f"label {text[:20]!r} is not a number from 0 to {classes - 1}"
+                yield Finding(shard.name, problem, key=keys[record])
+    for record in sorted(set(range(len(keys))) - labelled):
+        yield Finding(shard.name, "has no label", key=keys[record])

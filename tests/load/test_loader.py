@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from making import make_dataset
+from torchvision.transforms import v2
+
+import shardflow
+from shardflow.errors import ConfigError, DecodeError, IntegrityError, NotFoundError
+
+SIZES = [50, 7, 33, 60]
+TOTAL = sum(SIZES)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 150 labelled samples in four uneven shards, sample n labelled n."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", {"train": SIZES, "val": [20, 3]})
+
+
+def loader(url: Path, **options: Any) -> shardflow.Loader:
+    """A loader of small crops, so that tests spend their time elsewhere."""
+    options.setdefault("batch_size", 8)
+    options.setdefault("num_workers", 0)
+    options.setdefault("decoder", shardflow.RandomResizedCropDecoder(16))
+    return shardflow.Loader(url, **options)
+
+
+def labels(batches: Any) -> list[int]:
+    """The labels of all batches, in order."""
+    return [label for batch in batches for label in batch[1].tolist()]
+
+
+def test_batch_is_images_and_labels(dataset: Path) -> None:
+    """A batch is uint8 [B, 3, S, S] and int64 [B], and all but the images' crops agree with the stored samples."""
+    images, numbers = next(iter(loader(dataset)))
+    assert (images.dtype, tuple(images.shape)) == (torch.uint8, (8, 3, 16, 16))
+    assert (numbers.dtype, tuple(numbers.shape)) == (torch.int64, (8,))
+
+
+def test_defaults_need_no_decoder(dataset: Path) -> None:
+    """Training crops are 224 pixels by default, and so are evaluation crops."""
+    for shuffle in (True, False):
+        images, _ = next(iter(shardflow.Loader(dataset, batch_size=2, num_workers=0, shuffle=shuffle)))
+        assert tuple(images.shape) == (2, 3, 224, 224)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_epoch_is_exact_for_any_workers(dataset: Path, workers: int) -> None:
+    """Whatever the number of workers, every epoch has each sample once, in an order of its own."""
+    with_none = loader(dataset, tail="short")
+    with_some = loader(dataset, tail="short", num_workers=workers)
+    orders = [labels(with_some) for _ in range(3)]
+    assert orders == [labels(with_none) for _ in range(3)]
+    assert all(sorted(order) == list(range(TOTAL)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+
+
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 2), (2, 0), (2, 3), (3, 0), (3, 1), (5, 0), (5, 2)])
+@pytest.mark.parametrize("tail", ["drop", "pad", "short"])
+def test_epoch_is_exact_for_any_world_size(dataset: Path, world_size: int, workers: int, tail: str) -> None:
+    """The ranks together see each sample once; every rank makes as many steps; each tail does what it says."""
+    ranks = [
+        loader(
+            dataset,
+            rank=rank,
+            world_size=world_size,
+            tail=tail,
+            num_workers=workers,
+            fields=("image", "label", "valid"),
+        )
+        for rank in range(world_size)
+    ]
+    epochs = [list(rank) for rank in ranks]
+    assert {len(epoch) for epoch in epochs} == {len(ranks[0])}
+    counted = [label for epoch in epochs for _, numbers, valid in epoch for label in numbers[valid].tolist()]
+    full = TOTAL // (8 * world_size) * 8 * world_size
+    assert len(set(counted)) == len(counted) == (full if tail == "drop" else TOTAL)
+    sizes = [len(batch[1]) for epoch in epochs for batch in epoch]
+    if tail == "short":
+        last = [len(epoch[-1][1]) for epoch in epochs]
+        assert sum(last) == TOTAL - full
+        assert max(last) - min(last) <= 1
+    else:
+        assert set(sizes) == {8}
+
+
+def test_ranks_without_a_last_sample_get_an_empty_batch(dataset: Path) -> None:
+    """With fewer samples left than ranks, a rank's last short batch is empty but keeps its shape and dtype."""
+    last = [
+        list(loader(dataset, split="val", batch_size=2, tail="short", rank=rank, world_size=5))[-1] for rank in range(5)
+    ]
+    assert sorted(len(numbers) for _, numbers in last) == [0, 0, 1, 1, 1]
+    images, numbers = next(batch for batch in last if not len(batch[1]))
+    assert (images.dtype, tuple(images.shape), numbers.dtype) == (torch.uint8, (0, 3, 16, 16), torch.int64)
+
+
+def test_without_shuffle_samples_come_in_order(dataset: Path) -> None:
+    """`shuffle=False` reads the split from its first sample to its last, in every epoch."""
+    in_order = loader(dataset, shuffle=False, tail="short", num_workers=2)
+    assert labels(in_order) == labels(in_order) == list(range(TOTAL))
+
+
+def test_lanes_spread_a_batch_over_the_epoch(dataset: Path) -> None:
+    """With more lanes a batch holds samples of more places of the order, and the epoch stays exact."""
+    order = labels(loader(dataset, lanes=7, window=1, tail="short"))
+    assert sorted(order) == list(range(TOTAL))
+    assert order != labels(loader(dataset, lanes=1, window=1, tail="short"))
+
+
+def test_length_counts_the_batches_of_a_rank(dataset: Path) -> None:
+    """len(loader) is the number of batches an epoch hands out."""
+    for tail, expected in (("drop", 6), ("pad", 7), ("short", 7)):
+        some = loader(dataset, tail=tail, rank=1, world_size=3)
+        assert len(some) == len(list(some)) == expected
+
+
+def test_fields_are_handed_out_in_order(dataset: Path) -> None:
+    """`fields` chooses what a batch consists of: keys as strings, any part as bytes, labels as tensor."""
+    keys, raw, numbers = next(iter(loader(dataset, fields=("key", "jpg", "label"), shuffle=False)))
+    assert keys == [f"{n:09}" for n in range(8)]
+    assert all(payload[:2] == b"\xff\xd8" for payload in raw)
+    assert numbers.tolist() == list(range(8))
+
+
+def test_unlabelled_datasets_hand_out_keys(tmp_path: Path) -> None:
+    """Without labels the default fields are image and key."""
+    url = make_dataset(tmp_path / "set", [10], labelled=False)
+    images, keys = next(iter(loader(url, shuffle=False)))
+    assert tuple(images.shape) == (8, 3, 16, 16)
+    assert keys == [f"{n:09}" for n in range(8)]
+
+
+def test_padded_tail_comes_with_its_mask(dataset: Path) -> None:
+    """With tail="pad" the default fields end with the mask of valid samples."""
+    *_, last = loader(dataset, tail="pad")
+    assert last[2].tolist() == [True] * (TOTAL % 8) + [False] * (8 - TOTAL % 8)
+
+
+def test_transform_and_batch_transform_apply(dataset: Path) -> None:
+    """A v2 transform is applied to each image, a batch transform to the fields of each batch."""
+    some = loader(
+        dataset,
+        transform=v2.ToDtype(torch.float32, scale=True),
+        batch_transform=v2.MixUp(num_classes=TOTAL),
+        num_workers=1,
+    )
+    images, mixed = next(iter(some))
+    assert images.dtype == torch.float32
+    assert float(images.max()) <= 1
+    assert tuple(mixed.shape) == (8, TOTAL)
+    assert torch.allclose(mixed.sum(1), torch.ones(8))
+
+
+def test_whole_images_need_a_transform_to_one_size(dataset: Path) -> None:
+    """ImageDecoder hands out images of their own sizes: refused when they do not stack, fine after a resize."""
+    with pytest.raises(ConfigError, match="do not stack"):
+        next(iter(loader(dataset, decoder=shardflow.ImageDecoder())))
+    resized = loader(dataset, decoder=shardflow.ImageDecoder(), transform=v2.Resize((20, 24)))
+    assert tuple(next(iter(resized))[0].shape) == (8, 3, 20, 24)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_leaving_early_moves_to_the_next_epoch(dataset: Path, workers: int) -> None:
+    """After a `break` with batches in flight, the next iteration is the whole next epoch, without a stale batch."""
+    some = loader(dataset, num_workers=workers, tail="short")
+    expected = [labels(some) for _ in range(3)]
+    again = loader(dataset, num_workers=workers, tail="short")
+    for _ in itertools.islice(again, 3):
+        pass
+    assert again.state_dict()["position"] == 24
+    assert labels(again) == expected[1]
+    assert labels(again) == expected[2]
+
+
+def test_set_epoch_chooses_the_order(dataset: Path) -> None:
+    """`set_epoch` makes the next iteration that epoch, also the one that was just run."""
+    some = loader(dataset, num_workers=2, tail="short")
+    first, second = labels(some), labels(some)
+    for epoch, expected in ((1, second), (0, first), (0, first)):
+        some.set_epoch(epoch)
+        assert labels(some) == expected
+
+
+def test_two_loaders_do_not_disturb_each_other(dataset: Path) -> None:
+    """A train and a val loader iterated in turns deliver what each delivers alone."""
+    alone = labels(loader(dataset, tail="short")), labels(loader(dataset, split="val", tail="short"))
+    train, val = loader(dataset, num_workers=2, tail="short"), loader(dataset, split="val", num_workers=1, tail="short")
+    mixed = list(itertools.zip_longest(train, val))
+    assert labels(batch for batch, _ in mixed) == alone[0]
+    assert labels(batch for _, batch in mixed if batch is not None) == alone[1]
+
+
+def test_a_second_iteration_ends_the_first(dataset: Path) -> None:
+    """Two iterations of one loader at once cannot both be right, so the older one says so."""
+    some = loader(dataset, num_workers=1)
+    older = iter(some)
+    next(older)
+    next(iter(some))
+    with pytest.raises(ConfigError, match="use two loaders"):
+        next(older)
+
+
+def test_limit_takes_the_first_samples_of_the_split(dataset: Path) -> None:
+    """`limit` is the same subset in every epoch, shuffled anew."""
+    some = loader(dataset, limit=53, tail="short")
+    first, second = labels(some), labels(some)
+    assert sorted(first) == sorted(second) == list(range(53))
+    assert first != second
+
+
+def test_loading_leaves_the_callers_randomness_alone(dataset: Path) -> None:
+    """Iterating changes neither torch's nor numpy's global generator in the training process."""
+    for workers in (0, 1):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        expected = torch.rand(1), np.random.rand()
+        torch.manual_seed(5)
+        np.random.seed(5)
+        list(loader(dataset, num_workers=workers, transform=v2.RandomErasing(1.0)))
+        assert (torch.rand(1), np.random.rand()) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_damaged_payload_is_named(tmp_path: Path, workers: int) -> None:
+    """A flipped byte raises IntegrityError naming shard and sample; `verify=False` leaves it to the decoder."""
+    url = make_dataset(tmp_path / "set", [10, 10])
+    shard = url / "train/000001.tar"
+    data = bytearray(shard.read_bytes())
+    data[2 * 512 + 512 + 800] ^= 0xFF  # inside the first image: a label of two blocks and a header precede it
+    shard.write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"000001\.tar, sample 000000010: .*shardflow verify") as caught:
+        list(loader(url, num_workers=workers))
+    assert (caught.value.shard, caught.value.key) == (str(shard), "000000010")
+    list(loader(url, num_workers=workers, verify=False))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_undecodable_image_is_named(tmp_path: Path, workers: int) -> None:
+    """An image that does not decode raises DecodeError naming shard and sample, and the state stays right."""
+    url = make_dataset(tmp_path / "set", [10, 10])
+    shard = url / "train/000001.tar"
+    data = bytearray(shard.read_bytes())
+    data[2 * 512 + 512 + 2 : 2 * 512 + 512 + 200] = bytes(198)
+    shard.write_bytes(data)
+    some = loader(url, num_workers=workers, verify=False, shuffle=False, batch_size=4)
+    with pytest.raises(DecodeError, match=r"000001\.tar, sample 000000010: the image cannot be decoded"):
+        list(some)
+    assert some.state_dict()["position"] == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"batch_size": 0}, ConfigError, "batch_size must be 1 or more"),
+        ({"batch_size": 151}, ConfigError, "less than one batch"),
+        ({"tail": "wrap"}, ConfigError, "drop, pad, short"),
+        ({"window": 0}, ConfigError, "window must be 1 or more"),
+        ({"lanes": -1}, ConfigError, "lanes must be 1 or more"),
+        ({"rank": 1}, ConfigError, "go together"),
+        ({"rank": 2, "world_size": 2}, ConfigError, "rank must be 0"),
+        ({"split": "test"}, ConfigError, "has no split 'test'; it has train, val"),
+        ({"fields": ("image", "txt")}, ConfigError, "has no part 'txt', it has cls, jpg"),
+        ({"limit": 0}, ConfigError, "limit must be 1 or more"),
+        ({"num_workers": -1}, ConfigError, "num_workers must be 0 or more"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    dataset: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """A wrong argument raises ConfigError that says what is allowed."""
+    with pytest.raises(error, match=message):
+        next(iter(loader(dataset, **options)))
+
+
+def test_missing_dataset_says_how_to_make_one(tmp_path: Path) -> None:
+    """A path without a dataset raises NotFoundError with the command that packs one."""
+    with pytest.raises(NotFoundError, match="shardflow pack"):
+        loader(tmp_path)
+    with pytest.raises(NotFoundError, match="does not exist"):
+        loader(tmp_path / "nothing")
