@@ -24,6 +24,7 @@ class Batch:
             and the last stage cuts it away.
         samples: Per sample a WebDataset dict: "__key__", "__url__", and the parts as memoryviews.
         images: What the decoder made of the image parts, and what the transforms made of that.
+        substituted: What was wrong with each sample that another one of the batch stands in for.
     """
 
     key: int
@@ -34,3 +35,4 @@ class Batch:
     empty: bool
     samples: list[dict[str, Any]] = field(default_factory=list)
     images: Any = None
+    substituted: list[str] = field(default_factory=list)

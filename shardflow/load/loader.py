@@ -6,22 +6,26 @@ handed to the caller; workers are told where an iteration starts and compute eve
 
 from __future__ import annotations
 
-import functools
+import dataclasses
+import logging
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import webdataset as wds
 
 from shardflow.dataset import open_dataset
-from shardflow.errors import ConfigError, ResumeMismatchError, ShardflowError, WorkerError
+from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError, ShardflowError, WorkerError
 from shardflow.schedule import Schedule
 
 from .decode import CenterCropDecoder, Decoder, RandomResizedCropDecoder
-from .source import Order, PlanSource, SharedStart, Start
+from .received import end_workers, received
+from .source import Order, PlanSource, Shared, Start
 from .stages import Augment, Collate, Decode, Read, guard
 from .topology import resolve_rank, usable_cores
+
+logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 WINDOW = 16384
@@ -55,6 +59,12 @@ class Loader:
         tail: What happens to the samples that do not fill a last global batch: "drop" leaves them out, "pad" fills the
             batch by starting over, "short" deals them out (a rank may get an empty batch).
         limit: Use the first `limit` samples of the split alone, for a trial run.
+        samples_per_epoch: Length of an epoch over all ranks, for runs that count steps: each iteration hands out that
+            many samples and the next one goes on after them, from pass to pass over the split without a gap. By default
+            an epoch is one pass.
+        on_error: "raise" stops at a sample that is damaged or does not decode. "substitute" puts another sample of the
+            batch in its place, so that all ranks keep their steps and shapes, and notes it in `substituted`.
+        max_substituted: How many different samples may be substituted before the loader stops after all.
         num_workers: Worker processes; by default one per core that this rank may use. 0 works in this process.
         prefetch_factor: Batches prefetched by each worker.
         persistent_workers: Keep the workers from epoch to epoch.
@@ -85,6 +95,9 @@ class Loader:
         seed: int = 0,
         tail: str = "drop",
         limit: int | None = None,
+        samples_per_epoch: int | None = None,
+        on_error: str = "raise",
+        max_substituted: int = 100,
         num_workers: int | None = None,
         prefetch_factor: int = 4,
         persistent_workers: bool = True,
@@ -95,12 +108,26 @@ class Loader:
         verify: bool = True,
     ) -> None:
         dataset = open_dataset(url)
-        for name, value, least in (("limit", limit, 1), ("num_workers", num_workers, 0)):
+        for name, value, least in (
+            ("limit", limit, 1),
+            ("samples_per_epoch", samples_per_epoch, 1),
+            ("num_workers", num_workers, 0),
+        ):
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be {least} or more, found {value}")
+        if on_error not in ("raise", "substitute"):
+            raise ConfigError(f"on_error must be 'raise' or 'substitute', found {on_error!r}")
+        dataset = open_dataset(url)
         rank, world_size = resolve_rank(rank, world_size)
         self._fingerprint = dataset.fingerprint
-        self._order = Order(dataset[split], seed=seed, window=window, shuffle=shuffle, limit=limit)
+        self._order = Order(
+            dataset[split],
+            seed=seed,
+            window=window,
+            shuffle=shuffle,
+            limit=limit,
+            samples_per_epoch=samples_per_epoch,
+        )
         self._schedule = Schedule(
             length=self._order.length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail
         )
@@ -109,21 +136,28 @@ class Loader:
                 f"split {split!r} has {self._order.length} samples, less than one batch of {batch_size} for each of "
                 f"{world_size} ranks; lower batch_size or set tail='pad' or 'short'"
             )
+        if samples_per_epoch is not None and tail == "drop" and samples_per_epoch % self._schedule.global_batch:
+            raise ConfigError(
+                f"samples_per_epoch={samples_per_epoch} is no multiple of the {self._schedule.global_batch} samples "
+                "that all ranks take in a step, so each epoch would drop some; choose a multiple, or another tail"
+            )
         self._lanes_given = lanes
         self._cursor = Start(epoch=0, position=0, lanes=_default_lanes(world_size, shuffle) if lanes is None else lanes)
-        self._order.plan(0, self._cursor.lanes)  # a wrong window or lanes is found here and not in a worker
         self._begun = False  # whether a batch was handed out since the cursor was last set
-        self._start = SharedStart()
         num_workers = usable_cores() if num_workers is None else num_workers
+        self._shared = Shared(num_workers)
+        self._source = PlanSource(self._order, self._schedule, self._shared)
+        self._source.batch(self._cursor, 0)  # a wrong window or lanes is found here and not in a worker
+        self._max_substituted = max_substituted
+        self.substituted: set[str] = set()
         fields = tuple(fields) if fields is not None else _default_fields(dataset.classes is not None, tail)
         if decoder is None:
             decoder = RandomResizedCropDecoder() if shuffle else CenterCropDecoder()
-        self._make_batches = functools.partial(
-            wds.WebLoader,
+        self._batches = wds.WebLoader(
             wds.DataPipeline(
-                PlanSource(self._order, self._schedule, self._start),
-                Read(self._order.split, verify),
-                Decode(decoder) if "image" in fields else None,
+                self._source,
+                Read(self._order.split, verify, on_error == "substitute"),
+                Decode(decoder, on_error == "substitute") if "image" in fields else None,
                 Augment(transform) if transform is not None and "image" in fields else None,
                 Collate(fields, batch_transform),
                 guard,
@@ -132,13 +166,13 @@ class Loader:
             collate_fn=_untouched,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers else None,
-            persistent_workers=persistent_workers and num_workers > 0,
+            persistent_workers=num_workers > 0,
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             multiprocessing_context=multiprocessing_context if num_workers else None,
             # A generator of its own: making an iterator draws from it, and that must not disturb the user's.
             generator=torch.Generator(),
         )
-        self._batches = self._make_batches()
+        self._persistent = persistent_workers
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch."""
@@ -151,29 +185,56 @@ class Loader:
         """
         if self._begun:
             self._set_cursor(self._cursor.epoch + 1, 0)
-        return self._run(self._start.begin(self._cursor))
+        return self._run(self._shared.begin(self._cursor))
 
     def _run(self, iteration: int) -> Iterator[Any]:
-        epoch, first = self._cursor.epoch, self._cursor.position
-        steps = self._schedule.steps(first)
+        start = dataclasses.replace(self._cursor)
+        steps = self._schedule.steps(start.position)
         handed_out = 0
-        batches = _translated(iter(self._batches))
+        batches = received(self._batches)
         try:
-            for item in batches:
-                if self._start.iteration() != iteration:
+            for made in batches:
+                if self._shared.iteration() != iteration:
                     raise ConfigError("the loader was iterated again, which ended this iteration; use two loaders")
+                if made.substituted:
+                    self._note(made.substituted)
                 handed_out += 1
-                self._cursor.position, self._begun = self._schedule.after(first, handed_out), True
-                yield item
+                self._cursor.position, self._begun = self._schedule.after(start.position, handed_out), True
+                yield made.columns
             if handed_out != steps:
                 raise WorkerError(f"the workers ended after {handed_out} of {steps} batches; start the iteration again")
-        except ShardflowError:
-            # The workers are in no known state; end them now, not when somebody drops the traceback.
-            self._batches = self._make_batches()
+        except ShardflowError as error:
+            end_workers(self._batches)  # they are in no known state
+            if isinstance(error, WorkerError):
+                raise WorkerError(f"{error}. {self._in_the_making(start)}") from error
             raise
         finally:
             batches.close()
-        self._set_cursor(epoch + 1, 0)
+        self._set_cursor(start.epoch + 1, 0)
+        if not self._persistent:
+            end_workers(self._batches)
+
+    def _note(self, substituted: Sequence[str]) -> None:
+        for problem in substituted:
+            if problem not in self.substituted:
+                self.substituted.add(problem)
+                logger.warning("substituted: %s", problem)
+        if len(self.substituted) > self._max_substituted:
+            raise IntegrityError(
+                f"{len(self.substituted)} samples had to be substituted, {self._max_substituted} are allowed "
+                f"(max_substituted); the last: {substituted[-1]}"
+            )
+
+    def _in_the_making(self, start: Start) -> str:
+        """Say which samples the workers began last: among them are those that a dead worker died on."""
+        places = []
+        for worker in range(self._shared.workers):
+            if (step := self._shared.made_by(worker)) >= 0:
+                batch = self._source.batch(start, step)
+                shard = self._order.split.shard(int(batch.shards[0]))
+                others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
+                places.append(f"worker {worker}: {shard.url}, sample {shard.key(int(batch.records[0]))}{others}")
+        return f"In the making were {'; '.join(places)}" if places else "No batch had been begun"
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the one that the next iteration runs through, from its start.
@@ -223,6 +284,7 @@ class Loader:
             "fingerprint": self._fingerprint,
             "split": order.split.name,
             "limit": order.limit,
+            "samples_per_epoch": order.samples_per_epoch,
             "shuffle": order.shuffle,
             "seed": order.seed,
             "lanes": self._cursor.lanes,
@@ -243,21 +305,3 @@ def _default_lanes(world_size: int, shuffle: bool) -> int:
 
 def _untouched(item: Any) -> Any:
     return item
-
-
-def _translated(batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """Raise the errors that the workers sent as values, and name the death of a worker as what it is."""
-    try:
-        for item in batches:
-            if isinstance(item, ShardflowError):
-                raise item
-            yield item
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise WorkerError(
-            f"{str(error).rstrip('. ')}; the usual reasons are too little memory or too small a /dev/shm. The state is "
-            "still right: save it and start again"
-        ) from error
-    finally:
-        batches.close()  # lets go of the workers, even if a traceback keeps this frame

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow.dataset import open_dataset
 from shardflow.errors import ConfigError
+from shardflow.plan import I64
 
 from .loader import WINDOW
 from .source import Order
@@ -75,10 +76,9 @@ class Samples(IterableDataset[dict[str, Any]]):
         self._iterated[1] += 1
         return self._run(epoch, np.arange(self._rank, self._order.length, self._world_size)[worker::workers])
 
-    def _run(self, epoch: int, positions: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[dict[str, Any]]:
-        plan = self._order.plan(epoch, self._lanes)
+    def _run(self, epoch: int, positions: I64) -> Iterator[dict[str, Any]]:
         for begin in range(0, len(positions), _CHUNK):
-            shards, records = plan.locate(positions[begin : begin + _CHUNK])
+            shards, records, _ = self._order.locate(epoch, positions[begin : begin + _CHUNK], self._lanes)
             for number, record in zip(shards.tolist(), records.tolist(), strict=True):
                 shard = self._order.split.shard(number)
                 key, parts = shard.sample(record, check=self._verify)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,22 +11,33 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow import keyed
 from shardflow.dataset import Split
-from shardflow.plan import Plan
+from shardflow.plan import I64, Plan
 from shardflow.schedule import Schedule
 
 from .batch import Batch
 
 
 class Order:
-    """The order of a split's epochs, and which of its samples take part.
+    """The order of a loader's epochs, and which samples of the split take part.
 
     Args:
         split: What is read.
         seed, window, shuffle: As in the plan.
         limit: Use the first `limit` samples of the split alone; None for all.
+        samples_per_epoch: Length of the loader's epochs; None for one pass over the samples. Otherwise the passes, each
+            in its own order, form one endless stream, of which epoch e is the e-th stretch of that length.
     """
 
-    def __init__(self, split: Split, *, seed: int, window: int, shuffle: bool, limit: int | None) -> None:
+    def __init__(
+        self,
+        split: Split,
+        *,
+        seed: int,
+        window: int,
+        shuffle: bool,
+        limit: int | None = None,
+        samples_per_epoch: int | None = None,
+    ) -> None:
         self.split, self.seed, self.window, self.shuffle, self.limit = split, seed, window, shuffle, limit
         sizes = split.shard_samples
         if limit is not None:
@@ -35,16 +45,31 @@ class Order:
             sizes = np.clip(limit - before, 0, sizes)
             sizes = sizes[sizes > 0]
         self._sizes = sizes
-        self.length = int(sizes.sum())
+        self._pass_length = int(sizes.sum())
+        self.samples_per_epoch = samples_per_epoch
+        self.length = self._pass_length if samples_per_epoch is None else samples_per_epoch
+        self._plans: dict[tuple[int, int], Plan] = {}  # of the two passes used last
 
-    def plan(self, epoch: int, lanes: int) -> Plan:
-        """Return the plan of an epoch."""
-        return Plan(self._sizes, seed=self.seed, epoch=epoch, lanes=lanes, window=self.window, shuffle=self.shuffle)
+    def locate(self, epoch: int, positions: I64, lanes: int) -> tuple[I64, I64, keyed.U64]:
+        """Return shard, record and key of the samples at positions 0 … length-1 of an epoch."""
+        passes, within = np.divmod(epoch * self.length + positions, self._pass_length)
+        shards, records = np.empty_like(positions), np.empty_like(positions)
+        keys = np.empty(len(positions), dtype=np.uint64)
+        for number in np.unique(passes).tolist():
+            here = passes == number
+            shards[here], records[here] = self._plan(number, lanes).locate(within[here])
+            samples = self.split.first_sample(shards[here]) + records[here]
+            keys[here] = keyed.fold_array(keyed.key(self.seed, "augment", number), samples)
+        return shards, records, keys
 
-    def sample_keys(self, epoch: int, shards: Any, records: Any) -> keyed.U64:
-        """Return the keys of samples: uint64, from (seed, epoch, sample number in the split)."""
-        numbers = self.split.first_sample(shards) + records
-        return keyed.fold_array(keyed.key(self.seed, "augment", epoch), numbers)
+    def _plan(self, number: int, lanes: int) -> Plan:
+        if (number, lanes) not in self._plans:
+            while len(self._plans) > 1:
+                del self._plans[next(iter(self._plans))]
+            self._plans[number, lanes] = Plan(
+                self._sizes, seed=self.seed, epoch=number, lanes=lanes, window=self.window, shuffle=self.shuffle
+            )
+        return self._plans[number, lanes]
 
 
 @dataclass(slots=True)
@@ -56,15 +81,20 @@ class Start:
     lanes: int
 
 
-class SharedStart:
-    """The one thing that the training process tells persistent workers: a few integers in shared memory."""
+class Shared:
+    """What the training process and its workers tell each other: a few integers in shared memory.
 
-    def __init__(self) -> None:
-        self._values = torch.zeros(4, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    The training process says where the current iteration starts; each worker says which step it is making.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = max(1, workers)
+        self._values = torch.zeros(4 + self.workers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, start: Start) -> int:
         """Set the start of a new iteration and return its number; the iteration before it is over."""
-        self._values[1:] = torch.tensor([start.epoch, start.position, start.lanes])
+        self._values[1:4] = torch.tensor([start.epoch, start.position, start.lanes])
+        self._values[4:] = -1
         self._values[0] += 1
         return self.iteration()
 
@@ -74,34 +104,45 @@ class SharedStart:
 
     def read(self) -> Start:
         """Return the start of the current iteration."""
-        return Start(*self._values[1:].tolist())
+        return Start(*self._values[1:4].tolist())
+
+    def making(self, worker: int, step: int) -> None:
+        """Say that a worker has begun to make a step's batch."""
+        self._values[4 + worker] = step
+
+    def made_by(self, worker: int) -> int:
+        """Return the step that a worker began last, -1 before its first."""
+        return int(self._values[4 + worker])
 
 
 class PlanSource(IterableDataset[Batch]):
     """Yields this worker's batches of an iteration: every `workers`-th of the rank's, as the DataLoader asks."""
 
-    def __init__(self, order: Order, schedule: Schedule, start: SharedStart) -> None:
-        self._order, self._schedule, self._start = order, schedule, start
+    def __init__(self, order: Order, schedule: Schedule, shared: Shared) -> None:
+        self._order, self._schedule, self._shared = order, schedule, shared
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        iteration, start = self._start.iteration(), self._start.read()
-        plan = self._order.plan(start.epoch, start.lanes)
-        batch_key = keyed.key(self._order.seed, "batch", start.epoch)
+        iteration, start = self._shared.iteration(), self._shared.read()
         for step in range(worker, self._schedule.steps(start.position), workers):
-            if self._start.iteration() != iteration:
+            if self._shared.iteration() != iteration:
                 return  # left early: what is still prefetched will be thrown away
-            positions, valid = self._schedule.positions(start.position, step)
-            empty = not len(positions)
-            if empty:
-                positions, valid = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)
-            shards, records = plan.locate(positions)
-            yield Batch(
-                key=keyed.fold(batch_key, int(positions[0])),
-                keys=self._order.sample_keys(start.epoch, shards, records),
-                shards=shards,
-                records=records,
-                valid=valid,
-                empty=empty,
-            )
+            self._shared.making(worker, step)
+            yield self.batch(start, step)
+
+    def batch(self, start: Start, step: int) -> Batch:
+        """Return what step `step` of an iteration consists of."""
+        positions, valid = self._schedule.positions(start.position, step)
+        empty = not len(positions)
+        if empty:
+            positions, valid = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)
+        shards, records, keys = self._order.locate(start.epoch, positions, start.lanes)
+        return Batch(
+            key=keyed.key(self._order.seed, "batch", start.epoch, int(positions[0])),
+            keys=keys,
+            shards=shards,
+            records=records,
+            valid=valid,
+            empty=empty,
+        )

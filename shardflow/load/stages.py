@@ -6,13 +6,13 @@ Each is a WebDataset pipeline stage: called with the iterator of batches before 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from shardflow.dataset import Split
-from shardflow.errors import ConfigError, DecodeError, ShardflowError
+from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
 from shardflow.shardindex import IMAGE_PARTS
 
 from .batch import Batch
@@ -25,33 +25,61 @@ Batches = Iterator[Batch]
 class Read:
     """Fills in `samples` from memory-mapped shards."""
 
-    def __init__(self, split: Split, verify: bool) -> None:
-        self._split, self._verify = split, verify
+    def __init__(self, split: Split, verify: bool, substitute: bool) -> None:
+        self._split, self._verify, self._substitute = split, verify, substitute
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, read."""
         for batch in batches:
-            for number, record in zip(batch.shards.tolist(), batch.records.tolist(), strict=True):
+            failures: dict[int, IntegrityError] = {}
+            places = zip(batch.shards.tolist(), batch.records.tolist(), strict=True)
+            for index, (number, record) in enumerate(places):
                 shard = self._split.shard(number)
-                key, parts = shard.sample(record, check=self._verify)
+                try:
+                    key, parts = shard.sample(record, check=self._verify)
+                except IntegrityError as error:
+                    failures[index] = error
+                    key, parts = shard.key(record), {}
                 batch.samples.append({"__key__": key, "__url__": shard.url, **parts})
+            substitute(batch, failures, self._substitute)
             yield batch
 
 
 class Decode:
     """Fills in `images`."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, substitute: bool) -> None:
+        self._decoder, self._substitute = decoder, substitute
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
         for batch in batches:
             payloads = [sample[image_part(sample)] for sample in batch.samples]
-            batch.images, failures = self._decoder(payloads, batch.keys)
-            for index, error in failures.items():
-                raise error.at(shard=batch.samples[index]["__url__"], key=batch.samples[index]["__key__"])
+            batch.images, errors = self._decoder(payloads, batch.keys)
+            failures = {
+                index: error.at(shard=batch.samples[index]["__url__"], key=batch.samples[index]["__key__"])
+                for index, error in errors.items()
+            }
+            substitute(batch, failures, self._substitute)
             yield batch
+
+
+def substitute(batch: Batch, failures: Mapping[int, ShardflowError], allowed: bool) -> None:
+    """Put good samples of the batch in the place of failed ones, and note which; or raise the first failure.
+
+    The next good sample of the batch is taken, so that the result does not depend on who does it.
+    """
+    if not failures:
+        return
+    size = len(batch.samples)
+    if not allowed or len(failures) == size:
+        raise failures[min(failures)]
+    for index in failures:
+        good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
+        batch.samples[index] = batch.samples[good]
+        if batch.images is not None:
+            batch.images[index] = batch.images[good]
+    batch.substituted += [str(failures[index]) for index in sorted(failures)]
 
 
 class Augment:
@@ -88,7 +116,14 @@ class Collate:
                 with preserved():
                     reseed(batch.key)
                     columns = self._batch_transform(*columns)
-            yield columns
+            yield Made(columns, batch.substituted)
+
+
+class Made(NamedTuple):
+    """A finished batch: what the caller gets, and what went wrong with samples that others stand in for."""
+
+    columns: Any
+    substituted: list[str]
 
 
 def guard(items: Iterator[Any]) -> Iterator[Any]:

@@ -1,0 +1,56 @@
+"""Receiving batches from the DataLoader: its errors become ours, and arrive where the caller can catch them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import torch
+import webdataset as wds
+
+from shardflow.errors import ShardflowError, WorkerError
+
+
+def received(batches: wds.WebLoader) -> Generator[Any, None, None]:
+    """Yield what the workers made.
+
+    Raises:
+        ShardflowError: What a worker sent as a value.
+        WorkerError: A worker died. Noticed within five seconds, which is how often the DataLoader looks.
+    """
+    items = iter(batches)
+    try:
+        for item in items:
+            _leave_deaths_to_us(batches.pipeline[0])
+            if isinstance(item, ShardflowError):
+                raise item
+            yield item
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise WorkerError(
+            f"{str(error).rstrip('. ')}; the usual reasons are too little memory or too small a /dev/shm. The state is "
+            "still right: save it and start again"
+        ) from error
+    finally:
+        items.close()
+
+
+def end_workers(batches: wds.WebLoader) -> None:
+    """End the worker processes now, whoever still holds a reference to them; the next iteration starts new ones."""
+    loader = batches.pipeline[0]
+    workers, loader._iterator = loader._iterator, None
+    if workers is not None:
+        workers._shutdown_workers()
+
+
+def _leave_deaths_to_us(loader: torch.utils.data.DataLoader[Any]) -> None:
+    """Keep a worker's death from being raised in the middle of the training step.
+
+    torch raises it from a signal handler, in whatever line the training process just is. Without that, the next batch
+    that is asked for raises it, which is where a loop can catch it.
+    """
+    workers = loader._iterator
+    if getattr(workers, "_worker_pids_set", False):
+        torch._C._remove_worker_pids(id(workers))
+        workers._worker_pids_set = False  # type: ignore[union-attr]
