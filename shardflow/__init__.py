@@ -2,6 +2,7 @@
 
     shardflow.pack(src, dst)        image folder -> dataset
     shardflow.Loader(url, ...)      dataset -> batches of tensors
+    shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
     shardflow.open(url)             dataset -> splits and samples by number
     shardflow.verify(url)           dataset -> everything that is wrong with it
@@ -24,6 +25,7 @@ from .verify import Finding, verify
 if TYPE_CHECKING:
     from .load.decode import CenterCropDecoder, ImageDecoder, RandomResizedCropDecoder
     from .load.loader import Loader
+    from .load.mix import Mix
     from .load.samples import Samples as samples  # noqa: N813 - used as a function
 
 __version__ = "0.1.0"
@@ -32,6 +34,7 @@ _LAZY = {
     "CenterCropDecoder": ("load.decode", "CenterCropDecoder"),
     "ImageDecoder": ("load.decode", "ImageDecoder"),
     "Loader": ("load.loader", "Loader"),
+    "Mix": ("load.mix", "Mix"),
     "RandomResizedCropDecoder": ("load.decode", "RandomResizedCropDecoder"),
     "samples": ("load.samples", "Samples"),
 }
@@ -42,6 +45,7 @@ __all__ = [
     "Finding",
     "ImageDecoder",
     "Loader",
+    "Mix",
     "PackReport",
     "RandomResizedCropDecoder",
     "Split",

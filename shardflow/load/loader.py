@@ -6,7 +6,6 @@ handed to the caller; workers are told where an iteration starts and compute eve
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from shardflow.dataset import open_dataset
 from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError, ShardflowError, WorkerError
 from shardflow.schedule import Schedule
 
+from .cursor import Cursor
 from .decode import CenterCropDecoder, Decoder, RandomResizedCropDecoder
 from .received import end_workers, received
 from .source import Order, PlanSource, Shared, Start
@@ -142,12 +142,12 @@ class Loader:
                 "that all ranks take in a step, so each epoch would drop some; choose a multiple, or another tail"
             )
         self._lanes_given = lanes
-        self._cursor = Start(epoch=0, position=0, lanes=_default_lanes(world_size, shuffle) if lanes is None else lanes)
-        self._begun = False  # whether a batch was handed out since the cursor was last set
+        self._lanes = _default_lanes(world_size, shuffle) if lanes is None else lanes
+        self._cursor = Cursor()
         num_workers = usable_cores() if num_workers is None else num_workers
         self._shared = Shared(num_workers)
         self._source = PlanSource(self._order, self._schedule, self._shared)
-        self._source.batch(self._cursor, 0)  # a wrong window or lanes is found here and not in a worker
+        self._source.batch(self._begin_at(), 0)  # a wrong window or lanes is found here and not in a worker
         self._max_substituted = max_substituted
         self.substituted: set[str] = set()
         fields = tuple(fields) if fields is not None else _default_fields(dataset.classes is not None, tail)
@@ -183,12 +183,12 @@ class Loader:
 
         One iteration at a time: starting another ends the one before it.
         """
-        if self._begun:
-            self._set_cursor(self._cursor.epoch + 1, 0)
-        return self._run(self._shared.begin(self._cursor))
+        if self._cursor.begun:
+            self._cursor.set(self._cursor.epoch + 1)
+        return self._run(self._shared.begin(self._begin_at()))
 
     def _run(self, iteration: int) -> Iterator[Any]:
-        start = dataclasses.replace(self._cursor)
+        start = self._begin_at()
         steps = self._schedule.steps(start.position)
         handed_out = 0
         batches = received(self._batches)
@@ -199,7 +199,7 @@ class Loader:
                 if made.substituted:
                     self._note(made.substituted)
                 handed_out += 1
-                self._cursor.position, self._begun = self._schedule.after(start.position, handed_out), True
+                self._cursor.hand_out(self._schedule.after(start.position, handed_out))
                 yield made.columns
             if handed_out != steps:
                 raise WorkerError(f"the workers ended after {handed_out} of {steps} batches; start the iteration again")
@@ -210,7 +210,7 @@ class Loader:
             raise
         finally:
             batches.close()
-        self._set_cursor(start.epoch + 1, 0)
+        self._cursor.set(start.epoch + 1)
         if not self._persistent:
             end_workers(self._batches)
 
@@ -242,10 +242,7 @@ class Loader:
         Naming the epoch of a state that was just loaded leaves its position alone, so that the usual
         `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes where it should.
         """
-        if epoch < 0:
-            raise ConfigError(f"epoch must be 0 or more, found {epoch}")
-        if epoch != self._cursor.epoch or self._begun:
-            self._set_cursor(epoch, 0)
+        self._cursor.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch starts: a few plain values, to be saved with the model.
@@ -273,8 +270,8 @@ class Loader:
         ]
         if differing:
             raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differing)}; make these equal")
-        self._cursor.lanes = int(state["lanes"])
-        self._set_cursor(int(state["epoch"]), int(state["position"]))
+        self._lanes = int(state["lanes"])
+        self._cursor.set(int(state["epoch"]), int(state["position"]))
 
     def _identity(self) -> dict[str, Any]:
         """Return what has to be equal for a position to mean the same."""
@@ -287,12 +284,17 @@ class Loader:
             "samples_per_epoch": order.samples_per_epoch,
             "shuffle": order.shuffle,
             "seed": order.seed,
-            "lanes": self._cursor.lanes,
+            "lanes": self._lanes,
             "window": order.window,
         }
 
-    def _set_cursor(self, epoch: int, position: int) -> None:
-        self._cursor.epoch, self._cursor.position, self._begun = epoch, position, False
+    def _begin_at(self) -> Start:
+        return Start(self._cursor.epoch, self._cursor.position, self._lanes)
+
+    def seek(self, steps: int) -> None:
+        """Make the next iteration start where this many batches from the very first epoch on have been handed out."""
+        epoch, step = divmod(steps, len(self))
+        self._cursor.set(epoch, self._schedule.after(0, step))
 
 
 def _default_fields(labelled: bool, tail: str) -> tuple[str, ...]:

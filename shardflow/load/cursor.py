@@ -1,0 +1,43 @@
+"""The cursor: (epoch, position), and how iterating, leaving early, `set_epoch` and resuming move it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardflow.errors import ConfigError
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where the next batch starts.
+
+    Attributes:
+        epoch: From 0.
+        position: Within the epoch; how far it has been handed out.
+        begun: Whether anything was handed out since the cursor was set, loaded or moved on to a new epoch.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    begun: bool = False
+
+    def set(self, epoch: int, position: int = 0) -> None:
+        """Put the cursor somewhere; the next iteration starts there."""
+        self.epoch, self.position, self.begun = epoch, position, False
+
+    def set_epoch(self, epoch: int) -> bool:
+        """Move to the start of an epoch, and return whether that changed anything.
+
+        Naming the epoch of a state that was just loaded leaves its position alone, so that the usual
+        `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes where it should.
+        """
+        if epoch < 0:
+            raise ConfigError(f"epoch must be 0 or more, found {epoch}")
+        if epoch == self.epoch and not self.begun:
+            return False
+        self.set(epoch)
+        return True
+
+    def hand_out(self, position: int) -> None:
+        """Note that everything before `position` has been handed out."""
+        self.position, self.begun = position, True
