@@ -20,6 +20,7 @@ from shardflow.schedule import Schedule
 
 from .cursor import Cursor
 from .decode import CenterCropDecoder, Decoder, RandomResizedCropDecoder
+from .handover import Handover
 from .received import end_workers, received
 from .source import Order, PlanSource, Shared, Start
 from .stages import Augment, Collate, Decode, Read, guard
@@ -161,6 +162,7 @@ class Loader:
                 Augment(transform) if transform is not None and "image" in fields else None,
                 Collate(fields, batch_transform),
                 guard,
+                Handover(slots=prefetch_factor + 3),  # prefetched, in the making, in the caller's hands, just let go
             ),
             batch_size=None,
             collate_fn=_untouched,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 import webdataset as wds
 
 from shardflow.errors import ShardflowError, WorkerError
+
+from .handover import forget
 
 
 def received(batches: wds.WebLoader) -> Generator[Any, None, None]:
@@ -21,7 +24,7 @@ def received(batches: wds.WebLoader) -> Generator[Any, None, None]:
     items = iter(batches)
     try:
         for item in items:
-            _leave_deaths_to_us(batches.pipeline[0])
+            _take_charge(batches.pipeline[0]._iterator)
             if isinstance(item, ShardflowError):
                 raise item
             yield item
@@ -44,13 +47,13 @@ def end_workers(batches: wds.WebLoader) -> None:
         workers._shutdown_workers()
 
 
-def _leave_deaths_to_us(loader: torch.utils.data.DataLoader[Any]) -> None:
-    """Keep a worker's death from being raised in the middle of the training step.
+def _take_charge(workers: Any) -> None:
+    """Do what is due when the first batch of new workers arrives.
 
-    torch raises it from a signal handler, in whatever line the training process just is. Without that, the next batch
-    that is asked for raises it, which is where a loop can catch it.
+    torch raises a worker's death from a signal handler, in whatever line the training step just is. Without that, the
+    next batch that is asked for raises it, which is where a loop can catch it.
     """
-    workers = loader._iterator
     if getattr(workers, "_worker_pids_set", False):
         torch._C._remove_worker_pids(id(workers))
-        workers._worker_pids_set = False  # type: ignore[union-attr]
+        workers._worker_pids_set = False
+        weakref.finalize(workers, forget, {worker.pid for worker in workers._workers})
