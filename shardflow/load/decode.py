@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,13 +17,18 @@ import torch
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
+from shardflow import native
 from shardflow.errors import ConfigError, DecodeError
+from shardflow.imagesize import image_size
 from shardflow.keyed import U64
 
 from .crop import random_resized_crops
 
 Images = torch.Tensor | list[torch.Tensor]
 """uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]."""
+
+
+_JPEG = b"\xff\xd8"
 
 
 class Decoder(Protocol):
@@ -77,10 +82,24 @@ class RandomResizedCropDecoder:
 
     def __call__(self, payloads: Sequence[memoryview], keys: U64) -> tuple[torch.Tensor, dict[int, DecodeError]]:
         """Return uint8 [B, 3, size, size]."""
-        images, failures = decode_all(payloads)
-        sizes = np.array([(image.shape[2], image.shape[1]) for image in images], dtype=np.int64)
-        boxes, flip = random_resized_crops(sizes, keys, self.scale, self.ratio)
-        return _crop_all(images, boxes, flip < self.hflip, self.size), failures
+        sizes = _sizes(payloads)
+        boxes, flip = random_resized_crops(np.maximum(sizes, 1), keys, self.scale, self.ratio)
+        flips = flip < self.hflip
+
+        def crop(index: int, image: torch.Tensor) -> torch.Tensor:
+            x, y, w, h = boxes[index].tolist()
+            height, width = image.shape[1:]
+            if (width, height) != tuple(sizes[index]):  # what the header says was not known, or not true
+                own, _ = random_resized_crops(
+                    np.array([[width, height]]), keys[index : index + 1], self.scale, self.ratio
+                )
+                x, y, w, h = own[0].tolist()
+            cropped = _resize(image[:, y : y + h, x : x + w], self.size, self.size)
+            return cropped.flip(-1) if flips[index] else cropped
+
+        batch = torch.empty((len(payloads), 3, self.size, self.size), dtype=torch.uint8)
+        left = _decode_natively(payloads, sizes, boxes, flips, batch)
+        return batch, _decode_generally(payloads, left, crop, batch)
 
 
 class CenterCropDecoder:
@@ -102,16 +121,21 @@ class CenterCropDecoder:
 
     def __call__(self, payloads: Sequence[memoryview], keys: U64) -> tuple[torch.Tensor, dict[int, DecodeError]]:  # noqa: ARG002 - nothing random here
         """Return uint8 [B, 3, size, size]."""
-        images, failures = decode_all(payloads)
-        batch = torch.empty((len(images), 3, self.size, self.size), dtype=torch.uint8)
-        for slot, image in zip(batch, images, strict=True):
-            height, width = image.shape[1:]
-            short = min(height, width)
-            # Rounded down as torchvision's Resize does.
-            resized = _resize(image, height * self.resize // short, width * self.resize // short)
-            top, left = round((resized.shape[1] - self.size) / 2), round((resized.shape[2] - self.size) / 2)
-            slot.copy_(resized[:, top : top + self.size, left : left + self.size])
-        return batch, failures
+        sizes = _sizes(payloads)
+        # Rounded down as torchvision's Resize does.
+        resized = sizes * self.resize // np.maximum(sizes.min(axis=1, keepdims=True), 1)
+        window = np.rint((resized - self.size) / 2).astype(np.int64)
+
+        def crop(_index: int, image: torch.Tensor) -> torch.Tensor:
+            height, width = (side * self.resize // min(image.shape[1:]) for side in image.shape[1:])
+            top, left = round((height - self.size) / 2), round((width - self.size) / 2)
+            return _resize(image, height, width)[:, top : top + self.size, left : left + self.size]
+
+        batch = torch.empty((len(payloads), 3, self.size, self.size), dtype=torch.uint8)
+        whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
+        placed = np.concatenate([resized, window], axis=1).astype(np.int32)
+        left = _decode_natively(payloads, sizes, whole, np.zeros(len(payloads), dtype=np.bool_), batch, placed)
+        return batch, _decode_generally(payloads, left, crop, batch)
 
 
 class ImageDecoder:
@@ -119,23 +143,56 @@ class ImageDecoder:
 
     def __call__(self, payloads: Sequence[memoryview], keys: U64) -> tuple[Images, dict[int, DecodeError]]:  # noqa: ARG002 - nothing random here
         """Return a list of uint8 [3, H, W]."""
-        return decode_all(payloads)
+        images, failures = [], {}
+        for index, payload in enumerate(payloads):
+            try:
+                images.append(_decode(payload))
+            except DecodeError as error:
+                images.append(torch.zeros((3, 1, 1), dtype=torch.uint8))
+                failures[index] = error
+        return images, failures
 
 
-def decode_all(payloads: Sequence[memoryview]) -> tuple[list[torch.Tensor], dict[int, DecodeError]]:
-    """Decode whole images to uint8 [3, H, W], RGB; a bad one becomes a single black pixel and a failure."""
-    images, failures = [], {}
-    for index, payload in enumerate(payloads):
+def _sizes(payloads: Sequence[memoryview]) -> npt.NDArray[np.int64]:
+    """Return width and height as the headers say: int64 [B, 2], zeros where not known."""
+    return np.array([image_size(payload) for payload in payloads], dtype=np.int64)
+
+
+def _decode_natively(
+    payloads: Sequence[memoryview],
+    sizes: npt.NDArray[np.int64],
+    boxes: npt.NDArray[np.int32],
+    flips: npt.NDArray[np.bool_],
+    batch: torch.Tensor,
+    resized: npt.NDArray[np.int32] | None = None,
+) -> list[int]:
+    """Decode with the native kernel, and return the indexes of the images that are left for the general decoder."""
+    if not native.available() or not (sizes.all() and all(bytes(payload[:2]) == _JPEG for payload in payloads)):
+        return list(range(len(payloads)))
+    problems = native.decode_crops(payloads, boxes, flips, batch.numpy(), resized=resized)
+    # Corrupt data that decodes all the same is accepted, as torchvision and Pillow do: the CRC says it was packed so.
+    return [problem.index for problem in problems if problem.status is not native.Status.DAMAGED]
+
+
+def _decode_generally(
+    payloads: Sequence[memoryview],
+    indexes: Iterable[int],
+    crop: Callable[[int, torch.Tensor], torch.Tensor],
+    batch: torch.Tensor,
+) -> dict[int, DecodeError]:
+    """Decode whole images and crop them into the batch; return what went wrong, those images black."""
+    failures = {}
+    for index in indexes:
         try:
-            images.append(_decode(payload))
+            batch[index] = crop(index, _decode(payloads[index]))
         except DecodeError as error:
-            images.append(torch.zeros((3, 1, 1), dtype=torch.uint8))
+            batch[index] = 0
             failures[index] = error
-    return images, failures
+    return failures
 
 
 def _decode(payload: memoryview) -> torch.Tensor:
-    decode: Callable[[memoryview], torch.Tensor] = _decode_jpeg if bytes(payload[:2]) == b"\xff\xd8" else _decode_other
+    decode: Callable[[memoryview], torch.Tensor] = _decode_jpeg if bytes(payload[:2]) == _JPEG else _decode_other
     try:
         return decode(payload)
     # torchvision raises RuntimeError; Pillow nearly anything, SyntaxError included.
@@ -153,16 +210,6 @@ def _decode_other(payload: memoryview) -> torch.Tensor:
     with Image.open(io.BytesIO(payload)) as image:
         pixels = np.array(image.convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-def _crop_all(
-    images: Sequence[torch.Tensor], boxes: npt.NDArray[np.int32], flips: npt.NDArray[np.bool_], size: int
-) -> torch.Tensor:
-    batch = torch.empty((len(images), 3, size, size), dtype=torch.uint8)
-    for slot, image, (x, y, w, h), flip in zip(batch, images, boxes.tolist(), flips.tolist(), strict=True):
-        cropped = _resize(image[:, y : y + h, x : x + w], size, size)
-        slot.copy_(cropped.flip(-1) if flip else cropped)
-    return batch
 
 
 def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
