@@ -1,0 +1,86 @@
+/* The native hot path: JPEG bytes in, resized RGB pixels in the caller's buffer out.
+ *
+ * A decoder belongs to one thread at a time; any number of them may run at once, they share nothing that is written.
+ * Nothing but memory for reuse is kept between images, so an image's pixels depend on its own bytes alone. No function
+ * crashes, blocks or writes outside the buffers it was given, whatever the bytes of an image are.
+ */
+#ifndef SHARDFLOW_KERNEL_H
+#define SHARDFLOW_KERNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SF_API __attribute__((visibility("default")))
+
+/* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
+#define SF_ABI 1
+
+enum { SF_MESSAGE_BYTES = 240 };
+
+/* What became of an image. DAMAGED alone comes with all pixels written: libjpeg-turbo went on after a warning. */
+enum sf_status {
+    SF_OK = 0,
+    SF_DAMAGED = 1,     /* corrupt data that libjpeg-turbo papered over; pixels are there */
+    SF_CORRUPT = 2,     /* not a JPEG, or one that cannot be decoded */
+    SF_TRUNCATED = 3,   /* the bytes end before the image does */
+    SF_UNSUPPORTED = 4, /* well-formed as far as read, but for a general decoder: CMYK, 12 bits, arithmetic coding */
+    SF_TOO_LARGE = 5,   /* more pixels, scans or working memory than allowed */
+    SF_BAD_BOX = 6,     /* the crop is not inside the image, or the window is not inside the resized crop */
+    SF_NO_MEMORY = 7,
+};
+
+enum sf_filter { SF_TRIANGLE = 0, SF_BICUBIC = 1, SF_LANCZOS3 = 2 };
+
+typedef struct sf_library sf_library; /* one loaded libjpeg-turbo; immutable, lives as long as the process */
+typedef struct sf_decoder sf_decoder; /* working memory of one thread */
+
+typedef struct {
+    int32_t width, height, components;
+    int32_t progressive;
+} sf_header;
+
+/* Image i is cropped to boxes[i] = (x, y, width, height), the crop is resized to resized[i] = (width, height, left,
+ * top), and of that the window of batch width x height pixels at (left, top) is written, mirrored when flips[i] is not
+ * zero. Without `boxes` crops are whole images; without `resized` they are resized to the batch's width and height. */
+typedef struct {
+    const uint8_t *const *images;
+    const size_t *sizes;
+    const int32_t *boxes;   /* may be NULL */
+    const int32_t *resized; /* may be NULL */
+    const uint8_t *flips;
+    uint8_t *out;
+    size_t image_stride;   /* bytes between the first bytes of neighbouring images in `out` */
+    int64_t max_pixels;    /* of an encoded image; checked before anything is allocated for it */
+    int32_t count;
+    int32_t width, height;
+    int32_t interleaved;   /* 0: three planes of height x width; 1: height x width x RGB */
+    int32_t filter;        /* enum sf_filter */
+    int32_t oversampling;  /* 0: decode at full scale; n: at 1/2, 1/4 or 1/8 where n times the target's size is left */
+} sf_batch;
+
+typedef struct {
+    int32_t index;
+    int32_t status;
+    char message[SF_MESSAGE_BYTES];
+} sf_problem;
+
+SF_API int32_t sf_abi(void);
+
+/* Load libjpeg-turbo from `path`. NULL with the reason in `message` when it cannot be used with this build.
+ * On success `message` names the file that was loaded. */
+SF_API sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYTES]);
+
+/* NULL when out of memory. `simd` 0 asks for the plain C loops; the pixels are the same. */
+SF_API sf_decoder *sf_decoder_new(const sf_library *library, int32_t simd);
+SF_API void sf_decoder_free(sf_decoder *decoder);
+SF_API const char *sf_decoder_simd(const sf_decoder *decoder);
+
+/* Returns how many images have a problem and describes each in `problems` (room for `count`), by ascending index.
+ * The pixels of an image that has one are all zero, unless it is SF_DAMAGED. */
+SF_API int32_t sf_decode(sf_decoder *decoder, const sf_batch *batch, sf_problem *problems);
+
+/* Read what the header says. Returns a status; `problem` is filled unless it is SF_OK. */
+SF_API int32_t sf_read_header(sf_decoder *decoder, const uint8_t *image, size_t size, sf_header *header,
+                              sf_problem *problem);
+
+#endif

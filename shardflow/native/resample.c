@@ -1,0 +1,370 @@
+#include "resample.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define SF_HAVE_AVX2 1
+#include <immintrin.h>
+#endif
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+/* An image within the pixel limit needs far less; this stops extreme ratios (one tall column, one wide output row). */
+static const size_t LIMIT_BYTES = (size_t)1 << 30;
+
+bool sf_reserve(sf_buffer *buffer, size_t bytes) {
+    if (bytes <= buffer->bytes) return true;
+    if (bytes > LIMIT_BYTES) return false;
+    sf_release(buffer);
+    size_t rounded = (bytes + 4095) & ~(size_t)4095;
+    buffer->data = aligned_alloc(64, rounded);
+    if (!buffer->data) return false;
+    buffer->bytes = rounded;
+    return true;
+}
+
+void sf_release(sf_buffer *buffer) {
+    free(buffer->data);
+    *buffer = (sf_buffer){0};
+}
+
+/* ---- weights ---- */
+
+static const double PI = 3.14159265358979323846;
+
+static ALWAYS_INLINE double filter_support(int filter) {
+    return filter == 0 ? 1.0 : filter == 1 ? 2.0 : 3.0;
+}
+
+static ALWAYS_INLINE double filter_value(int filter, double x) {
+    x = fabs(x);
+    if (filter == 0) return x < 1.0 ? 1.0 - x : 0.0;
+    if (filter == 1) { /* Keys' cubic with a = -0.5 */
+        const double a = -0.5;
+        if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0;
+        if (x < 2.0) return ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a;
+        return 0.0;
+    }
+    if (x >= 3.0) return 0.0;
+    if (x == 0.0) return 1.0;
+    double t = x * PI;
+    return 3.0 * sin(t) * sin(t / 3.0) / (t * t);
+}
+
+typedef struct {
+    int32_t start, taps;
+    double largest;
+} reach;
+
+/* Normalised weights of one output pixel into `weights`, at most `room` of them. */
+static ALWAYS_INLINE reach weigh(int filter, const sf_span *span, double scale, int32_t output, int32_t room,
+                                 double *weights) {
+    const double widening = scale < 1.0 ? 1.0 : scale, inverse = 1.0 / widening;
+    const double support = filter_support(filter) * widening;
+    const double center = span->origin + scale * (output + 0.5);
+    reach r = {.start = (int32_t)(center - support + 0.5)};
+    if (r.start < span->low) r.start = span->low;
+    int32_t end = (int32_t)(center + support + 0.5);
+    if (end > span->high) end = span->high;
+    r.taps = end - r.start;
+    if (r.taps < 0) r.taps = 0;
+    if (r.taps > room) r.taps = room;
+    double total = 0.0;
+    for (int32_t k = 0; k < r.taps; k++) {
+        weights[k] = filter_value(filter, (k + r.start - center + 0.5) * inverse);
+        total += weights[k];
+    }
+    for (int32_t k = 0; k < r.taps && total != 0.0; k++) {
+        weights[k] /= total;
+        if (weights[k] > r.largest) r.largest = weights[k];
+    }
+    return r;
+}
+
+static ALWAYS_INLINE bool set_weights(int filter, sf_axis *axis, const sf_span *span) {
+    const double scale = span->length / span->resized;
+    const double room_real = ceil(filter_support(filter) * (scale < 1.0 ? 1.0 : scale)) * 2.0 + 1.0;
+    const int32_t room = (int32_t)room_real, count = span->count;
+    if (!sf_reserve(&axis->scratch, sizeof(double) * room * ((size_t)count + 1) + sizeof(reach) * count)) return false;
+    double *values = axis->scratch.data, *unused = values + (size_t)room * count;
+    reach *reaches = (reach *)(unused + room);
+
+    /* The precision follows from the largest weight on the whole axis, also outside the window that is wanted. */
+    double largest = 0.0;
+    int32_t taps = 1, low = span->high, high = span->low;
+    for (int32_t i = 0; i < span->resized; i++) {
+        const int32_t at = i - span->first;
+        const bool wanted = at >= 0 && at < count;
+        const reach r = weigh(filter, span, scale, i, room, wanted ? values + (size_t)at * room : unused);
+        if (r.largest > largest) largest = r.largest;
+        if (!wanted) continue;
+        reaches[at] = r;
+        if (r.taps > taps) taps = r.taps;
+        if (r.start < low) low = r.start;
+        if (r.start + r.taps > high) high = r.start + r.taps;
+    }
+    int32_t precision = 0;
+    while (precision < 22 && (int32_t)(0.5 + largest * (1 << (precision + 1))) < 1 << 15) precision++;
+
+    taps = (taps + 1) & ~1;
+    if (!sf_reserve(&axis->memory, (sizeof(int32_t) + sizeof(int16_t) * taps) * (size_t)count)) return false;
+    axis->count = count;
+    axis->taps = taps;
+    axis->precision = precision;
+    axis->low = low;
+    axis->high = high;
+    axis->starts = axis->memory.data;
+    axis->weights = (int16_t *)(axis->starts + count);
+    for (int32_t i = 0; i < count; i++) {
+        const int32_t from = span->mirrored ? count - 1 - i : i;
+        const double *value = values + (size_t)from * room;
+        int16_t *weight = axis->weights + (size_t)i * taps;
+        axis->starts[i] = reaches[from].start - low;
+        for (int32_t k = 0; k < taps; k++) {
+            const double v = k < reaches[from].taps ? value[k] * (1 << precision) : 0.0;
+            weight[k] = (int16_t)(v < 0.0 ? v - 0.5 : v + 0.5);
+        }
+    }
+    return true;
+}
+
+/* Outputs are packed in groups of eight, and to whole blocks. */
+enum { GROUP = 8 };
+
+static int32_t group_count(const sf_axis *axis) {
+    return (axis->count + SF_BLOCK - 1) / SF_BLOCK * (SF_BLOCK / GROUP);
+}
+
+/* For eight outputs and a pair of taps: four vectors that hold, for outputs (0, 4), (1, 5), (2, 6) and (3, 7), the pair
+ * of weights four times each: the layout in which one multiply-add serves two RGBX pixels of two outputs. */
+static bool pack_weights(sf_axis *axis) {
+    const int32_t pairs = axis->taps / 2, groups = group_count(axis);
+    const size_t words = (size_t)groups * pairs * 4 * 8;
+    if (!sf_reserve(&axis->packed_memory, sizeof(int32_t) * (words + (size_t)groups * GROUP))) return false;
+    axis->packed = axis->packed_memory.data;
+    int32_t *word = axis->packed, *offset = axis->packed + words;
+    for (int32_t base = 0; base < groups * GROUP; base += GROUP) {
+        for (int32_t pair = 0; pair < pairs; pair++) {
+            for (int32_t lane = 0; lane < GROUP; lane++) {
+                const int32_t output = base + lane / 2 + (lane & 1) * 4;
+                int32_t both = 0;
+                if (output < axis->count) {
+                    memcpy(&both, axis->weights + (size_t)output * axis->taps + 2 * pair, sizeof both);
+                }
+                for (int channel = 0; channel < 4; channel++) *word++ = both;
+            }
+        }
+        for (int32_t output = base; output < base + GROUP; output++) {
+            *offset++ = output < axis->count ? 4 * axis->starts[output] : 0;
+        }
+    }
+    return true;
+}
+
+bool sf_axis_set(sf_axis *axis, const sf_span *span, bool packed) {
+    axis->packed = NULL;
+    bool done = false;
+    if (span->filter == 0) done = set_weights(0, axis, span);
+    if (span->filter == 1) done = set_weights(1, axis, span);
+    if (span->filter == 2) done = set_weights(2, axis, span);
+    return done && (!packed || pack_weights(axis));
+}
+
+void sf_axis_release(sf_axis *axis) {
+    sf_release(&axis->memory);
+    sf_release(&axis->scratch);
+    sf_release(&axis->packed_memory);
+}
+
+/* ---- plain C ---- */
+
+static ALWAYS_INLINE uint8_t clip(int32_t sum, int precision) {
+    const int32_t value = sum >> precision;
+    return value < 0 ? 0 : value > 255 ? 255 : (uint8_t)value;
+}
+
+static ALWAYS_INLINE void horizontal_plain_taps(const sf_axis *axis, const uint8_t *row, uint8_t *out, int taps) {
+    const int precision = axis->precision;
+    const int16_t *weight = axis->weights;
+    for (int32_t i = 0; i < axis->count; i++, weight += taps, out += 4) {
+        const uint8_t *in = row + 4 * (ptrdiff_t)axis->starts[i];
+        int32_t red = 1 << (precision - 1), green = red, blue = red;
+        for (int k = 0; k < taps; k++) {
+            red += in[4 * k] * weight[k];
+            green += in[4 * k + 1] * weight[k];
+            blue += in[4 * k + 2] * weight[k];
+        }
+        out[0] = clip(red, precision);
+        out[1] = clip(green, precision);
+        out[2] = clip(blue, precision);
+    }
+}
+
+static void horizontal_plain(const sf_axis *axis, const uint8_t *row, uint8_t *out) {
+    if (axis->taps == 2) horizontal_plain_taps(axis, row, out, 2); /* enlarging */
+    else if (axis->taps == 4) horizontal_plain_taps(axis, row, out, 4); /* down to half */
+    else horizontal_plain_taps(axis, row, out, axis->taps);
+}
+
+static void split_plain(const uint8_t *row, int width, size_t plane, uint8_t *out) {
+    for (int i = 0; i < width; i++) {
+        for (int c = 0; c < 3; c++) out[c * plane + i] = row[4 * i + c];
+    }
+}
+
+static void squeeze_plain(const uint8_t *row, int width, uint8_t *out) {
+    for (int i = 0; i < width; i++) memcpy(out + 3 * (size_t)i, row + 4 * (size_t)i, 3);
+}
+
+static void vertical_plain(const uint8_t *const *rows, size_t at, const int16_t *weights, int taps, int precision,
+                           size_t bytes, uint8_t *out) {
+    for (size_t done = 0; done < bytes; done += SF_BLOCK) {
+        int32_t sum[SF_BLOCK];
+        for (int i = 0; i < SF_BLOCK; i++) sum[i] = 1 << (precision - 1);
+        for (int k = 0; k < taps; k++) {
+            const uint8_t *in = rows[k] + at + done;
+            for (int i = 0; i < SF_BLOCK; i++) sum[i] += in[i] * weights[k];
+        }
+        uint8_t block[SF_BLOCK];
+        for (int i = 0; i < SF_BLOCK; i++) block[i] = clip(sum[i], precision);
+        memcpy(out + done, block, bytes - done < SF_BLOCK ? bytes - done : SF_BLOCK);
+    }
+}
+
+static const sf_loops PLAIN = {"plain C", false, horizontal_plain, split_plain, squeeze_plain, vertical_plain};
+
+/* ---- AVX2 ---- */
+
+#ifdef SF_HAVE_AVX2
+
+#define AVX2 __attribute__((target("avx2")))
+
+/* Four RGBX pixels of output a in the low half, four of output b in the high half. */
+static ALWAYS_INLINE AVX2 __m256i load_pixels(const uint8_t *a, const uint8_t *b) {
+    const __m128i low = _mm_loadu_si128((const __m128i *)a), high = _mm_loadu_si128((const __m128i *)b);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+
+static ALWAYS_INLINE AVX2 void horizontal_taps(const sf_axis *axis, const uint8_t *row, uint8_t *out, int pairs) {
+    /* The first and the second two pixels of each half as r0 r1 g0 g1 b0 b1 x0 x1 in 16 bits. */
+    const __m256i spread = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1));
+    const __m256i spread_next = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(8, -1, 12, -1, 9, -1, 13, -1, 10, -1, 14, -1, 11, -1, 15, -1));
+    const int32_t groups = group_count(axis);
+    const __m256i *weight = (const __m256i *)axis->packed;
+    const int32_t *offset = axis->packed + (size_t)groups * pairs * 32;
+    const __m256i half = _mm256_set1_epi32(1 << (axis->precision - 1));
+    const __m128i shift = _mm_cvtsi32_si128(axis->precision);
+    for (int32_t group = 0; group < groups; group++, offset += GROUP, out += 4 * GROUP) {
+        __m256i sum[4] = {half, half, half, half};
+        for (int pair = 0; pair < pairs; pair += 2) {
+            for (int i = 0; i < 4; i++) {
+                const __m256i in = load_pixels(row + offset[i] + 8 * pair, row + offset[i + 4] + 8 * pair);
+                const __m256i first = _mm256_shuffle_epi8(in, spread);
+                sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(first, _mm256_load_si256(weight + i)));
+                if (pair + 1 == pairs) continue;
+                const __m256i next = _mm256_shuffle_epi8(in, spread_next);
+                sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(next, _mm256_load_si256(weight + 4 + i)));
+            }
+            weight += pair + 1 == pairs ? 4 : 8;
+        }
+        for (int i = 0; i < 4; i++) sum[i] = _mm256_sra_epi32(sum[i], shift);
+        const __m256i first = _mm256_packs_epi32(sum[0], sum[1]), second = _mm256_packs_epi32(sum[2], sum[3]);
+        _mm256_storeu_si256((__m256i *)out, _mm256_packus_epi16(first, second));
+    }
+}
+
+static AVX2 void horizontal_avx2(const sf_axis *axis, const uint8_t *row, uint8_t *out) {
+    const int pairs = axis->taps / 2;
+    if (pairs == 1) horizontal_taps(axis, row, out, 1); /* enlarging */
+    else if (pairs == 2) horizontal_taps(axis, row, out, 2); /* down to half */
+    else horizontal_taps(axis, row, out, pairs);
+}
+
+static AVX2 void split_avx2(const uint8_t *row, int width, size_t plane, uint8_t *out) {
+    const __m256i gather = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, /* low half */
+                                            0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int i = 0; i < width; i += 32, row += 128, out += 32) {
+        __m256i v[4]; /* each half: four reds, greens, blues, fillers */
+        for (int k = 0; k < 4; k++) {
+            v[k] = _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)(row + 32 * k)), gather);
+        }
+        const __m256i rg01 = _mm256_unpacklo_epi32(v[0], v[1]), rg23 = _mm256_unpacklo_epi32(v[2], v[3]);
+        const __m256i bx01 = _mm256_unpackhi_epi32(v[0], v[1]), bx23 = _mm256_unpackhi_epi32(v[2], v[3]);
+        const __m256i planes[3] = {_mm256_unpacklo_epi64(rg01, rg23), _mm256_unpackhi_epi64(rg01, rg23),
+                                   _mm256_unpacklo_epi64(bx01, bx23)};
+        for (int c = 0; c < 3; c++) {
+            _mm256_storeu_si256((__m256i *)(out + c * plane), _mm256_permutevar8x32_epi32(planes[c], order));
+        }
+    }
+}
+
+static AVX2 void squeeze_avx2(const uint8_t *row, int width, uint8_t *out) {
+    const __m256i drop = _mm256_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1, /* low half */
+                                          0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+    const __m256i join = _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7);
+    for (int i = 0; i < width; i += 8, row += 32, out += 24) {
+        const __m256i v = _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)row), drop);
+        const __m256i w = _mm256_permutevar8x32_epi32(v, join);
+        _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(w));
+        _mm_storel_epi64((__m128i *)(out + 16), _mm256_extracti128_si256(w, 1));
+    }
+}
+
+/* 32 bytes of the weighted sum of rows. */
+static ALWAYS_INLINE AVX2 __m256i weighted_sum(const uint8_t *const *rows, size_t at, const int16_t *weights, int pairs,
+                                               __m256i half, __m128i shift) {
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i sum[4] = {half, half, half, half};
+    for (int pair = 0; pair < pairs; pair++) {
+        int32_t both;
+        memcpy(&both, weights + 2 * pair, sizeof both);
+        const __m256i weight = _mm256_set1_epi32(both);
+        const __m256i a = _mm256_loadu_si256((const __m256i *)(rows[2 * pair] + at));
+        const __m256i b = _mm256_loadu_si256((const __m256i *)(rows[2 * pair + 1] + at));
+        const __m256i low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b);
+        const __m256i words[4] = {_mm256_unpacklo_epi8(low, zero), _mm256_unpackhi_epi8(low, zero),
+                                  _mm256_unpacklo_epi8(high, zero), _mm256_unpackhi_epi8(high, zero)};
+        for (int i = 0; i < 4; i++) sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(words[i], weight));
+    }
+    for (int i = 0; i < 4; i++) sum[i] = _mm256_sra_epi32(sum[i], shift);
+    /* The unpacks and these packs both work within 128-bit halves, so the order comes out as it went in. */
+    return _mm256_packus_epi16(_mm256_packs_epi32(sum[0], sum[1]), _mm256_packs_epi32(sum[2], sum[3]));
+}
+
+static ALWAYS_INLINE AVX2 void vertical_taps(const uint8_t *const *rows, size_t at, const int16_t *weights, int pairs,
+                                             int precision, size_t bytes, uint8_t *out) {
+    const __m256i half = _mm256_set1_epi32(1 << (precision - 1));
+    const __m128i shift = _mm_cvtsi32_si128(precision);
+    size_t done = 0;
+    for (; done + 32 <= bytes; done += 32) {
+        _mm256_storeu_si256((__m256i *)(out + done), weighted_sum(rows, at + done, weights, pairs, half, shift));
+    }
+    if (done < bytes) {
+        const __m256i last = weighted_sum(rows, at + done, weights, pairs, half, shift);
+        memcpy(out + done, &last, bytes - done);
+    }
+}
+
+static AVX2 void vertical_avx2(const uint8_t *const *rows, size_t at, const int16_t *weights, int taps, int precision,
+                               size_t bytes, uint8_t *out) {
+    if (taps == 2) vertical_taps(rows, at, weights, 1, precision, bytes, out);
+    else if (taps == 4) vertical_taps(rows, at, weights, 2, precision, bytes, out);
+    else vertical_taps(rows, at, weights, taps / 2, precision, bytes, out);
+}
+
+static const sf_loops AVX2_LOOPS = {"AVX2", true, horizontal_avx2, split_avx2, squeeze_avx2, vertical_avx2};
+
+#endif
+
+const sf_loops *sf_loops_choose(bool simd) {
+#ifdef SF_HAVE_AVX2
+    if (simd && __builtin_cpu_supports("avx2")) return &AVX2_LOOPS;
+#endif
+    (void)simd;
+    return &PLAIN;
+}

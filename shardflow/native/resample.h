@@ -1,0 +1,67 @@
+/* Antialiased separable resampling of 8-bit RGBX rows in fixed point.
+ *
+ * The arithmetic is that of PyTorch's uint8 `interpolate(..., antialias=True)`, which follows Pillow's Resample.c:
+ * filter support widened by the scale, weights normalised per output and rounded to 16 bits with as many fractional
+ * bits as the largest weight leaves, the horizontal pass rounded to 8 bits before the vertical one. On equal input
+ * pixels the output is equal bit by bit.
+ */
+#ifndef SHARDFLOW_RESAMPLE_H
+#define SHARDFLOW_RESAMPLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Memory that is reused between images: grows when asked to, contents are not kept. */
+typedef struct {
+    void *data;
+    size_t bytes;
+} sf_buffer;
+
+bool sf_reserve(sf_buffer *buffer, size_t bytes); /* false: more than an image may use, or out of memory */
+void sf_release(sf_buffer *buffer);
+
+/* One axis of a resize: `length` input pixels from `origin` on become `resized` pixels, of which those from `first` on
+ * are made, in reverse order when `mirrored`. Input pixels outside [low, high) are never weighted. */
+typedef struct {
+    int filter;
+    double origin, length;
+    int32_t low, high;
+    int32_t resized, first, count;
+    bool mirrored;
+} sf_span;
+
+/* The weights of one axis. Every output has the same even number of taps, padded with zero weights: a data-dependent
+ * loop length would be mispredicted for each row, because the entropy decoder evicts the branch history in between. */
+typedef struct {
+    int32_t count, taps, precision; /* weights have `precision` fractional bits */
+    int32_t low, high;              /* input pixels [low, high) carry weight */
+    int32_t *starts;                /* [count] the first tap's pixel, from `low`; starts + taps may pass `high` */
+    int16_t *weights;               /* [count][taps] */
+    int32_t *packed;                /* the weights as the AVX2 loop reads them, or NULL */
+    sf_buffer memory, scratch, packed_memory;
+} sf_axis;
+
+bool sf_axis_set(sf_axis *axis, const sf_span *span, bool packed);
+void sf_axis_release(sf_axis *axis);
+
+/* Rows are made in blocks of this many pixels, or bytes in the vertical pass; buffers are rounded up to blocks. */
+enum { SF_BLOCK = 32 };
+
+typedef struct {
+    const char *name;
+    bool packed; /* whether `horizontal` reads sf_axis.packed */
+    /* One RGBX row to one resampled RGBX row. `row` begins with pixel `low`, and is read up to taps + 4 pixels behind
+     * `high`. Whole blocks are written. */
+    void (*horizontal)(const sf_axis *axis, const uint8_t *row, uint8_t *out);
+    /* RGBX to three planes that are `plane` bytes apart, or to RGB. Whole blocks are read, and written. */
+    void (*split)(const uint8_t *row, int width, size_t plane, uint8_t *out);
+    void (*squeeze)(const uint8_t *row, int width, uint8_t *out);
+    /* The weighted sum of `taps` rows. Whole blocks are read, exactly `bytes` written. */
+    void (*vertical)(const uint8_t *const *rows, size_t at, const int16_t *weights, int taps, int precision,
+                     size_t bytes, uint8_t *out);
+} sf_loops;
+
+const sf_loops *sf_loops_choose(bool simd);
+
+#endif

@@ -1,0 +1,69 @@
+"""JPEGs of every kind the tests need, made here: photo-like pixels, Pillow's codings, and forged bytes."""
+
+from __future__ import annotations
+
+import functools
+import io
+import struct
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual name
+
+
+def pixels(number: int, width: int, height: int) -> NDArray[np.uint8]:
+    """Return smooth shades, edges in saturated colours and some noise, [height, width, 3]."""
+    rng = np.random.default_rng(number)
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [np.sin(x / rng.uniform(3, 20) + y / rng.uniform(3, 20) + rng.uniform(0, 6)) for _ in range(3)]
+    values = 128 + 90 * np.stack(waves, -1)
+    for _ in range(3):
+        inside = (x - rng.uniform(0, width)) * rng.uniform(-1, 1) + (y - rng.uniform(0, height)) * rng.uniform(
+            -1, 1
+        ) > 0
+        values += 60 * rng.uniform(-1, 1, 3) * inside[..., None]
+    return (values + rng.normal(0, 6, values.shape)).clip(0, 255).astype(np.uint8)
+
+
+@functools.lru_cache(maxsize=1024)
+def make(number: int = 0, width: int = 64, height: int = 48, *, mode: str = "RGB", **how: Any) -> bytes:
+    """Return a JPEG; `how` goes to Pillow: subsampling 0, 1, 2 for 4:4:4, 4:2:2, 4:2:0, progressive, and so on."""
+    buffer = io.BytesIO()
+    image = Image.fromarray(pixels(number, width, height)).convert(mode)
+    image.save(buffer, "JPEG", **{"quality": 90, "subsampling": 2 if mode == "RGB" else -1, **how})
+    return buffer.getvalue()
+
+
+def reference(payload: bytes, box: tuple[int, int, int, int], size: tuple[int, int], flip: bool) -> NDArray[np.uint8]:
+    """Return torchvision's crop, [3, height, width]; `box` is x, y, width, height, `size` is height, width."""
+    x, y, width, height = box
+    image = decode_jpeg(torch.frombuffer(bytearray(payload), dtype=torch.uint8), mode=ImageReadMode.RGB)
+    image = F.resized_crop(image, y, x, height, width, list(size), antialias=True)
+    result: NDArray[np.uint8] = (F.hflip(image) if flip else image).numpy()
+    return result
+
+
+def set_size(payload: bytes, width: int, height: int) -> bytes:
+    """Return the JPEG with other dimensions in its frame header."""
+    at = frame(payload)
+    return payload[: at + 5] + struct.pack(">HH", height, width) + payload[at + 9 :]
+
+
+def frame(payload: bytes) -> int:
+    """Return where the frame header's marker is."""
+    return next(i for i in range(len(payload)) if payload[i] == 0xFF and payload[i + 1] in (0xC0, 0xC1, 0xC2))
+
+
+def without_segments(payload: bytes, marker: int) -> bytes:
+    """Return the JPEG without the segments of a kind that come before its scan."""
+    kept, at = payload[:2], 2
+    while payload[at + 1] != 0xDA:
+        length = 2 + struct.unpack(">H", payload[at + 2 : at + 4])[0]
+        if payload[at + 1] != marker:
+            kept += payload[at : at + length]
+        at += length
+    return kept + payload[at:]

@@ -1,0 +1,123 @@
+/* libFuzzer's entry: the input is a JPEG in front of which a few bytes say what is asked of it.
+ *
+ * One decoder lives through all inputs, as in a worker process, so that what an image leaves behind is tested with the
+ * next one. Inputs are decoded with each set of loops, which must agree, and every fourth between two copies of a good
+ * image, whose pixels must not change. The output is allocated to the byte, so that the address sanitizer sees a write
+ * beside it.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernel.h"
+
+enum { ASKED_BYTES = 16, GOOD_BYTES_MAX = 1 << 16 };
+
+static sf_decoder *decoders[2];
+static uint8_t good[GOOD_BYTES_MAX];
+static size_t good_size;
+static sf_header good_header;
+
+int LLVMFuzzerInitialize(int *count, char ***arguments) {
+    (void)count;
+    (void)arguments;
+    char message[SF_MESSAGE_BYTES];
+    const char *path = getenv("FUZZ_LIBJPEG"), *good_path = getenv("FUZZ_GOOD");
+    sf_library *library = path ? sf_library_open(path, message) : NULL;
+    FILE *file = good_path ? fopen(good_path, "rb") : NULL;
+    if (!library || !file) {
+        fprintf(stderr, "set FUZZ_LIBJPEG to a libjpeg-turbo and FUZZ_GOOD to a small JPEG\n");
+        exit(2);
+    }
+    good_size = fread(good, 1, sizeof good, file);
+    fclose(file);
+    sf_problem problem;
+    for (int simd = 0; simd < 2; simd++) decoders[simd] = sf_decoder_new(library, simd);
+    if (sf_read_header(decoders[0], good, good_size, &good_header, &problem) != SF_OK) exit(2);
+    return 0;
+}
+
+static void check(int truth, const char *what) {
+    if (truth) return;
+    fprintf(stderr, "not true: %s\n", what);
+    abort();
+}
+
+/* A number below `limit` that is often at its ends. */
+static int32_t below(int32_t limit, uint8_t byte, uint8_t fine) {
+    if (limit <= 1 || byte == 0) return 0;
+    if (byte == 255) return limit - 1;
+    return (int32_t)(((int64_t)byte * 256 + fine) * limit / 65536);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size < ASKED_BYTES) return 0;
+    const uint8_t *asked = data;
+    /* A copy of its own size, so that a read beyond the image is seen too. */
+    const size_t image_size = size - ASKED_BYTES;
+    uint8_t *image = malloc(image_size ? image_size : 1);
+    if (!image) return 0;
+    memcpy(image, data + ASKED_BYTES, image_size);
+
+    sf_header header = {.width = 1, .height = 1};
+    sf_problem problem;
+    sf_read_header(decoders[0], image, image_size, &header, &problem);
+
+    const int32_t width = 1 + asked[0] % 40, height = 1 + asked[1] % 40;
+    int32_t boxes[12] = {0, 0, good_header.width, good_header.height, 0, 0, 0, 0,
+                         0, 0, good_header.width, good_header.height};
+    int32_t resized[12] = {width, height, 0, 0, width, height, 0, 0, width, height, 0, 0};
+    int32_t *box = boxes + 4, *window = resized + 4;
+    box[0] = below(header.width, asked[2], asked[3]);
+    box[1] = below(header.height, asked[4], asked[5]);
+    box[2] = 1 + below(header.width - box[0], asked[6], asked[7]);
+    box[3] = 1 + below(header.height - box[1], asked[8], asked[9]);
+    window[2] = asked[10] % 16;
+    window[3] = asked[11] % 16;
+    window[0] += window[2] + asked[12] % 16;
+    window[1] += window[3] + asked[12] / 16;
+    if (asked[13] > 250) box[asked[2] % 4] = (int32_t)0x80000000 >> (asked[3] % 32); /* now and then a senseless one */
+    const uint8_t flips[3] = {0, asked[14] & 1, 0};
+
+    const int32_t first = asked[13] & 3 ? 1 : 0, count = first ? 1 : 3;
+    const size_t image_bytes = 3 * (size_t)width * (size_t)height;
+    const uint8_t *const images[3] = {good, image, good};
+    const size_t sizes[3] = {good_size, image_size, good_size};
+    uint8_t *out[2];
+    sf_problem problems[2][3];
+    int32_t found[2];
+    for (int simd = 0; simd < 2; simd++) {
+        out[simd] = malloc((size_t)count * image_bytes);
+        if (!out[simd]) abort();
+        const sf_batch batch = {
+            .images = images + first,
+            .sizes = sizes + first,
+            .boxes = asked[13] & 4 ? NULL : boxes + 4 * first,
+            .resized = resized + 4 * first,
+            .flips = flips + first,
+            .out = out[simd],
+            .image_stride = image_bytes,
+            .max_pixels = 1 << 18,
+            .count = count,
+            .width = width,
+            .height = height,
+            .interleaved = asked[14] >> 1 & 1,
+            .filter = (asked[14] >> 2) % 3,
+            .oversampling = asked[15] % 4,
+        };
+        found[simd] = sf_decode(decoders[simd], &batch, problems[simd]);
+    }
+    check(found[0] == found[1] && found[0] <= 1, "at most the one image has a problem");
+    check(!memcmp(out[0], out[1], (size_t)count * image_bytes), "both loops write the same");
+    check(!memcmp(out[0], out[0] + (size_t)(count - 1) * image_bytes, image_bytes), "the neighbours are as without it");
+    if (found[0]) {
+        check(problems[0][0].index == count / 2, "the problem is its own");
+        check(problems[0][0].status == problems[1][0].status, "both loops find the same");
+        check(memchr(problems[0][0].message, 0, SF_MESSAGE_BYTES) != NULL, "the message ends");
+    }
+    free(out[0]);
+    free(out[1]);
+    free(image);
+    return 0;
+}

@@ -1,0 +1,26 @@
+#!/bin/sh
+# Fuzz the native kernel with libFuzzer and the address and undefined-behaviour sanitizers.
+#
+#   tools/fuzz/run.sh [SECONDS] [LIBJPEG]
+#
+# Needs clang with compiler-rt (CLANG), the headers of libjpeg-turbo, and for the seeds a Python with Pillow and numpy
+# (PYTHON). LIBJPEG is the library to use; one that was itself built with CFLAGS="-fsanitize=fuzzer-no-link,address"
+# lets the fuzzer see into libjpeg-turbo too. The corpus and whatever breaks the kernel stay in WORK (default:
+# build/fuzz), so that the next run goes on from there.
+set -eu
+
+seconds=${1:-600}
+libjpeg=${2:-libjpeg.so.62} # looked for as dlopen does
+here=$(cd "$(dirname "$0")" && pwd)
+native=$here/../../shardflow/native
+work=${WORK:-$here/../../build/fuzz}
+
+mkdir -p "$work"
+"${PYTHON:-python3}" "$here/seeds.py" "$work"
+"${CLANG:-clang}" -std=c11 -g -O2 -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined \
+    -fno-sanitize-recover=undefined -I "$native" \
+    "$here/fuzz_decode.c" "$native/kernel.c" "$native/libjpeg.c" "$native/resample.c" -ldl -lm -o "$work/fuzz_decode"
+cd "$work"
+FUZZ_LIBJPEG=$libjpeg FUZZ_GOOD=$work/good.jpg exec nice -n 15 ./fuzz_decode \
+    -max_total_time="$seconds" -max_len=4096 -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 \
+    -dict="$here/jpeg.dict" corpus

@@ -1,0 +1,49 @@
+"""Write the corpus the fuzzer starts from: small JPEGs of every coding, each behind sixteen bytes that ask for a crop.
+
+    python tools/fuzz/seeds.py DIRECTORY
+
+`DIRECTORY/good.jpg` is the image that must survive its neighbours; the corpus is in `DIRECTORY/corpus`.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def encode(width: int, height: int, mode: str, **how: object) -> bytes:
+    """Return a JPEG of shades and noise."""
+    y, x = np.mgrid[0:height, 0:width]
+    waves = np.stack([np.sin(x / 5 + c) + np.cos(y / (4 + c)) for c in range(3)], -1)
+    pixels = 128 + 50 * waves + np.random.default_rng(0).normal(0, 5, waves.shape)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(mode).save(buffer, "JPEG", quality=40, **how)
+    return buffer.getvalue()
+
+
+def main(directory: Path) -> None:
+    """Write the good image and the corpus."""
+    corpus = directory / "corpus"
+    corpus.mkdir(parents=True, exist_ok=True)
+    (directory / "good.jpg").write_bytes(encode(33, 21, "RGB"))
+    rng = random.Random(0)
+    kinds = [
+        ("RGB", {"subsampling": subsampling, "progressive": progressive, **more})
+        for subsampling, progressive in itertools.product([0, 1, 2], [False, True])
+        for more in [{}, {"restart_marker_blocks": 2}]
+    ]
+    kinds += [("L", {}), ("L", {"progressive": True}), ("CMYK", {})]
+    for number, ((mode, how), (width, height)) in enumerate(
+        itertools.product(kinds, [(1, 1), (16, 16), (37, 29), (64, 9)])
+    ):
+        (corpus / f"seed{number:03}").write_bytes(rng.randbytes(16) + encode(width, height, mode, **how))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
