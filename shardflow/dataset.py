@@ -54,12 +54,17 @@ class Split:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[number] for number in range(len(self)))
 
-    def shard(self, number: int) -> MappedShard:
-        """Return a shard, mapped; the least recently used one is let go when too many are."""
+    def shard(self, number: int, *, announce: bool = False) -> MappedShard:
+        """Return a shard, mapped; the least recently used one is let go when too many are.
+
+        `announce` says that all of it will be read, which the kernel is told when the shard is mapped.
+        """
         if number in self._mapped:
             self._mapped.move_to_end(number)
         else:
             self._mapped[number] = MappedShard(self._store, self.shards[number])
+            if announce:
+                self._mapped[number].announce()
             if len(self._mapped) > MAPPED_SHARDS:
                 self._mapped.popitem(last=False)
         return self._mapped[number]

@@ -11,11 +11,12 @@ import hashlib
 import mmap
 import os
 import zlib
+from pathlib import Path
 
 import numpy as np
 
 from . import shardindex, ustar
-from .errors import IndexError_, IntegrityError, NotFoundError
+from .errors import FormatError, IndexError_, IntegrityError, NotFoundError, TarError
 from .manifest import Shard
 from .store import LocalStore, translated
 
@@ -47,7 +48,7 @@ class MappedShard:
         """Return the key and the parts of a sample, without copying; each payload is checked by its CRC-32 if asked.
 
         Raises:
-            IntegrityError: A payload is damaged. The error names the shard and the key.
+            IntegrityError: A payload, or the header with the key, is damaged. The error names the shard and the key.
         """
         parts: Sample = {}
         rows = self._rows[self._bounds[record] : self._bounds[record + 1]]
@@ -61,11 +62,27 @@ class MappedShard:
             parts[part.decode()] = payload
         return self.key(record), parts
 
+    def announce(self) -> None:
+        """Tell the kernel that the whole shard will be read soon, so that slow and network disks read in sequence."""
+        with translated(Path(self.url)), open(self.url, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
     def key(self, record: int) -> str:
-        """Return the key of a sample: its members' common name without the part."""
-        _, part, offset, *_ = self._rows[self._bounds[record]]
-        name = ustar.member_name(bytes(self._bytes[offset - ustar.BLOCK : offset]))
-        return name[: -len(part) - 1]
+        """Return the key of a sample: its members' common name without the part.
+
+        Raises:
+            IntegrityError: The header that holds it is damaged, or not that of the member which the index has here.
+        """
+        _, part, offset, size, *_ = self._rows[self._bounds[record]]
+        try:
+            member = ustar.parse(bytes(self._bytes[offset - ustar.BLOCK : offset]), offset)
+        except TarError as error:
+            raise IntegrityError(f"record {record}: {error}; run `shardflow verify`").at(shard=self.url) from error
+        key = member.name.removesuffix(f".{part.decode()}")
+        if key == member.name or member.size != size:
+            message = f"record {record}: member {member.name!r} is not the one packed here; run `shardflow verify`"
+            raise IntegrityError(message).at(shard=self.url)
+        return key
 
 
 def _map(store: LocalStore, shard: Shard) -> mmap.mmap:
@@ -85,7 +102,10 @@ def _load_index(store: LocalStore, shard: Shard, tar: memoryview) -> shardindex.
     except NotFoundError:
         data = b""
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
-        index, _ = shardindex.build(tar)
+        try:
+            index, _ = shardindex.build(tar)
+        except FormatError as error:
+            raise error.at(shard=str(store.path(shard.name))) from None
         data = shardindex.to_bytes(index)
         if hashlib.sha256(data).hexdigest() != shard.index_sha256:
             message = "neither the index nor one rebuilt from the tar is the one packed; run `shardflow verify`"

@@ -80,7 +80,7 @@ class Samples(IterableDataset[dict[str, Any]]):
         for begin in range(0, len(positions), _CHUNK):
             shards, records, _ = self._order.locate(epoch, positions[begin : begin + _CHUNK], self._lanes)
             for number, record in zip(shards.tolist(), records.tolist(), strict=True):
-                shard = self._order.split.shard(number)
+                shard = self._order.split.shard(number, announce=True)
                 key, parts = shard.sample(record, check=self._verify)
                 payloads = {part: bytes(payload) for part, payload in parts.items()}
                 yield {"__key__": key, "__url__": shard.url, **payloads}

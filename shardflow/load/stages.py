@@ -34,7 +34,7 @@ class Read:
             failures: dict[int, IntegrityError] = {}
             places = zip(batch.shards.tolist(), batch.records.tolist(), strict=True)
             for index, (number, record) in enumerate(places):
-                shard = self._split.shard(number)
+                shard = self._split.shard(number, announce=True)
                 try:
                     key, parts = shard.sample(record, check=self._verify)
                 except IntegrityError as error:

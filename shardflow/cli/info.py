@@ -1,0 +1,101 @@
+"""`shardflow info URL`: what the manifest says, and nothing that would need a shard to be opened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+import shardflow
+
+_CLASSES_SHOWN = 8
+
+
+@click.command(short_help="Show what a dataset holds.")
+@click.argument("url", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def info(url: str, as_json: bool) -> None:
+    """Show what the dataset at URL holds and how it was made. Only its manifest is read.
+
+    \b
+    Example:
+      shardflow info photos256/
+    """
+    described = _describe(shardflow.open(url))
+    if as_json:
+        click.echo(json.dumps(described, indent=1))
+        return
+    for name, value in _lines(described):
+        click.echo(f"{name:13}{value}")
+
+
+def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
+    manifest = dataset.manifest
+    splits = {
+        name: {
+            "samples": len(split),
+            "shards": len(split.shards),
+            "bytes": sum(shard.bytes for shard in split.shards),
+        }
+        for name, split in dataset.items()
+    }
+    totals = {count: sum(split[count] for split in splits.values()) for count in ("samples", "shards", "bytes")}
+    return {
+        "url": dataset.url,
+        "splits": splits,
+        **totals,
+        "bytes_per_image": round(totals["bytes"] / totals["samples"]) if totals["samples"] else 0,
+        "classes": None if manifest.classes is None else list(manifest.classes),
+        "recipe": dict(manifest.recipe),
+        "mean": manifest.mean,
+        "std": manifest.std,
+        "inputs": manifest.inputs,
+        "quarantined": manifest.inputs - totals["samples"],
+        "fingerprint": dataset.fingerprint,
+        "tools": dict(manifest.tools),
+    }
+
+
+def _lines(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "dataset", described["url"]
+    rows = [(name, *split.values()) for name, split in described["splits"].items()]
+    if len(rows) > 1:
+        rows.append(("all", described["samples"], described["shards"], described["bytes"]))
+    width = max(len(name) for name, *_ in rows)
+    digits = len(f"{described['samples']:,}")
+    for number, (name, samples, shards, size) in enumerate(rows):
+        line = f"{name:{width}}  {samples:{digits},} samples  {shards:6,} shards  {_megabytes(size):>12}"
+        yield "" if number else "splits", line
+    yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, tar included"
+    yield "classes", _classes(described["classes"])
+    yield "recipe", _pairs(described["recipe"])
+    yield "mean", _numbers(described["mean"])
+    yield "std", _numbers(described["std"])
+    yield "inputs", f"{described['inputs']:,}, of which {described['quarantined']:,} quarantined"
+    yield "fingerprint", described["fingerprint"]
+    yield "tools", _pairs(described["tools"])
+
+
+def _classes(classes: Sequence[str] | None) -> str:
+    if classes is None:
+        return "none: the samples have no labels"
+    more = ", ..." if len(classes) > _CLASSES_SHOWN else ""
+    return f"{len(classes):,}: {', '.join(classes[:_CLASSES_SHOWN])}{more}"
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_plain(value)}" for name, value in values.items()) or "not known"
+
+
+def _plain(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _numbers(values: Sequence[float] | None) -> str:
+    return "not measured" if values is None else "  ".join(f"{value:.4f}" for value in values)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

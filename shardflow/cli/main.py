@@ -1,0 +1,82 @@
+"""The `shardflow` command: finds the subcommand, and turns errors and signals into one line and an exit code.
+
+Subcommands are imported when they are asked for, so that those that do not need torch do not wait for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from shardflow import __version__
+from shardflow.errors import ShardflowError
+
+COMMANDS = {
+    "pack": "Pack a folder of images into a dataset.",
+    "info": "Show what a dataset holds.",
+    "verify": "Read a whole dataset and name everything that is wrong with it.",
+    "demo": "Show all of it on a few hundred pictures, in a minute.",
+}
+"""Command → its line in the group's help. Its code is `cli/COMMAND.py`, the function `COMMAND`."""
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"{__package__}.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="shardflow", message="%(prog)s %(version)s")
+def shardflow() -> None:
+    """Pack images once into WebDataset tar shards, stream them anywhere.
+
+    \b
+    Exit codes:
+      0    fine
+      1    the check failed: damage was found, or too many inputs were bad
+      2    wrong usage
+      3    the destination exists
+      4    the store failed: a disk, a permission, a missing file
+      130  interrupted (Ctrl-C); 143 terminated (SIGTERM)
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        result = shardflow.main(arguments, prog_name="shardflow", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(_say("interrupted", 128 + signal.SIGINT))
+    except ShardflowError as error:
+        sys.exit(_say(" ".join(str(error).splitlines()), error.exit_code))
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - the signature of a handler
+    sys.exit(_say("terminated", 128 + number))
+
+
+def _say(message: str, exit_code: int) -> int:
+    click.echo(f"shardflow: {message}", err=True)
+    return exit_code

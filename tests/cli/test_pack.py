@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pack.folders import contents, image_folder, write_tree
+
+COMMAND = [sys.executable, "-c", "from shardflow.cli.main import main; main()"]
+
+
+def _shardflow(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+def test_pack(tmp_path: Path) -> None:
+    """A pack says what it did, which dataset came out, and what to do next."""
+    src = image_folder(tmp_path / "src", 50)
+    write_tree(src, {"a/readme.txt": b"", "b/cut.jpg": b"\xff\xd8\xff"})
+    done = _shardflow("pack", src, tmp_path / "dst", "--short-side", 32, "--workers", 2, "--max-bad", 1)
+    assert done.returncode == 0, done.stderr
+    for said in (
+        r"packed +50 of 51 inputs into 1 shards",
+        r"bytes +0\.\d MB -> 0\.\d MB",
+        r"time +[\d.]+ s, \d+ images/s",
+        r"fingerprint +sha256:[0-9a-f]{64}\n",
+        r"quarantined +1, listed in quarantine\.jsonl\n +1  decode: ",
+        r"no images +1 \.txt\n",
+        rf"next +shardflow verify {tmp_path / 'dst'}\n$",
+    ):
+        assert re.search(said, done.stdout), said
+    assert "images/s" in done.stderr
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    """Every expected failure is one line on stderr with the documented exit code, and no traceback."""
+    src = image_folder(tmp_path / "src", 5)
+    bad = write_tree(tmp_path / "bad", {"1.jpg": (src / "a" / "0000.jpg").read_bytes(), "2.jpg": b"", "3\n.jpg": b""})
+    (tmp_path / "file").write_text("")
+    assert _shardflow("pack", src, tmp_path / "dst", "--workers", 1).returncode == 0
+    failures = [
+        (1, (bad, tmp_path / "bad-dst", "--workers", 1)),
+        (2, (tmp_path / "nowhere", tmp_path / "x")),
+        (2, (src, tmp_path / "x", "--quality", 101)),
+        (2, (src, "s3://bucket/x")),
+        (3, (src, tmp_path / "dst")),
+        (4, (src, tmp_path / "file")),
+    ]
+    for exit_code, arguments in failures:
+        done = _shardflow("pack", *arguments)
+        assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
+        lines = [line for line in done.stderr.splitlines() if line and not line.startswith("packing:")]
+        assert len(lines) == 1, done.stderr
+        assert lines[0].startswith("shardflow: ")
+
+
+def test_wrong_usage() -> None:
+    """Unknown commands and options are refused with a hint and exit code 2."""
+    for arguments in (["frobnicate"], ["pack"], ["pack", "a", "b", "--frob"], ["pack", "a", "b", "--seed", "x"]):
+        done = _shardflow(*arguments)
+        assert done.returncode == 2
+        assert "Try 'shardflow" in done.stderr
+
+
+def test_help_and_version() -> None:
+    """The help lists commands, options with defaults, an example and the exit codes."""
+    assert re.fullmatch(r"shardflow \d+\.\d+\.\d+\n", _shardflow("--version").stdout)
+    overview = _shardflow("--help").stdout
+    assert "  pack " in overview
+    assert all(f"  {code} " in overview for code in (0, 1, 2, 3, 4, 130))
+    help_text = _shardflow("pack", "--help").stdout
+    assert "shardflow pack photos/ photos256/" in help_text
+    assert "[default: 256]" in help_text
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals(tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
+    """A signal ends a pack quickly, without half-done files, and the same command goes on to the same bytes."""
+    src = image_folder(tmp_path / "src", 240, 640, 480)
+    arguments = ["pack", str(src), str(tmp_path / "dst"), "--shard-samples", "40", "--workers", "2"]
+    with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        deadline = time.monotonic() + 30
+        while not any(tmp_path.glob("dst/train/*.json")):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        os.killpg(process.pid, number)  # the whole group, as a terminal does
+        sent = time.monotonic()
+        assert process.wait(10) == exit_code
+        assert time.monotonic() - sent < 3
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert "run the same command again to go on" in said
+    assert "Traceback" not in said
+    assert not list(tmp_path.rglob(".tmp-*"))
+    assert not (tmp_path / "dst" / "shardflow.json").exists()
+    again = _shardflow(*arguments)
+    assert re.search(r"resumed +\d+ inputs", again.stdout)
+    assert _shardflow("pack", src, tmp_path / "fresh", "--shard-samples", 40).returncode == 0
+    assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")

@@ -1,0 +1,118 @@
+"""The demo's steps, with few pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from making import jpeg, make_dataset
+from PIL import Image
+
+import shardflow
+from shardflow.demo.pictures import draw
+from shardflow.demo.scenes import SCENES
+from shardflow.demo.sheet import draw_sheet
+from shardflow.demo.tour import take_tour
+from shardflow.demo.training import train
+from shardflow.errors import ConfigError
+
+
+def heard() -> tuple[list[str], object]:
+    """Return a list of lines, and a `say` that fills it."""
+    lines: list[str] = []
+    return lines, lambda step, line: lines.append(f"{step} {line}".strip())
+
+
+def photos(root: Path, folders: dict[str, int]) -> Path:
+    """Write photo-like pictures into folders below `root`."""
+    for folder, count in folders.items():
+        (root / folder).mkdir(parents=True)
+        for number in range(count):
+            (root / folder / f"{number}.jpg").write_bytes(jpeg(number, 90, 80))
+    return root
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_pictures_are_a_function_of_class_and_number(name: str) -> None:
+    """The same numbers give the same picture, others another; all are larger than what packing makes of them."""
+    first, again, other = draw(name, 0), draw(name, 0), draw(name, 1)
+    assert first.tobytes() == again.tobytes()
+    assert first.tobytes() != other.tobytes()
+    assert first.mode == "RGB"
+    assert min(first.size) > 256
+    assert np.asarray(first).std() > 10
+
+
+def test_whole_tour(tmp_path: Path) -> None:
+    """Every step tells what it did, and a net that had no time to learn is a complaint."""
+    lines, say = heard()
+    outcome = take_tour(tmp_path / "out", say=say, epochs=1, workers=1, pictures=(3, 1))
+    assert [line.split()[0] for line in lines if line.split()[0] in STEPS] == list(STEPS)
+    assert any("32 of 32 images" in line for line in lines)
+    assert any("an epoch is 24 images, each exactly once" in line for line in lines)
+    assert any("exact: " in line for line in lines)
+    assert len(outcome.complaints) == 1
+    assert "did not learn" in outcome.complaints[0]
+    dataset = shardflow.open(tmp_path / "out" / "dataset")
+    assert dataset.classes == tuple(SCENES)
+    assert (len(dataset["train"]), len(dataset["val"])) == (24, 8)
+    with Image.open(outcome.picture) as sheet:
+        assert sheet.size[0] > 1000
+
+
+STEPS = ("pictures", "pack", "verify", "stream", "resume", "train", "picture")
+
+
+def test_labelled_folder_without_val(tmp_path: Path) -> None:
+    """The user's classes are learned from without a val split, and there is no complaint about how well."""
+    lines, say = heard()
+    images = photos(tmp_path / "photos", {"cats": 5, "dogs": 6})
+    outcome = take_tour(tmp_path / "out", say=say, images=images, epochs=1, workers=0)
+    assert not outcome.complaints
+    assert any("no val split" in line for line in lines)
+    assert any(line.startswith("epoch  1 ") for line in lines)
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    """An output folder that is in use is left as it is; each run takes a fresh folder in it."""
+    images = photos(tmp_path / "photos", {"": 3})
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "demo.png").write_bytes(b"the user's")
+    for run in ("run2", "run3"):
+        lines, say = heard()
+        outcome = take_tour(output, say=say, images=images, workers=0)
+        assert outcome.picture == output / run / "demo.png"
+        assert outcome.picture.stat().st_size > 1000
+        assert any(str(output / run) in line for line in lines)
+    assert (output / "demo.png").read_bytes() == b"the user's"
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    """The message says what to name instead."""
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(ConfigError, match="--output"):
+        take_tour(tmp_path / "out", say=lambda _step, _line: None)
+
+
+def test_the_net_learns(tmp_path: Path) -> None:
+    """A few epochs on two classes of pictures bring the net far above guessing."""
+    for split, numbers in (("train", range(40)), ("val", range(40, 52))):
+        for name in ("bricks", "sea"):
+            (tmp_path / "pictures" / split / name).mkdir(parents=True)
+            for number in numbers:
+                draw(name, number).save(tmp_path / "pictures" / split / name / f"{number}.jpg")
+    shardflow.pack(tmp_path / "pictures", tmp_path / "data", short_side=128, executor="serial")
+    *_, last = train(tmp_path / "data", split="train", val_split="val", epochs=6, workers=1)
+    assert last.val_accuracy is not None
+    assert last.val_accuracy > 0.8
+
+
+def test_sheet_shows_what_the_loader_hands_out(tmp_path: Path) -> None:
+    """The same seed draws the same sheet, another seed another one; few and unlabelled samples are enough."""
+    dataset = make_dataset(tmp_path / "data", [3], labelled=False)
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        draw_sheet(dataset, tmp_path / name, workers=0, seed=seed)
+    drawn = {name: (tmp_path / name).read_bytes() for name in "abc"}
+    assert drawn["a"] == drawn["b"] != drawn["c"]
