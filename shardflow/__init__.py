@@ -19,7 +19,7 @@ from .dataset import Dataset, Split
 from .dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
 
 # Bound here and not on first use: importing the modules of these names would otherwise put the modules in their place.
-# from .pack import PackReport, pack
+from .pack import PackReport, pack
 from .verify import Finding, verify
 
 if TYPE_CHECKING:

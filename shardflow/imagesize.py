@@ -11,11 +11,13 @@ _NO_FRAME = {0xC4, 0xC8, 0xCC}  # DHT, JPG, DAC lie among the SOFn codes
 
 def image_size(payload: memoryview | bytes) -> tuple[int, int]:
     """Return (width, height) in pixels as stored, before any EXIF orientation; (0, 0) when not known."""
+    width = height = 0
     if payload[:2] == b"\xff\xd8":
-        return _jpeg(payload)
-    if payload[:8] == b"\x89PNG\r\n\x1a\n" and payload[12:16] == b"IHDR" and len(payload) >= 24:
-        return int.from_bytes(payload[16:20], "big"), int.from_bytes(payload[20:24], "big")
-    return 0, 0
+        width, height = _jpeg(payload)
+    elif payload[:8] == b"\x89PNG\r\n\x1a\n" and payload[12:16] == b"IHDR" and len(payload) >= 24:
+        width, height = int.from_bytes(payload[16:20], "big"), int.from_bytes(payload[20:24], "big")
+    # A JPEG may give its height behind its first scan (DNL) and say 0 until then.
+    return (width, height) if width and height else (0, 0)
 
 
 def _jpeg(payload: memoryview | bytes) -> tuple[int, int]:

@@ -21,6 +21,8 @@ VERSION = 1
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_SAMPLES = 2**32 - 1  # an index counts records in 32 bits
+_MAX_BYTES = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,8 @@ class Shard:
 
     Args:
         name: Its path below the dataset, with forward slashes: "train/000000.tar".
-        samples: Number of samples, 1 or more.
-        bytes: Size of the tar.
+        samples: Number of samples, 1 … 2³²-1.
+        bytes: Size of the tar, 1 … 2⁶³-1.
         sha256: Of the tar, 64 hexadecimal digits.
         index_sha256: Of the index beside it. A wrong index would pair sound members wrongly, so it is sealed as well.
 
@@ -47,7 +49,7 @@ class Shard:
     def __post_init__(self) -> None:
         if not _is_name(self.name) or not self.name.endswith(".tar"):
             raise ManifestError(f"shard name {self.name!r} is not a relative path of A-Z a-z 0-9 . _ - ending in .tar")
-        if not _is_count(self.samples) or self.samples < 1 or not _is_count(self.bytes):
+        if not _is_count(self.samples, 1, _MAX_SAMPLES) or not _is_count(self.bytes, 1, _MAX_BYTES):
             raise ManifestError(f"shard {self.name}: samples and bytes must be positive integers")
         for digest in (self.sha256, self.index_sha256):
             if not (isinstance(digest, str) and _SHA256.fullmatch(digest)):
@@ -92,6 +94,12 @@ class Manifest:
                 raise ManifestError(f"split name {split!r} is not made of A-Z a-z 0-9 . _ -")
         if len(set(names)) != len(names):
             raise ManifestError("a shard is named twice")
+        if not _is_count(self.inputs, 0, _MAX_BYTES):
+            raise ManifestError(f"inputs must be an integer, 0 or more, found {self.inputs!r}")
+        if not all(isinstance(text, str) for text in (*(self.classes or ()), *self.tools.values())):
+            raise ManifestError("classes and the versions of tools must be strings")
+        if not all(_is_fraction(number) for number in (*(self.mean or ()), *(self.std or ()))):
+            raise ManifestError(f"mean and std must be numbers from 0 to 1, found {self.mean!r} and {self.std!r}")
 
     @property
     def fingerprint(self) -> str:
@@ -133,14 +141,16 @@ def from_bytes(data: bytes) -> Manifest:
             raise ManifestError(f"manifest version {version!r}, this shardflow reads {VERSION}; update shardflow")
         manifest = Manifest(
             splits={name: tuple(Shard(**entry) for entry in entries) for name, entries in content["splits"].items()},
-            classes=_strings(content["classes"]),
+            classes=_tuple(content["classes"]),
             recipe=dict(content["recipe"]),
             tools=dict(content["tools"]),
-            inputs=int(content["inputs"]),
-            mean=_floats(content["mean"]),
-            std=_floats(content["std"]),
+            inputs=content["inputs"],
+            mean=_tuple(content["mean"]),
+            std=_tuple(content["std"]),
         )
-        claimed = content["fingerprint"]
+        claimed = content.pop("fingerprint")
+        # What was read must say all that is written, or an edit could hide in what is not looked at.
+        complete = _canonical(content) == _canonical(manifest._content())
     except ManifestError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -150,6 +160,8 @@ def from_bytes(data: bytes) -> Manifest:
             f"the manifest says its fingerprint is {claimed}, its content has {manifest.fingerprint}; "
             "it was edited or damaged: restore it"
         )
+    if not complete:
+        raise ManifestError("the manifest has entries that none of its version has; it was edited: restore it")
     return manifest
 
 
@@ -157,19 +169,17 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def _strings(value: Any) -> tuple[str, ...] | None:
-    if value is not None and not all(isinstance(entry, str) for entry in value):
-        raise ManifestError("classes must be strings")
+def _tuple(value: Any) -> tuple[Any, ...] | None:
     return None if value is None else tuple(value)
-
-
-def _floats(value: Any) -> tuple[float, ...] | None:
-    return None if value is None else tuple(float(entry) for entry in value)
 
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(_NAME.fullmatch(value)) and not {".", ".."} & set(value.split("/"))
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _is_count(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_fraction(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1

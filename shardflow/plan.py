@@ -73,6 +73,8 @@ class Plan:
 
     def locate(self, positions: npt.NDArray[Any]) -> tuple[I64, I64]:
         """Return (shard, record) of positions 0 … length-1, as two int64 arrays of the same length."""
+        # In 64 bits with a sign: narrower or unsigned integers would wrap, or turn into floats, further down.
+        positions = positions.astype(np.int64, copy=False)
         lanes, offsets = positions % self._lanes, positions // self._lanes
         if self._window > 1:
             offsets = self._shuffle_windows(lanes, offsets)

@@ -135,6 +135,11 @@ def _check(index: Index, samples: int, tar_bytes: int) -> None:
         raise IndexError_(f"the records do not run from 0 to {samples - 1} in order; rebuild the index")
     if not samples and len(index):
         raise IndexError_(f"{len(index)} members for no samples; rebuild the index")
+    for part in set(index["part"].tolist()):
+        try:
+            part.decode()
+        except UnicodeDecodeError:
+            raise IndexError_(f"part name {part!r} is not UTF-8; rebuild the index") from None
     ends = index["offset"].astype(np.uint64) + index["size"]
     if len(index) and (index["offset"].max() > tar_bytes or ends.max() > tar_bytes):
         raise IndexError_(f"a member reaches to byte {int(ends.max())}, the shard has {tar_bytes}; rebuild the index")

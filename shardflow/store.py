@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from .errors import AccessDeniedError, ConfigError, DatasetExistsError, NotFoundError, StoreError
 
@@ -134,9 +134,8 @@ def open_store(url: str | os.PathLike[str]) -> LocalStore:
         ConfigError: The URL's scheme is not served.
     """
     text = os.fspath(url)
-    parts = urlsplit(text)
-    if parts.scheme == "file":
-        return LocalStore(parts.path)
+    if text.startswith("file:"):
+        return LocalStore(unquote(urlsplit(text).path))
     if "://" in text:
         raise ConfigError(f"{text}: only local directories are served so far; copy the dataset to a disk first")
     return LocalStore(text)

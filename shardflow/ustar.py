@@ -34,11 +34,13 @@ def header(name: str, size: int) -> bytes:
     """Return the header of a member: mtime 0, uid and gid 0, mode 0444.
 
     Raises:
-        TarError: The name is longer than 100 bytes, or the payload is 8 GiB or more.
+        TarError: The name is longer than 100 bytes or has a zero byte, or the payload is 8 GiB or more.
     """
     encoded = name.encode()
     if not 0 < len(encoded) <= 100:
         raise TarError(f"member name {name!r} has {len(encoded)} bytes, ustar holds 1 to 100")
+    if b"\0" in encoded:
+        raise TarError(f"member name {name!r} has a zero byte, which ends a name in ustar")
     if size > _MAX_SIZE:
         raise TarError(f"member {name!r} has {size} bytes, ustar holds {_MAX_SIZE} at most")
     block = bytearray(BLOCK)
@@ -69,7 +71,7 @@ def walk(buffer: memoryview) -> Iterator[Member]:
             if len(buffer) - position < len(END) or any(buffer[position:]):
                 raise TarError(f"one zero block at byte {position} is not followed by zeros to the end; it is damaged")
             return
-        member = _parse(block, position + BLOCK)
+        member = parse(block, position + BLOCK)
         position = member.offset + member.size + padding(member.size)
         if position > end:
             raise TarError(
@@ -78,7 +80,12 @@ def walk(buffer: memoryview) -> Iterator[Member]:
         yield member
 
 
-def _parse(block: bytes, payload: int) -> Member:
+def parse(block: bytes, payload: int) -> Member:
+    """Return the member whose header is `block` and whose payload starts at byte `payload`.
+
+    Raises:
+        TarError: The header is damaged or not that of a regular file.
+    """
     where = f"the header at byte {payload - BLOCK}"
     # The checksum counts its own eight bytes as spaces (0x20 each).
     expected = sum(block) - sum(block[148:156]) + 8 * 0x20

@@ -39,7 +39,7 @@ class Read:
                     key, parts = shard.sample(record, check=self._verify)
                 except IntegrityError as error:
                     failures[index] = error
-                    key, parts = shard.key(record), {}
+                    key, parts = error.key or f"record {record}", {}
                 batch.samples.append({"__key__": key, "__url__": shard.url, **parts})
             substitute(batch, failures, self._substitute)
             yield batch

@@ -194,3 +194,16 @@ def test_unknown_policy_is_refused(dataset: Path) -> None:
     """`on_error` has two values."""
     with pytest.raises(ConfigError, match="'raise' or 'substitute', found 'skip'"):
         loader(dataset, on_error="skip")
+
+
+def test_substitute_covers_damaged_headers(dataset: Path) -> None:
+    """A sample whose tar header is damaged has no readable key, and gives way all the same."""
+    shard = dataset / "train/000001.tar"
+    data = bytearray(shard.read_bytes())
+    data[:512] = bytes(512)
+    shard.write_bytes(data)
+    some = loader(dataset, on_error="substitute")
+    assert {label for _, labels in some for label in labels.tolist()} == set(range(60)) - {20}
+    (problem,) = some.substituted
+    assert "000001.tar" in problem
+    assert "record 0" in problem
