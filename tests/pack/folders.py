@@ -1,0 +1,86 @@
+"""Folders to pack, and recipes that end their process."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from making import jpeg
+from PIL import Image
+
+from shardflow.pack.recipe import Packed, Recipe
+
+
+def photo(number: int, width: int = 96, height: int = 64) -> bytes:
+    """Return a photo-like JPEG that depends on `number`."""
+    return jpeg(number % 24, width, height)
+
+
+def encoded(image: Image.Image, format_name: str, **options: object) -> bytes:
+    """Return an image as a file of some format."""
+    buffer = io.BytesIO()
+    image.save(buffer, format_name, **options)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def write_tree(root: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files below `root`, and return it."""
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def image_folder(root: Path, count: int = 40, width: int = 96, height: int = 64) -> Path:
+    """Write an ImageFolder tree of `count` photos in three classes."""
+    return write_tree(root, {f"{'abc'[n % 3]}/{n:04}.jpg": photo(n, width, height) for n in range(count)})
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Return every file below `root`."""
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def workers_of(pid: int) -> list[int]:
+    """Return the process ids of the packing workers that a process has."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [child for child in map(int, task.read_text().split()) if _is_worker(child)]
+    return found
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"shardflow.pack.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+class Deadly(Recipe):
+    """A recipe under which some inputs end or stop their process, as a decoder with a bug does."""
+
+    __slots__ = ()
+
+    def process(self, data: bytes) -> Packed:
+        """Die of b"segfault", wait for ever on b"hang", and behave otherwise."""
+        if data == b"segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if data == b"hang":
+            time.sleep(3600)
+        return super().process(data)
+
+
+class Doomed(Recipe):
+    """A recipe under which every process dies at once, whatever the input."""
+
+    __slots__ = ()
+
+    def process(self, data: bytes) -> Packed:
+        """Die."""
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().process(data)
