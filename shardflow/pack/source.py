@@ -77,10 +77,10 @@ def list_source(root: str | os.PathLike[str]) -> Source:
         StoreError: A directory cannot be read.
     """
     root = Path(root)
-    if not root.is_dir():
-        raise ConfigError(f"{root} is not a directory; give the directory that holds the images")
     ignored: Counter[str] = Counter()
     with translated(root):
+        if not root.is_dir():
+            raise ConfigError(f"{root} is not a directory; give the directory that holds the images")
         found = sorted(_walk(root, ignored), key=lambda item: os.fsencode(item.path))
     if not found:
         others = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in ignored.most_common(5))
