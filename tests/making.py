@@ -1,4 +1,4 @@
-"""Small real datasets for the tests: photo-like JPEGs, written with the core alone so that no test depends on packing."""
+"""Small real datasets for the tests: photo-like JPEGs, written with the core alone and not by packing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def jpeg(number: int, width: int = 48, height: int = 40, quality: int = 90) -> b
     """Return a photo-like JPEG: smooth shades, an edge and some noise, all depending on `number`."""
     rng = np.random.default_rng(number)
     y, x = np.mgrid[0:height, 0:width]
-    pixels = np.stack([np.sin(x / rng.uniform(5, 20) + y / rng.uniform(5, 20) + rng.uniform(0, 6)) for _ in range(3)], -1)
+    waves = [np.sin(x / rng.uniform(5, 20) + y / rng.uniform(5, 20) + rng.uniform(0, 6)) for _ in range(3)]
+    pixels = np.stack(waves, -1)
     pixels = 128 + 90 * pixels + 40 * (x * rng.uniform(-1, 1) + y * rng.uniform(-1, 1) > 5)[..., None]
     pixels += rng.normal(0, 6, pixels.shape)
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""`shardflow info URL`: what the manifest says, and nothing that would need a shard to be opened."""
+"""`shardflow info`: what a dataset's manifest says, or what there is to say about this installation."""
 
 from __future__ import annotations
 
@@ -9,26 +9,31 @@ from typing import Any
 import click
 
 import shardflow
+from shardflow.system import describe_system
 
 _CLASSES_SHOWN = 8
 
 
 @click.command(short_help="Show what a dataset holds.")
-@click.argument("url", type=click.Path())
+@click.argument("url", type=click.Path(), required=False)
+@click.option("--system", is_flag=True, help="Show this installation instead: versions, cores, native kernel.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def info(url: str, as_json: bool) -> None:
+def info(url: str | None, system: bool, as_json: bool) -> None:
     """Show what the dataset at URL holds and how it was made. Only its manifest is read.
 
     \b
-    Example:
+    Examples:
       shardflow info photos256/
+      shardflow info --system
     """
-    described = _describe(shardflow.open(url))
+    if system == (url is not None):
+        raise click.UsageError("give either the URL of a dataset or --system")
+    described = _describe(shardflow.open(url)) if url is not None else describe_system()
     if as_json:
         click.echo(json.dumps(described, indent=1))
         return
-    for name, value in _lines(described):
-        click.echo(f"{name:13}{value}")
+    for name, value in described.items() if url is None else _lines(described):
+        click.echo(f"{name:14}{value}")
 
 
 def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from making import make_dataset
 
 import shardflow
+from shardflow import native
 from shardflow.cli.info import info
 from shardflow.manifest import FILE_NAME, Manifest, from_bytes
 
@@ -71,3 +72,17 @@ def test_reads_the_manifest_alone(tmp_path: Path) -> None:
     for path in dataset.glob("train/*"):
         path.unlink()
     assert CliRunner().invoke(info, [str(dataset)]).exit_code == 0
+
+
+def test_system_says_whether_the_kernel_is_active() -> None:
+    """`--system` needs no dataset and names the versions and the native kernel's state."""
+    described = json.loads(CliRunner().invoke(info, ["--system", "--json"]).output)
+    assert described["shardflow"] == shardflow.__version__
+    assert described["native kernel"].startswith("libjpeg-turbo" if native.available() else "not active: ")
+    assert described["torch"].split(".")[0].isdigit()
+
+
+def test_dataset_and_system_exclude_each_other(tmp_path: Path) -> None:
+    """Neither or both of URL and `--system` is wrong usage."""
+    for arguments in ([], [str(tmp_path), "--system"]):
+        assert CliRunner().invoke(info, arguments).exit_code == 2
