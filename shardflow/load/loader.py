@@ -22,14 +22,13 @@ from .cursor import Cursor
 from .decode import CenterCropDecoder, Decoder, RandomResizedCropDecoder
 from .handover import Handover
 from .received import end_workers, received
-from .source import Order, PlanSource, Shared, Start
+from .source import WINDOW, Order, PlanSource, Shared, Start, default_lanes
 from .stages import Augment, Collate, Decode, Read, guard
 from .topology import resolve_rank, usable_cores
 
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
-WINDOW = 16384
 
 
 class Loader:
@@ -53,9 +52,9 @@ class Loader:
             "json" (list of its values), others (list of bytes). By default image and label, or image and key for a
             dataset without labels; with tail="pad", "valid" comes third.
         shuffle: False reads in order.
-        window: Samples that are shuffled among each other; larger mixes better, smaller opens fewer shards at a time.
-        lanes: Parallel streams the epoch is cut into; by default the world size, or 1 without shuffling. A resumed run
-            keeps the lanes of the run that was saved.
+        window: Samples of a lane that are shuffled among each other; larger mixes better, smaller opens fewer shards.
+        lanes: Parallel streams the epoch is cut into; by default eight per rank, or one without shuffling. A resumed
+            run keeps the lanes of the run that was saved.
         seed: Of the order and of all augmentation.
         tail: What happens to the samples that do not fill a last global batch: "drop" leaves them out, "pad" fills the
             batch by starting over, "short" deals them out (a rank may get an empty batch).
@@ -143,7 +142,7 @@ class Loader:
                 "that all ranks take in a step, so each epoch would drop some; choose a multiple, or another tail"
             )
         self._lanes_given = lanes
-        self._lanes = _default_lanes(world_size, shuffle) if lanes is None else lanes
+        self._lanes = default_lanes(world_size, shuffle) if lanes is None else lanes
         self._cursor = Cursor()
         num_workers = usable_cores() if num_workers is None else num_workers
         self._shared = Shared(num_workers)
@@ -301,10 +300,6 @@ class Loader:
 
 def _default_fields(labelled: bool, tail: str) -> tuple[str, ...]:
     return ("image", "label" if labelled else "key", *(("valid",) if tail == "pad" else ()))
-
-
-def _default_lanes(world_size: int, shuffle: bool) -> int:
-    return world_size if shuffle else 1
 
 
 def _untouched(item: Any) -> Any:

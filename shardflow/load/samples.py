@@ -14,8 +14,7 @@ from shardflow.dataset import open_dataset
 from shardflow.errors import ConfigError
 from shardflow.plan import I64
 
-from .loader import WINDOW
-from .source import Order
+from .source import WINDOW, Order, default_lanes
 from .topology import resolve_rank
 
 _CHUNK = 1024
@@ -55,7 +54,7 @@ class Samples(IterableDataset[dict[str, Any]]):
     ) -> None:
         self._order = Order(open_dataset(url)[split], seed=seed, window=window, shuffle=shuffle, limit=limit)
         self._rank, self._world_size = resolve_rank(rank, world_size)
-        self._lanes = lanes or (self._world_size if shuffle else 1)
+        self._lanes = default_lanes(self._world_size, shuffle) if lanes is None else lanes
         self._verify = verify
         self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call] # the epoch, and how often it was set
         self._iterated = [0, 0]  # how often it had been set at the last iteration, and iterations since

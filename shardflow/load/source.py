@@ -16,6 +16,16 @@ from shardflow.schedule import Schedule
 
 from .batch import Batch
 
+WINDOW = 8192
+LANES_PER_RANK = 8
+"""The smallest numbers that mix shards in class order better than webdataset does from the first batch on, at some 45
+shards open per rank: docs/mixing.md has the measurements."""
+
+
+def default_lanes(world_size: int, shuffle: bool) -> int:
+    """Return how many lanes there are when nobody says."""
+    return LANES_PER_RANK * world_size if shuffle else 1
+
 
 class Order:
     """The order of a loader's epochs, and which samples of the split take part.

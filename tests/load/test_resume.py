@@ -149,7 +149,7 @@ def test_set_epoch_after_load_keeps_the_position(dataset: Path) -> None:
     [
         ({"seed": 1}, "seed is 0 in the state and 1 here"),
         ({"window": 8}, "window is 16 in the state and 8 here"),
-        ({"lanes": 4}, "lanes is 1 in the state and 4 here"),
+        ({"lanes": 4}, "lanes is 8 in the state and 4 here"),
         ({"limit": 30}, "limit is None in the state and 30 here"),
         ({"shuffle": False}, "shuffle is True in the state and False here"),
     ],
@@ -176,7 +176,7 @@ def test_lanes_travel_with_the_state(dataset: Path) -> None:
     next(iter(begun))
     resumed = loader(dataset, rank=0, world_size=1)
     resumed.load_state_dict(begun.state_dict())
-    assert resumed.state_dict()["lanes"] == 4
+    assert resumed.state_dict()["lanes"] == 32
 
 
 def test_state_survives_torch_save(dataset: Path, tmp_path: Path) -> None:
