@@ -8,12 +8,12 @@ import random
 import threading
 from pathlib import Path
 
-import jpegs
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from native import jpegs
 from shardflow import native
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.native import Status

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import jpegs
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual name
 
+from native import jpegs
 from shardflow import native
 
 KINDS = {
