@@ -25,6 +25,7 @@ import numpy.typing as npt
 import webdataset as wds
 
 from shardflow import keyed
+from shardflow.load.source import LANES_PER_RANK, WINDOW
 from shardflow.plan import Plan
 from shardflow.schedule import Schedule
 
@@ -37,8 +38,8 @@ BATCH = 256
 WORLDS = (1, 8)
 LANES = (1, 8, 64)
 WINDOWS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
-CHOSEN = (8, 8192)
-"""Lanes per rank and window that docs/mixing.md argues for."""
+CHOSEN = (LANES_PER_RANK, WINDOW)
+"""The defaults, which docs/mixing.md argues for."""
 WORKERS = 8
 """Worker processes per rank for webdataset, whose order depends on them; shardflow's does not."""
 HORIZONS = (1, 2, 4, 8, 10, 16, 32, 64, 100, 128, 256)
@@ -287,7 +288,7 @@ def _compared(found: list[Mixing]) -> list[tuple[Mixing, str, str, str]]:
     return [
         (found[1], "webdataset shuffle(1000), 8 workers", VERMILION, ":"),
         (_get(found, 1, 16384), "1 lane, window 16384", BLUE, "-"),
-        (_get(found, *CHOSEN), "default: 8 lanes, window 8192", GREEN, "-"),
+        (_get(found, *CHOSEN), f"default: {CHOSEN[0]} lanes, window {CHOSEN[1]}", GREEN, "-"),
         (found[0], "full shuffle", GREY, "--"),
     ]
 
