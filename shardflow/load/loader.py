@@ -107,7 +107,6 @@ class Loader:
         world_size: int | None = None,
         verify: bool = True,
     ) -> None:
-        dataset = open_dataset(url)
         for name, value, least in (
             ("limit", limit, 1),
             ("samples_per_epoch", samples_per_epoch, 1),
