@@ -1,0 +1,112 @@
+"""Train on several ranks with DistributedDataParallel, and go on after an interruption exactly where it came.
+
+    torchrun --nproc-per-node 4 examples/train_ddp.py photos256 --checkpoint run.pt
+    torchrun --nproc-per-node 2 examples/train_ddp.py photos256 --checkpoint run.pt --batch-size 64
+
+The second command goes on from the checkpoint of the first, if that was interrupted, on other ranks and with another
+batch size: what was trained on stays so, and the rest of the epoch comes once. What to look at:
+
+- The loader takes rank and world size from torch.distributed, so the process group is made first.
+- The state of the loader is a few numbers, equal on all ranks: one rank saves it, next to the weights.
+- Every rank has as many batches as the others, so DDP needs no `join`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+from net import Net
+from torch.nn.parallel import DistributedDataParallel
+
+import shardflow
+
+
+def main() -> None:
+    """Parse the command line, and train as one rank of a group."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="path or URL of a labelled dataset")
+    parser.add_argument("--split", default="train")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
+    parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")
+    parser.add_argument("--workers", type=int, default=None, help="worker processes per rank")
+    parser.add_argument("--checkpoint", type=Path, help="loaded if it is there, and saved as the training goes on")
+    parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
+    parser.add_argument("--stop-after", type=int, metavar="STEPS", help="end early, as an interruption would")
+    arguments = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        train(arguments, torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+
+
+def train(arguments: argparse.Namespace, device: torch.device) -> None:
+    """Train from the checkpoint, or from scratch, to the last epoch."""
+    loader = shardflow.Loader(
+        arguments.dataset,
+        split=arguments.split,
+        batch_size=arguments.batch_size,
+        decoder=shardflow.RandomResizedCropDecoder(arguments.size),
+        num_workers=arguments.workers,
+    )
+    classes = shardflow.open(arguments.dataset).classes or ()
+    model = DistributedDataParallel(Net(len(classes)).to(device))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if arguments.checkpoint and arguments.checkpoint.exists():
+        saved = torch.load(arguments.checkpoint, map_location=device)
+        model.module.load_state_dict(saved["model"])
+        optimiser.load_state_dict(saved["optimiser"])
+        loader.load_state_dict(saved["loader"])
+    step = 0
+    for epoch in range(loader.state_dict()["epoch"], arguments.epochs):
+        loader.set_epoch(epoch)
+        samples_and_loss = torch.zeros(2, dtype=torch.float64, device=device)
+        for images, labels in loader:
+            loss = F.cross_entropy(model(images.to(device)), labels.to(device))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            samples_and_loss += torch.stack([torch.tensor(len(labels), device=device), len(labels) * loss.detach()])
+            step += 1
+            if step % arguments.save_every == 0 or step == arguments.stop_after:
+                save(arguments.checkpoint, model, optimiser, loader)
+            if step == arguments.stop_after:
+                break
+        report(epoch, samples_and_loss)
+        if step == arguments.stop_after:
+            return
+    save(arguments.checkpoint, model, optimiser, loader)
+
+
+def save(
+    checkpoint: Path | None,
+    model: DistributedDataParallel,
+    optimiser: torch.optim.Optimizer,
+    loader: shardflow.Loader,
+) -> None:
+    """Save everything from one rank, under another name first: an interruption leaves the last checkpoint whole."""
+    if checkpoint is None or dist.get_rank():
+        return
+    state = {"model": model.module.state_dict(), "optimiser": optimiser.state_dict(), "loader": loader.state_dict()}
+    unfinished = checkpoint.with_name(f"{checkpoint.name}.unfinished")
+    torch.save(state, unfinished)
+    unfinished.replace(checkpoint)
+
+
+def report(epoch: int, samples_and_loss: torch.Tensor) -> None:
+    """Print how many samples all ranks trained on, and their mean loss."""
+    dist.all_reduce(samples_and_loss)
+    samples, loss = samples_and_loss.tolist()
+    if samples and dist.get_rank() == 0:
+        print(f"epoch {epoch}: {samples:.0f} samples, loss {loss / samples:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from making import make_dataset
+
+from distributed.training import SIZES, TOTAL
+
+
+def torchrun(ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the trainee on that many ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += ["--monitor-interval", "0.1", str(Path(__file__).with_name("trainee.py")), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=80)
+
+
+def test_a_killed_rank_costs_no_sample(tmp_path: Path) -> None:
+    """A rank of three is killed with SIGKILL mid-epoch and the run restarted on the two that are left: up to the last
+    checkpoint and from it on, every epoch has each sample exactly once."""
+    dataset = make_dataset(tmp_path / "set", SIZES)
+    killed = torchrun(3, dataset, tmp_path, 0)
+    assert killed.returncode
+    assert "Signal 9 (SIGKILL)" in killed.stderr
+    restarted = torchrun(2, dataset, tmp_path, 1)
+    assert restarted.returncode == 0, restarted.stderr
+    log = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    first, second = ([line for line in log if line["attempt"] == attempt] for attempt in (0, 1))
+    # Three ranks with batches of 2 stand at 6, 12, ... after their steps; saved was 18, killed at 30, and two go on.
+    assert max((line["epoch"], line["position"]) for line in first) == (1, 30)
+    assert min((line["epoch"], line["position"]) for line in second) == (1, 22)
+    kept = [line for line in first if (line["epoch"], line["position"]) <= (1, 18)]
+    for epoch in range(2):
+        labels = [label for line in kept + second if line["epoch"] == epoch for label in line["labels"]]
+        assert sorted(labels) == list(range(TOTAL))

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from making import jpeg, write_shard
+
+import shardflow
+from examples.scripts import FOLDER, run
+from shardflow.manifest import FILE_NAME, Manifest
+from shardflow.store import LocalStore
+
+SAMPLES = [11, 6, 20]
+CLASSES = ("zero", "one", "two")
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A split of 37 samples of three classes, so that even a fresh net gets some of them right."""
+    store, shards, number = LocalStore(tmp_path / "set"), [], 0
+    for ordinal, size in enumerate(SAMPLES):
+        samples = [(f"{n:09}", {"jpg": jpeg(n), "cls": b"%d" % (n % 3)}) for n in range(number, number + size)]
+        shards.append(write_shard(store, f"val/{ordinal:06}.tar", samples))
+        number += size
+    store.put_new(FILE_NAME, Manifest(splits={"val": tuple(shards)}, classes=CLASSES, inputs=number).to_bytes())
+    return tmp_path / "set"
+
+
+def test_several_ranks_agree_with_one_process(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks report the number of right answers that one process counts, image by image and without the loader."""
+    monkeypatch.syspath_prepend(FOLDER)
+    from net import Net
+
+    torch.manual_seed(0)
+    net, decoder, right = Net(len(CLASSES)).eval(), shardflow.CenterCropDecoder(16), 0
+    for sample in shardflow.open(dataset)["val"]:
+        images, _ = decoder([memoryview(sample["jpg"])], np.zeros(1, dtype=np.uint64))
+        right += int(net(images).argmax()) == int(sample["cls"])
+    assert 0 < right < sum(SAMPLES)
+    printed = run("evaluate_sharded.py", dataset, "--batch-size", 5, "--size", 16, ranks=3)
+    assert printed == f"top-1: {right} of 37 samples, {right / 37:.2%}\n"
