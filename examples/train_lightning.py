@@ -102,7 +102,11 @@ def main() -> None:
     parser.add_argument("dataset", help="path or URL of a labelled dataset with the splits train and val")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument(
-        "--stop-after", type=int, default=-1, metavar="STEPS", help="end early, as an interruption would"
+        "--stop-after",
+        type=int,
+        default=-1,
+        metavar="STEPS",
+        help="end early; go on from a checkpoint before that, for Lightning takes the epoch that it ends in to be over",
     )
     parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
     parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")

@@ -18,6 +18,7 @@ from shardflow.dataset import open_dataset
 from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError, ShardflowError, WorkerError
 from shardflow.schedule import Schedule
 
+from .batchsampler import BatchSampler
 from .cursor import Cursor
 from .decode import CenterCropDecoder, Decoder, RandomResizedCropDecoder
 from .handover import Handover
@@ -181,14 +182,13 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
 
+        Where that is gets settled when the first batch is asked for: Lightning calls `iter` before it sets the epoch.
         One iteration at a time: starting another ends the one before it.
         """
         if self._cursor.begun:
             self._cursor.set(self._cursor.epoch + 1)
-        return self._run(self._shared.begin(self._begin_at()))
-
-    def _run(self, iteration: int) -> Iterator[Any]:
         start = self._begin_at()
+        iteration = self._shared.begin(start)
         steps = self._schedule.steps(start.position)
         handed_out = 0
         batches = received(self._batches)
@@ -243,6 +243,11 @@ class Loader:
         `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes where it should.
         """
         self._cursor.set_epoch(epoch)
+
+    @property
+    def batch_sampler(self) -> BatchSampler:
+        """Where Lightning looks for `set_epoch`: this loader, and its batch size."""
+        return BatchSampler(sampler=self, batch_size=self._schedule.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch starts: a few plain values, to be saved with the model.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shardflow.errors import ConfigError, ResumeMismatchError
 
+from .batchsampler import BatchSampler
 from .cursor import Cursor
 from .loader import Loader
 
@@ -74,9 +75,6 @@ class Mix:
         """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch."""
         if self._cursor.begun:
             self._seek(self._cursor.epoch + 1)
-        return self._run()
-
-    def _run(self) -> Iterator[Any]:
         epoch, first = self._cursor.epoch, self._cursor.position
         for step in range(first, self._steps):
             (source,) = self.source_of(np.array([epoch * self._steps + step])).tolist()
@@ -102,6 +100,11 @@ class Mix:
         """Make `epoch` the one that the next iteration runs through; as for a loader."""
         if self._cursor.set_epoch(epoch):
             self._seek(epoch)
+
+    @property
+    def batch_sampler(self) -> BatchSampler:
+        """Where Lightning looks for `set_epoch`: this mix, and the batch size of its first loader."""
+        return BatchSampler(sampler=self, batch_size=self.loaders[0].batch_sampler.batch_size)
 
     def _seek(self, epoch: int) -> None:
         """Put every loader where it stands at the start of an epoch."""

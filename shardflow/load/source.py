@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from shardflow.plan import I64, Plan
 from shardflow.schedule import Schedule
 
 from .batch import Batch
+from .orphan import end_with
 
 WINDOW = 8192
 LANES_PER_RANK = 8
@@ -99,6 +101,7 @@ class Shared:
 
     def __init__(self, workers: int) -> None:
         self.workers = max(1, workers)
+        self.owner = os.getpid()
         self._values = torch.zeros(4 + self.workers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, start: Start) -> int:
@@ -134,6 +137,8 @@ class PlanSource(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        if info:
+            end_with(self._shared.owner)
         iteration, start = self._shared.iteration(), self._shared.read()
         for step in range(worker, self._schedule.steps(start.position), workers):
             if self._shared.iteration() != iteration:

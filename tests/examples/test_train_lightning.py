@@ -121,9 +121,9 @@ def test_a_mix_is_a_dataloader_too(fit: Callable[..., Any], dataset: Path, tmp_p
 
 
 def test_the_command_line_goes_on_with_two_ranks(dataset: Path, tmp_path: Path) -> None:
-    """Two ranks share each epoch and each validation; stopped mid-epoch, the run goes on to the same step."""
+    """Two ranks share each epoch and each validation, also when the run goes on from a checkpoint mid-epoch."""
     options = [dataset, "--folder", tmp_path, "--devices", 2, "--batch-size", 4, "--size", 16]
     assert "top-1" not in run("train_lightning.py", *options, "--stop-after", 5, "--save-every", 3)
-    printed = run("train_lightning.py", *options, "--resume", tmp_path / "last.ckpt").splitlines()
+    printed = run("train_lightning.py", *options, "--resume", tmp_path / "step=3.ckpt").splitlines()
     assert [line.split(":")[0] for line in printed if "top-1" in line] == ["epoch 0, step 8", "epoch 1, step 16"]
     assert all(line.endswith(" of 37 samples") for line in printed if "top-1" in line)

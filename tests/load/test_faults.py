@@ -113,17 +113,27 @@ def test_nothing_is_left_behind_after_an_error(dataset: Path) -> None:
     assert not shared_memory_of(os.getpid())
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_orphans_when_the_training_process_ends(dataset: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("how", "context"),
+    [
+        (signal.SIGINT, "fork"),
+        (signal.SIGTERM, "fork"),
+        (signal.SIGKILL, "fork"),
+        (signal.SIGKILL, "spawn"),
+        (signal.SIGKILL, "forkserver"),
+    ],
+)
+def test_no_orphans_when_the_training_process_ends(dataset: Path, how: signal.Signals, context: str) -> None:
     """However the training process ends, its workers end soon after, and no shared memory stays."""
     script = f"""
-import sys, os, subprocess
+import sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from load import test_faults as this
-batches = iter(this.loader(Path({str(dataset)!r}), samples_per_epoch=4_000_000))
+some = this.loader(Path({str(dataset)!r}), samples_per_epoch=4_000_000, multiprocessing_context={context!r})
+batches = iter(some)
 next(batches)
-print(*sorted(this.children()), flush=True)
+print(*(worker.pid for worker in some._batches.pipeline[0]._iterator._workers), flush=True)
 for _ in batches:
     pass
 """
@@ -133,7 +143,7 @@ for _ in batches:
     ) as training:
         assert training.stdout is not None
         workers = [int(pid) for pid in training.stdout.readline().split()]
-        assert len(workers) >= 2
+        assert len(workers) == 2
         training.send_signal(how)
         training.communicate(timeout=60)
     assert training.returncode != 0
