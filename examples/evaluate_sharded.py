@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from net import Net
 
 import shardflow
+from net import Net
 
 
 def main() -> None:

@@ -26,9 +26,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from accelerate import Accelerator
-from net import Net
 
 import shardflow
+from net import Net
 
 
 def main() -> None:

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
-from net import Net
 from torch.nn.parallel import DistributedDataParallel
 
 import shardflow
+from net import Net
 
 
 def main() -> None:

@@ -23,9 +23,9 @@ import lightning as L  # noqa: N812 - everybody's name for it
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from lightning.pytorch.callbacks import ModelCheckpoint
-from net import Net
 
 import shardflow
+from net import Net
 
 
 class Photos(L.LightningDataModule):

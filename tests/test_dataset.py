@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from making import jpeg, make_dataset
 
 import shardflow
+from making import jpeg, make_dataset
 from shardflow import dataset as dataset_module
 from shardflow import shardindex, ustar
 from shardflow.errors import ConfigError, IntegrityError, ManifestError, NotFoundError, ShardflowError, StoreError

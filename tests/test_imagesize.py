@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import jpeg
 from PIL import Image
 
+from making import jpeg
 from shardflow.imagesize import image_size
 
 SIZES = [(1, 1), (300, 200), (1, 999), (4000, 3), (17, 65_500)]

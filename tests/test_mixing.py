@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import webdataset as wds
-from making import make_dataset
 
 import shardflow
+from making import make_dataset
 from shardflow import keyed
 from shardflow.plan import Plan
 from shardflow.schedule import Schedule

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from hypothesis import strategies as st
-from making import make_dataset
 
 import shardflow
+from making import make_dataset
 from shardflow.plan import FIRST_WINDOW, Plan
 from shardflow.schedule import TAILS, Schedule
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import jpeg, write_shard
 
+from making import jpeg, write_shard
 from shardflow import shardindex, ustar
 from shardflow.errors import IndexError_, TarError
 from shardflow.shardindex import DTYPE, Row

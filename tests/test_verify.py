@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import jpeg, make_dataset, write_shard
 
 import shardflow
+from making import jpeg, make_dataset, write_shard
 from shardflow import shardindex, ustar
 from shardflow.errors import IntegrityError, ManifestError, NotFoundError, ShardflowError
 from shardflow.manifest import FILE_NAME, Manifest, Shard

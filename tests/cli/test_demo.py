@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from making import jpeg
 from PIL import Image
 
+from making import jpeg
 from shardflow.cli.demo import demo
 
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from click.testing import CliRunner
-from making import make_dataset
 
 import shardflow
+from making import make_dataset
 from shardflow import native
 from shardflow.cli.info import info
 from shardflow.manifest import FILE_NAME, Manifest, from_bytes

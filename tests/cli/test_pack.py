@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from pack.folders import contents, image_folder, write_tree
 
 COMMAND = [sys.executable, "-c", "from shardflow.cli.main import main; main()"]

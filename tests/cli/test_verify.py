@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from click.testing import CliRunner
-from making import make_dataset
 
+from making import make_dataset
 from shardflow import shardindex
 from shardflow.cli.verify import verify
 from shardflow.manifest import FILE_NAME

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import jpeg, make_dataset
 from PIL import Image
 
 import shardflow
+from making import jpeg, make_dataset
 from shardflow.demo.pictures import draw
 from shardflow.demo.scenes import SCENES
 from shardflow.demo.sheet import draw_sheet

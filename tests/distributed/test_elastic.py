@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import make_dataset
 
 import shardflow
+from making import make_dataset
 from shardflow.dataset import Split
 from shardflow.load.source import Order, PlanSource, Shared, Start
 from shardflow.manifest import Shard

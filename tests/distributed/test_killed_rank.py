@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from making import make_dataset
-
 from distributed.training import SIZES, TOTAL
+from making import make_dataset
 
 
 def torchrun(ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from making import make_dataset
 
 from distributed.ranks import launch
 from distributed.training import SIZES, TOTAL, Step, make_loader, make_net, seen, train
+from making import make_dataset
 from shardflow.errors import ConfigError
 
 WORLD_SIZES = (4, 3, 2)

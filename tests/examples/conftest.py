@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from making import make_dataset
 
 TRAIN, VAL = [20, 9, 31, 7], [11, 6, 20]

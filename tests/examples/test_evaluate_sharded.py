@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from making import jpeg, write_shard
 
 import shardflow
 from examples.scripts import FOLDER, run
+from making import jpeg, write_shard
 from shardflow.manifest import FILE_NAME, Manifest
 from shardflow.store import LocalStore
 

@@ -5,13 +5,13 @@ import io
 import numpy as np
 import pytest
 import torch
-from making import jpeg
 from PIL import Image
 from torchvision.io import decode_jpeg
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 import shardflow
+from making import jpeg
 from shardflow import keyed
 from shardflow.errors import ConfigError
 from shardflow.load.crop import random_resized_crops

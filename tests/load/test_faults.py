@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from making import make_dataset
 
 import shardflow
+from making import make_dataset
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, WorkerError
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from making import make_dataset
 from torchvision.transforms import v2
 
 import shardflow
+from making import make_dataset
 from shardflow.load import handover
 from shardflow.load.received import end_workers
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from making import make_dataset
 from torchvision.transforms import v2
 
 import shardflow
+from making import make_dataset
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, NotFoundError
 
 SIZES = [50, 7, 33, 60]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from making import make_dataset
 
 import shardflow
+from making import make_dataset
 from shardflow.errors import ConfigError, ResumeMismatchError
 
 

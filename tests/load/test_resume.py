@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from making import make_dataset
 from torchvision.transforms import v2
 
 import shardflow
+from making import make_dataset
 from shardflow.errors import ResumeMismatchError
 
 SIZES = [20, 9, 31]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 import webdataset as wds
-from making import make_dataset
 
 import shardflow
+from making import make_dataset
 
 TOTAL = 90
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import make_dataset
 
 import shardflow
+from making import make_dataset
 from shardflow.errors import ConfigError, ResumeMismatchError
 
 TOTAL = 50

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from making import jpeg
 from PIL import Image
 
+from making import jpeg
 from shardflow.pack.recipe import Packed, Recipe
 
 

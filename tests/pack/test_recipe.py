@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pack.folders import encoded, photo
 from PIL import Image, ImageOps, JpegImagePlugin
 
+from pack.folders import encoded, photo
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError
 from shardflow.pack.recipe import Recipe
 

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from pack.folders import write_tree
 
+from pack.folders import write_tree
 from shardflow.errors import ConfigError, SampleError
 from shardflow.pack.source import Item, list_source, read
 
