@@ -1,0 +1,77 @@
+"""The environments of the loaders under test: their pinned packages, and how they are made.
+
+Loaders share an environment where their requirements agree, because each one holds its own copy of PyTorch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+_TORCH = ("torch==2.15.0", "torchvision==0.29.2")
+PACKAGES = {
+    "common": (
+        *_TORCH,
+        "webdataset==1.0.2",
+        "datasets==5.2.0",
+        "spdl==0.8.0",
+        "nvidia-dali-cuda130==2.4.0",
+        "matplotlib",
+    ),
+    "mosaicml-litdata": (*_TORCH, "mosaicml-streaming==0.13.0", "litdata==0.2.76"),
+    "energon": (*_TORCH, "megatron-energon==7.4.1"),
+    "ffcv": (*_TORCH, "setuptools", "wheel"),
+}
+BUILT_LATER = {"ffcv": ("ffcv==1.0.2",)}
+"""Packages that are built against those already there."""
+
+OWN = "common"
+"""The environment that shardflow itself is installed in."""
+
+
+def make(name: str, folder: Path) -> None:
+    """Make environment `name` in `folder`, unless it is there; raises `CalledProcessError` when that fails."""
+    stamp = folder / "benchmark-installed"
+    wanted = "\n".join((*PACKAGES[name], *BUILT_LATER.get(name, ()), _checksum() if name == OWN else ""))
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    print(f"installing {name} into {folder}", flush=True)
+    if not (folder / "bin" / "python").exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    _install(folder, *PACKAGES[name])
+    if name in BUILT_LATER:
+        _install(folder, "--no-build-isolation", *BUILT_LATER[name])
+    if name == OWN:
+        with tempfile.TemporaryDirectory() as copy:  # building leaves files behind; not in the checkout
+            shutil.copytree(PROJECT / "shardflow", Path(copy) / "shardflow", ignore=shutil.ignore_patterns("*.so"))
+            for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+                shutil.copy(PROJECT / file, copy)
+            _install(folder, "--force-reinstall", "--no-deps", copy)
+            _install(folder, copy)
+    stamp.write_text(wanted)
+
+
+def versions(folder: Path) -> dict[str, str]:
+    """Return what is installed."""
+    command = [folder / "bin" / "python", "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return dict(line.split("==") for line in listed if line.count("==") == 1)
+
+
+def _install(folder: Path, *packages: str) -> None:
+    command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+    subprocess.run(command, check=True)
+
+
+def _checksum() -> str:
+    """Return a digest of the project's sources, so that what is measured is what is here."""
+    digest = hashlib.sha256()
+    for path in sorted(path for ending in ("py", "c", "h") for path in (PROJECT / "shardflow").rglob(f"*.{ending}")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,40 @@
+"""LitData: optimised chunks on the local disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import litdata
+
+from .recipe import AUGMENTATIONS, BATCH, WORKERS
+
+
+def _item(path: str) -> dict[str, Any]:
+    return {"image": Path(path).read_bytes(), "label": int(Path(path).stem)}
+
+
+def prepare(pictures: Path, data: Path) -> None:
+    """Write chunks with the JPEG bytes as they are."""
+    paths = sorted(map(str, pictures.rglob("*.jpg")))
+    litdata.optimize(fn=_item, inputs=paths, output_dir=str(data / "chunks"), chunk_bytes="16MB", num_workers=WORKERS)
+
+
+class Pictures(litdata.StreamingDataset):
+    """Augments as it is read, as the documentation shows."""
+
+    def __init__(self, variant: str, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._augmentation = AUGMENTATIONS[variant]
+
+    def __getitem__(self, index: Any) -> Any:
+        sample = super().__getitem__(index)
+        return self._augmentation(sample["image"]), sample["label"]
+
+
+def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+    """`variant` names the augmentation."""
+    dataset = Pictures(variant, str(data / "chunks"), shuffle=True, drop_last=False)
+    loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS, persistent_workers=True)
+    return lambda: iter(loader)

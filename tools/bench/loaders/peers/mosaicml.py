@@ -1,0 +1,38 @@
+"""MosaicML Streaming: MDS shards on the local disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from streaming import MDSWriter, StreamingDataset
+from torch.utils.data import DataLoader
+
+from .recipe import AUGMENTATIONS, BATCH, WORKERS
+
+
+def prepare(pictures: Path, data: Path) -> None:
+    """Write MDS shards with the JPEG bytes as they are."""
+    with MDSWriter(out=str(data / "mds"), columns={"image": "bytes", "label": "int"}) as writer:
+        for path in sorted(pictures.rglob("*.jpg"), key=lambda path: path.stem):
+            writer.write({"image": path.read_bytes(), "label": int(path.stem)})
+
+
+class Pictures(StreamingDataset):
+    """Augments as it is read, as the documentation shows."""
+
+    def __init__(self, variant: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._augmentation = AUGMENTATIONS[variant]
+
+    def __getitem__(self, number: int) -> Any:
+        sample = super().__getitem__(number)
+        return self._augmentation(sample["image"]), sample["label"]
+
+
+def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+    """`variant` names the augmentation."""
+    dataset = Pictures(variant, local=str(data / "mds"), shuffle=True, batch_size=BATCH)
+    loader = DataLoader(dataset, BATCH, num_workers=WORKERS, persistent_workers=True)
+    return lambda: iter(loader)

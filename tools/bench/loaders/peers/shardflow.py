@@ -1,0 +1,39 @@
+"""shardflow: with its native kernel, and with torchvision's decoder instead."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import shardflow
+from shardflow import native
+
+from .recipe import BATCH, WORKERS
+
+SHARD_SAMPLES = 500
+
+
+def prepare(pictures: Path, data: Path) -> None:
+    """Pack, keeping the JPEG bytes; a class per picture, so that labels are the samples' numbers."""
+    with tempfile.TemporaryDirectory(dir=data) as folder:
+        for path in pictures.rglob("*.jpg"):
+            (Path(folder) / "train" / path.stem).mkdir(parents=True)
+            os.link(path, Path(folder) / "train" / path.stem / path.name)
+        shardflow.pack(folder, data / "packed", keep_small=True, shard_samples=SHARD_SAMPLES)
+    before = {path.read_bytes() for path in pictures.rglob("*.jpg")}
+    after = {sample["jpg"] for sample in shardflow.open(data / "packed")["train"]}
+    if before != after:
+        raise AssertionError("packing has changed the bytes of pictures that needed no change")
+
+
+def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+    """`variant` is "kernel", or "fallback" for the way without native code."""
+    if variant == "fallback":
+        native.available = lambda: False
+    elif not native.available():
+        raise RuntimeError(native.why())
+    loader = shardflow.Loader(data / "packed", batch_size=BATCH, tail="short", num_workers=WORKERS)
+    return lambda: iter(loader)
