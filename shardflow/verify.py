@@ -59,7 +59,11 @@ def verify(url: str | os.PathLike[str], *, progress: Callable[[Shard], None] | N
 
 
 def _shard(store: LocalStore, shard: Shard, classes: int | None) -> Iterator[Finding]:
-    yield from _index_file(store, shard)
+    index_data = _read_index(store, shard)
+    if isinstance(index_data, Finding):
+        yield index_data
+    elif hashlib.sha256(index_data).hexdigest() != shard.index_sha256:
+        yield Finding(shard.index_name, "its SHA-256 differs from the manifest's; readers rebuild it from the shard")
     try:
         tar = store.read(shard.name)
     except StoreError as error:
@@ -76,28 +80,23 @@ def _shard(store: LocalStore, shard: Shard, classes: int | None) -> Iterator[Fin
         return
     if len(keys) != shard.samples:
         yield Finding(shard.name, f"holds {len(keys)} samples, the manifest says {shard.samples}")
-    yield from _members(store, shard, rebuilt, keys)
+    if not isinstance(index_data, Finding):
+        yield from _members(index_data, shard, rebuilt, keys)
     if classes is not None:
         yield from _labels(shard, memoryview(tar), rebuilt, keys, classes)
 
 
-def _index_file(store: LocalStore, shard: Shard) -> Iterator[Finding]:
+def _read_index(store: LocalStore, shard: Shard) -> bytes | Finding:
     try:
-        data = store.read(shard.index_name)
+        return store.read(shard.index_name)
     except StoreError as error:
-        yield Finding(shard.index_name, str(error))
-        return
-    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
-        yield Finding(shard.index_name, "its SHA-256 differs from the manifest's; readers rebuild it from the shard")
+        return Finding(shard.index_name, str(error))
 
 
-def _members(store: LocalStore, shard: Shard, rebuilt: shardindex.Index, keys: list[str]) -> Iterator[Finding]:
+def _members(data: bytes, shard: Shard, rebuilt: shardindex.Index, keys: list[str]) -> Iterator[Finding]:
     """Hold each member of the tar against its row in the index, as far as the index can be read."""
     try:
-        data = store.read(shard.index_name)
         index = shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
-    except StoreError:
-        return  # reported already
     except FormatError as error:
         yield Finding(shard.index_name, str(error))
         return
