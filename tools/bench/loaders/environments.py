@@ -27,6 +27,7 @@ PACKAGES = {
     "mosaicml-litdata": (*_TORCH, "mosaicml-streaming==0.13.0", "litdata==0.2.76"),
     "energon": (*_TORCH, "megatron-energon==7.4.1"),
     "ffcv": (*_TORCH, "setuptools", "wheel"),
+    "img2dataset": ("img2dataset==1.47.0",),
 }
 BUILT_LATER = {"ffcv": ("ffcv==1.0.2",)}
 """Packages that are built against those already there."""

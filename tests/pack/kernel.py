@@ -1,0 +1,21 @@
+"""Packing as it is where the native kernel was not built."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from shardflow import native
+from shardflow.pack import recipe
+
+
+@contextlib.contextmanager
+def without_kernel() -> Iterator[None]:
+    """Let this process have no kernel for a while."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_load", lambda: "switched off by a test")
+        recipe._kernel.cache_clear()
+        yield
+    recipe._kernel.cache_clear()
