@@ -6,6 +6,7 @@
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
     shardflow.open(url)             dataset -> splits and samples by number
     shardflow.verify(url)           dataset -> everything that is wrong with it
+    shardflow.sync(src, dst)        dataset -> the same dataset somewhere else
 
 The names that need torch are imported on first use, so that `import shardflow` does not load it.
 """
@@ -20,6 +21,7 @@ from .dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads
 
 # Bound here and not on first use: importing the modules of these names would otherwise put the modules in their place.
 from .pack import PackReport, pack
+from .sync import SyncReport, sync
 from .verify import Finding, verify
 
 if TYPE_CHECKING:
@@ -49,9 +51,11 @@ __all__ = [
     "PackReport",
     "RandomResizedCropDecoder",
     "Split",
+    "SyncReport",
     "open",
     "pack",
     "samples",
+    "sync",
     "verify",
 ]
 

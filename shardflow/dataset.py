@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from . import manifest
+from .cache import LIMIT, Cache, Fetched
 from .errors import ConfigError, ManifestError, NotFoundError
+from .files import CachedFiles, shard_files
 from .shard import MappedShard
-from .store import LocalStore, open_store
+from .store import LocalStore, Store, open_store
 
 MAPPED_SHARDS = 256
 """Shards a process keeps mapped; more than the plan needs at a time, and well below the usual limit of open files."""
@@ -25,12 +27,12 @@ class Split:
     Can be sent to another process and used after a fork; each process maps the shards it reads for itself.
     """
 
-    def __init__(self, store: LocalStore, name: str, shards: tuple[manifest.Shard, ...]) -> None:
+    def __init__(self, store: Store, name: str, shards: tuple[manifest.Shard, ...], cache: Cache | None = None) -> None:
         self.name = name
         self.shards = shards
         self.shard_samples: npt.NDArray[np.int64] = np.array([shard.samples for shard in shards], dtype=np.int64)
         self._ends: npt.NDArray[np.int64] = np.cumsum(self.shard_samples)
-        self._store = store
+        self._files = shard_files(store, cache)
         self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
 
     def __len__(self) -> int:
@@ -48,8 +50,9 @@ class Split:
         number %= len(self)
         shard = int(np.searchsorted(self._ends, number, side="right"))
         mapped = self.shard(shard)
-        key, parts = mapped.sample(number - int(self._ends[shard]) + self.shards[shard].samples, check=True)
-        return {"__key__": key, "__url__": mapped.url, **{part: bytes(payload) for part, payload in parts.items()}}
+        record = number - int(self._ends[shard]) + self.shards[shard].samples
+        parts = {part: bytes(payload) for part, payload in mapped.sample(record, check=True).items()}
+        return {"__key__": mapped.key(record), "__url__": mapped.url, **parts}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[number] for number in range(len(self)))
@@ -62,12 +65,38 @@ class Split:
         if number in self._mapped:
             self._mapped.move_to_end(number)
         else:
-            self._mapped[number] = MappedShard(self._store, self.shards[number])
+            self._mapped[number] = MappedShard(self._files, self.shards[number])
             if announce:
                 self._mapped[number].announce()
             if len(self._mapped) > MAPPED_SHARDS:
                 self._mapped.popitem(last=False)
         return self._mapped[number]
+
+    def url(self, number: int) -> str:
+        """Return how messages name a shard."""
+        return self._files.url(self.shards[number])
+
+    def let_go(self, number: int) -> None:
+        """Unmap a shard that will not be needed soon; what is in use of it stays as long as it is used."""
+        self._mapped.pop(number, None)
+
+    @property
+    def cache(self) -> Cache | None:
+        """What the shards are fetched into; None when they are read where they lie."""
+        return self._files.cache if isinstance(self._files, CachedFiles) else None
+
+    def fetch(self, number: int) -> Fetched:
+        """Have a shard in the cache, without waiting for others who are at it. Any thread may do this.
+
+        Raises:
+            StoreError: It is missing or out of reach.
+            IntegrityError: It is not the one packed.
+        """
+        return self._files.fetch(self.shards[number]) if isinstance(self._files, CachedFiles) else Fetched.HERE
+
+    def at_hand(self, number: int) -> bool:
+        """Return whether a shard can be mapped now without reaching for another machine."""
+        return self._files.has(self.shards[number]) if isinstance(self._files, CachedFiles) else True
 
     def first_sample(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number that the first sample of each of these shards has in the split."""
@@ -86,13 +115,20 @@ class Dataset(Mapping[str, Split]):
         manifest: Everything the dataset says of itself.
     """
 
-    def __init__(self, url: str | os.PathLike[str]) -> None:
-        store = open_store(url)
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit: int | str = LIMIT,
+    ) -> None:
+        store = open_store(url, storage_options)
         self.url = str(store)
         try:
             data = store.read(manifest.FILE_NAME)
         except NotFoundError as error:
-            if store.root.is_dir():
+            if not isinstance(store, LocalStore) or store.root.is_dir():
                 reason = f"holds no {manifest.FILE_NAME}: it is no dataset, or packing it has not been finished"
             else:
                 reason = "does not exist"
@@ -100,8 +136,9 @@ class Dataset(Mapping[str, Split]):
         try:
             self.manifest = manifest.from_bytes(data)
         except ManifestError as error:
-            raise error.at(shard=str(store.path(manifest.FILE_NAME))) from error
-        self._splits = {name: Split(store, name, shards) for name, shards in self.manifest.splits.items()}
+            raise error.at(shard=store.url(manifest.FILE_NAME)) from error
+        cache = None if isinstance(store, LocalStore) else Cache(cache_dir, cache_limit)
+        self._splits = {name: Split(store, name, shards, cache) for name, shards in self.manifest.splits.items()}
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -138,15 +175,30 @@ class Dataset(Mapping[str, Split]):
         return split in self._splits
 
 
-def open_dataset(url: str | os.PathLike[str]) -> Dataset:
+def open_dataset(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_limit: int | str = LIMIT,
+) -> Dataset:
     """Open a dataset for reading; exported as `shardflow.open`.
 
     >>> dataset = shardflow.open("photos256")                      # doctest: +SKIP
     >>> len(dataset["train"]), dataset["train"][0]["jpg"][:2]      # doctest: +SKIP
     (1281167, b'\\xff\\xd8')
 
+    Args:
+        url: A directory, or any URL that fsspec serves: "s3://bucket/photos256".
+        storage_options: What fsspec's file system takes (`endpoint_url`, `anon`, …); not for directories.
+        cache_dir: Where shards that are not on a local disk are kept; by default `shardflow` in the user's cache
+            directory. Directories are read where they lie.
+        cache_limit: The most bytes the cache may hold, as a number or as in "500GB".
+
     Raises:
         NotFoundError: There is no dataset.
         ManifestError: Its manifest is damaged.
+        StoreError: It is out of reach.
+        ConfigError: An argument is wrong.
     """
-    return Dataset(url)
+    return Dataset(url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit)

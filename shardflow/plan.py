@@ -12,6 +12,7 @@ between calls is a memo of the windows used last.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,29 @@ class Plan:
         place = np.searchsorted(self._ends, stream, side="right")
         return self._order[place], stream - self._starts[place]
 
+    def needs(self, rank: int = 0, world_size: int = 1) -> tuple[I64, I64, I64]:
+        """Return which shards a rank needs when, in the order of first need: (shards, begins, ends), int64.
+
+        The samples that it takes from `shards[i]` stand at positions `begins[i]` … `ends[i]`-1, as closely as windows
+        tell. A shard on the border of two lanes comes twice: it ends the one and begins the other, at other times.
+        """
+        lane_starts = self._lane_start(np.arange(self._lanes))
+        cuts = np.unique(np.concatenate([self._starts, lane_starts, [self.length]]))
+        starts, stops = cuts[:-1], cuts[1:]  # of the pieces that lie in one shard and one lane
+        lanes = np.searchsorted(lane_starts, starts, side="right") - 1
+        # Positions of a rank are equal modulo the world size, those of a lane modulo the number of lanes.
+        common = math.gcd(self._lanes, world_size)
+        mine = lanes % common == rank % common
+        starts, stops, lanes = starts[mine], stops[mine], lanes[mine]
+        first_windows = self._windows(starts - lane_starts[lanes])
+        last_windows = self._windows(stops - 1 - lane_starts[lanes])
+        lane_stops = self._lane_start(lanes + 1)
+        begins = self._window_start(first_windows) * self._lanes + lanes
+        last = np.minimum(self._window_start(last_windows + 1), lane_stops - lane_starts[lanes]) - 1
+        shards = self._order[np.searchsorted(self._ends, starts, side="right")]
+        order = np.argsort(begins, kind="stable")
+        return shards[order], begins[order], (last * self._lanes + lanes + 1)[order]
+
     def lane_length(self, lane: int) -> int:
         """Return the number of samples in a lane."""
         return self.length // self._lanes + (lane < self.length % self._lanes)
@@ -92,17 +116,29 @@ class Plan:
         return start
 
     def _shuffle_windows(self, lanes: I64, offsets: I64) -> I64:
-        last_ramp = len(self._ramp) - 1
-        windows = np.searchsorted(self._ramp, offsets, side="right") - 1
-        beyond = windows == last_ramp
-        windows[beyond] += (offsets[beyond] - self._ramp[-1]) // self._window
+        windows = self._windows(offsets)
         shuffled: I64 = offsets.copy()
-        # Few distinct pairs: a batch reads a stretch of each lane.
-        for lane, window in np.unique(np.stack([lanes, windows]), axis=1).T.tolist():
+        pairs = windows * self._lanes + lanes
+        for pair in np.unique(pairs).tolist():  # few: a batch reads a stretch of each lane
+            window, lane = divmod(pair, self._lanes)
             start, permutation = self._permuted(lane, window)
-            chosen = (lanes == lane) & (windows == window)
+            chosen = pairs == pair
             shuffled[chosen] = start + permutation[offsets[chosen] - start]
         return shuffled
+
+    def _windows(self, offsets: I64) -> I64:
+        """Return the windows in which offsets of a lane lie."""
+        windows: I64 = np.searchsorted(self._ramp, offsets, side="right") - 1
+        beyond = windows == len(self._ramp) - 1
+        windows[beyond] += (offsets[beyond] - self._ramp[-1]) // self._window
+        return windows
+
+    def _window_start(self, windows: I64) -> I64:
+        """Return the offsets at which windows start."""
+        last_ramp = len(self._ramp) - 1
+        full = np.maximum(windows - last_ramp, 0) * self._window
+        start: I64 = self._ramp[np.minimum(windows, last_ramp)] + full
+        return start
 
     def _permuted(self, lane: int, window: int) -> tuple[int, I64]:
         """Return where a window of a lane starts, and the permutation of its samples."""

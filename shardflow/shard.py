@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from . import shardindex, ustar
-from .errors import FormatError, IndexError_, IntegrityError, NotFoundError, TarError
+from .errors import FormatError, IndexError_, IntegrityError, TarError
+from .files import ShardFiles
 from .manifest import Shard
-from .store import LocalStore, translated
+from .store import translated
 
 Sample = dict[str, memoryview]
 """Part → payload."""
@@ -28,44 +29,53 @@ class MappedShard:
     """An open shard.
 
     Args:
-        store: Where the dataset lies.
+        files: Where its files are opened.
         shard: The shard's line in the manifest.
 
     Raises:
-        NotFoundError: The tar is missing.
+        StoreError: The tar is missing or out of reach.
         IntegrityError: The tar's size or the index is not what the manifest says.
     """
 
-    def __init__(self, store: LocalStore, shard: Shard) -> None:
-        self.url = str(store.path(shard.name))
-        self._bytes = memoryview(_map(store, shard))
-        self._index = _load_index(store, shard, self._bytes)
+    def __init__(self, files: ShardFiles, shard: Shard) -> None:
+        self.url = files.url(shard)
+        self._files, self._shard, self._renewed = files, shard, False
+        self._map = _map(files, shard)
+        self._bytes = memoryview(self._map)
+        self._index = _load_index(files, shard, self._bytes)
         self._rows: list[tuple[int, bytes, int, int, int, int, int]] = self._index.tolist()
         bounds = np.searchsorted(self._index["record"], np.arange(shard.samples + 1))
         self._bounds: list[int] = bounds.tolist()
 
-    def sample(self, record: int, *, check: bool) -> tuple[str, Sample]:
-        """Return the key and the parts of a sample, without copying; each payload is checked by its CRC-32 if asked.
+    def sample(self, record: int, *, check: bool) -> Sample:
+        """Return the parts of a sample, without copying; each payload is checked by its CRC-32 if asked.
 
         Raises:
-            IntegrityError: A payload, or the header with the key, is damaged. The error names the shard and the key.
+            IntegrityError: A payload is damaged. The error names the shard and the key.
         """
         parts: Sample = {}
-        rows = self._rows[self._bounds[record] : self._bounds[record + 1]]
-        for _, part, offset, size, crc32, _, _ in rows:
-            payload = self._bytes[offset : offset + size]
+        for _, name, offset, size, crc32, _, _ in self._rows[self._bounds[record] : self._bounds[record + 1]]:
+            part, payload = name.decode(), self._bytes[offset : offset + size]
             if check and zlib.crc32(payload) != crc32:
-                error = IntegrityError(
-                    f"part {part.decode()!r} is damaged (its CRC-32 differs); run `shardflow verify`"
-                )
+                if self._renew():
+                    return self.sample(record, check=check)
+                error = IntegrityError(f"part {part!r} is damaged (its CRC-32 differs); run `shardflow verify`")
                 raise error.at(shard=self.url, key=self.key(record))
-            parts[part.decode()] = payload
-        return self.key(record), parts
+            parts[part] = payload
+        return parts
+
+    def _renew(self) -> bool:
+        """Map the shard anew, once, if it was a copy: that may have been damaged since it was fetched."""
+        if self._renewed or not self._files.renew(self._shard):
+            return False
+        self._renewed = True
+        self._map = _map(self._files, self._shard)
+        self._bytes = memoryview(self._map)
+        return True
 
     def announce(self) -> None:
         """Tell the kernel that the whole shard will be read soon, so that slow and network disks read in sequence."""
-        with translated(Path(self.url)), open(self.url, "rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+        self._map.madvise(mmap.MADV_WILLNEED)
 
     def key(self, record: int) -> str:
         """Return the key of a sample: its members' common name without the part.
@@ -85,32 +95,29 @@ class MappedShard:
         return key
 
 
-def _map(store: LocalStore, shard: Shard) -> mmap.mmap:
-    path = store.path(shard.name)
-    with translated(path), open(path, "rb") as file:
+def _map(files: ShardFiles, shard: Shard) -> mmap.mmap:
+    with files.open(shard) as file:
         size = os.fstat(file.fileno()).st_size
         if size != shard.bytes:
             message = f"has {size} bytes, the manifest says {shard.bytes}; run `shardflow verify` and restore the shard"
-            raise IntegrityError(message).at(shard=str(path))
+            raise IntegrityError(message).at(shard=files.url(shard))
         # A private writable map: torch wraps it without a copy or a warning, and the file stays out of reach.
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        with translated(Path(files.url(shard))):
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-def _load_index(store: LocalStore, shard: Shard, tar: memoryview) -> shardindex.Index:
-    try:
-        data = store.read(shard.index_name)
-    except NotFoundError:
-        data = b""
+def _load_index(files: ShardFiles, shard: Shard, tar: memoryview) -> shardindex.Index:
+    data = files.index(shard)
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
         try:
             index, _ = shardindex.build(tar)
         except FormatError as error:
-            raise error.at(shard=str(store.path(shard.name))) from None
+            raise error.at(shard=files.url(shard)) from None
         data = shardindex.to_bytes(index)
         if hashlib.sha256(data).hexdigest() != shard.index_sha256:
             message = "neither the index nor one rebuilt from the tar is the one packed; run `shardflow verify`"
-            raise IntegrityError(message).at(shard=str(store.path(shard.name)))
+            raise IntegrityError(message).at(shard=files.url(shard))
     try:
         return shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except IndexError_ as error:
-        raise error.at(shard=str(store.path(shard.name))) from None
+        raise error.at(shard=files.url(shard)) from None

@@ -1,7 +1,8 @@
-"""The store: where a dataset's files lie, and the only module that knows how to reach them.
+"""The store: where a dataset's files lie.
 
 A store holds named blobs below one root. Names use forward slashes. What a writer publishes appears whole under its
 final name, or not at all; a crash can leave files whose names start with `TEMPORARY`, never a half-written blob.
+Directories are served here, everything else by `remote`.
 """
 
 from __future__ import annotations
@@ -9,17 +10,98 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from .errors import AccessDeniedError, ConfigError, DatasetExistsError, NotFoundError, StoreError
+from .errors import (
+    AccessDeniedError,
+    ConfigError,
+    DatasetExistsError,
+    IntegrityError,
+    NotFoundError,
+    StoreError,
+)
 
 TEMPORARY = ".tmp-"
 _LOCK_PATIENCE_S = 2.0
+_COPY_BYTES = 1 << 20
+
+
+class Store(Protocol):
+    """Named blobs below one root.
+
+    Every method may be called from any thread, and in a process forked from the one that made the store. Whatever fails
+    raises a StoreError or one of its kinds, IntegrityError or DatasetExistsError; what may be tried again has been.
+    """
+
+    def __str__(self) -> str:
+        """Return the root as messages show it: never with credentials or a query."""
+        ...
+
+    def url(self, name: str) -> str:
+        """Return how messages name a blob."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """Return a blob: for small ones.
+
+        Raises:
+            NotFoundError: There is none of that name.
+        """
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Return the size of a blob in bytes, None when there is none."""
+        ...
+
+    def modified_ns(self, name: str) -> int | None:
+        """Return when a blob was published, by the store's own clock, in ns since 1970; None where it does not say.
+
+        Raises:
+            NotFoundError: There is none of that name.
+        """
+        ...
+
+    def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
+        """Copy a blob of known content into a local file that must not exist yet. It is not synced to the disk.
+
+        Raises:
+            IntegrityError: The blob has another size or SHA-256, also when it was read anew.
+            NotFoundError: There is none of that name.
+            StoreError: It could not be read, or the file not be written. As after any error, no file is left.
+        """
+        ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """Publish a blob, in place of any of that name. Only for what no committed dataset names yet."""
+        ...
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """Publish a blob that must not exist yet.
+
+        Raises:
+            DatasetExistsError: There is one of that name; it is untouched.
+        """
+        ...
+
+    def upload(self, name: str, source: Path) -> None:
+        """Publish a local file as a blob, in place of any of that name: whole, or not at all. The file is used up."""
+        ...
+
+    def names(self) -> list[str]:
+        """Return the names of all blobs and leftovers, sorted."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Delete a blob or a leftover, if there is one."""
+        ...
 
 
 class LocalStore:
@@ -34,6 +116,10 @@ class LocalStore:
     def path(self, name: str) -> Path:
         """Return where a blob lies."""
         return self.root / name
+
+    def url(self, name: str) -> str:
+        """Return how messages name a blob: its path."""
+        return str(self.path(name))
 
     def read(self, name: str) -> bytes:
         """Return a blob.
@@ -52,6 +138,18 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
+    def modified_ns(self, name: str) -> int:
+        """Return when a blob was published, in ns since 1970."""
+        with translated(self.path(name)):
+            return self.path(name).stat().st_mtime_ns
+
+    def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
+        """Copy a blob of known content into a new file. A disk is read once: a second look would see the same cache."""
+        with translated(self.path(name)), open(self.path(name), "rb") as file:
+            chunks = iter(lambda: file.read(_COPY_BYTES), b"")
+            with new_file(target) as descriptor:
+                receive(chunks, descriptor, self.url(name), size=size, sha256=sha256)
+
     def put(self, name: str, data: bytes) -> None:
         """Publish a blob, in place of any of that name. Only for what no committed dataset names yet."""
         with self.writing(name) as temporary:
@@ -65,6 +163,11 @@ class LocalStore:
         """
         with self.writing(name, create_only=True) as temporary:
             temporary.write_bytes(data)
+
+    def upload(self, name: str, source: Path) -> None:
+        """Publish a local file: where it lies on the same disk, by its mere name."""
+        with self.writing(name) as temporary:
+            shutil.move(source, temporary)
 
     @contextlib.contextmanager
     def writing(self, name: str, *, create_only: bool = False) -> Iterator[Path]:
@@ -98,7 +201,7 @@ class LocalStore:
             self.path(name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def sole_writer(self) -> Iterator[int]:
+    def sole_writer(self, *, patience_s: float = _LOCK_PATIENCE_S) -> Iterator[int]:
         """Hold the root for one writing process; the value is the descriptor that holds it.
 
         The lock is the kernel's (`flock` on the directory itself), so it leaves no file. A process that inherits the
@@ -111,7 +214,7 @@ class LocalStore:
         with translated(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
-            deadline = time.monotonic() + _LOCK_PATIENCE_S
+            deadline = time.monotonic() + patience_s
             try:
                 while True:
                     try:
@@ -127,18 +230,65 @@ class LocalStore:
                 os.close(descriptor)
 
 
-def open_store(url: str | os.PathLike[str]) -> LocalStore:
+def open_store(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:
     """Return the store behind a path or URL.
 
+    Args:
+        url: A path, a `file:` URL, or a URL of any scheme that fsspec serves: `s3://bucket/prefix`.
+        storage_options: What fsspec's file system of that scheme takes (`endpoint_url`, `key`, `anon`, …). What is not
+            said here comes from where its client looks by itself: environment, profiles, instance roles.
+
     Raises:
-        ConfigError: The URL's scheme is not served.
+        ConfigError: The URL's scheme is not served, or there are options for a directory.
     """
     text = os.fspath(url)
-    if text.startswith("file:"):
-        return LocalStore(unquote(urlsplit(text).path))
-    if "://" in text:
-        raise ConfigError(f"{text}: only local directories are served so far; copy the dataset to a disk first")
-    return LocalStore(text)
+    if "://" in text and not text.startswith("file:"):
+        from .remote import RemoteStore  # here alone, because it brings the clients of the clouds along
+
+        return RemoteStore(text, storage_options)
+    if storage_options:
+        raise ConfigError(
+            f"{text}: storage_options are for URLs such as s3://bucket/prefix; leave them out for a directory"
+        )
+    return LocalStore(unquote(urlsplit(text).path) if text.startswith("file:") else text)
+
+
+@contextlib.contextmanager
+def new_file(target: Path) -> Iterator[int]:
+    """Lend a descriptor of a new file; when the body fails, the file is gone."""
+    with translated(target):
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            yield descriptor
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+
+
+def receive(chunks: Iterable[bytes], descriptor: int, url: str, *, size: int, sha256: str) -> None:
+    """Write chunks from the start of a file, and check what they are together.
+
+    Raises:
+        IntegrityError: They are not the bytes that were promised.
+    """
+    os.ftruncate(descriptor, 0)
+    digest, done = hashlib.sha256(), 0
+    for chunk in chunks:
+        digest.update(chunk)
+        view = memoryview(chunk)
+        while view:
+            written = os.pwrite(descriptor, view, done)
+            view, done = view[written:], done + written
+        if done > size:
+            break
+    remedy = "the copy is damaged, or belongs to another dataset: copy it again from a sound one"
+    if done != size:
+        found = f"more than {size}" if done > size else str(done)
+        raise IntegrityError(f"{url}: expected {size} bytes, found {found}; {remedy}")
+    if digest.hexdigest() != sha256:
+        raise IntegrityError(f"{url}: expected SHA-256 {sha256}, found {digest.hexdigest()}; {remedy}")
 
 
 @contextlib.contextmanager

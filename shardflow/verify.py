@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from . import shardindex
 from .dataset import open_dataset
 from .errors import FormatError, StoreError
 from .manifest import Shard
-from .store import LocalStore, open_store
+from .store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +37,26 @@ class Finding:
         return f"{self.file}: {self.problem}" if self.key is None else f"{self.file}, sample {self.key}: {self.problem}"
 
 
-def verify(url: str | os.PathLike[str], *, progress: Callable[[Shard], None] | None = None) -> list[Finding]:
+def verify(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[Shard], None] | None = None,
+) -> list[Finding]:
     """Read a whole dataset and return everything that is wrong with it; empty when it is sound.
 
     Args:
-        url: Where the dataset lies.
+        url: Where the dataset lies; a directory or a URL. What a URL names is read there, not in the cache.
+        storage_options: What fsspec's file system takes, where it is a URL.
         progress: Called after each shard.
 
     Raises:
         NotFoundError: There is no dataset.
         ManifestError: The manifest itself is damaged, so nothing can be held against it.
+        StoreError: The store is out of reach; a single file that cannot be read is a finding.
     """
-    dataset = open_dataset(url)
-    store = open_store(url)
+    dataset = open_dataset(url, storage_options=storage_options)
+    store = open_store(url, storage_options)
     findings: list[Finding] = []
     for split in dataset.values():
         for shard in split.shards:
@@ -58,7 +66,7 @@ def verify(url: str | os.PathLike[str], *, progress: Callable[[Shard], None] | N
     return findings
 
 
-def _shard(store: LocalStore, shard: Shard, classes: int | None) -> Iterator[Finding]:
+def _shard(store: Store, shard: Shard, classes: int | None) -> Iterator[Finding]:
     index_data = _read_index(store, shard)
     if isinstance(index_data, Finding):
         yield index_data
@@ -86,7 +94,7 @@ def _shard(store: LocalStore, shard: Shard, classes: int | None) -> Iterator[Fin
         yield from _labels(shard, memoryview(tar), rebuilt, keys, classes)
 
 
-def _read_index(store: LocalStore, shard: Shard) -> bytes | Finding:
+def _read_index(store: Store, shard: Shard) -> bytes | Finding:
     try:
         return store.read(shard.index_name)
     except StoreError as error:

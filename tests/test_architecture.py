@@ -16,7 +16,8 @@ import shardflow
 PACKAGE = Path(shardflow.__file__).parent
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 CORE = {"errors", "keyed", "ustar", "imagesize", "shardindex", "manifest", "plan", "schedule"}
-BYTES = {"store", "shard", "dataset", "verify"}
+BYTES = {"address", "anyscheme", "attempts", "refusals", "remote", "s3", "transport"}
+BYTES |= {"cache", "files", "warm", "store", "claim", "spool", "sync", "shard", "dataset", "verify"}
 ROOMS = {"pack", "load", "native", "cli", "demo"}
 
 # Which files may name these at all, lazily or for type checkers included.
@@ -24,8 +25,8 @@ ALLOWED = {
     "torch": ("load/", "demo/", "pack/recipe.py"),
     "torchvision": ("load/", "demo/", "pack/recipe.py"),
     "webdataset": ("load/", "demo/"),
-    "fsspec": ("store.py",),
-    "s3fs": ("store.py",),
+    "fsspec": ("remote.py",),
+    "s3fs": ("remote.py",),
     "ray": ("pack/executors.py",),
     "PIL": ("load/", "pack/", "demo/", "cli/"),
     "click": ("cli/",),

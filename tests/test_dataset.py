@@ -184,7 +184,7 @@ def test_shard_used_last_stays_mapped(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_mapped_parts_cannot_reach_the_file(root: Path) -> None:
     """Payloads of a mapped shard are memoryviews that may be written, and nothing of it gets to the disk."""
     before = (root / "train/000000.tar").read_bytes()
-    _, parts = shardflow.open(root)["train"].shard(0).sample(0, check=True)
+    parts = shardflow.open(root)["train"].shard(0).sample(0, check=True)
     assert isinstance(parts["jpg"], memoryview)
     parts["jpg"][:] = bytes(len(parts["jpg"]))
     assert (root / "train/000000.tar").read_bytes() == before
@@ -234,14 +234,12 @@ def test_damaged_payload_is_named(root: Path, part: str) -> None:
     assert [split[number] for number in range(TOTAL) if number != 9] == [
         expected(number, root) for number in range(TOTAL) if number != 9
     ]
-    key, parts = split.shard(2).sample(3, check=False)
-    assert (key, set(parts)) == ("000000009", {"cls", "jpg"})
+    assert set(split.shard(2).sample(3, check=False)) == {"cls", "jpg"}
 
 
 @pytest.mark.parametrize("damage", ["name", "not text", "zeros", "other size", "other part"])
-@pytest.mark.parametrize("check", [True, False])
-def test_damaged_key_is_named(root: Path, damage: str, check: bool) -> None:
-    """A sample whose key stands in a damaged header is an IntegrityError: its bytes never come with a wrong key."""
+def test_damaged_key_is_named(root: Path, damage: str) -> None:
+    """A key that stands in a damaged header is an IntegrityError: bytes never come with a wrong key."""
     tar = root / "train/000000.tar"
     data = bytearray(tar.read_bytes())
     if damage == "name":
@@ -257,7 +255,7 @@ def test_damaged_key_is_named(root: Path, damage: str, check: bool) -> None:
     tar.write_bytes(data)
     split = shardflow.open(root)["train"]
     with pytest.raises(IntegrityError, match=r"train/000000\.tar: record 0: .*`shardflow verify`") as caught:
-        split.shard(0).sample(0, check=check)
+        split[0]
     assert caught.value.shard == str(tar)
     assert split[1] == expected(1, root)
 

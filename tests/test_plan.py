@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import tracemalloc
 from typing import Any
 
@@ -251,3 +252,45 @@ def test_wrong_values_are_named(wrong: dict[str, int], named: str) -> None:
     """A value out of its range is a ConfigError that names it."""
     with pytest.raises(ConfigError, match=named):
         Plan([10], **{"seed": 0, "epoch": 0, **wrong})
+
+
+def needs_by_looking(plan: Plan, lanes: int, window: int, rank: int, world_size: int) -> list[tuple[int, int, int]]:
+    """What `needs` says, from where every sample is: shards with the bounds of the windows of a lane they lie in."""
+    shards, _ = plan.locate(np.arange(plan.length))
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    common = math.gcd(lanes, world_size)
+    for lane in range(rank % common, lanes, common):
+        for begin, end in window_bounds(window, plan.lane_length(lane)):
+            for shard in np.unique(shards[lane::lanes][begin:end]).tolist():
+                found.setdefault((lane, shard), []).append((begin * lanes + lane, (end - 1) * lanes + lane + 1))
+    return [(shard, bounds[0][0], bounds[-1][1]) for (_, shard), bounds in found.items()]
+
+
+@given(
+    sizes=st.one_of(SIZES, st.lists(st.integers(200, 900), min_size=1, max_size=5)),
+    lanes=st.integers(1, 12),
+    window=st.one_of(st.integers(1, 40), st.integers(200, 2000)),
+    shuffle=st.booleans(),
+    topology=st.integers(1, 6).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
+)
+@settings(max_examples=300, deadline=None)
+def test_needs_are_what_locating_every_position_finds(
+    sizes: list[int], lanes: int, window: int, shuffle: bool, topology: tuple[int, int]
+) -> None:
+    """`needs` names, in order, each shard of each lane that a rank reads, from its first window to its last."""
+    plan = Plan(sizes, seed=3, epoch=1, lanes=lanes, window=window, shuffle=shuffle)
+    needed = list(zip(*(column.tolist() for column in plan.needs(*topology)), strict=True))
+    assert sorted(needed) == sorted(needs_by_looking(plan, lanes, window if shuffle else 1, *topology))
+    assert [begin for _, begin, _ in needed] == sorted(begin for _, begin, _ in needed)
+
+
+@given(plan=plans(), world_size=st.integers(1, 9), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_needs_cover_what_a_rank_reads(plan: Plan, world_size: int, data: st.DataObject) -> None:
+    """Whatever stands at a rank's position is needed by it at that position."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    needed = [np.array(column) for column in plan.needs(rank, world_size)]
+    positions = np.arange(rank, plan.length, world_size)
+    for position, shard in zip(positions.tolist(), plan.locate(positions)[0].tolist(), strict=True):
+        shards, begins, ends = needed
+        assert shard in shards[(begins <= position) & (position < ends)]

@@ -21,6 +21,8 @@ COMMANDS = {
     "pack": "Pack a folder of images into a dataset.",
     "info": "Show what a dataset holds.",
     "verify": "Read a whole dataset and name everything that is wrong with it.",
+    "sync": "Copy a dataset between disks and buckets, verified.",
+    "cache": "Show what the cache of remote shards holds, prune it, or warm it.",
     "demo": "Show all of it on a few hundred pictures, in a minute.",
 }
 """Command → its line in the group's help. Its code is `cli/COMMAND.py`, the function `COMMAND`."""

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from shardflow.errors import IntegrityError, ShardflowError
 from shardflow.keyed import U64
+from shardflow.shard import MappedShard
+
+
+class Sample(NamedTuple):
+    """One sample of a batch: its parts by name, and where it lies."""
+
+    parts: Mapping[str, memoryview]
+    shard: MappedShard
+    record: int
+
+    @property
+    def key(self) -> str:
+        """The key, read from the tar: few batches need it, and it is what else is read there.
+
+        Raises:
+            IntegrityError: The header that holds it is damaged.
+        """
+        return self.shard.key(self.record)
+
+    def blame(self, error: ShardflowError) -> ShardflowError:
+        """Return the error, with this sample as the place where it happened."""
+        try:
+            key = self.key
+        except IntegrityError:
+            key = f"record {self.record}"
+        return error.at(shard=self.shard.url, key=key)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,7 +50,7 @@ class Batch:
         valid: bool [B], False for the repeats that fill a padded tail.
         empty: This rank has no sample in this step. The batch then carries one, so that shapes and dtypes are right,
             and the last stage cuts it away.
-        samples: Per sample a WebDataset dict: "__key__", "__url__", and the parts as memoryviews.
+        samples: What was read.
         images: What the decoder made of the image parts, and what the transforms made of that.
         substituted: What was wrong with each sample that another one of the batch stands in for.
     """
@@ -33,6 +61,6 @@ class Batch:
     records: npt.NDArray[np.int64]
     valid: npt.NDArray[np.bool_]
     empty: bool
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     images: Any = None
     substituted: list[str] = field(default_factory=list)

@@ -28,18 +28,30 @@ Images = torch.Tensor | list[torch.Tensor]
 """uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]."""
 
 
+Empty = Callable[[tuple[int, ...]], torch.Tensor]
+"""Makes a uint8 tensor of a shape, its values arbitrary."""
+
 _JPEG = b"\xff\xd8"
+
+
+def new(shape: tuple[int, ...]) -> torch.Tensor:
+    """Return fresh memory: the plainest `Empty`."""
+    return torch.empty(shape, dtype=torch.uint8)
 
 
 class Decoder(Protocol):
     """Turns encoded images into tensors."""
 
-    def __call__(self, payloads: Sequence[memoryview], keys: U64) -> tuple[Images, dict[int, DecodeError]]:
+    def __call__(
+        self, payloads: Sequence[memoryview], keys: U64, empty: Empty = new
+    ) -> tuple[Images, dict[int, DecodeError]]:
         """Decode a batch of one or more images.
 
         Args:
             payloads: The encoded images.
             keys: uint64 [B], the only source of randomness.
+            empty: What it makes, once per call, need not be copied on its way to the training process. It is lent for
+                this batch: keep no view of it.
 
         Returns:
             The images, and what went wrong by index; the image of a failed index is arbitrary.
@@ -80,7 +92,9 @@ class RandomResizedCropDecoder:
             raise ConfigError(f"hflip must be 0 … 1, found {hflip}")
         self.size, self.scale, self.ratio, self.hflip = size, scale, ratio, hflip
 
-    def __call__(self, payloads: Sequence[memoryview], keys: U64) -> tuple[torch.Tensor, dict[int, DecodeError]]:
+    def __call__(
+        self, payloads: Sequence[memoryview], keys: U64, empty: Empty = new
+    ) -> tuple[torch.Tensor, dict[int, DecodeError]]:
         """Return uint8 [B, 3, size, size]."""
         sizes = _sizes(payloads)
         boxes, flip = random_resized_crops(np.maximum(sizes, 1), keys, self.scale, self.ratio)
@@ -97,7 +111,7 @@ class RandomResizedCropDecoder:
             cropped = _resize(image[:, y : y + h, x : x + w], self.size, self.size)
             return cropped.flip(-1) if flips[index] else cropped
 
-        batch = torch.empty((len(payloads), 3, self.size, self.size), dtype=torch.uint8)
+        batch = empty((len(payloads), 3, self.size, self.size))
         left = _decode_natively(payloads, sizes, boxes, flips, batch)
         return batch, _decode_generally(payloads, left, crop, batch)
 
@@ -119,7 +133,12 @@ class CenterCropDecoder:
         if not 1 <= self.size <= self.resize:
             raise ConfigError(f"size must be 1 … resize, found size {self.size} and resize {self.resize}")
 
-    def __call__(self, payloads: Sequence[memoryview], keys: U64) -> tuple[torch.Tensor, dict[int, DecodeError]]:  # noqa: ARG002 - nothing random here
+    def __call__(
+        self,
+        payloads: Sequence[memoryview],
+        keys: U64,  # noqa: ARG002 - nothing random here
+        empty: Empty = new,
+    ) -> tuple[torch.Tensor, dict[int, DecodeError]]:
         """Return uint8 [B, 3, size, size]."""
         sizes = _sizes(payloads)
         # Rounded down as torchvision's Resize does.
@@ -131,7 +150,7 @@ class CenterCropDecoder:
             top, left = round((height - self.size) / 2), round((width - self.size) / 2)
             return _resize(image, height, width)[:, top : top + self.size, left : left + self.size]
 
-        batch = torch.empty((len(payloads), 3, self.size, self.size), dtype=torch.uint8)
+        batch = empty((len(payloads), 3, self.size, self.size))
         whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
         placed = np.concatenate([resized, window], axis=1).astype(np.int32)
         left = _decode_natively(payloads, sizes, whole, np.zeros(len(payloads), dtype=np.bool_), batch, placed)
@@ -141,7 +160,12 @@ class CenterCropDecoder:
 class ImageDecoder:
     """Whole images as they are; the loader's `transform` then has to end in one size."""
 
-    def __call__(self, payloads: Sequence[memoryview], keys: U64) -> tuple[Images, dict[int, DecodeError]]:  # noqa: ARG002 - nothing random here
+    def __call__(
+        self,
+        payloads: Sequence[memoryview],
+        keys: U64,  # noqa: ARG002 - nothing random here
+        empty: Empty = new,  # noqa: ARG002 - nothing that is one size
+    ) -> tuple[Images, dict[int, DecodeError]]:
         """Return a list of uint8 [3, H, W]."""
         images, failures = [], {}
         for index, payload in enumerate(payloads):

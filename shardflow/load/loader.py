@@ -14,13 +14,14 @@ from typing import Any
 import torch
 import webdataset as wds
 
+from shardflow.cache import LIMIT
 from shardflow.dataset import open_dataset
 from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError, ShardflowError, WorkerError
 from shardflow.schedule import Schedule
 
 from .batchsampler import BatchSampler
 from .cursor import Cursor
-from .decode import CenterCropDecoder, Decoder, RandomResizedCropDecoder
+from .decode import CenterCropDecoder, Decoder, RandomResizedCropDecoder, new
 from .handover import Handover
 from .received import end_workers, received
 from .source import WINDOW, Order, PlanSource, Shared, Start, default_lanes
@@ -40,7 +41,7 @@ class Loader:
     ...     train_step(images, labels)
 
     Args:
-        url: Where the dataset lies.
+        url: Where the dataset lies: a directory, or any URL that fsspec serves, "s3://bucket/photos256".
         split: Which split to read.
         batch_size: Samples per batch and rank.
         decoder: Makes uint8 images of encoded ones, cropping included; called as `decode.Decoder` says. By default
@@ -73,11 +74,17 @@ class Loader:
         multiprocessing_context: Start method of the workers, as for `torch.utils.data.DataLoader`.
         rank, world_size: By default torch.distributed's when it is initialised, else RANK and WORLD_SIZE from the
             environment, else 0 and 1.
+        cache_dir: Where shards that are not on a local disk are kept, shared by all ranks and workers of a host and by
+            all runs; by default `shardflow` in the user's cache directory. Directories are read where they lie.
+        cache_limit: The most bytes the cache may hold, as a number or as in "500GB". A dataset that is larger streams
+            through it once per epoch.
+        storage_options: What fsspec's file system takes (`endpoint_url`, `anon`, …); not for directories.
         verify: Check the CRC-32 of every part that is read.
 
     Raises:
         ConfigError: An argument is wrong.
         NotFoundError: There is no dataset.
+        StoreError: It is out of reach.
     """
 
     def __init__(
@@ -106,6 +113,9 @@ class Loader:
         multiprocessing_context: Any = None,
         rank: int | None = None,
         world_size: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit: int | str = LIMIT,
+        storage_options: Mapping[str, Any] | None = None,
         verify: bool = True,
     ) -> None:
         for name, value, least in (
@@ -117,7 +127,7 @@ class Loader:
                 raise ConfigError(f"{name} must be {least} or more, found {value}")
         if on_error not in ("raise", "substitute"):
             raise ConfigError(f"on_error must be 'raise' or 'substitute', found {on_error!r}")
-        dataset = open_dataset(url)
+        dataset = open_dataset(url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
         rank, world_size = resolve_rank(rank, world_size)
         self._fingerprint = dataset.fingerprint
         self._order = Order(
@@ -153,15 +163,19 @@ class Loader:
         fields = tuple(fields) if fields is not None else _default_fields(dataset.classes is not None, tail)
         if decoder is None:
             decoder = RandomResizedCropDecoder() if shuffle else CenterCropDecoder()
+        handover = Handover(slots=prefetch_factor + 3)  # prefetched, in the making, in the caller's hands, just let go
+        # Transforms may keep what they were given, so only batches that meet none are decoded into memory that is lent.
+        empty = handover.empty if transform is None and batch_transform is None else new
+        may_substitute = on_error == "substitute"
         self._batches = wds.WebLoader(
             wds.DataPipeline(
                 self._source,
-                Read(self._order.split, verify, on_error == "substitute"),
-                Decode(decoder, on_error == "substitute") if "image" in fields else None,
+                Read(self._order.split, verify=verify, keys="key" in fields, substitute=may_substitute),
+                Decode(decoder, empty, substitute=may_substitute) if "image" in fields else None,
                 Augment(transform) if transform is not None and "image" in fields else None,
                 Collate(fields, batch_transform),
                 guard,
-                Handover(slots=prefetch_factor + 3),  # prefetched, in the making, in the caller's hands, just let go
+                handover,
             ),
             batch_size=None,
             collate_fn=_untouched,
@@ -231,9 +245,11 @@ class Loader:
         for worker in range(self._shared.workers):
             if (step := self._shared.made_by(worker)) >= 0:
                 batch = self._source.batch(start, step)
-                shard = self._order.split.shard(int(batch.shards[0]))
+                split, shard, record = self._order.split, int(batch.shards[0]), int(batch.records[0])
+                # The worker may have died for want of the very shard: an error message does not wait for it.
+                sample = f"sample {split.shard(shard).key(record)}" if split.at_hand(shard) else f"record {record}"
                 others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
-                places.append(f"worker {worker}: {shard.url}, sample {shard.key(int(batch.records[0]))}{others}")
+                places.append(f"worker {worker}: {split.url(shard)}, {sample}{others}")
         return f"In the making were {'; '.join(places)}" if places else "No batch had been begun"
 
     def set_epoch(self, epoch: int) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from shardflow.cache import LIMIT
 from shardflow.dataset import open_dataset
 from shardflow.errors import ConfigError
 from shardflow.plan import I64
 
+from .ahead import looking_ahead
 from .source import WINDOW, Order, default_lanes
 from .topology import resolve_rank
 
@@ -31,7 +33,8 @@ class Samples(IterableDataset[dict[str, Any]]):
     next (no workers, or persistent ones); `set_epoch` works everywhere.
 
     Args:
-        url, split, shuffle, window, lanes, seed, limit, rank, world_size, verify: As for `Loader`.
+        url, split, shuffle, window, lanes, seed, limit, rank, world_size, cache_dir, cache_limit, storage_options,
+            verify: As for `Loader`.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -50,9 +53,13 @@ class Samples(IterableDataset[dict[str, Any]]):
         limit: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit: int | str = LIMIT,
+        storage_options: Mapping[str, Any] | None = None,
         verify: bool = True,
     ) -> None:
-        self._order = Order(open_dataset(url)[split], seed=seed, window=window, shuffle=shuffle, limit=limit)
+        dataset = open_dataset(url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
+        self._order = Order(dataset[split], seed=seed, window=window, shuffle=shuffle, limit=limit)
         self._rank, self._world_size = resolve_rank(rank, world_size)
         self._lanes = default_lanes(self._world_size, shuffle) if lanes is None else lanes
         self._verify = verify
@@ -73,13 +80,21 @@ class Samples(IterableDataset[dict[str, Any]]):
             self._iterated = [times_set, 0]
         epoch += self._iterated[1]
         self._iterated[1] += 1
-        return self._run(epoch, np.arange(self._rank, self._order.length, self._world_size)[worker::workers])
+        positions = np.arange(self._rank, self._order.length, self._world_size)[worker::workers]
+        return self._run(epoch, positions, workers)
 
-    def _run(self, epoch: int, positions: I64) -> Iterator[dict[str, Any]]:
-        for begin in range(0, len(positions), _CHUNK):
-            shards, records, _ = self._order.locate(epoch, positions[begin : begin + _CHUNK], self._lanes)
-            for number, record in zip(shards.tolist(), records.tolist(), strict=True):
-                shard = self._order.split.shard(number, announce=True)
-                key, parts = shard.sample(record, check=self._verify)
-                payloads = {part: bytes(payload) for part, payload in parts.items()}
-                yield {"__key__": key, "__url__": shard.url, **payloads}
+    def _run(self, epoch: int, positions: I64, workers: int) -> Iterator[dict[str, Any]]:
+        needs = self._order.needs(epoch, 0, self._lanes, self._rank, self._world_size)
+        period = self._order.pass_length
+        with looking_ahead(self._order.split, needs, workers=workers, period=period) as reach:
+            for begin in range(0, len(positions), _CHUNK):
+                reach(int(positions[begin]))
+                yield from self._read(epoch, positions[begin : begin + _CHUNK])
+
+    def _read(self, epoch: int, positions: I64) -> Iterator[dict[str, Any]]:
+        shards, records, _ = self._order.locate(epoch, positions, self._lanes)
+        for number, record in zip(shards.tolist(), records.tolist(), strict=True):
+            shard = self._order.split.shard(number, announce=True)
+            parts = shard.sample(record, check=self._verify)
+            payloads = {part: bytes(payload) for part, payload in parts.items()}
+            yield {"__key__": shard.key(record), "__url__": shard.url, **payloads}

@@ -15,6 +15,7 @@ from shardflow.dataset import Split
 from shardflow.plan import I64, Plan
 from shardflow.schedule import Schedule
 
+from .ahead import Need, looking_ahead
 from .batch import Batch
 from .orphan import end_with
 
@@ -57,14 +58,14 @@ class Order:
             sizes = np.clip(limit - before, 0, sizes)
             sizes = sizes[sizes > 0]
         self._sizes = sizes
-        self._pass_length = int(sizes.sum())
+        self.pass_length = int(sizes.sum())
         self.samples_per_epoch = samples_per_epoch
-        self.length = self._pass_length if samples_per_epoch is None else samples_per_epoch
+        self.length = self.pass_length if samples_per_epoch is None else samples_per_epoch
         self._plans: dict[tuple[int, int], Plan] = {}  # of the two passes used last
 
     def locate(self, epoch: int, positions: I64, lanes: int) -> tuple[I64, I64, keyed.U64]:
         """Return shard, record and key of the samples at positions 0 … length-1 of an epoch."""
-        passes, within = np.divmod(epoch * self.length + positions, self._pass_length)
+        passes, within = np.divmod(epoch * self.length + positions, self.pass_length)
         shards, records = np.empty_like(positions), np.empty_like(positions)
         keys = np.empty(len(positions), dtype=np.uint64)
         for number in np.unique(passes).tolist():
@@ -74,14 +75,28 @@ class Order:
             keys[here] = keyed.fold_array(keyed.key(self.seed, "augment", number), samples)
         return shards, records, keys
 
+    def needs(self, epoch: int, first: int, lanes: int, rank: int, world_size: int) -> Iterator[Need]:
+        """Yield which shards a rank reads from position `first` of an epoch on, in the order of first need."""
+        if not self.length:
+            return
+        start = epoch * self.length
+        for number in range((start + first) // self.pass_length, -(-(start + self.length) // self.pass_length)):
+            before = number * self.pass_length - start  # positions of the epoch before this pass
+            plan = self._new_plan(number, lanes)
+            shards, begins, ends = plan.needs((rank - before) % world_size, world_size)
+            wanted = (ends + before > first) & (begins + before < self.length)
+            columns = shards[wanted], begins[wanted] + before, ends[wanted] + before
+            yield from map(Need, *(column.tolist() for column in columns))
+
     def _plan(self, number: int, lanes: int) -> Plan:
         if (number, lanes) not in self._plans:
             while len(self._plans) > 1:
                 del self._plans[next(iter(self._plans))]
-            self._plans[number, lanes] = Plan(
-                self._sizes, seed=self.seed, epoch=number, lanes=lanes, window=self.window, shuffle=self.shuffle
-            )
+            self._plans[number, lanes] = self._new_plan(number, lanes)
         return self._plans[number, lanes]
+
+    def _new_plan(self, number: int, lanes: int) -> Plan:
+        return Plan(self._sizes, seed=self.seed, epoch=number, lanes=lanes, window=self.window, shuffle=self.shuffle)
 
 
 @dataclass(slots=True)
@@ -140,11 +155,15 @@ class PlanSource(IterableDataset[Batch]):
         if info:
             end_with(self._shared.owner)
         iteration, start = self._shared.iteration(), self._shared.read()
-        for step in range(worker, self._schedule.steps(start.position), workers):
-            if self._shared.iteration() != iteration:
-                return  # left early: what is still prefetched will be thrown away
-            self._shared.making(worker, step)
-            yield self.batch(start, step)
+        schedule, order = self._schedule, self._order
+        needs = order.needs(start.epoch, start.position, start.lanes, schedule.rank, schedule.world_size)
+        with looking_ahead(order.split, needs, workers=workers, period=order.pass_length) as reach:
+            for step in range(worker, schedule.steps(start.position), workers):
+                if self._shared.iteration() != iteration:
+                    return  # left early: what is still prefetched will be thrown away
+                self._shared.making(worker, step)
+                reach(schedule.after(start.position, step))
+                yield self.batch(start, step)
 
     def batch(self, start: Start, step: int) -> Batch:
         """Return what step `step` of an iteration consists of."""

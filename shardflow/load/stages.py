@@ -15,51 +15,63 @@ from shardflow.dataset import Split
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
 from shardflow.shardindex import IMAGE_PARTS
 
-from .batch import Batch
-from .decode import Decoder
+from .batch import Batch, Sample
+from .decode import Decoder, Empty
 from .randomness import preserved, reseed
 
 Batches = Iterator[Batch]
 
 
 class Read:
-    """Fills in `samples` from memory-mapped shards."""
+    """Fills in `samples` from memory-mapped shards.
 
-    def __init__(self, split: Split, verify: bool, substitute: bool) -> None:
-        self._split, self._verify, self._substitute = split, verify, substitute
+    Args:
+        split: What is read.
+        verify: Check each part's CRC-32.
+        keys: The batches' keys are asked for, so a sample without a readable one is damaged.
+        substitute: Let other samples stand in for damaged ones.
+    """
+
+    def __init__(self, split: Split, *, verify: bool, keys: bool, substitute: bool) -> None:
+        self._split, self._verify, self._keys, self._substitute = split, verify, keys, substitute
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, read."""
         for batch in batches:
-            failures: dict[int, IntegrityError] = {}
+            failures: dict[int, ShardflowError] = {}
             places = zip(batch.shards.tolist(), batch.records.tolist(), strict=True)
             for index, (number, record) in enumerate(places):
                 shard = self._split.shard(number, announce=True)
+                parts: Mapping[str, memoryview] = {}
                 try:
-                    key, parts = shard.sample(record, check=self._verify)
+                    parts = shard.sample(record, check=self._verify)
+                    if self._keys:
+                        shard.key(record)
                 except IntegrityError as error:
                     failures[index] = error
-                    key, parts = error.key or f"record {record}", {}
-                batch.samples.append({"__key__": key, "__url__": shard.url, **parts})
+                batch.samples.append(Sample(parts, shard, record))
             substitute(batch, failures, self._substitute)
             yield batch
 
 
 class Decode:
-    """Fills in `images`."""
+    """Fills in `images`.
 
-    def __init__(self, decoder: Decoder, substitute: bool) -> None:
-        self._decoder, self._substitute = decoder, substitute
+    Args:
+        decoder: What decodes.
+        empty: Makes the memory for the images.
+        substitute: Let other samples stand in for those that do not decode.
+    """
+
+    def __init__(self, decoder: Decoder, empty: Empty, *, substitute: bool) -> None:
+        self._decoder, self._empty, self._substitute = decoder, empty, substitute
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
         for batch in batches:
-            payloads = [sample[image_part(sample)] for sample in batch.samples]
-            batch.images, errors = self._decoder(payloads, batch.keys)
-            failures = {
-                index: error.at(shard=batch.samples[index]["__url__"], key=batch.samples[index]["__key__"])
-                for index, error in errors.items()
-            }
+            payloads = [sample.parts[image_part(sample)] for sample in batch.samples]
+            batch.images, errors = self._decoder(payloads, batch.keys, self._empty)
+            failures = {index: batch.samples[index].blame(error) for index, error in errors.items()}
             substitute(batch, failures, self._substitute)
             yield batch
 
@@ -134,18 +146,17 @@ def guard(items: Iterator[Any]) -> Iterator[Any]:
         yield error
 
 
-def image_part(sample: dict[str, Any]) -> str:
+def image_part(sample: Sample) -> str:
     """Return the name of the part that holds a sample's image.
 
     Raises:
         DecodeError: There is none.
     """
-    for part in sample:
+    for part in sample.parts:
         if part in IMAGE_PARTS:
             return part
-    found = ", ".join(part for part in sample if not part.startswith("__"))
-    error = DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`")
-    raise error.at(shard=sample["__url__"], key=sample["__key__"])
+    found = ", ".join(sample.parts)
+    raise sample.blame(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
 
 
 def _column(field: str, batch: Batch) -> Any:
@@ -155,7 +166,7 @@ def _column(field: str, batch: Batch) -> Any:
     if field == "valid":
         return torch.from_numpy(batch.valid)
     if field == "key":
-        return [sample["__key__"] for sample in batch.samples]
+        return [sample.key for sample in batch.samples]
     if field == "label":
         return torch.tensor([_parsed(sample, "cls") for sample in batch.samples], dtype=torch.int64)
     return [_parsed(sample, field) for sample in batch.samples]
@@ -164,16 +175,16 @@ def _column(field: str, batch: Batch) -> Any:
 _PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
 
 
-def _parsed(sample: dict[str, Any], part: str) -> Any:
+def _parsed(sample: Sample, part: str) -> Any:
     """Return a part's value: `.txt` as str, `.json` as what it holds, `.cls` as int, anything else as bytes."""
-    where = {"shard": sample["__url__"], "key": sample["__key__"]}
-    if part not in sample:
-        found = ", ".join(name for name in sample if not name.startswith("__"))
-        raise ConfigError(f"the sample has no part {part!r}, it has {found}; choose other `fields`").at(**where)
+    payload = sample.parts.get(part)
+    if payload is None:
+        found = ", ".join(sample.parts)
+        raise sample.blame(ConfigError(f"the sample has no part {part!r}, it has {found}; choose other `fields`"))
     try:
-        return _PARSERS.get(part.rpartition(".")[2], bytes)(bytes(sample[part]))
+        return _PARSERS.get(part.rpartition(".")[2], bytes)(bytes(payload))
     except ValueError as error:
-        raise DecodeError(f"part {part!r} cannot be read: {error}").at(**where) from error
+        raise sample.blame(DecodeError(f"part {part!r} cannot be read: {error}")) from error
 
 
 def _stack(images: Any) -> Any:

@@ -46,7 +46,12 @@ def usable_cores() -> int:
             cores = min(cores, max(1, int(quota) // int(period)))
     except (OSError, ValueError):
         pass  # no control group of version 2: affinity alone counts
-    return max(1, cores // _environment("LOCAL_WORLD_SIZE", 1))
+    return max(1, cores // local_ranks())
+
+
+def local_ranks() -> int:
+    """Return how many ranks share this host."""
+    return max(1, _environment("LOCAL_WORLD_SIZE", 1))
 
 
 def _environment(name: str, default: int) -> int:

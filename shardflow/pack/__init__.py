@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from shardflow.errors import ConfigError, StoreError
+from shardflow.spool import spool_for
 from shardflow.store import open_store
 
 from .commit import commit
@@ -44,6 +46,7 @@ def pack(
     max_bad: int = 0,
     workers: int | None = None,
     executor: str = "processes",
+    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> PackReport:
     """Resize the images below `src` and write them to `dst` as a dataset.
@@ -54,7 +57,7 @@ def pack(
 
     Args:
         src: Directory with `CLASS/x.jpg`, `train/CLASS/x.jpg` (other splits beside it), or `x.jpg`.
-        dst: Directory that is new, empty, or holds an unfinished pack.
+        dst: Directory, or URL such as "s3://bucket/photos256", that is new, empty, or holds an unfinished pack.
         short_side: Pixels of the shorter side; smaller images keep their size.
         quality: JPEG quality, 1 … 100.
         subsampling: Chroma subsampling: "4:2:0", "4:2:2" or "4:4:4".
@@ -66,6 +69,8 @@ def pack(
         max_bad: Inputs that may be quarantined before the dataset is not committed.
         workers: Number of processes; None for one per core.
         executor: "processes", or "serial" for this process alone.
+        storage_options: What fsspec's file system takes, when `dst` is a URL and its client does not find all it needs
+            in the environment.
         progress: Called in this thread, now and then.
 
     Raises:
@@ -88,13 +93,22 @@ def pack(
         if value is not None and value < least:
             raise ConfigError(f"{name} is {value}; {least} is the least")
     started = time.monotonic()
-    store = open_store(dst)
+    store = open_store(dst, storage_options)
     ledger = Ledger(store)
     ledger.refuse_dataset()
     source = list_source(src)
-    jobs = plan_jobs(source, os.fspath(dst), recipe, shard_samples=shard_samples, seed=seed, shuffle=shuffle)
-    with store.sole_writer() as lock:
-        ledger.begin()
+    with spool_for(store) as (spool, lock):
+        jobs = plan_jobs(
+            source,
+            os.fspath(dst),
+            recipe,
+            spool=spool,
+            shard_samples=shard_samples,
+            seed=seed,
+            shuffle=shuffle,
+            storage_options=storage_options,
+        )
+        ledger.begin(jobs)
         missing = [job for job in jobs if ledger.finished(job) is None]
         resumed = source.inputs - sum(len(job.items) for job in missing)
         so_far = Progress(inputs=source.inputs, resumed=resumed, done=resumed)

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardflow import keyed, manifest
 from shardflow.errors import DecodeError, EncodeError, SampleError
@@ -42,7 +42,9 @@ class Job:
         items: The inputs in order.
         src: The directory they lie in.
         dst: The store's path or URL.
+        spool: Local directory for the fragments.
         recipe: What to do with each.
+        storage_options: Of the store; never shown.
     """
 
     name: str
@@ -50,7 +52,9 @@ class Job:
     items: tuple[Item, ...]
     src: Path
     dst: str
+    spool: Path
     recipe: Recipe
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def items_sha256(self) -> str:
@@ -116,7 +120,7 @@ class Piece:
         folder, _, base = job.name.rpartition("/")
         name = f"{folder}/{TEMPORARY}{base}.{job.first:09d}"
         data = b"".join(members)
-        path = open_store(job.dst).path(name)
+        path = job.spool / name
         with translated(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)  # not made durable: after a crash the piece is done again
@@ -151,13 +155,16 @@ class Finish:
             StoreError: The destination failed.
             IntegrityError: It does not hold what was written.
         """
-        job, store = self.job, open_store(self.job.dst)
+        job = self.job
+        store = open_store(job.dst, job.storage_options)
         shard, index = None, b""
         store.remove(f"{job.name}.json")  # a receipt of older settings must not vouch for the new tar
         if any(result.fragment.samples for result in self.results):
-            fragments = [(store.path(result.fragment.name), result.fragment) for result in self.results]
-            with store.writing(f"{job.name}.tar") as temporary:
-                assembled = writer.assemble(temporary, fragments)
+            fragments = [(job.spool / result.fragment.name, result.fragment) for result in self.results]
+            folder, _, base = job.name.rpartition("/")
+            tar = job.spool / folder / f"{TEMPORARY}{base}.tar"
+            assembled = writer.assemble(tar, fragments)
+            store.upload(f"{job.name}.tar", tar)
             index = assembled.index
             store.put(f"{job.name}.npy", index)
             shard = manifest.Shard(
@@ -183,18 +190,36 @@ class Finish:
         )
         store.put(f"{job.name}.json", receipt.to_bytes())
         for result in self.results:
-            store.remove(result.fragment.name)
+            (job.spool / result.fragment.name).unlink(missing_ok=True)
         return receipt
 
 
-def plan_jobs(source: Source, dst: str, recipe: Recipe, *, shard_samples: int, seed: int, shuffle: bool) -> list[Job]:
+def plan_jobs(
+    source: Source,
+    dst: str,
+    recipe: Recipe,
+    *,
+    spool: Path,
+    shard_samples: int,
+    seed: int,
+    shuffle: bool,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[Job]:
     """Cut the inputs of each split, shuffled by `seed` if asked, into jobs of `shard_samples` inputs."""
     jobs: list[Job] = []
     for split, items in source.splits.items():
         if shuffle:
             items = tuple(items[number] for number in keyed.permutation(keyed.key(seed, "pack", split), len(items)))
         for number, first in enumerate(range(0, len(items), shard_samples)):
-            slots = items[first : first + shard_samples]
-            name = f"{split}/{number:06d}"
-            jobs.append(Job(name=name, first=first, items=slots, src=source.root, dst=dst, recipe=recipe))
+            job = Job(
+                name=f"{split}/{number:06d}",
+                first=first,
+                items=items[first : first + shard_samples],
+                src=source.root,
+                dst=dst,
+                spool=spool,
+                recipe=recipe,
+                storage_options=storage_options,
+            )
+            jobs.append(job)
     return jobs

@@ -7,13 +7,16 @@ Without it a directory must be empty; with it, only files that have a pack's nam
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from shardflow import manifest
+from shardflow.claim import FILE_NAME as CLAIM
+from shardflow.claim import claim
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
-from shardflow.store import TEMPORARY, LocalStore
+from shardflow.store import TEMPORARY, LocalStore, Store
 
 from .job import Job
 from .receipt import Quarantined, Receipt, from_bytes
@@ -28,7 +31,7 @@ _HALF_DONE = re.compile(rf"(({'|'.join(SPLITS)})/)?{re.escape(TEMPORARY)}[^/]+")
 class Ledger:
     """The receipts in a store. One writer at a time."""
 
-    def __init__(self, store: LocalStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
 
     def refuse_dataset(self) -> None:
@@ -44,19 +47,24 @@ class Ledger:
                 self.remove_temporaries()
             raise DatasetExistsError(f"{self.store} already holds a dataset; choose another destination or remove it")
 
-    def begin(self) -> None:
+    def begin(self, jobs: Sequence[Job]) -> None:
         """Mark the destination as being packed into, if it may be.
 
         Raises:
             DatasetExistsError: It holds a dataset.
-            ConfigError: It holds files that no pack wrote.
+            ConfigError: It holds files that no pack wrote, or, where no lock can be held, the beginnings of another.
         """
         self.refuse_dataset()
         if self.store.size(QUARANTINE) is None:
-            foreign = [name for name in self.store.names() if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
+            own = f"{TEMPORARY}{QUARANTINE}." if isinstance(self.store, LocalStore) else CLAIM
+            foreign = [name for name in self.store.names() if not name.startswith(own)]
             if foreign:
                 message = f"{self.store} is not empty: it holds {foreign[0]!r}, which no pack wrote"
                 raise ConfigError(f"{message}; choose an empty or a new directory")
+        if not isinstance(self.store, LocalStore):  # which is locked
+            lines = (f"{job.name} {job.items_sha256} {job.recipe.digest}\n" for job in jobs)
+            claim(self.store, hashlib.sha256("".join(lines).encode()).hexdigest())
+        if self.store.size(QUARANTINE) is None:
             self.write_quarantine(())
 
     def finished(self, job: Job) -> Receipt | None:
@@ -68,11 +76,11 @@ class Ledger:
         name = f"{job.name}.json"
         try:
             receipt = from_bytes(self.store.read(name))
-            written_ns = self.store.path(name).stat().st_mtime_ns
-        except (NotFoundError, FileNotFoundError, FormatError):
+            written_ns = self.store.modified_ns(name)
+        except (NotFoundError, FormatError):
             return None
         same = receipt.items_sha256 == job.items_sha256 and receipt.recipe_sha256 == job.recipe.digest
-        if not same or any(item.changed_ns > written_ns for item in job.items):
+        if not same or written_ns is None or any(item.changed_ns > written_ns for item in job.items):
             return None
         if any(bad.stage == "read" for bad in receipt.quarantined):
             return None

@@ -48,7 +48,7 @@ def test_exit_codes(tmp_path: Path) -> None:
         (1, (bad, tmp_path / "bad-dst", "--workers", 1)),
         (2, (tmp_path / "nowhere", tmp_path / "x")),
         (2, (src, tmp_path / "x", "--quality", 101)),
-        (2, (src, "s3://bucket/x")),
+        (2, (src, "nowhere://bucket/x")),
         (3, (src, tmp_path / "dst")),
         (4, (src, tmp_path / "file")),
     ]

@@ -206,13 +206,28 @@ def test_unknown_policy_is_refused(dataset: Path) -> None:
         loader(dataset, on_error="skip")
 
 
-def test_substitute_covers_damaged_headers(dataset: Path) -> None:
-    """A sample whose tar header is damaged has no readable key, and gives way all the same."""
-    shard = dataset / "train/000001.tar"
+def zero_header(url: Path) -> None:
+    """Zero the tar header of the first member of sample 20."""
+    shard = url / "train/000001.tar"
     data = bytearray(shard.read_bytes())
     data[:512] = bytes(512)
     shard.write_bytes(data)
-    some = loader(dataset, on_error="substitute")
+
+
+def test_a_damaged_header_does_not_matter_to_what_it_does_not_hold(dataset: Path) -> None:
+    """Images and labels are found by the index and checked one by one; the key alone is read from the header."""
+    before = [images for images, _ in loader(dataset, shuffle=False)]
+    zero_header(dataset)
+    for was, (images, _) in zip(before, loader(dataset, shuffle=False), strict=True):
+        assert torch.equal(images, was)
+    with pytest.raises(IntegrityError, match=r"000001.tar: record 0"):
+        list(loader(dataset, fields=("key",)))
+
+
+def test_substitute_covers_damaged_headers(dataset: Path) -> None:
+    """A sample whose tar header is damaged has no readable key, and gives way where keys are asked for."""
+    zero_header(dataset)
+    some = loader(dataset, on_error="substitute", fields=("key", "label"))
     assert {label for _, labels in some for label in labels.tolist()} == set(range(60)) - {20}
     (problem,) = some.substituted
     assert "000001.tar" in problem

@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 import shardflow
 from making import make_dataset
+from shardflow.errors import DecodeError
 from shardflow.load import handover
 from shardflow.load.received import end_workers
 
@@ -121,6 +122,91 @@ def test_strides_and_dtypes_survive(dataset: Path) -> None:
     assert images.dtype == torch.float32
     expected, _ = next(iter(loader(dataset, num_workers=0, transform=v2.ToDtype(torch.float32, scale=True))))
     assert torch.equal(images, expected)
+
+
+def through_slots(images: torch.Tensor) -> bool:
+    """Whether a batch lies in one of the slabs."""
+    slabs = [slab.untyped_storage() for slab in handover._received.values()]
+    return any(0 <= images.data_ptr() - slab.data_ptr() < slab.nbytes() for slab in slabs)
+
+
+class _Peculiar:
+    """A decoder that does something else with what it was lent, in turn, and returns the same pixels all the same."""
+
+    def __init__(self) -> None:
+        self._crop = shardflow.RandomResizedCropDecoder(64)
+        self._calls = 0
+
+    def __call__(self, payloads: Any, keys: Any, empty: Any) -> tuple[Any, dict[int, DecodeError]]:
+        images, failures = self._crop(payloads, keys)
+        self._calls += 1
+        if self._calls % 5 == 0:
+            every_other = empty((2 * len(images), *images.shape[1:]))[::2]
+            return every_other.copy_(images), failures
+        if self._calls % 5 == 1:
+            empty(tuple(images.shape))
+            return empty(tuple(images.shape)).copy_(images), failures
+        if self._calls % 5 == 2:
+            return list(empty(tuple(images.shape)).copy_(images)), failures
+        if self._calls % 5 == 3:
+            last = empty((len(images), 64, 64, 3)).permute(0, 3, 1, 2)
+            return last.copy_(images), failures
+        empty(tuple(images.shape)).zero_()
+        return images, failures
+
+
+def test_whatever_a_decoder_does_with_its_slot(dataset: Path) -> None:
+    """A slot that comes back in another form, in part or not at all gives right batches, and is free afterwards."""
+    through = shardflow.Loader(dataset, batch_size=16, num_workers=2, prefetch_factor=2, decoder=_Peculiar())
+    direct = loader(dataset, num_workers=0)
+    kept = []
+    for _ in range(4):
+        for (images, _), (expected, _) in zip(through, direct, strict=True):
+            assert torch.equal(images, expected)
+            kept.append((images, expected))
+    assert all(torch.equal(images, expected) for images, expected in kept)
+    kept.clear()
+    del images
+    gc.collect()
+    assert set(slots_in_use()) == {0}
+
+
+def test_decoding_goes_straight_into_slots(dataset: Path) -> None:
+    """The usual loader's batches all lie in slots, after many iterations that were left early as well."""
+    through = loader(dataset)
+    for _ in range(8):
+        assert through_slots(next(iter(through))[0])
+    assert all(through_slots(images) for images, _ in through)
+
+
+def test_batches_without_samples_take_no_slot(dataset: Path) -> None:
+    """A rank that has no sample in the last step gets an empty batch, and the slot it was decoded to is free again."""
+    through = loader(dataset, rank=1, world_size=2, tail="short", limit=33)
+    for _ in range(9):
+        sizes = [len(images) for images, _ in through]
+        assert sizes == [16, 0]
+    gc.collect()
+    assert set(slots_in_use()) == {0}
+
+
+def test_transforms_may_keep_what_they_are_given(dataset: Path) -> None:
+    """A batch transform that hands out the batch before still has that batch, however long ago it was decoded."""
+    delayed = loader(dataset, batch_transform=_Delayed(), shuffle=False, num_workers=1)
+    expected = [images for images, _ in loader(dataset, num_workers=0, shuffle=False)]
+    for (images, _), before in zip(delayed, [expected[0], *([expected[0]] * 6), *expected], strict=False):
+        assert torch.equal(images, before)
+
+
+class _Delayed:
+    """A batch transform that returns the images it was given seven batches ago."""
+
+    def __init__(self) -> None:
+        self._seen: list[torch.Tensor] = []
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return older images with the labels."""
+        self._seen.append(images)
+        return self._seen[max(0, len(self._seen) - 8)], labels
 
 
 class _ChannelsLast:

@@ -21,7 +21,8 @@ from shardflow.pack.source import list_source
 
 
 def _jobs(src: Path, dst: Path, recipe: Recipe, shard_samples: int = 48) -> list[Job]:
-    return plan_jobs(list_source(src), str(dst), recipe, shard_samples=shard_samples, seed=0, shuffle=True)
+    layout = {"shard_samples": shard_samples, "seed": 0, "shuffle": True}
+    return plan_jobs(list_source(src), str(dst), recipe, spool=dst, **layout)
 
 
 def _run(executor: Executor, jobs: list[Job]) -> list[PieceResult]:

@@ -14,7 +14,8 @@ from PIL import Image
 
 import shardflow as sf
 from pack.folders import contents, image_folder, photo, write_tree
-from shardflow import PackReport
+from pack.kernel import without_kernel
+from shardflow import PackReport, native
 from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, StoreError
 from shardflow.manifest import Manifest, from_bytes
 from shardflow.pack import Progress
@@ -232,6 +233,21 @@ def test_resume_with_other_settings(tmp_path: Path) -> None:
         assert contents(tmp_path / str(number)) == contents(tmp_path / f"fresh{number}")
 
 
+@pytest.mark.skipif(not native.available(), reason=native.why())
+def test_resume_with_another_decoder(tmp_path: Path) -> None:
+    """A pack that was begun with the kernel and goes on without it starts anew: no dataset mixes the two."""
+    src = _flat(tmp_path / "src")
+    (src / "zzz.jpg").write_bytes(b"bad")
+    settings: dict[str, Any] = {**SMALL, "shard_samples": 10}
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, tmp_path / "dst", **settings)
+    with without_kernel():
+        assert sf.pack(src, tmp_path / "dst", **settings, max_bad=1).resumed == 0
+        sf.pack(src, tmp_path / "fresh", **settings, max_bad=1)
+    assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
+    assert _manifest(tmp_path / "dst").tools["kernel"] == "none"
+
+
 def _touch(src: Path, dst: Path) -> None:  # noqa: ARG001
     data = (src / "04.jpg").read_bytes()
     time.sleep(0.02)  # the clock of the file system ticks every few milliseconds
@@ -293,7 +309,7 @@ def test_unreadable_inputs_are_tried_again(tmp_path: Path) -> None:
     """A job with an input that could not be read is done again, though the input looks the same: a disk came back."""
     src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "b/2.jpg": photo(2)})
     ledger = Ledger(LocalStore(tmp_path / "dst"))
-    layout: dict[str, Any] = {"shard_samples": 1, "seed": 0, "shuffle": False}
+    layout: dict[str, Any] = {"spool": tmp_path / "dst", "shard_samples": 1, "seed": 0, "shuffle": False}
     jobs = plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout)
     (src / "b").rename(tmp_path / "away")
     Serial().run(jobs, [].append)

@@ -1,0 +1,116 @@
+"""Any other scheme: what fsspec's file systems have in common.
+
+They know no conditional reads, so what is replaced while it is read is found out by its checksum alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .attempts import Failure, Patience, in_time, persist
+from .errors import IntegrityError, NotFoundError, StoreError, TransientError
+from .transport import Head
+
+T = TypeVar("T")
+
+
+class AnyTransport:
+    """The files below a path of one of fsspec's file systems."""
+
+    def __init__(self, fs: Any, path: str, url: str, judge: Callable[[Exception, str], Failure], patience: Patience):
+        self._fs = fs
+        # Over HTTP a query can hold a signature, which every request must carry.
+        root, mark, query = path.partition("?")
+        self._root, self._query = root.rstrip("/"), mark + query
+        self._url = url
+        self._judge = judge
+        self._patience = patience
+
+    async def fetch(self, name: str, start: int, stop: int, head: Head | None, heard: Callable[[Head], None]) -> bytes:
+        """Return the bytes from `start` to `stop`, or as far as the file goes; see Transport."""
+        if head is None:
+            head = await self.head(name)
+            if head is None:
+                raise NotFoundError(f"{self._url}/{name}: does not exist; check the path")
+            heard(head)
+        stop, size = min(stop, head.size), head.size
+
+        async def request() -> bytes:
+            data: bytes = await self._call("cat_file", name, stop - start, start=start, end=stop)
+            if len(data) == size:  # the server knows no ranges
+                data = data[start:stop]
+            if len(data) != stop - start:
+                raise TransientError(f"{self._url}/{name}: expected {stop - start} bytes, found {len(data)}")
+            return data
+
+        return await self._persist(request, name) if start < stop else b""
+
+    async def head(self, name: str) -> Head | None:
+        """Return what is known of a file, None when there is none."""
+        try:
+            about = await self._persist(lambda: self._call("info", name), name)
+        except NotFoundError:
+            return None
+        if about.get("type") == "directory":
+            return None
+        if about.get("size") is None:
+            raise StoreError(f"{self._url}/{name}: the server does not say how large it is; copy the dataset to a disk")
+        return Head(size=about["size"])
+
+    async def put(self, name: str, data: bytes, *, new: bool) -> None:
+        """Publish a file; its creation is left to the file system, which must know how to create only."""
+        mode = {"mode": "create"} if new else {}
+        await self._persist(lambda: self._write("pipe_file", name, data, len(data), **mode), name)
+
+    async def upload(self, name: str, source: Path) -> None:
+        """Publish a local file, and look whether it has arrived whole."""
+        size = source.stat().st_size
+        data = await asyncio.to_thread(source.read_bytes)
+        await self._persist(lambda: self._write("pipe_file", name, data, size), name)
+        head = await self.head(name)
+        if head is None or head.size != size:
+            raise IntegrityError(f"{self._url}/{name}: {size} bytes were written, and others are there; write it again")
+
+    async def names(self) -> list[str]:
+        """Return the names of all files below the root."""
+        try:
+            found = await self._persist(lambda: self._call("find", ""), "")
+        except NotFoundError:
+            return []
+        root = self._key("").partition("?")[0].rstrip("/") + "/"
+        return sorted(path.removeprefix(root) for path in found)
+
+    async def remove(self, name: str) -> None:
+        """Delete a file, if there is one."""
+        with contextlib.suppress(NotFoundError):
+            await self._persist(lambda: self._call("rm_file", name), name)
+
+    async def close(self) -> None:
+        """Nothing: fsspec's file systems close their own connections."""
+
+    def _key(self, name: str) -> str:
+        return (f"{self._root}/{name}" if name else self._root) + self._query
+
+    async def _persist(self, request: Callable[[], Awaitable[T]], name: str) -> T:
+        url = f"{self._url}/{name}" if name else self._url
+        return await persist(request, lambda error: self._judge(error, url), self._patience)
+
+    async def _write(self, method: str, name: str, data: bytes, size: int, **arguments: Any) -> None:
+        if not self._fs.async_impl:  # those are object stores, which have no folders
+            await self._run("makedirs", size, self._key(name).rpartition("/")[0], exist_ok=True)
+        await self._run(method, size, self._key(name), data, **arguments)
+
+    async def _call(self, method: str, name: str, size: int = 0, **arguments: Any) -> Any:
+        return await self._run(method, size, self._key(name), **arguments)
+
+    async def _run(self, method: str, size: int, *places: Any, **arguments: Any) -> Any:
+        """Call a method of the file system; one that blocks runs in a thread, which a deadline cannot end."""
+        if self._fs.async_impl:
+            work = getattr(self._fs, f"_{method}")(*places, **arguments)
+        else:
+            work = asyncio.to_thread(getattr(self._fs, method), *places, **arguments)
+        return await in_time(work, self._patience.transfer_s(size), f"{self._url}: expected an answer")

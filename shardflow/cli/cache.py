@@ -1,0 +1,113 @@
+"""`shardflow cache`: what the cache of remote shards holds, and `prune` and `warm` to change it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+
+import click
+from tqdm import tqdm
+
+import shardflow
+from shardflow.cache import LIMIT, Blob, Cache, size_in_bytes
+from shardflow.manifest import Shard
+from shardflow.warm import warm as warm_splits
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's
+    return None if value is None else size_in_bytes(value)
+
+
+_directory = click.option(
+    "--cache-dir", type=click.Path(), help="The cache's directory; by default the user's, as for reading."
+)
+
+
+@click.group(
+    short_help="Show what the cache of remote shards holds, prune it, or warm it.", invoke_without_command=True
+)
+@_directory
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
+    """Show what the cache of remote shards holds.
+
+    \b
+    Examples:
+      shardflow cache
+      shardflow cache prune --limit 10GB
+      shardflow cache warm s3://bucket/photos256 --split train
+    """
+    if ctx.invoked_subcommand is not None:
+        if cache_dir is not None or as_json:
+            raise click.UsageError(f"options of {ctx.invoked_subcommand!r} come after its name")
+        return
+    here = Cache(cache_dir)
+    blobs = here.blobs()
+    disk = shutil.disk_usage(here.directory)
+    described = {
+        "directory": str(here.directory),
+        "files": len(blobs),
+        "bytes": sum(blob.bytes for blob in blobs),
+        "default_limit_bytes": here.limit_bytes,
+        "disk_free_bytes": disk.free,
+    }
+    if as_json:
+        click.echo(json.dumps(described, indent=1))
+        return
+    click.echo(f"directory  {here.directory}")
+    click.echo(f"files      {len(blobs):,}, {_megabytes(sum(blob.bytes for blob in blobs))}")
+    click.echo(f"limit      {_megabytes(here.limit_bytes)}, unless the reader says another")
+    click.echo(f"disk       {_megabytes(disk.free)} free")
+
+
+@cache.command(short_help="Remove the least recently used files.")
+@click.option("--limit", callback=_size, metavar="SIZE", help="Keep at most so much: '10GB'.")
+@click.option("--all", "everything", is_flag=True, help="Remove everything.")
+@click.option("--damaged", is_flag=True, help="Read everything, and remove what is damaged.")
+@_directory
+def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | None) -> None:
+    """Remove files from the cache, the least recently used first. Who is reading them goes on reading.
+
+    \b
+    Examples:
+      shardflow cache prune --limit 10GB
+      shardflow cache prune --all
+      shardflow cache prune --damaged
+    """
+    if (limit is not None) + everything + damaged != 1:
+        raise click.UsageError("give one of --limit, --all and --damaged")
+    here = Cache(cache_dir)
+    gone: Sequence[Blob] = here.prune_damaged() if damaged else here.prune(limit or 0)
+    click.echo(f"removed {len(gone):,} files, {_megabytes(sum(blob.bytes for blob in gone))}")
+
+
+@cache.command(short_help="Fetch a dataset into the cache before it is needed.")
+@click.argument("url")
+@click.option("--split", help="This split alone; by default all of them.")
+@click.option(
+    "--limit", callback=_size, metavar="SIZE", default=LIMIT, show_default=True, help="The most the cache may hold."
+)
+@_directory
+def warm(url: str, split: str | None, limit: int, cache_dir: str | None) -> None:
+    """Fetch all shards of the dataset at URL that are not in the cache yet.
+
+    \b
+    Example:
+      shardflow cache warm s3://bucket/photos256 --split train
+    """
+    dataset = shardflow.open(url, cache_dir=cache_dir, cache_limit=limit)
+    splits = [dataset[split]] if split is not None else list(dataset.values())
+    shards = [shard for each in splits for shard in each.shards]
+    with tqdm(total=sum(shard.bytes for shard in shards), desc="warming", unit="B", unit_scale=True) as bar:
+
+        def progress(shard: Shard) -> None:
+            bar.update(shard.bytes)
+
+        warm_splits(splits, progress=progress)
+    click.echo(f"{len(shards):,} shards, {_megabytes(sum(shard.bytes for shard in shards))} are in the cache")
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

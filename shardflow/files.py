@@ -1,0 +1,140 @@
+"""Files: where those of a shard are opened, in place on a local disk and through the cache otherwise.
+
+Readers map what is opened here and never see the difference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from pathlib import Path
+from typing import IO, Protocol
+
+from .cache import Cache, Fetched
+from .errors import IntegrityError, NotFoundError
+from .manifest import Shard
+from .store import LocalStore, Store, translated
+
+logger = logging.getLogger(__name__)
+
+
+class ShardFiles(Protocol):
+    """The tars and indexes of a dataset. Any thread may use it; it can be sent to other processes."""
+
+    def url(self, shard: Shard) -> str:
+        """Return how messages name the tar."""
+        ...
+
+    def open(self, shard: Shard) -> IO[bytes]:
+        """Return the tar, open for reading; what it holds stays, whatever happens to its name.
+
+        Raises:
+            StoreError: It is missing or out of reach.
+            IntegrityError: It came over a network and is not the one packed.
+        """
+        ...
+
+    def index(self, shard: Shard) -> bytes:
+        """Return the index as it lies there, not checked; nothing when it is missing.
+
+        Raises:
+            StoreError: It is out of reach.
+        """
+        ...
+
+    def renew(self, shard: Shard) -> bool:
+        """Throw away a damaged copy of the tar; return False where there are no copies, so nothing would change."""
+        ...
+
+
+class LocalFiles:
+    """Files that are read where they lie."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+
+    def url(self, shard: Shard) -> str:
+        """Return the path of the tar."""
+        return self._store.url(shard.name)
+
+    def open(self, shard: Shard) -> IO[bytes]:
+        """Return the tar, open for reading."""
+        path = self._store.path(shard.name)
+        with translated(path):
+            return open(path, "rb")
+
+    def index(self, shard: Shard) -> bytes:
+        """Return the index; nothing when it is missing."""
+        try:
+            return self._store.read(shard.index_name)
+        except NotFoundError:
+            return b""
+
+    def renew(self, shard: Shard) -> bool:  # noqa: ARG002 - the interface's
+        """Return False: these are no copies."""
+        return False
+
+
+class CachedFiles:
+    """Files of any store, fetched whole into a cache and verified before anybody sees them."""
+
+    def __init__(self, store: Store, cache: Cache) -> None:
+        self._store = store
+        self.cache = cache
+
+    def url(self, shard: Shard) -> str:
+        """Return the URL of the tar."""
+        return self._store.url(shard.name)
+
+    def open(self, shard: Shard) -> IO[bytes]:
+        """Return the tar, open for reading."""
+        return self.cache.open(shard.sha256, shard.bytes, lambda target: self._get(shard, target))
+
+    def index(self, shard: Shard) -> bytes:
+        """Return the index; nothing when it is missing or damaged."""
+        try:
+            with self.cache.open(shard.index_sha256, None, lambda target: self._get_index(shard, target)) as file:
+                return file.read()
+        except (NotFoundError, IntegrityError):
+            return b""
+
+    def fetch(self, shard: Shard) -> Fetched:
+        """Have both files in the cache without waiting for others; the answer is about the tar.
+
+        Raises:
+            StoreError: The tar is missing or out of reach.
+            IntegrityError: It is not the one packed.
+        """
+        fetched = self.cache.fetch(shard.sha256, shard.bytes, lambda target: self._get(shard, target))
+        if fetched is Fetched.HERE:
+            with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
+                self.cache.fetch(shard.index_sha256, None, lambda target: self._get_index(shard, target))
+        return fetched
+
+    def renew(self, shard: Shard) -> bool:
+        """Throw away the copy of the tar if it is damaged."""
+        if self.cache.discard_damaged(shard.sha256):
+            logger.warning("the copy of %s in the cache was damaged; check the disk", self.url(shard))
+        return True
+
+    def has(self, shard: Shard) -> bool:
+        """Return whether the tar is in the cache now."""
+        return self.cache.has(shard.sha256)
+
+    def _get(self, shard: Shard, target: Path) -> None:
+        self._store.get(shard.name, target, size=shard.bytes, sha256=shard.sha256)
+
+    def _get_index(self, shard: Shard, target: Path) -> None:
+        data = self._store.read(shard.index_name)
+        if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+            raise IntegrityError(f"{self._store.url(shard.index_name)} is not the index packed; run `shardflow verify`")
+        with translated(target):
+            target.write_bytes(data)
+
+
+def shard_files(store: Store, cache: Cache | None) -> LocalFiles | CachedFiles:
+    """Return how the shards of a store are opened; only those of a local one can do without a cache."""
+    if isinstance(store, LocalStore) and cache is None:
+        return LocalFiles(store)
+    return CachedFiles(store, cache or Cache())

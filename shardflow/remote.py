@@ -1,0 +1,264 @@
+"""The remote store: a dataset in a bucket, or behind any other URL that fsspec serves.
+
+A blob is fetched as an ordered window of ranges, several at once, because one connection to an object store is slow
+however fast the line is. The event loop (fsspec's, in a thread of its own) moves bytes; the calling thread checks and
+writes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import logging
+import multiprocessing.context
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .address import Address
+from .anyscheme import AnyTransport
+from .attempts import ChangedError, Failure, Patience
+from .errors import ConfigError, IntegrityError, NotFoundError
+from .refusals import judge
+from .s3 import S3Transport, s3_options
+from .store import new_file, receive, translated
+from .transport import Head, Transport
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+PIECE_BYTES = 8 << 20
+PIECES = 4
+_CLOSE_S = 10.0
+
+
+class RemoteStore:
+    """Blobs below a URL.
+
+    It may be used from any thread, and after a fork: each process makes a client of its own when it first needs one.
+    A process that multiprocessing starts gets it whole. In any other pickle, which may end up in a file, options that
+    can hold secrets are left out, and the client has to find its credentials in the environment.
+
+    Args:
+        url: `s3://bucket/prefix`, `gs://…`, `https://…`, `memory://…`, ….
+        storage_options: What fsspec's file system takes.
+        patience: How long anything is waited for.
+        piece_bytes: How much one request reads or writes.
+
+    Raises:
+        ConfigError: The scheme is not known, or the URL of a bucket holds credentials or a query.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        patience: Patience | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        self._address = Address(url, storage_options or {})
+        self._patience = patience or Patience()
+        self._piece_bytes = piece_bytes
+        self._withheld = False
+        self._made: tuple[int, Transport] | None = None
+        self._inherited: list[object] = []
+        import fsspec
+
+        if self._address.scheme not in fsspec.available_protocols():
+            raise ConfigError(f"{self}: this scheme is not served; use s3://, gs://, https:// or a directory")
+
+    def __str__(self) -> str:
+        return str(self._address)
+
+    def __repr__(self) -> str:
+        return f"RemoteStore({str(self)!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_made": None, "_inherited": []}
+        if multiprocessing.context.get_spawning_popen() is None:
+            state["_withheld"] = self._withheld or self._address.holds_secrets()
+            state["_address"] = self._address.without_secrets()
+        return state
+
+    def url(self, name: str) -> str:
+        """Return how messages name a blob."""
+        return f"{self}/{name}"
+
+    def read(self, name: str) -> bytes:
+        """Return a blob. If it was written by a RemoteStore, its bytes are checked."""
+
+        def attempt() -> bytes:
+            heads: list[Head] = []
+            with contextlib.closing(self._pieces(name, heads.append)) as pieces:
+                data = b"".join(pieces)
+            if heads[0].metadata.get("sha256") not in (None, hashlib.sha256(data).hexdigest()):
+                raise IntegrityError(f"{self.url(name)}: its SHA-256 is not the one that it was stored with")
+            return data
+
+        return self._twice(name, attempt)
+
+    def size(self, name: str) -> int | None:
+        """Return the size of a blob in bytes, None when there is none."""
+        head = self._run(self._transport().head(name))
+        return None if head is None else head.size
+
+    def modified_ns(self, name: str) -> int | None:
+        """Return when a blob was published, in ns since 1970; None where the store does not say."""
+        head = self._run(self._transport().head(name))
+        if head is None:
+            raise NotFoundError(f"{self.url(name)} does not exist; check the URL")
+        return head.modified_ns
+
+    def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
+        """Fetch a blob of known content into a new file; when the bytes are wrong, once more from the start."""
+
+        def heard(head: Head) -> None:
+            if head.size != size:
+                raise IntegrityError(f"{self.url(name)}: expected {size} bytes, found {head.size}; copy it again")
+
+        def attempt() -> None:
+            with contextlib.closing(self._pieces(name, heard)) as pieces:
+                receive(pieces, descriptor, self.url(name), size=size, sha256=sha256)
+
+        with new_file(target) as descriptor:
+            self._twice(name, attempt)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Publish a blob, in place of any of that name. Only for what no committed dataset names yet."""
+        self._run(self._transport().put(name, data, new=False))
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """Publish a blob that must not exist yet."""
+        self._run(self._transport().put(name, data, new=True))
+
+    def upload(self, name: str, source: Path) -> None:
+        """Publish a local file as a blob."""
+        with translated(source):
+            self._run(self._transport().upload(name, source))
+        source.unlink()
+
+    def names(self) -> list[str]:
+        """Return the names of all blobs, sorted."""
+        return self._run(self._transport().names())
+
+    def remove(self, name: str) -> None:
+        """Delete a blob, if there is one."""
+        self._run(self._transport().remove(name))
+
+    def _pieces(self, name: str, heard: Callable[[Head], None]) -> Generator[bytes, None, None]:
+        """Yield a blob in order, while the next ranges are under way; `heard` may object to what was found first."""
+        transport, step, found = self._transport(), self._piece_bytes, Future[Head]()
+        window: deque[Future[bytes]] = deque()
+        try:
+            window.append(self._submit(transport.fetch(name, 0, step, None, found.set_result)))
+            window[0].add_done_callback(lambda done: _pass_on(done, found))
+            head = found.result()
+            heard(head)
+            starts = iter(range(step, head.size, step))
+            while window:
+                for start in itertools.islice(starts, PIECES - len(window)):
+                    window.append(self._submit(transport.fetch(name, start, start + step, head, _ignored)))
+                yield window.popleft().result()
+        finally:
+            for future in window:
+                future.cancel()
+
+    def _twice(self, name: str, attempt: Callable[[], T]) -> T:
+        """Read something, and once more from the start when it was not what it should be."""
+        try:
+            return attempt()
+        except (ChangedError, IntegrityError) as error:
+            _log.warning("%s; reading it once more", error)
+        try:
+            return attempt()
+        except ChangedError as error:
+            message = f"{self.url(name)} was replaced while it was read, twice; stop what writes to it and try again"
+            raise IntegrityError(message) from error
+
+    def _transport(self) -> Transport:
+        """Return this process's client. Two threads can make one each at first; that does no harm."""
+        made = self._made
+        if made is not None and made[0] == os.getpid():
+            return made[1]
+        # A client of the parent is kept and never closed here: they share its sockets and its poll set.
+        self._inherited.append(made)
+        transport = self._connect()
+        self._made = (os.getpid(), transport)
+        weakref.finalize(self, _close, os.getpid(), transport).atexit = False
+        return transport
+
+    def _connect(self) -> Transport:
+        import fsspec
+        import fsspec.asyn
+
+        address, failure = self._address, None
+        options: dict[str, Any] = {**address.options, "skip_instance_cache": True}
+        if address.is_bucket:
+            # `asynchronous`: it must not close itself in whatever process forgets it last.
+            options = {**s3_options(options, self._patience), "asynchronous": True, "loop": fsspec.asyn.get_loop()}
+        try:
+            fs, path = fsspec.core.url_to_fs(address.url, **options)
+        except ImportError as error:
+            failure = ConfigError(f"{self}: {error}; install what it names")
+        except Exception as error:
+            failure = ConfigError(f"{self._judge(error, f'{self} with these storage_options').error}")
+        if failure:  # raised here, so that what caused it, which may hold secrets, is not attached
+            raise failure
+        if address.is_bucket:
+            return S3Transport(fs, path, self._judge, self._patience, self._piece_bytes)
+        return AnyTransport(fs, path, str(self), self._judge, self._patience)
+
+    def _judge(self, error: Exception, url: str) -> Failure:
+        """Return what an exception of a client means."""
+        failure = judge(error, url, self._address.gives_away)
+        if self._withheld and isinstance(failure.error, PermissionError):
+            failure.error.args = (f"{failure.error}; this store was unpickled, without its storage_options",)
+        return failure
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        from fsspec.asyn import get_loop
+
+        return asyncio.run_coroutine_threadsafe(work, get_loop())
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end; when the waiting is interrupted, until it has cleaned up."""
+        ended = threading.Event()
+
+        async def watched() -> T:
+            try:
+                return await work
+            finally:
+                ended.set()
+
+        future = self._submit(watched())
+        try:
+            return future.result()
+        except BaseException:
+            if future.cancel():
+                ended.wait(_CLOSE_S)
+            raise
+
+
+def _ignored(_: Head) -> None:
+    """Do nothing with what is known already."""
+
+
+def _pass_on(done: Future[bytes], found: Future[Head]) -> None:
+    """Let whoever waits for the head of a blob see that the request for it has failed."""
+    if not found.done() and not done.cancelled() and (error := done.exception()) is not None:
+        found.set_exception(error)
+
+
+def _close(pid: int, transport: Transport) -> None:
+    from fsspec.asyn import get_loop
+
+    if os.getpid() == pid:
+        asyncio.run_coroutine_threadsafe(transport.close(), get_loop())

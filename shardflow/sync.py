@@ -1,0 +1,143 @@
+"""Sync: a dataset copied from one place to another, verified on its way, the manifest last.
+
+What is copied is what the manifest names, and the accounts of how it was packed where they are still there. A sync that
+was stopped, by whatever, goes on in the same way; the copy has the same bytes and the same fingerprint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import manifest
+from .claim import FILE_NAME as CLAIM
+from .claim import claim, release
+from .dataset import open_dataset
+from .errors import ConfigError, DatasetExistsError, IntegrityError, NotFoundError
+from .manifest import Shard
+from .spool import spool_for
+from .store import TEMPORARY, LocalStore, Store, open_store
+
+QUARANTINE = "quarantine.jsonl"
+_AT_ONCE = 4
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncReport:
+    """What a sync did: shards copied and shards that were there, their bytes, and the dataset's fingerprint."""
+
+    copied: int
+    copied_bytes: int
+    found: int
+    found_bytes: int
+    fingerprint: str
+
+
+def sync(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    src_options: Mapping[str, Any] | None = None,
+    dst_options: Mapping[str, Any] | None = None,
+    progress: Callable[[Shard], None] | None = None,
+) -> SyncReport:
+    """Copy the dataset at `src` to `dst`, each a directory or a URL; the same call goes on where one was stopped.
+
+    Args:
+        src: A dataset.
+        dst: New, empty, or the beginnings of a copy of the same dataset. A whole copy is left as it is.
+        src_options, dst_options: What fsspec's file systems take, where an end is a URL.
+        progress: Called after each shard, in this thread.
+
+    Raises:
+        NotFoundError: There is no dataset, or a shard of it is missing.
+        IntegrityError: A shard is not the one packed; it is not copied.
+        DatasetExistsError: `dst` holds another dataset.
+        ConfigError: `dst` holds something else.
+        StoreError: One of the ends failed.
+    """
+    dataset = open_dataset(src, storage_options=src_options)
+    source, target = open_store(src, src_options), open_store(dst, dst_options)
+    shards = [shard for split in dataset.values() for shard in split.shards]
+    seal = source.read(manifest.FILE_NAME)
+    with spool_for(target) as (spool, _):
+        if target.size(manifest.FILE_NAME) is not None:
+            if manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
+                raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")
+            return _report(dataset.fingerprint, [(shard, False) for shard in shards])
+        _begin(target, dataset.fingerprint)
+        done: list[tuple[Shard, bool]] = []
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            copies = [pool.submit(_copy, source, target, spool, shard) for shard in shards]
+            try:
+                for shard, copy in zip(shards, copies, strict=True):
+                    done.append((shard, copy.result()))
+                    if progress is not None:
+                        progress(shard)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+        for name in (QUARANTINE, *(_receipt_name(shard) for shard in shards)):
+            with contextlib.suppress(NotFoundError):
+                target.put(name, source.read(name))
+        target.put_new(manifest.FILE_NAME, seal)
+        release(target)
+    return _report(dataset.fingerprint, done)
+
+
+def _copy(source: Store, target: Store, spool: Path, shard: Shard) -> bool:
+    """Copy a shard and its index; return whether it was not there yet."""
+    fresh = not _is_there(target, shard)
+    if fresh:
+        path = spool / f"{TEMPORARY}{shard.name.replace('/', '-')}"
+        source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
+        target.upload(shard.name, path)
+    index = source.read(shard.index_name)
+    if hashlib.sha256(index).hexdigest() != shard.index_sha256:
+        raise IntegrityError(f"{source.url(shard.index_name)} is not the index packed; run `shardflow verify`")
+    target.put(shard.index_name, index)
+    return fresh
+
+
+def _is_there(target: Store, shard: Shard) -> bool:
+    """Return whether an earlier attempt has copied a shard. Stores publish whole blobs; what a disk holds is read."""
+    if target.size(shard.name) != shard.bytes:
+        return False
+    return not isinstance(target, LocalStore) or _sha256(target.path(shard.name)) == shard.sha256
+
+
+def _begin(target: Store, fingerprint: str) -> None:
+    """Make sure that the target is for this copy."""
+    names = target.names()
+    if isinstance(target, LocalStore):
+        for name in names:
+            if name.rpartition("/")[2].startswith(TEMPORARY) and CLAIM in names:
+                target.remove(name)
+    if names and CLAIM not in names:
+        raise ConfigError(f"{target} is not empty: it holds {names[0]!r}; choose an empty or a new destination")
+    claim(target, fingerprint)
+
+
+def _receipt_name(shard: Shard) -> str:
+    return shard.name.removesuffix(".tar") + ".json"
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _report(fingerprint: str, done: list[tuple[Shard, bool]]) -> SyncReport:
+    copied, found = ([shard.bytes for shard, fresh in done if fresh is wanted] for wanted in (True, False))
+    return SyncReport(
+        copied=len(copied), copied_bytes=sum(copied), found=len(found), found_bytes=sum(found), fingerprint=fingerprint
+    )

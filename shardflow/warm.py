@@ -1,0 +1,52 @@
+"""Warming: all shards of a dataset fetched into the cache before anybody reads them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from .cache import Fetched
+from .dataset import Split
+from .errors import ConfigError, StoreError
+from .manifest import Shard
+
+_AT_A_TIME = 8
+_RETRY_S = 0.1
+
+
+def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = None) -> None:
+    """Have all shards of these splits in the cache. Those that are there already are marked as used and cost nothing.
+
+    Args:
+        splits: Of one dataset.
+        progress: Called after each shard.
+
+    Raises:
+        ConfigError: They are read where they lie, or are more than the cache may hold.
+        StoreError: A shard is out of reach, or the disk is full.
+        IntegrityError: A shard is not the one packed.
+    """
+    places = [(split, number) for split in splits for number in range(len(split.shards))]
+    for cache in {split.cache for split, _ in places}:
+        if cache is None:
+            raise ConfigError("a dataset on a local disk is read where it lies; there is nothing to be cached")
+        needed = sum(split.shards[number].bytes for split, number in places)
+        if needed > cache.limit_bytes:
+            raise ConfigError(f"the shards have {needed} bytes, the cache holds {cache.limit_bytes}; raise its limit")
+    pool = ThreadPoolExecutor(_AT_A_TIME)
+    try:
+        for done in as_completed([pool.submit(_fetch, split, number) for split, number in places]):
+            shard = done.result()
+            if progress is not None:
+                progress(shard)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _fetch(split: Split, number: int) -> Shard:
+    while (fetched := split.fetch(number)) is Fetched.BUSY:
+        time.sleep(_RETRY_S)  # somebody else is at it, and somebody else has an end
+    if fetched is Fetched.FULL:
+        raise StoreError("the disk of the cache has no room; free some space, or choose another cache directory")
+    return split.shards[number]

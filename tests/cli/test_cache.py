@@ -1,0 +1,113 @@
+"""`shardflow cache`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import shardflow
+from making import make_dataset
+from shardflow.cache import Cache
+from shardflow.cli.cache import cache
+from shardflow.cli.main import main
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> str:
+    """The URL of a dataset of two splits that is fetched, and not read where it lies."""
+    return f"local://{make_dataset(tmp_path / 'set', {'train': [5, 7], 'val': [3]})}"
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home/shardflow"
+
+
+def run(*arguments: str) -> str:
+    """What the command prints."""
+    result = CliRunner().invoke(cache, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_shows_what_it_holds(far: str, directory: Path) -> None:
+    """Directory, files, bytes and limit are printed, and one JSON object with all of it on request."""
+    assert json.loads(run("--json"))["files"] == 0
+    list(shardflow.open(far)["train"])
+    described = json.loads(run("--json"))
+    held = [path.stat().st_size for path in directory.glob("blobs/*")]
+    assert (described["files"], described["bytes"]) == (4, sum(held))
+    assert described["directory"] == str(directory)
+    assert described["default_limit_bytes"] == 10**11
+    assert described["disk_free_bytes"] > 0
+    printed = run()
+    assert str(directory) in printed
+    assert re.search(r"files +4, 0\.0 MB", printed)
+    assert re.search(r"limit +100,000\.0 MB", printed)
+
+
+def test_warm_fetches_what_is_missing(far: str, directory: Path, tmp_path: Path) -> None:
+    """Warming fetches the shards of a split, or of all; afterwards nothing needs to be fetched to read them."""
+    assert "2 shards" in run("warm", far, "--split", "train")
+    assert len(list(directory.glob("blobs/*"))) == 4
+    assert "3 shards" in run("warm", far)
+    dataset = shardflow.open(far)
+    for path in tmp_path.glob("set/*/*"):
+        path.unlink()
+    assert [len(list(dataset[split])) for split in ("train", "val")] == [12, 3]
+
+
+def test_warm_refuses_what_cannot_be(far: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A local dataset, one larger than the limit, and a split that is not there are wrong usage."""
+    for arguments, message in (
+        ([str(tmp_path / "set")], "read where it lies"),
+        ([far, "--limit", "1kB"], "raise its limit"),
+        ([far, "--limit", "much"], "'64GiB'"),
+        ([far, "--split", "test"], "no split 'test'"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(["cache", "warm", *arguments])
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_prune(far: str, directory: Path) -> None:
+    """Pruning keeps at most so much, or nothing, and says what went."""
+    run("warm", far)
+    held = [blob.bytes for blob in Cache().blobs()]
+    assert "removed 1 files" in run("prune", "--limit", str(sum(held) - 1))
+    assert len(list(directory.glob("blobs/*"))) == 5
+    assert "removed 5 files" in run("prune", "--all")
+    assert not list(directory.glob("blobs/*"))
+
+
+def test_prune_damaged(far: str, directory: Path) -> None:
+    """`--damaged` removes what is damaged alone."""
+    run("warm", far)
+    one = next(directory.glob("blobs/*"))
+    one.write_bytes(b"other")
+    assert "removed 1 files" in run("prune", "--damaged")
+    assert len(list(directory.glob("blobs/*"))) == 5
+    assert not one.exists()
+
+
+def test_prune_wants_to_be_told_what(directory: Path) -> None:
+    """None, or two, of the ways to prune are wrong usage, as are options before a subcommand."""
+    for arguments in (["prune"], ["prune", "--all", "--damaged"], ["--json", "prune", "--all"]):
+        assert CliRunner().invoke(cache, arguments).exit_code == 2
+    assert not directory.exists()
+
+
+def test_directory_can_be_named(far: str, directory: Path, tmp_path: Path) -> None:
+    """`--cache-dir` chooses another directory, everywhere."""
+    elsewhere = str(tmp_path / "elsewhere")
+    run("warm", far, "--cache-dir", elsewhere)
+    assert json.loads(run("--json", "--cache-dir", elsewhere))["files"] == 6
+    assert "removed 6 files" in run("prune", "--all", "--cache-dir", elsewhere)
+    assert not directory.exists()

@@ -1,0 +1,128 @@
+"""What every store promises, whatever is behind it."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from s3.server import Server
+from shardflow.errors import DatasetExistsError, IntegrityError, NotFoundError, StoreError
+from shardflow.remote import PIECE_BYTES
+from shardflow.store import Store, open_store
+
+SIZES = (0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES + 7)
+
+
+@pytest.fixture(params=["directory", "memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> Store:
+    """An empty store of each kind."""
+    if request.param == "directory":
+        return open_store(tmp_path / "store")
+    if request.param == "memory":
+        return open_store(f"memory://{prefix}/store")
+    server: Server = request.getfixturevalue("server")
+    return open_store(server.url(f"{prefix}/store"), server.options())
+
+
+def content(size: int) -> bytes:
+    """Bytes that repeat nowhere."""
+    return random.Random(size).randbytes(size)
+
+
+def test_blob_comes_back(store: Store) -> None:
+    """What was put can be read, has a size and a name; what was not put has none."""
+    store.put("train/000000.tar", b"abc")
+    store.put("a", b"")
+    assert (store.read("train/000000.tar"), store.read("a")) == (b"abc", b"")
+    assert (store.size("train/000000.tar"), store.size("a"), store.size("b")) == (3, 0, None)
+    assert store.names() == ["a", "train/000000.tar"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_file_goes_there_and_back(store: Store, tmp_path: Path, size: int) -> None:
+    """An uploaded file is the blob, and comes back as the same file, whatever its size is to a request's."""
+    data = content(size)
+    (tmp_path / "source").write_bytes(data)
+    store.upload("x/y", tmp_path / "source")
+    assert (store.size("x/y"), store.names()) == (size, ["x/y"])
+    store.get("x/y", tmp_path / "target", size=size, sha256=hashlib.sha256(data).hexdigest())
+    assert (tmp_path / "target").read_bytes() == data
+    assert store.read("x/y") == data
+
+
+def test_wrong_bytes_are_refused(store: Store, tmp_path: Path) -> None:
+    """A blob of another size or content than promised is an IntegrityError that names it, and no file is left."""
+    store.put("a", b"1234")
+    right = hashlib.sha256(b"1234").hexdigest()
+    for size, sha256 in ((3, right), (5, right), (4, "0" * 64)):
+        with pytest.raises(IntegrityError, match=r"/a: expected .*, found"):
+            store.get("a", tmp_path / "target", size=size, sha256=sha256)
+        assert list(tmp_path.glob("target*")) == []
+
+
+def test_a_file_that_is_there_stays(store: Store, tmp_path: Path) -> None:
+    """`get` never writes over a file that exists."""
+    store.put("a", b"1234")
+    (tmp_path / "target").write_bytes(b"mine")
+    with pytest.raises(StoreError, match="target"):
+        store.get("a", tmp_path / "target", size=4, sha256=hashlib.sha256(b"1234").hexdigest())
+    assert (tmp_path / "target").read_bytes() == b"mine"
+
+
+def test_put_replaces_and_put_new_does_not(store: Store) -> None:
+    """`put` takes the place of a blob; `put_new` leaves it untouched and says that it exists."""
+    store.put("a", b"1")
+    store.put("a", b"2")
+    with pytest.raises(DatasetExistsError, match=r"a:? exists already"):
+        store.put_new("a", b"3")
+    store.put_new("b", b"4")
+    assert (store.read("a"), store.read("b"), store.names()) == (b"2", b"4", ["a", "b"])
+
+
+def test_one_of_racing_writers_wins(store: Store) -> None:
+    """Of several writers that create a blob at once exactly one succeeds, and the blob is its own."""
+    won: list[int] = []
+    barrier = threading.Barrier(8)
+
+    def write(number: int) -> None:
+        barrier.wait()
+        try:
+            store.put_new("blob", b"%d" % number * 1000)
+            won.append(number)
+        except DatasetExistsError:
+            pass
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(won) == 1
+    assert store.read("blob") == b"%d" % won[0] * 1000
+
+
+def test_remove_is_satisfied_when_nothing_is_there(store: Store) -> None:
+    """Removing a blob a second time, or one that never was, is no error."""
+    store.put("a", b"1")
+    for _ in range(2):
+        store.remove("a")
+    store.remove("b/c")
+    assert store.names() == []
+
+
+def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:
+    """Reading or getting a missing blob is a NotFoundError that names it; nothing is made of it."""
+    with pytest.raises(NotFoundError, match=r"/b\b.*does not exist; check the path"):
+        store.read("b")
+    with pytest.raises(NotFoundError, match=r"/b\b.*does not exist"):
+        store.get("b", tmp_path / "target", size=1, sha256="0" * 64)
+    assert (store.names(), list(tmp_path.glob("target*"))) == ([], [])
+
+
+def test_messages_name_blobs_below_the_root(store: Store) -> None:
+    """A blob's URL is the root's and its name."""
+    assert store.url("train/0.tar") == f"{store}/train/0.tar"

@@ -1,0 +1,189 @@
+"""Packing to a bucket: the same dataset as on a disk, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardflow as sf
+from pack.folders import contents, image_folder, write_tree
+from s3.proxy import Fault, Proxy
+from s3.server import SECRET_KEY, Server
+from shardflow.claim import FILE_NAME as CLAIM
+from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, ShardflowError
+
+SETTINGS: dict[str, Any] = {"shard_samples": 20, "short_side": 32, "workers": 2}
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    """A folder of 70 photos and an input that cannot be packed."""
+    return write_tree(image_folder(tmp_path / "src", 70), {"a/bad.jpg": b"\xff\xd8"})
+
+
+@pytest.fixture
+def spools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory for temporary files that nobody else uses."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
+def stored(server: Server, prefix: str) -> dict[str, bytes]:
+    """Return every blob below a prefix."""
+    store = server.store(prefix)
+    return {name: store.read(name) for name in store.names()}
+
+
+def test_a_bucket_holds_what_a_disk_would(src: Path, tmp_path: Path, server: Server, prefix: str, spools: Path) -> None:
+    """The blobs are the files of a local pack, byte for byte, and nothing else is left there or here."""
+    url, options = server.url(prefix), server.options()
+    local = sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
+    report = sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
+    assert stored(server, prefix) == contents(tmp_path / "dst")
+    assert (report.fingerprint, report.packed, report.quarantined) == (local.fingerprint, 70, 1)
+    assert sf.verify(url, storage_options=options) == []
+    assert list(spools.iterdir()) == []
+    assert SECRET_KEY.encode() not in b"".join(stored(server, prefix).values())
+    with pytest.raises(DatasetExistsError, match="already holds a dataset"):
+        sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
+
+
+def test_the_command_needs_the_usual_environment_alone(src: Path, server: Server, prefix: str) -> None:
+    """`shardflow pack`, `info` and `verify` take an s3:// URL in the place of a path, and say so when it is damaged."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from shardflow.cli.main import main; main()", *map(str, arguments)]
+        environment = {**os.environ, **server.environment()}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+    url = server.url(prefix)
+    packed = run("pack", src, url, "--short-side", 32, "--max-bad", 1, "--workers", 1)
+    assert packed.returncode == 0, packed.stderr
+    assert json.loads(run("info", url, "--json").stdout)["samples"] == 70
+    assert run("verify", url).stdout.startswith("sound: 1 shards, 70 samples")
+    tar = bytearray(server.store(prefix).read("train/000000.tar"))
+    tar[1000] ^= 1
+    server.store(prefix).put("train/000000.tar", bytes(tar))
+    damaged = run("verify", url)
+    assert damaged.returncode == 1
+    assert "train/000000.tar: its SHA-256 differs" in damaged.stdout
+    again = run("pack", src, url)
+    assert (again.returncode, again.stdout) == (3, "")
+
+
+@pytest.mark.parametrize("moment", ["quarantine.jsonl", "train/000000.tar", "train/000001.json", "train/000003.npy"])
+def test_a_killed_pack_goes_on(
+    src: Path, tmp_path: Path, server: Server, prefix: str, spools: Path, moment: str
+) -> None:
+    """After SIGKILL at any moment the same call ends with the same bytes, and removes what was left here."""
+    arguments = {**SETTINGS, "max_bad": 1, "storage_options": server.options()}
+    script = f"import shardflow as sf; sf.pack({str(src)!r}, {server.url(prefix)!r}, **{arguments!r})"
+    store = server.store(prefix)
+    process = subprocess.Popen([sys.executable, "-c", script])
+    deadline = time.monotonic() + 30
+    while store.size(moment) is None and process.poll() is None:
+        assert time.monotonic() < deadline
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(0.3)  # the workers end with it
+    done = [name for name in store.names() if name.endswith(".json") and "/" in name]
+    try:
+        report = sf.pack(src, server.url(prefix), **arguments)
+        assert report.resumed >= min(71, 20 * len(done))
+    except DatasetExistsError:  # it was quicker than the signal
+        pass
+    sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
+    assert stored(server, prefix) == contents(tmp_path / "dst")
+    assert list(spools.iterdir()) == []
+
+
+def test_two_packers_of_the_same_make_one_dataset(src: Path, server: Server, prefix: str) -> None:
+    """Of two packs with the same inputs and settings one commits; the dataset is sound, and the other is told."""
+    arguments = {**SETTINGS, "max_bad": 1, "workers": 1, "storage_options": server.options()}
+    script = f"""
+import shardflow as sf
+try:
+    sf.pack({str(src)!r}, {server.url(prefix)!r}, **{arguments!r})
+except sf.errors.DatasetExistsError:
+    raise SystemExit(3)
+"""
+    packers = [subprocess.Popen([sys.executable, "-c", "import shardflow.errors" + script]) for _ in range(2)]
+    assert sorted(packer.wait(60) for packer in packers) == [0, 3]
+    assert sf.verify(server.url(prefix), storage_options=server.options()) == []
+    assert CLAIM not in server.store(prefix).names()
+
+
+def test_packers_of_different_things_do_not_mix(src: Path, server: Server, prefix: str) -> None:
+    """A pack with other inputs or settings than the one that was begun there is refused before it writes a thing."""
+    url, options = server.url(prefix), server.options()
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, url, **SETTINGS, storage_options=options)
+    before = stored(server, prefix)
+    assert CLAIM in before
+    for other in ({"short_side": 16}, {"seed": 1}, {"shard_samples": 10}):
+        with pytest.raises(ConfigError, match="with other inputs or settings") as caught:
+            sf.pack(src, url, **{**SETTINGS, **other}, max_bad=1, storage_options=options)
+        assert caught.value.exit_code == 2
+    assert stored(server, prefix) == before
+    report = sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
+    assert report.resumed == 71
+    assert CLAIM not in stored(server, prefix)
+
+
+def test_what_is_not_a_packs_is_left_alone(src: Path, server: Server, prefix: str) -> None:
+    """A prefix that holds something else is refused, and holds the same afterwards."""
+    server.store(prefix).put("mine.txt", b"mine")
+    with pytest.raises(ConfigError, match=r"is not empty: it holds 'mine\.txt'"):
+        sf.pack(src, server.url(prefix), **SETTINGS, storage_options=server.options())
+    assert stored(server, prefix) == {"mine.txt": b"mine"}
+
+
+def test_inputs_that_changed_are_packed_again(src: Path, server: Server, prefix: str) -> None:
+    """A resume packs a shard again when one of its inputs has been touched since."""
+    url, options = server.url(prefix), server.options()
+    time.sleep(1.1)  # the store counts seconds
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, url, **SETTINGS, storage_options=options)
+    time.sleep(1.1)
+    (src / "a/0000.jpg").write_bytes((src / "a/0000.jpg").read_bytes())
+    report = sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
+    assert 71 - report.resumed in (11, 20)  # the one shard that it is in
+
+
+@pytest.mark.parametrize(
+    ("fault", "which"),
+    [
+        (Fault(status=503, code="SlowDown"), {"method": "PUT", "times": 3}),
+        (Fault(reset=True, reaches_server=True), {"method": "PUT", "contains": "shardflow.json"}),
+        (Fault(reset=True, reaches_server=True), {"method": "PUT", "contains": CLAIM, "times": 1}),
+        (Fault(flip_sent=100), {"method": "PUT", "contains": "000001.tar", "times": 1}),
+        (Fault(hang=True), {"method": "PUT", "contains": "000002.npy", "times": 1}),
+    ],
+)
+def test_faults_on_the_way(
+    src: Path, tmp_path: Path, server: Server, proxy: Proxy, prefix: str, fault: Fault, which: dict[str, Any]
+) -> None:
+    """Whatever happens to requests, a pack ends with the right bytes, or with a typed error and no dataset."""
+    proxy.add(fault, **{"times": 2, **which})
+    options = server.options(proxy.endpoint)
+    try:
+        sf.pack(src, server.url(prefix), **SETTINGS, max_bad=1, storage_options=options)
+    except ShardflowError:
+        assert server.store(prefix).size("shardflow.json") is None
+        proxy.clear()
+        sf.pack(src, server.url(prefix), **SETTINGS, max_bad=1, storage_options=options)
+    sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
+    assert stored(server, prefix) == contents(tmp_path / "dst")
+    assert server.open_uploads(prefix) == []

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from s3.proxy import Fault, Proxy
+from s3.server import PIECE_BYTES, QUICK, SECRET_KEY, Server
+from shardflow.errors import (
+    AccessDeniedError,
+    ConfigError,
+    DatasetExistsError,
+    IntegrityError,
+    NotFoundError,
+    StoreError,
+    TransientError,
+)
+from shardflow.remote import RemoteStore
+from shardflow.s3 import LEAST_PART_BYTES
+
+DATA = random.Random(5).randbytes(6 * PIECE_BYTES + 99)
+SHA256 = hashlib.sha256(DATA).hexdigest()
+OTHER = random.Random(6).randbytes(len(DATA))
+
+
+@pytest.fixture
+def direct(server: Server, prefix: str) -> RemoteStore:
+    """A store that nothing stands before, with a blob."""
+    store = server.store(prefix)
+    store.put("blob", DATA)
+    return store
+
+
+@pytest.fixture
+def store(server: Server, prefix: str, proxy: Proxy) -> RemoteStore:
+    """The same store through the proxy."""
+    return server.store(prefix, proxy.endpoint)
+
+
+def get(store: RemoteStore, target: Path) -> bytes:
+    """The blob, as it comes into a file."""
+    store.get("blob", target, size=len(DATA), sha256=SHA256)
+    return target.read_bytes()
+
+
+@pytest.mark.usefixtures("direct")
+def test_ranges_follow_each_other_and_name_what_was_seen_first(
+    store: RemoteStore, proxy: Proxy, tmp_path: Path
+) -> None:
+    """A blob is asked for piece by piece, each byte once, without looking at it before."""
+    assert get(store, tmp_path / "target") == DATA
+    assert {method for method, _, _ in proxy.log} == {"GET"}
+    pieces = [tuple(map(int, asked.removeprefix("bytes=").split("-"))) for _, _, asked in proxy.log]
+    assert [start for start, _ in sorted(pieces)] == list(range(0, len(DATA), PIECE_BYTES))
+
+
+@pytest.mark.usefixtures("direct")
+def test_a_broken_body_goes_on_where_it_broke(store: RemoteStore, proxy: Proxy, tmp_path: Path) -> None:
+    """What has arrived of a piece is not asked for again."""
+    proxy.add(Fault(reset_after=100_000), times=1)
+    assert get(store, tmp_path / "target") == DATA
+    starts = sorted(int(asked[6:].split("-")[0]) for _, _, asked in proxy.log)
+    assert 0 < starts[1] <= 100_000
+
+
+@pytest.mark.usefixtures("direct")
+def test_progress_renews_patience(store: RemoteStore, proxy: Proxy, tmp_path: Path) -> None:
+    """A connection that breaks again and again, each time further on, is no reason to give up."""
+    proxy.add(Fault(reset_after=QUICK.pace_bytes + 10_000))
+    assert get(store, tmp_path / "target") == DATA
+    assert len(proxy.log) > 7 + QUICK.attempts
+
+
+def test_an_object_replaced_while_it_is_read_is_never_mixed(
+    direct: RemoteStore, store: RemoteStore, proxy: Proxy, tmp_path: Path
+) -> None:
+    """A blob replaced under a reader is read anew: the new one whole, or an error when it is not the right one."""
+    for first in (1, 3, 6):
+        direct.put("blob", DATA)
+        proxy.clear()
+        proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), first=first, times=1)
+        assert store.read("blob") == OTHER
+        direct.put("blob", DATA)
+        proxy.clear()
+        proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), first=first, times=1)
+        with pytest.raises(IntegrityError, match="expected SHA-256"):
+            get(store, tmp_path / "target")
+        assert not (tmp_path / "target").exists()
+
+
+def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStore, store: RemoteStore, proxy: Proxy) -> None:
+    """A blob replaced in both attempts to read it is an IntegrityError that says to stop the writer."""
+    turn = iter(range(1000))
+    proxy.add(Fault(before=lambda: direct.put("blob", DATA if next(turn) % 2 else OTHER)), first=1)
+    with pytest.raises(IntegrityError, match="replaced while it was read, twice; stop what writes to it"):
+        store.read("blob")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "remedy"),
+    [
+        (404, "NoSuchKey", NotFoundError, "check the path"),
+        (404, "NoSuchBucket", NotFoundError, "no such bucket"),
+        (403, "AccessDenied", AccessDeniedError, "no right to do this"),
+        (403, "SignatureDoesNotMatch", AccessDeniedError, "check the access key and its secret"),
+        (400, "ExpiredToken", AccessDeniedError, "get new credentials"),
+        (403, "RequestTimeTooSkewed", AccessDeniedError, "set the clock"),
+        (400, "AuthorizationHeaderMalformed", ConfigError, "AWS_REGION"),
+    ],
+)
+def test_what_trying_again_cannot_mend_is_tried_once(
+    store: RemoteStore, proxy: Proxy, status: int, code: str, kind: type[Exception], remedy: str
+) -> None:
+    """A refusal for good is raised after one request, typed, with what to do about it."""
+    proxy.add(Fault(status=status, code=code))
+    with pytest.raises(kind, match=remedy):
+        store.read("blob")
+    assert len(proxy.log) == 1
+
+
+@pytest.mark.usefixtures("direct")
+def test_retry_after_is_honoured(store: RemoteStore, proxy: Proxy) -> None:
+    """A store that says when to come back is not asked before."""
+    proxy.add(Fault(status=503, code="SlowDown", answer_headers=(("Retry-After", "1"),)), times=1)
+    began = time.monotonic()
+    assert store.read("blob") == DATA
+    assert time.monotonic() - began >= 1
+
+
+def test_attempts_are_ours_alone(store: RemoteStore, proxy: Proxy) -> None:
+    """Neither botocore nor s3fs tries again on its own: a steady failure costs exactly the attempts allowed."""
+    proxy.add(Fault(status=503, code="SlowDown"))
+    for act in (lambda: store.read("blob"), lambda: store.put("blob", b""), store.names, lambda: store.size("blob")):
+        proxy.log.clear()
+        with pytest.raises(TransientError, match=f"tried {QUICK.attempts} times"):
+            act()
+        method = proxy.log[0][0]  # a write that failed is followed by a look whether it did
+        assert proxy.count(method) == QUICK.attempts
+
+
+@pytest.mark.parametrize("fault", [Fault(reset=True, reaches_server=True), Fault(status=500, reaches_server=True)])
+def test_a_lost_answer_to_a_creation_is_looked_into(store: RemoteStore, proxy: Proxy, fault: Fault) -> None:
+    """When the answer to our own creation is lost, nobody else is said to have won; when it was another's, he has."""
+    proxy.add(fault, times=1)
+    store.put_new("mine", DATA)
+    assert store.read("mine") == DATA
+    proxy.clear()
+    proxy.add(fault, method="PUT")
+    store.put_new("also mine", DATA)
+    proxy.clear()
+    proxy.add(Fault(reset=True), times=1)
+    for data in (OTHER, DATA):  # also when it holds the same: it was there before
+        with pytest.raises(DatasetExistsError):
+            store.put_new("mine", data)
+    assert store.read("mine") == DATA
+
+
+def test_a_lost_answer_to_a_completion_is_looked_into(
+    store: RemoteStore, proxy: Proxy, server: Server, prefix: str, tmp_path: Path
+) -> None:
+    """When only the answer to the last request of an upload is lost, the upload has succeeded, and says so."""
+    data = random.Random(7).randbytes(LEAST_PART_BYTES + 1)
+    (tmp_path / "source").write_bytes(data)
+    for times in (1, QUICK.attempts):
+        (tmp_path / "source").write_bytes(data)
+        proxy.clear()
+        proxy.add(Fault(reset=True, reaches_server=True), method="POST", contains="uploadId", times=times)
+        store.upload(f"blob{times}", tmp_path / "source")
+        assert store.read(f"blob{times}") == data
+    assert server.open_uploads(prefix) == []
+
+
+def interrupted_upload(url: str, options: dict[str, Any], source: Path) -> None:
+    """Upload a file until Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        RemoteStore(url, options).upload("blob", source)
+
+
+def test_an_interrupted_upload_is_aborted(proxy: Proxy, server: Server, prefix: str, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of an upload leaves neither a blob nor an open upload."""
+    (tmp_path / "source").write_bytes(bytes(20 << 20))
+    proxy.add(Fault(latency_s=30.0), contains="partNumber=2")
+    arguments = (server.url(prefix), server.options(proxy.endpoint), tmp_path / "source")
+    child = multiprocessing.get_context("spawn").Process(target=interrupted_upload, args=arguments)
+    child.start()
+    while not proxy.count(contains="partNumber=2"):
+        time.sleep(0.05)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGINT)
+    child.join(20)
+    assert child.exitcode == 0
+    assert server.open_uploads(prefix) == []
+    assert server.store(prefix).names() == []
+
+
+@pytest.mark.usefixtures("direct")
+def test_threads_share_a_store(store: RemoteStore, tmp_path: Path) -> None:
+    """Several threads read through one store at once."""
+    right: list[bool] = []
+    readers = [
+        threading.Thread(target=lambda n=n: right.append(get(store, tmp_path / str(n)) == DATA)) for n in range(6)
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert right == [True] * 6
+
+
+def read_in_child(store: RemoteStore, results: Any) -> None:
+    """Read the blob in another process."""
+    results.put(store.read("blob") == DATA)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_other_processes_use_a_store(direct: RemoteStore, method: str) -> None:
+    """A store that was used before serves processes however they are started, and this one meanwhile and afterwards."""
+    assert direct.read("blob") == DATA
+    context = multiprocessing.get_context(method)
+    results = context.SimpleQueue()
+    children = [context.Process(target=read_in_child, args=(direct, results)) for _ in range(2)]
+    for child in children:
+        child.start()
+    assert direct.read("blob") == DATA
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    assert [results.get() for _ in children] == [True, True]
+    assert direct.read("blob") == DATA
+
+
+def test_ordinary_configuration_works(server: Server, direct: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without storage_options, credentials and endpoint come from the environment."""
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    assert RemoteStore(str(direct)).read("blob") == DATA
+
+
+def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that the store does not know, a wrong secret, and none at all are AccessDeniedErrors with their remedies."""
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in server.environment():
+        monkeypatch.delenv(name, raising=False)
+    cases = [
+        (server.options() | {"key": "unknown"}, "does not know the access key"),
+        (server.options() | {"secret": "wrong secret"}, "secret does not belong to the access key"),
+        ({"endpoint_url": server.endpoint}, "no credentials were found"),
+        ({"endpoint_url": server.endpoint, "anon": True}, "no right to do this"),
+    ]
+    for options, remedy in cases:
+        store = RemoteStore(server.url("x"), options, patience=QUICK)
+        for act in (lambda store=store: store.read("blob"), lambda store=store: store.size("blob"), store.names):
+            with pytest.raises(AccessDeniedError, match=remedy):
+                act()
+
+
+def texts(error: BaseException | None) -> Iterator[str]:
+    """All that an exception and those behind it say."""
+    while error is not None:
+        yield f"{error} {error!r} {error.args}"
+        error = error.__cause__ or error.__context__
+
+
+def test_secrets_are_never_told(server: Server, proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A secret is in no text of the store, no pickle, no exception or one behind it, and no log."""
+    caplog.set_level(logging.DEBUG)
+    store = server.store(prefix, proxy.endpoint)
+    assert SECRET_KEY.encode() not in pickle.dumps(store)
+    told = [str(store), repr(store), store.url("blob"), f"{store}"]
+    faults = [Fault(status=status, code=SECRET_KEY) for status in (400, 403, 404, 500)]
+    for fault in [*faults, Fault(reset=True), Fault(hang=True), Fault(flip=0), Fault(status=200)]:
+        proxy.clear()
+        proxy.add(fault)
+        for act in (lambda: store.read("blob"), lambda: store.put("blob", b"1"), store.names):
+            try:
+                act()
+            except (StoreError, IntegrityError) as error:
+                told += texts(error)
+    told += [record.getMessage() for record in caplog.records if record.name.startswith("shardflow")]
+    assert SECRET_KEY not in "\n".join(told)
+
+
+def test_secrets_of_a_url_are_never_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the user's part nor the query of a URL is shown, nor in what went wrong there."""
+    caplog.set_level(logging.DEBUG, logger="shardflow")
+    store = RemoteStore("http://user:canary-one@127.0.0.1:1/data?sig=canary-two", patience=QUICK)
+    with pytest.raises(StoreError) as caught:
+        store.read("blob")
+    told = "\n".join([*texts(caught.value), str(store), repr(store), caplog.text, repr(pickle.dumps(store))])
+    assert "canary" not in told
+    for url in ("s3://key:canary@bucket/x", "s3://bucket/x?secret=canary", "http://user:canary@[bad"):
+        with pytest.raises(ConfigError) as refused:
+            RemoteStore(url)
+        assert "canary" not in "\n".join(texts(refused.value))
+
+
+def test_a_pickle_in_a_file_has_no_options_and_says_so(direct: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes out of an ordinary pickle has no credentials; when it is refused, the message says why."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "unknown")
+    with pytest.raises(AccessDeniedError, match="unpickled, without its storage_options"):
+        pickle.loads(pickle.dumps(direct)).read("blob")

@@ -1,0 +1,116 @@
+"""Copying datasets between disks and buckets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardflow as sf
+from pack.folders import contents, image_folder
+from s3.proxy import Fault, Proxy
+from s3.server import Server
+from shardflow.claim import FILE_NAME as CLAIM
+from shardflow.errors import ConfigError, DatasetExistsError, IntegrityError, ShardflowError, StoreError
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of four shards."""
+    folder = tmp_path_factory.mktemp("data")
+    sf.pack(image_folder(folder / "src", 70), folder / "set", shard_samples=20, short_side=32, workers=1)
+    return folder / "set"
+
+
+def test_there_and_back(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:
+    """A dataset copied into a bucket and out of it again has the same files, and both copies are sound."""
+    url, options = server.url(prefix), server.options()
+    there = sf.sync(dataset, url, dst_options=options)
+    assert (there.copied, there.found) == (4, 0)
+    assert there.copied_bytes == sum(path.stat().st_size for path in dataset.rglob("*.tar"))
+    assert sf.verify(url, storage_options=options) == []
+    back = sf.sync(url, tmp_path / "back", src_options=options)
+    assert contents(tmp_path / "back") == contents(dataset)
+    assert there.fingerprint == back.fingerprint == sf.open(dataset).fingerprint
+    assert sf.sync(url, tmp_path / "back", src_options=options).copied == 0
+
+
+def test_between_directories(dataset: Path, tmp_path: Path) -> None:
+    """Directories are synced in the same way; a copy that was begun goes on, and a damaged part is copied again."""
+    sf.sync(dataset, tmp_path / "copy")
+    expected = contents(dataset)
+    assert contents(tmp_path / "copy") == expected
+    (tmp_path / "copy/shardflow.json").unlink()
+    (tmp_path / "copy" / CLAIM).write_bytes(b'{\n "content": "%b"\n}\n' % sf.open(dataset).fingerprint.encode())
+    (tmp_path / "copy/train/000003.tar").unlink()
+    (tmp_path / "copy/train/.tmp-000003.tar.abcd").write_bytes(b"half")
+    damaged = bytearray(expected["train/000001.tar"])
+    damaged[700] ^= 1
+    (tmp_path / "copy/train/000001.tar").write_bytes(damaged)
+    report = sf.sync(dataset, tmp_path / "copy")
+    assert (report.copied, report.found) == (2, 2)
+    assert contents(tmp_path / "copy") == expected
+
+
+@pytest.mark.parametrize("broken", ["train/000002.tar", "train/000001.npy", "shardflow.json"])
+def test_a_copy_that_failed_goes_on(dataset: Path, server: Server, proxy: Proxy, prefix: str, broken: str) -> None:
+    """After a request that was refused for good there is no dataset, and the next call copies what is missing."""
+    proxy.add(Fault(status=403, code="AccessDenied"), method="PUT", contains=broken)
+    options = server.options(proxy.endpoint)
+    with pytest.raises(StoreError):
+        sf.sync(dataset, server.url(prefix), dst_options=options)
+    store = server.store(prefix)
+    assert store.size("shardflow.json") is None
+    there = [name for name in store.names() if name.endswith(".tar")]
+    proxy.clear()
+    report = sf.sync(dataset, server.url(prefix), dst_options=options)
+    assert report.found == len(there)
+    assert {name: store.read(name) for name in store.names()} == contents(dataset)
+
+
+@pytest.mark.parametrize("name", ["train/000002.tar", "train/000002.npy"])
+def test_damage_is_not_copied(dataset: Path, tmp_path: Path, name: str) -> None:
+    """A shard or an index that is not the one packed is an error, and nothing becomes a dataset."""
+    sf.sync(dataset, tmp_path / "damaged")
+    data = bytearray((tmp_path / "damaged" / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "damaged" / name).write_bytes(data)
+    with pytest.raises(IntegrityError, match=name.replace(".", r"\.")):
+        sf.sync(tmp_path / "damaged", tmp_path / "copy")
+    with pytest.raises(ShardflowError):
+        sf.open(tmp_path / "copy")
+
+
+def test_destinations_that_are_taken(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:
+    """Another dataset, other files, and the beginnings of something else are refused and left as they are."""
+    sf.pack(image_folder(tmp_path / "src", 5), tmp_path / "other", workers=1)
+    before = contents(tmp_path / "other")
+    with pytest.raises(DatasetExistsError, match="already holds another dataset"):
+        sf.sync(dataset, tmp_path / "other")
+    assert contents(tmp_path / "other") == before
+    with pytest.raises(ConfigError, match="is not empty: it holds"):
+        sf.sync(dataset, tmp_path / "src")
+    store = server.store(prefix)
+    store.put(CLAIM, b"another's")
+    with pytest.raises(ConfigError, match="with other inputs or settings"):
+        sf.sync(dataset, server.url(prefix), dst_options=server.options())
+    assert store.names() == [CLAIM]
+
+
+def test_the_command(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:
+    """`shardflow sync` says what it copied, and what was there already."""
+
+    def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from shardflow.cli.main import main; main()", "sync", *map(str, arguments)]
+        environment = {**os.environ, **server.environment()}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+    there = run(dataset, server.url(prefix))
+    assert there.stdout.startswith("copied 4 shards, "), there.stderr
+    again = run(dataset, server.url(prefix))
+    assert again.stdout.splitlines()[1].startswith("4 shards, ")
+    assert (again.returncode, run(tmp_path / "nowhere", tmp_path / "x").returncode) == (0, 4)
