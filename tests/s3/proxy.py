@@ -10,6 +10,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,7 @@ class Proxy:
     log: list[tuple[str, str, str]] = field(default_factory=list)  # method, path with query, Range
     latency_s: float = 0.0  # of every request
     bytes_per_s: float | None = None  # of every connection
+    body_bytes: int = 0  # of all answers together
     endpoint: str = ""
 
     def add(self, fault: Fault, **which: Any) -> Rule:
@@ -153,7 +155,7 @@ class Proxy:
             headers[name.lower()] = value
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if value)
         writer.write(status_line + f"{lines}\r\n".encode())
-        sent, rate = 0, fault.bytes_per_s or self.bytes_per_s
+        sent, rate, begun = 0, fault.bytes_per_s or self.bytes_per_s, time.monotonic()
         chunk_bytes = min(_CHUNK, max(1, int(rate / 20))) if rate else _CHUNK
         ends = [end for end in (fault.reset_after, fault.end_after, fault.hang_after) if end is not None]
         want = length - fault.short_by if "content-length" in headers else 1 << 60
@@ -167,8 +169,9 @@ class Proxy:
             writer.write(data)
             await writer.drain()
             sent += len(data)
-            if rate:
-                await asyncio.sleep(len(data) / rate)
+            self.body_bytes += len(data)
+            if rate:  # by the clock and not by the chunk, so that what sleeps overrun does not add up
+                await asyncio.sleep(begun + sent / rate - time.monotonic())
         if sent not in ends:  # the body was shorter than the fault
             return "content-length" in headers
         if fault.reset_after is not None:

@@ -93,14 +93,25 @@ def test_batches_are_those_of_the_directory(local: Path, far: Open, limit: str) 
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver", "fork"])
-def test_only_the_url_changes(
-    server: Server, url: str, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: str
-) -> None:
+def test_only_the_url_changes(server: Server, url: str, local: Path, tmp_path: Path, context: str) -> None:
     """With the usual environment variables the URL is all that differs, under every start method."""
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert contents(loader(url, multiprocessing_context=context)) == contents(loader(local))
+    script = f"""
+import shardflow, torch
+
+if __name__ == "__main__":
+    there, here = (
+        shardflow.Loader(
+            url, batch_size=7, num_workers=2, decoder=shardflow.CenterCropDecoder(8), multiprocessing_context={context!r}
+        )
+        for url in ({url!r}, {str(local)!r})
+    )
+    for (images, labels), (expected, expected_labels) in zip(there, here, strict=True):
+        assert torch.equal(images, expected) and torch.equal(labels, expected_labels)
+"""
+    (tmp_path / "train.py").write_text(script)
+    # In a process of its own, because a fork server keeps the environment of the moment when it was first needed.
+    environment = {**os.environ, **server.environment(), "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, tmp_path / "train.py"], env=environment, check=True, timeout=100)
     assert len(list((tmp_path / "shardflow/blobs").iterdir())) == 2 * len(SIZES)
 
 
