@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 import shardflow
 from shardflow.system import describe_system
+
+from .residency import cached_bytes, in_memory_bytes
 
 _CLASSES_SHOWN = 8
 
@@ -19,7 +22,7 @@ _CLASSES_SHOWN = 8
 @click.option("--system", is_flag=True, help="Show this installation instead: versions, cores, native kernel.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(url: str | None, system: bool, as_json: bool) -> None:
-    """Show what the dataset at URL holds and how it was made. Only its manifest is read.
+    """Show what the dataset at URL holds, how it was made, and how much of it is at hand. Only its manifest is read.
 
     \b
     Examples:
@@ -60,7 +63,18 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "quarantined": manifest.inputs - totals["samples"],
         "fingerprint": dataset.fingerprint,
         "tools": dict(manifest.tools),
+        **_at_hand(dataset),
     }
+
+
+def _at_hand(dataset: shardflow.Dataset) -> dict[str, Any]:
+    """Return the bytes of the shards that need not come from disk or network: the one figure that applies, or None."""
+    splits = dataset.values()
+    caches = {str(split.cache.directory) for split in splits if split.cache is not None}
+    if caches:
+        return {"in_cache_bytes": sum(map(cached_bytes, splits)), "cache": caches.pop()}
+    paths = (Path(split.url(number)) for split in splits for number in range(len(split.shards)))
+    return {"in_memory_bytes": in_memory_bytes(paths)}
 
 
 def _lines(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -81,6 +95,10 @@ def _lines(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "inputs", f"{described['inputs']:,}, of which {described['quarantined']:,} quarantined"
     yield "fingerprint", described["fingerprint"]
     yield "tools", _pairs(described["tools"])
+    if "cache" in described:
+        yield "in cache", f"{_share(described['in_cache_bytes'], described['bytes'])}, {described['cache']}"
+    else:
+        yield "in memory", _share(described["in_memory_bytes"], described["bytes"])
 
 
 def _classes(classes: Sequence[str] | None) -> str:
@@ -100,6 +118,10 @@ def _plain(value: Any) -> str:
 
 def _numbers(values: Sequence[float] | None) -> str:
     return "not measured" if values is None else "  ".join(f"{value:.4f}" for value in values)
+
+
+def _share(part: int | None, whole: int) -> str:
+    return "not known: the files are another user's" if part is None else f"{part / max(whole, 1):.0%} of {_megabytes(whole)}"
 
 
 def _megabytes(count: int) -> str:

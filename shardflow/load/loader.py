@@ -217,6 +217,8 @@ class Loader:
                 yield made.columns
             if handed_out != steps:
                 raise WorkerError(f"the workers ended after {handed_out} of {steps} batches; start the iteration again")
+        except GeneratorExit:  # first: as the interpreter exits, the name that is asked for next is gone
+            raise
         except ShardflowError as error:
             end_workers(self._batches)  # they are in no known state
             if isinstance(error, WorkerError):

@@ -142,6 +142,8 @@ def guard(items: Iterator[Any]) -> Iterator[Any]:
     """Send the project's own errors through the queue as values, so that they arrive as they were raised."""
     try:
         yield from items
+    except GeneratorExit:  # first: as the interpreter exits, the name that is asked for next is gone
+        raise
     except ShardflowError as error:
         yield error
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 import shardflow
 from making import make_dataset
 from shardflow import native
 from shardflow.cli.info import info
+from shardflow.cli.residency import in_memory_bytes
 from shardflow.manifest import FILE_NAME, Manifest, from_bytes
 
 
@@ -72,6 +77,69 @@ def test_reads_the_manifest_alone(tmp_path: Path) -> None:
     for path in dataset.glob("train/*"):
         path.unlink()
     assert CliRunner().invoke(info, [str(dataset)]).exit_code == 0
+
+
+def test_says_how_much_is_in_the_page_cache(tmp_path: Path) -> None:
+    """Of a directory it is said how much of the shards is in memory, and asking changes nothing about that."""
+    dataset = make_dataset(tmp_path / "data", {"train": [40, 40, 40], "val": [40]})
+    shards = sorted(dataset.glob("*/*.tar"))
+    sizes = [path.stat().st_size for path in shards]
+    for kept in (4, 1, 0):
+        for path in shards[kept:]:
+            drop(path)
+        for path in shards[:kept]:
+            path.read_bytes()
+        for _ in range(2):
+            described = json.loads(CliRunner().invoke(info, [str(dataset), "--json"]).output)
+            assert described["in_memory_bytes"] == sum(sizes[:kept])
+        share = f"{sum(sizes[:kept]) / sum(sizes):.0%} of {sum(sizes) / 1e6:.1f} MB"
+        assert f"in memory     {share}" in CliRunner().invoke(info, [str(dataset)]).output
+
+
+def test_part_of_a_file_counts(tmp_path: Path) -> None:
+    """A file of which the first half has been read is half in memory; an empty or missing one is not."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8 << 20))
+    (tmp_path / "empty").touch()
+    drop(path)
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
+        file.read(4 << 20)
+    assert in_memory_bytes([path, tmp_path / "empty", tmp_path / "missing"]) == 4 << 20
+
+
+def test_files_of_others_are_not_known() -> None:
+    """Where the kernel would not tell the truth, nothing is said."""
+    code = """
+import os
+from pathlib import Path
+from shardflow.cli.residency import in_memory_bytes
+if os.geteuid() == 0:
+    os.seteuid(65534)
+print(in_memory_bytes([Path("/etc/passwd")]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n"
+
+
+def test_says_how_much_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a URL it is said how much of the shards is in the user's cache, and asking fetches nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    dataset = make_dataset(tmp_path / "data", {"train": [5, 7], "val": [3]})
+    sizes = [path.stat().st_size for path in sorted(dataset.glob("*/*.tar"))]
+    for held, split in ((0, "train"), (sum(sizes[:2]), "val"), (sum(sizes), "val")):
+        described = json.loads(CliRunner().invoke(info, [f"local://{dataset}", "--json"]).output)
+        assert (described["in_cache_bytes"], described["cache"]) == (held, str(tmp_path / "home/shardflow"))
+        assert "in_memory_bytes" not in described
+        assert f"in cache      {held / sum(sizes):.0%} of" in CliRunner().invoke(info, [f"local://{dataset}"]).output
+        list(shardflow.open(f"local://{dataset}")[split])
+
+
+def drop(path: Path) -> None:
+    """Take a file out of the page cache."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def test_system_says_whether_the_kernel_is_active() -> None:

@@ -99,10 +99,9 @@ def test_only_the_url_changes(server: Server, url: str, local: Path, tmp_path: P
 import shardflow, torch
 
 if __name__ == "__main__":
+    decoder = shardflow.CenterCropDecoder(8)
     there, here = (
-        shardflow.Loader(
-            url, batch_size=7, num_workers=2, decoder=shardflow.CenterCropDecoder(8), multiprocessing_context={context!r}
-        )
+        shardflow.Loader(url, batch_size=7, decoder=decoder, num_workers=2, multiprocessing_context="{context}")
         for url in ({url!r}, {str(local)!r})
     )
     for (images, labels), (expected, expected_labels) in zip(there, here, strict=True):

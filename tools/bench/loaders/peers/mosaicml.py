@@ -12,9 +12,12 @@ from torch.utils.data import DataLoader
 from .recipe import AUGMENTATIONS, BATCH, WORKERS
 
 
-def prepare(pictures: Path, data: Path) -> None:
+COLUMNS = {"image": "bytes", "label": "int"}
+
+
+def prepare(pictures: Path, data: Path, shard_bytes: int = 64 << 20) -> None:
     """Write MDS shards with the JPEG bytes as they are."""
-    with MDSWriter(out=str(data / "mds"), columns={"image": "bytes", "label": "int"}) as writer:
+    with MDSWriter(out=str(data / "mds"), columns=COLUMNS, size_limit=shard_bytes) as writer:
         for path in sorted(pictures.rglob("*.jpg"), key=lambda path: path.stem):
             writer.write({"image": path.read_bytes(), "label": int(path.stem)})
 

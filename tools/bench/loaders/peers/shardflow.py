@@ -16,13 +16,13 @@ from .recipe import BATCH, WORKERS
 SHARD_SAMPLES = 500
 
 
-def prepare(pictures: Path, data: Path) -> None:
+def prepare(pictures: Path, data: Path, shard_samples: int = SHARD_SAMPLES) -> None:
     """Pack, keeping the JPEG bytes; a class per picture, so that labels are the samples' numbers."""
     with tempfile.TemporaryDirectory(dir=data) as folder:
         for path in pictures.rglob("*.jpg"):
             (Path(folder) / "train" / path.stem).mkdir(parents=True)
             os.link(path, Path(folder) / "train" / path.stem / path.name)
-        shardflow.pack(folder, data / "packed", keep_small=True, shard_samples=SHARD_SAMPLES)
+        shardflow.pack(folder, data / "packed", keep_small=True, shard_samples=shard_samples)
     before = {path.read_bytes() for path in pictures.rglob("*.jpg")}
     after = {sample["jpg"] for sample in shardflow.open(data / "packed")["train"]}
     if before != after:
