@@ -121,7 +121,9 @@ def _numbers(values: Sequence[float] | None) -> str:
 
 
 def _share(part: int | None, whole: int) -> str:
-    return "not known: the files are another user's" if part is None else f"{part / max(whole, 1):.0%} of {_megabytes(whole)}"
+    if part is None:
+        return "not known: the files are another user's"
+    return f"{part / max(whole, 1):.0%} of {_megabytes(whole)}"
 
 
 def _megabytes(count: int) -> str:

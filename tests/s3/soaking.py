@@ -27,12 +27,13 @@ SHARDS, SHARD_SAMPLES, CACHED_SHARDS = 24, 8, 8
 TOLERANCES = {
     "descriptors": 3,
     "threads": 3,
-    "main_bytes": 12 << 20,
-    "workers_bytes": 12 << 20,
+    "main_bytes": 8 << 20,
+    "workers_bytes": 8 << 20,
     "shm_bytes": 0,
     "cache_bytes": 64 << 10,
 }
 """By how much each floor may rise over a whole soak, of any length: allocators settle, and transfers overlap."""
+_WIDTH = 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def soak(
                 except EOFError:
                     break
                 proxy.log.clear()
-                yield Sample(**{**sample, "requests": weather.seen, "faults": weather.struck})
+                yield Sample(**sample, requests=weather.seen, faults=weather.struck)
             child.join(30)
             assert child.exitcode == 0, "the training failed"
         finally:
@@ -172,9 +173,6 @@ def row(sample: Sample) -> str:
 def header() -> str:
     """Return what stands above the rows."""
     return " | ".join(f"{name.replace('_bytes', ' kB'):>{_WIDTH}}" for name in Sample.__dataclass_fields__)
-
-
-_WIDTH = 11
 
 
 def _shown(name: str, value: float) -> str:

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from s3.matrix import FAULTS, FINAL, RANGES
 from s3.proxy import Fault, Rule
 
-SLOW = ("hang", "hang, and it was done", "hang in the body", "drip")
-"""The faults that are noticed by a deadline, which a loader's patience puts 8 to 15 seconds away."""
-PROMPT = tuple(fault for name, (fault, _) in FAULTS.items() if name not in FINAL | RANGES | {*SLOW})
-"""The others of those that another attempt gets past."""
-ANY = PROMPT * 8 + tuple(FAULTS[name][0] for name in SLOW)
-"""All of them, the slow ones rarely, so that the time goes into many faults."""
+_SLOW = ("hang", "hang, and it was done", "hang in the body", "drip")
+_DAMAGE = "flipped bit"
+PROMPT = tuple(fault for name, (fault, _) in FAULTS.items() if name not in FINAL | RANGES | {*_SLOW, _DAMAGE})
+"""What another attempt gets past, however often it happens. Not damage: a blob damaged twice is an error."""
+SLOW = tuple(FAULTS[name][0] for name in _SLOW)
+"""The same, but noticed by a deadline, which a loader's patience puts 8 to 15 seconds away."""
+ANY = (*PROMPT, FAULTS[_DAMAGE][0]) * 8 + SLOW
+"""All of them; the slow ones rarely, so that time is spent on many faults, and damage too rarely to meet itself."""
 
 
 class Weather(Rule):

@@ -48,7 +48,7 @@ class Bench:
     def python(self, environment: str) -> Path:
         """Return the interpreter of an environment, which is made if need be."""
         folder = self._environments / environment
-        self._once(environment, lambda: environments.make(environment, folder))
+        self._once(f"environment {environment}", lambda: environments.make(environment, folder))
         return folder / "bin" / "python"
 
     def version(self, row: Row) -> str:
@@ -82,7 +82,7 @@ class Bench:
             command = [self.python(row.environment), HERE / "measure.py", row.reads, "-", folder, "--prepare", pictures]
             _run(list(map(str, command)))
 
-        self._once(row.reads, lambda: self._made(folder, make))
+        self._once(f"the data of {row.reads}", lambda: self._made(folder, make))
         return folder
 
     def measure(self, row: Row, pictures: Path, samples: int, epochs: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from .recipe import AUGMENTATIONS, BATCH, WORKERS
 
-
 COLUMNS = {"image": "bytes", "label": "int"}
 
 

@@ -1,0 +1,59 @@
+"""Faults at random, at one request in twenty."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+from pathlib import Path
+
+import shardflow
+from pack.folders import contents, image_folder
+from s3.proxy import Proxy
+from s3.server import PIECE_BYTES, QUICK, Server
+from s3.weather import PROMPT, SLOW, Weather
+from shardflow.remote import RemoteStore
+from shardflow.s3 import LEAST_PART_BYTES
+
+SHARE = 0.05
+
+
+def test_blobs_come_and_go_whole(server: Server, proxy: Proxy, prefix: str, tmp_path: Path) -> None:
+    """Blobs of one and of many requests are written and read through faults of every kind, and are the right ones."""
+    patience = dataclasses.replace(QUICK, attempts=9, give_up_s=30.0)
+    options = server.options(proxy.endpoint)
+    store = RemoteStore(server.url(prefix), options, patience=patience, piece_bytes=PIECE_BYTES)
+    weather = Weather(PROMPT + SLOW, SHARE, seed=1)
+    proxy.rules.append(weather)
+    blobs = {}
+    for number, size in enumerate([1000, 3 * PIECE_BYTES + 1, LEAST_PART_BYTES + 5] * 4):
+        data = blobs[f"{number}"] = random.Random(number).randbytes(size)
+        source, target = tmp_path / f"source{number}", tmp_path / f"target{number}"
+        source.write_bytes(data)
+        store.upload(f"{number}", source)
+        store.get(f"{number}", target, size=size, sha256=hashlib.sha256(data).hexdigest())
+        assert target.read_bytes() == data
+        store.put_new(f"new{number}", data[:5000])
+    assert {name: store.read(name) for name in blobs} == blobs
+    assert store.names() == sorted([*blobs, *(f"new{name}" for name in blobs)])
+    assert server.open_uploads(prefix) == []
+    assert weather.struck > 5
+
+
+def test_packing_and_reading_get_through(server: Server, proxy: Proxy, prefix: str, tmp_path: Path) -> None:
+    """A dataset packed and read through faults is the one that a disk would hold, byte for byte."""
+    src = image_folder(tmp_path / "src", 60)
+    local = shardflow.pack(src, tmp_path / "dst", shard_samples=5, short_side=32, workers=2)
+    writing, reading = Weather(PROMPT, SHARE, seed=1), Weather(PROMPT, SHARE, seed=3)
+    proxy.rules.append(writing)
+    options, url = server.options(proxy.endpoint), server.url(prefix)
+    report = shardflow.pack(src, url, shard_samples=5, short_side=32, workers=2, storage_options=options)
+    assert report.fingerprint == local.fingerprint
+    proxy.rules[:] = [reading]
+    there = shardflow.open(url, storage_options=options, cache_dir=tmp_path / "cache")["train"]
+    here = shardflow.open(tmp_path / "dst")["train"]
+    assert [sample["jpg"] for sample in there] == [sample["jpg"] for sample in here]
+    assert min(writing.struck, reading.struck) > 1
+    proxy.clear()
+    direct = server.store(prefix)
+    assert {name: direct.read(name) for name in direct.names()} == contents(tmp_path / "dst")
