@@ -6,13 +6,11 @@ server, which lives as long as any worker, so after a SIGKILL of the training pr
 
 from __future__ import annotations
 
-import functools
 import os
 import select
 import threading
 
 
-@functools.cache
 def end_with(pid: int) -> None:
     """Make this process end at once when process `pid` does. Linux tells when, without polling (`pidfd_open(2)`)."""
     try:

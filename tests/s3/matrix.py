@@ -22,7 +22,7 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.s3 import LEAST_PART_BYTES
+from shardflow.remote.s3 import LEAST_PART_BYTES
 
 LIMIT_S = 40.0
 OLD = random.Random(1).randbytes(1000)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardflow.attempts import Patience
 from shardflow.remote import RemoteStore
+from shardflow.remote.attempts import Patience
 
 ACCESS_KEY = "tests-access-key"
 SECRET_KEY = "tests-canary-secret-0b5e1f"

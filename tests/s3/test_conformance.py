@@ -11,7 +11,7 @@ import pytest
 
 from s3.server import Server
 from shardflow.errors import DatasetExistsError, IntegrityError, NotFoundError, StoreError
-from shardflow.remote import PIECE_BYTES
+from shardflow.remote.store import PIECE_BYTES
 from shardflow.store import Store, open_store
 
 SIZES = (0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES + 7)

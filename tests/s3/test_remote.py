@@ -28,7 +28,7 @@ from shardflow.errors import (
     TransientError,
 )
 from shardflow.remote import RemoteStore
-from shardflow.s3 import LEAST_PART_BYTES
+from shardflow.remote.s3 import LEAST_PART_BYTES
 
 DATA = random.Random(5).randbytes(6 * PIECE_BYTES + 99)
 SHA256 = hashlib.sha256(DATA).hexdigest()

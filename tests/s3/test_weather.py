@@ -13,7 +13,7 @@ from s3.proxy import Proxy
 from s3.server import PIECE_BYTES, QUICK, Server
 from s3.weather import PROMPT, SLOW, Weather
 from shardflow.remote import RemoteStore
-from shardflow.s3 import LEAST_PART_BYTES
+from shardflow.remote.s3 import LEAST_PART_BYTES
 
 SHARE = 0.05
 

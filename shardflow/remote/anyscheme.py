@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
+
 from .attempts import Failure, Patience, in_time, persist
-from .errors import IntegrityError, NotFoundError, StoreError, TransientError
 from .transport import Head
 
 T = TypeVar("T")

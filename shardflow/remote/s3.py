@@ -17,8 +17,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, ShardflowError, StoreError, TransientError
+
 from .attempts import ChangedError, Failure, Patience, in_time, persist
-from .errors import ConfigError, DatasetExistsError, NotFoundError, ShardflowError, StoreError, TransientError
 from .transport import Head
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class S3Transport:
         self._judge = judge
         self._patience = patience
         self._part_bytes = max(part_bytes, LEAST_PART_BYTES)
+        self._opening = asyncio.Lock()  # or requests that begin together would open a session each
 
     async def fetch(self, name: str, start: int, stop: int, head: Head | None, heard: Callable[[Head], None]) -> bytes:
         """Return the bytes from `start` to `stop`, or as far as the object goes; see Transport."""
@@ -176,7 +178,8 @@ class S3Transport:
         limit_s = self._patience.transfer_s(len(arguments.get("Body", b"")))
 
         async def call() -> Any:
-            await self._fs.set_session()
+            async with self._opening:
+                await self._fs.set_session()
             function = getattr(await self._fs.get_s3(self._bucket), method)
             place = {"Bucket": self._bucket, **({"Key": self._prefix + name} if name else {})}
             complete = self._fs._get_s3_method_kwargs(function, self._fs.req_kw, **place, **arguments)

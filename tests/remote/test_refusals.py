@@ -8,7 +8,6 @@ import aiohttp
 import pytest
 from botocore import exceptions as botocore
 
-from shardflow.attempts import ChangedError
 from shardflow.errors import (
     AccessDeniedError,
     ConfigError,
@@ -20,7 +19,8 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.refusals import judge
+from shardflow.remote.attempts import ChangedError
+from shardflow.remote.refusals import judge
 
 URL = "s3://bucket/train/000000.tar"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from .errors import ConfigError
+from shardflow.errors import ConfigError
 
 # What storage_options may say without giving anything away. Everything else counts as secret: no list of the names
 # under which file systems take keys, tokens and passwords can be complete.

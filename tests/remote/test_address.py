@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardflow.address import Address
 from shardflow.errors import ConfigError
+from shardflow.remote.address import Address
 
 SECRETS = {
     "secret": "canary-1",

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .attempts import ChangedError, Failure
-from .errors import (
+from shardflow.errors import (
     AccessDeniedError,
     ConfigError,
     DatasetExistsError,
@@ -22,6 +21,8 @@ from .errors import (
     StoreError,
     TransientError,
 )
+
+from .attempts import ChangedError, Failure
 
 _KEYS = (
     "check the access key and its secret (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage_options)"

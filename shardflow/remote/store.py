@@ -22,13 +22,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shardflow.errors import ConfigError, IntegrityError, NotFoundError
+from shardflow.store import new_file, receive, translated
+
 from .address import Address
 from .anyscheme import AnyTransport
 from .attempts import ChangedError, Failure, Patience
-from .errors import ConfigError, IntegrityError, NotFoundError
 from .refusals import judge
 from .s3 import S3Transport, s3_options
-from .store import new_file, receive, translated
 from .transport import Head, Transport
 
 T = TypeVar("T")
@@ -37,6 +38,20 @@ _log = logging.getLogger(__name__)
 PIECE_BYTES = 8 << 20
 PIECES = 4
 _CLOSE_S = 10.0
+
+
+class _Connecting:
+    """The lock that is held while a client is made. A forked process has one of its own, whoever held this one then."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.Lock()
+
+
+_connecting = _Connecting()
 
 
 class RemoteStore:
@@ -184,16 +199,17 @@ class RemoteStore:
             raise IntegrityError(message) from error
 
     def _transport(self) -> Transport:
-        """Return this process's client. Two threads can make one each at first; that does no harm."""
+        """Return this process's client; the first thread that needs it makes it, which takes a tenth of a second."""
         made = self._made
-        if made is not None and made[0] == os.getpid():
-            return made[1]
-        # A client of the parent is kept and never closed here: they share its sockets and its poll set.
-        self._inherited.append(made)
-        transport = self._connect()
-        self._made = (os.getpid(), transport)
-        weakref.finalize(self, _close, os.getpid(), transport).atexit = False
-        return transport
+        if made is None or made[0] != os.getpid():
+            with _connecting.lock:
+                made = self._made
+                if made is None or made[0] != os.getpid():
+                    # A client of the parent is kept and never closed here: they share its sockets and its poll set.
+                    self._inherited.append(made)
+                    made = self._made = (os.getpid(), self._connect())
+                    weakref.finalize(self, _close, *made).atexit = False
+        return made[1]
 
     def _connect(self) -> Transport:
         import fsspec

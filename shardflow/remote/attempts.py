@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .errors import DeadlineError, ShardflowError, StoreError
+from shardflow.errors import DeadlineError, ShardflowError, StoreError
 
 T = TypeVar("T")
 

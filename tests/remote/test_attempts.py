@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardflow.attempts import Failure, Patience, in_time, persist
 from shardflow.errors import AccessDeniedError, DeadlineError, TransientError
+from shardflow.remote.attempts import Failure, Patience, in_time, persist
 
 PATIENCE = Patience(attempts=6, give_up_s=100.0, pace_bytes=1000, backoff_s=1.0, longest_backoff_s=5.0)
 AGAIN = Failure(error=TransientError("s3://b/x: the store failed"), again=True)
