@@ -55,9 +55,9 @@ class Ledger:
             ConfigError: It holds files that no pack wrote, or, where no lock can be held, the beginnings of another.
         """
         self.refuse_dataset()
-        if self.store.size(QUARANTINE) is None:
-            own = f"{TEMPORARY}{QUARANTINE}." if isinstance(self.store, LocalStore) else CLAIM
-            foreign = [name for name in self.store.names() if not name.startswith(own)]
+        names = self.store.names()
+        if QUARANTINE not in names and (CLAIM not in names or isinstance(self.store, LocalStore)):
+            foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
             if foreign:
                 message = f"{self.store} is not empty: it holds {foreign[0]!r}, which no pack wrote"
                 raise ConfigError(f"{message}; choose an empty or a new directory")
