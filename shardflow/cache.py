@@ -18,7 +18,6 @@ import contextlib
 import enum
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import re
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import IO
 
 from .errors import AccessDeniedError, ConfigError, StoreError
-from .store import translated
+from .store import file_sha256, translated
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +189,7 @@ class Cache:
         """Read the file of that content and remove it if it is another; return whether it was."""
         path = self._blobs / sha256
         with contextlib.suppress(FileNotFoundError), translated(path):
-            if _sha256(path) != sha256:
+            if file_sha256(path) != sha256:
                 path.unlink(missing_ok=True)
                 return True
         return False
@@ -427,11 +426,3 @@ def _is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

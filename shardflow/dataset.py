@@ -13,7 +13,7 @@ import numpy.typing as npt
 from . import manifest
 from .cache import LIMIT, Cache, Fetched
 from .errors import ConfigError, ManifestError, NotFoundError
-from .files import CachedFiles, shard_files
+from .files import shard_files
 from .shard import MappedShard
 from .store import LocalStore, Store, open_store
 
@@ -83,7 +83,7 @@ class Split:
     @property
     def cache(self) -> Cache | None:
         """What the shards are fetched into; None when they are read where they lie."""
-        return self._files.cache if isinstance(self._files, CachedFiles) else None
+        return self._files.cache
 
     def fetch(self, number: int) -> Fetched:
         """Have a shard in the cache, without waiting for others who are at it. Any thread may do this.
@@ -92,11 +92,11 @@ class Split:
             StoreError: It is missing or out of reach.
             IntegrityError: It is not the one packed.
         """
-        return self._files.fetch(self.shards[number]) if isinstance(self._files, CachedFiles) else Fetched.HERE
+        return self._files.fetch(self.shards[number])
 
     def at_hand(self, number: int) -> bool:
         """Return whether a shard can be mapped now without reaching for another machine."""
-        return self._files.has(self.shards[number]) if isinstance(self._files, CachedFiles) else True
+        return self._files.has(self.shards[number])
 
     def first_sample(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number that the first sample of each of these shards has in the split."""
@@ -112,6 +112,7 @@ class Dataset(Mapping[str, Split]):
 
     Attributes:
         url: What was opened.
+        store: Where it lies.
         manifest: Everything the dataset says of itself.
     """
 
@@ -123,7 +124,7 @@ class Dataset(Mapping[str, Split]):
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str = LIMIT,
     ) -> None:
-        store = open_store(url, storage_options)
+        self.store = store = open_store(url, storage_options)
         self.url = str(store)
         try:
             data = store.read(manifest.FILE_NAME)

@@ -22,6 +22,11 @@ logger = logging.getLogger(__name__)
 class ShardFiles(Protocol):
     """The tars and indexes of a dataset. Any thread may use it; it can be sent to other processes."""
 
+    @property
+    def cache(self) -> Cache | None:
+        """What they are fetched into; None when they are read where they lie."""
+        ...
+
     def url(self, shard: Shard) -> str:
         """Return how messages name the tar."""
         ...
@@ -47,9 +52,24 @@ class ShardFiles(Protocol):
         """Throw away a damaged copy of the tar; return False where there are no copies, so nothing would change."""
         ...
 
+    def fetch(self, shard: Shard) -> Fetched:
+        """Have both files at hand without waiting for others who are at it; the answer is about the tar.
+
+        Raises:
+            StoreError: The tar is missing or out of reach.
+            IntegrityError: It is not the one packed.
+        """
+        ...
+
+    def has(self, shard: Shard) -> bool:
+        """Return whether the tar can be opened now without reaching for another machine."""
+        ...
+
 
 class LocalFiles:
     """Files that are read where they lie."""
+
+    cache = None
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
@@ -74,6 +94,14 @@ class LocalFiles:
     def renew(self, shard: Shard) -> bool:  # noqa: ARG002 - the interface's
         """Return False: these are no copies."""
         return False
+
+    def fetch(self, shard: Shard) -> Fetched:  # noqa: ARG002 - the interface's
+        """Do nothing: they are here."""
+        return Fetched.HERE
+
+    def has(self, shard: Shard) -> bool:  # noqa: ARG002 - the interface's
+        """Return True: they are here."""
+        return True
 
 
 class CachedFiles:
@@ -100,12 +128,7 @@ class CachedFiles:
             return b""
 
     def fetch(self, shard: Shard) -> Fetched:
-        """Have both files in the cache without waiting for others; the answer is about the tar.
-
-        Raises:
-            StoreError: The tar is missing or out of reach.
-            IntegrityError: It is not the one packed.
-        """
+        """Have both files in the cache."""
         fetched = self.cache.fetch(shard.sha256, shard.bytes, lambda target: self._get(shard, target))
         if fetched is Fetched.HERE:
             with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
@@ -126,14 +149,25 @@ class CachedFiles:
         self._store.get(shard.name, target, size=shard.bytes, sha256=shard.sha256)
 
     def _get_index(self, shard: Shard, target: Path) -> None:
-        data = self._store.read(shard.index_name)
-        if hashlib.sha256(data).hexdigest() != shard.index_sha256:
-            raise IntegrityError(f"{self._store.url(shard.index_name)} is not the index packed; run `shardflow verify`")
+        data = packed_index(self._store, shard)
         with translated(target):
             target.write_bytes(data)
 
 
-def shard_files(store: Store, cache: Cache | None) -> LocalFiles | CachedFiles:
+def packed_index(store: Store, shard: Shard) -> bytes:
+    """Return the index of a shard from its store.
+
+    Raises:
+        NotFoundError: It is missing.
+        IntegrityError: It is not the one packed.
+    """
+    data = store.read(shard.index_name)
+    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+        raise IntegrityError(f"{store.url(shard.index_name)} is not the index packed; run `shardflow verify`")
+    return data
+
+
+def shard_files(store: Store, cache: Cache | None) -> ShardFiles:
     """Return how the shards of a store are opened; only those of a local one can do without a cache."""
     if isinstance(store, LocalStore) and cache is None:
         return LocalFiles(store)

@@ -17,6 +17,7 @@ from typing import Any
 from .errors import ManifestError
 
 FILE_NAME = "shardflow.json"
+QUARANTINE_NAME = "quarantine.jsonl"
 VERSION = 1
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
@@ -59,6 +60,11 @@ class Shard:
     def index_name(self) -> str:
         """Path of the index below the dataset."""
         return self.name[: -len(".tar")] + ".npy"
+
+    @property
+    def receipt_name(self) -> str:
+        """Path of the receipt below the dataset."""
+        return self.name[: -len(".tar")] + ".json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -309,6 +309,15 @@ def translated(place: Path) -> Iterator[None]:
         raise StoreError(f"{error.filename or place}: {error.strerror or error}; {remedy}") from error
 
 
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits, without reading it whole into memory."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_COPY_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

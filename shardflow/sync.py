@@ -7,7 +7,6 @@ was stopped, by whatever, goes on in the same way; the copy has the same bytes a
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +18,13 @@ from . import manifest
 from .claim import FILE_NAME as CLAIM
 from .claim import claim, release
 from .dataset import open_dataset
-from .errors import ConfigError, DatasetExistsError, IntegrityError, NotFoundError
+from .errors import ConfigError, DatasetExistsError, NotFoundError
+from .files import packed_index
 from .manifest import Shard
 from .spool import spool_for
-from .store import TEMPORARY, LocalStore, Store, open_store
+from .store import TEMPORARY, LocalStore, Store, file_sha256, open_store
 
-QUARANTINE = "quarantine.jsonl"
 _AT_ONCE = 4
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ def sync(
         StoreError: One of the ends failed.
     """
     dataset = open_dataset(src, storage_options=src_options)
-    source, target = open_store(src, src_options), open_store(dst, dst_options)
+    source, target = dataset.store, open_store(dst, dst_options)
     shards = [shard for split in dataset.values() for shard in split.shards]
     seal = source.read(manifest.FILE_NAME)
     with spool_for(target) as (spool, _):
@@ -83,7 +81,7 @@ def sync(
                         progress(shard)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-        for name in (QUARANTINE, *(_receipt_name(shard) for shard in shards)):
+        for name in (manifest.QUARANTINE_NAME, *(shard.receipt_name for shard in shards)):
             with contextlib.suppress(NotFoundError):
                 target.put(name, source.read(name))
         target.put_new(manifest.FILE_NAME, seal)
@@ -98,10 +96,7 @@ def _copy(source: Store, target: Store, spool: Path, shard: Shard) -> bool:
         path = spool / f"{TEMPORARY}{shard.name.replace('/', '-')}"
         source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
         target.upload(shard.name, path)
-    index = source.read(shard.index_name)
-    if hashlib.sha256(index).hexdigest() != shard.index_sha256:
-        raise IntegrityError(f"{source.url(shard.index_name)} is not the index packed; run `shardflow verify`")
-    target.put(shard.index_name, index)
+    target.put(shard.index_name, packed_index(source, shard))
     return fresh
 
 
@@ -109,7 +104,7 @@ def _is_there(target: Store, shard: Shard) -> bool:
     """Return whether an earlier attempt has copied a shard. Stores publish whole blobs; what a disk holds is read."""
     if target.size(shard.name) != shard.bytes:
         return False
-    return not isinstance(target, LocalStore) or _sha256(target.path(shard.name)) == shard.sha256
+    return not isinstance(target, LocalStore) or file_sha256(target.path(shard.name)) == shard.sha256
 
 
 def _begin(target: Store, fingerprint: str) -> None:
@@ -122,18 +117,6 @@ def _begin(target: Store, fingerprint: str) -> None:
     if names and CLAIM not in names:
         raise ConfigError(f"{target} is not empty: it holds {names[0]!r}; choose an empty or a new destination")
     claim(target, fingerprint)
-
-
-def _receipt_name(shard: Shard) -> str:
-    return shard.name.removesuffix(".tar") + ".json"
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _report(fingerprint: str, done: list[tuple[Shard, bool]]) -> SyncReport:

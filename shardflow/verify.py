@@ -16,7 +16,7 @@ from . import shardindex
 from .dataset import open_dataset
 from .errors import FormatError, StoreError
 from .manifest import Shard
-from .store import Store, open_store
+from .store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,10 @@ def verify(
         StoreError: The store is out of reach; a single file that cannot be read is a finding.
     """
     dataset = open_dataset(url, storage_options=storage_options)
-    store = open_store(url, storage_options)
     findings: list[Finding] = []
     for split in dataset.values():
         for shard in split.shards:
-            findings += _shard(store, shard, len(dataset.classes) if dataset.classes is not None else None)
+            findings += _shard(dataset.store, shard, len(dataset.classes) if dataset.classes is not None else None)
             if progress is not None:
                 progress(shard)
     return findings

@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Sequence
 
 import click
-from tqdm import tqdm
 
 import shardflow
 from shardflow.cache import LIMIT, Blob, Cache, size_in_bytes
-from shardflow.manifest import Shard
 from shardflow.warm import warm as warm_splits
+
+from .shown import megabytes, shard_bar, total_bytes
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's
@@ -57,9 +57,9 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
         click.echo(json.dumps(described, indent=1))
         return
     click.echo(f"directory  {here.directory}")
-    click.echo(f"files      {len(blobs):,}, {_megabytes(sum(blob.bytes for blob in blobs))}")
-    click.echo(f"limit      {_megabytes(here.limit_bytes)}, unless the reader says another")
-    click.echo(f"disk       {_megabytes(disk.free)} free")
+    click.echo(f"files      {len(blobs):,}, {megabytes(sum(blob.bytes for blob in blobs))}")
+    click.echo(f"limit      {megabytes(here.limit_bytes)}, unless the reader says another")
+    click.echo(f"disk       {megabytes(disk.free)} free")
 
 
 @cache.command(short_help="Remove the least recently used files.")
@@ -80,7 +80,7 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
         raise click.UsageError("give one of --limit, --all and --damaged")
     here = Cache(cache_dir)
     gone: Sequence[Blob] = here.prune_damaged() if damaged else here.prune(limit or 0)
-    click.echo(f"removed {len(gone):,} files, {_megabytes(sum(blob.bytes for blob in gone))}")
+    click.echo(f"removed {len(gone):,} files, {megabytes(sum(blob.bytes for blob in gone))}")
 
 
 @cache.command(short_help="Fetch a dataset into the cache before it is needed.")
@@ -100,14 +100,6 @@ def warm(url: str, split: str | None, limit: int, cache_dir: str | None) -> None
     dataset = shardflow.open(url, cache_dir=cache_dir, cache_limit=limit)
     splits = [dataset[split]] if split is not None else list(dataset.values())
     shards = [shard for each in splits for shard in each.shards]
-    with tqdm(total=sum(shard.bytes for shard in shards), desc="warming", unit="B", unit_scale=True) as bar:
-
-        def progress(shard: Shard) -> None:
-            bar.update(shard.bytes)
-
+    with shard_bar(shards, "warming") as progress:
         warm_splits(splits, progress=progress)
-    click.echo(f"{len(shards):,} shards, {_megabytes(sum(shard.bytes for shard in shards))} are in the cache")
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
+    click.echo(f"{len(shards):,} shards, {megabytes(total_bytes(shards))} are in the cache")

@@ -13,6 +13,7 @@ import shardflow
 from shardflow.system import describe_system
 
 from .residency import cached_bytes, in_memory_bytes
+from .shown import megabytes
 
 _CLASSES_SHOWN = 8
 
@@ -85,7 +86,7 @@ def _lines(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     width = max(len(name) for name, *_ in rows)
     digits = len(f"{described['samples']:,}")
     for number, (name, samples, shards, size) in enumerate(rows):
-        line = f"{name:{width}}  {samples:{digits},} samples  {shards:6,} shards  {_megabytes(size):>12}"
+        line = f"{name:{width}}  {samples:{digits},} samples  {shards:6,} shards  {megabytes(size):>12}"
         yield "" if number else "splits", line
     yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, tar included"
     yield "classes", _classes(described["classes"])
@@ -123,8 +124,4 @@ def _numbers(values: Sequence[float] | None) -> str:
 def _share(part: int | None, whole: int) -> str:
     if part is None:
         return "not known: the files are another user's"
-    return f"{part / max(whole, 1):.0%} of {_megabytes(whole)}"
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
+    return f"{part / max(whole, 1):.0%} of {megabytes(whole)}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import click
-from tqdm import tqdm
 
 import shardflow
-from shardflow.manifest import Shard
+
+from .shown import shard_bar
 
 
 @click.command(short_help="Copy a dataset between disks and buckets, verified.")
@@ -26,12 +26,8 @@ def sync(src: str, dst: str) -> None:
       shardflow sync photos256/ s3://bucket/photos256
     """
     started = time.perf_counter()
-    size = sum(shard.bytes for split in shardflow.open(src).values() for shard in split.shards)
-    with tqdm(total=size, desc="copying", unit="B", unit_scale=True) as bar:
-
-        def progress(shard: Shard) -> None:
-            bar.update(shard.bytes)
-
+    shards = [shard for split in shardflow.open(src).values() for shard in split.shards]
+    with shard_bar(shards, "copying") as progress:
         report = shardflow.sync(src, dst, progress=progress)
     seconds = time.perf_counter() - started
     click.echo(f"copied {report.copied} shards, {report.copied_bytes / 1e6:.1f} MB, in {seconds:.1f} s")

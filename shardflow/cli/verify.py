@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import asdict
 
 import click
-from tqdm import tqdm
 
 import shardflow
-from shardflow.manifest import Shard
+
+from .shown import shard_bar, total_bytes
 
 
 @click.command(short_help="Read a whole dataset and name everything that is wrong with it.")
@@ -29,12 +29,8 @@ def verify(url: str, as_json: bool) -> int:
     """
     started = time.perf_counter()
     shards = [shard for split in shardflow.open(url).values() for shard in split.shards]
-    size = sum(shard.bytes for shard in shards)
-    with tqdm(total=size, desc="verifying", unit="B", unit_scale=True, disable=as_json) as bar:
-
-        def progress(shard: Shard) -> None:
-            bar.update(shard.bytes)
-
+    size = total_bytes(shards)
+    with shard_bar(shards, "verifying", disable=as_json) as progress:
         findings = shardflow.verify(url, progress=progress)
     samples = sum(shard.samples for shard in shards)
     if as_json:

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from shardflow import manifest
 from shardflow.claim import release
 from shardflow.errors import PackIncompleteError
-from shardflow.store import LocalStore
 
 from .job import Job
-from .ledger import QUARANTINE, Ledger
+from .ledger import Ledger
 from .pixels import PixelSums
 from .receipt import Quarantined
 from .recipe import Recipe, codecs
@@ -61,8 +60,7 @@ def commit(ledger: Ledger, source: Source, jobs: Sequence[Job], *, recipe: Recip
         std=pixels.std,
     )
     ledger.store.put_new(manifest.FILE_NAME, made.to_bytes())
-    if not isinstance(ledger.store, LocalStore):
-        release(ledger.store)
+    release(ledger.store)
     return PackReport(
         fingerprint=made.fingerprint,
         inputs=source.inputs,
@@ -79,7 +77,7 @@ def commit(ledger: Ledger, source: Source, jobs: Sequence[Job], *, recipe: Recip
 def _refusal(ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, max_bad: int) -> str:
     named = "; ".join(f"{bad.path!r} ({bad.stage}: {bad.reason})" for bad in quarantined[:_NAMED])
     more = f"; {len(quarantined) - _NAMED} more" if len(quarantined) > _NAMED else ""
-    listed = f"{named}{more}, all listed in {ledger.store.url(QUARANTINE)}"
+    listed = f"{named}{more}, all listed in {ledger.store.url(manifest.QUARANTINE_NAME)}"
     if len(quarantined) == inputs:
         return f"none of the {inputs} inputs could be packed: {listed}; is this the right directory?"
     return (

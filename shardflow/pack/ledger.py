@@ -16,13 +16,12 @@ from shardflow import manifest
 from shardflow.claim import FILE_NAME as CLAIM
 from shardflow.claim import claim
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
+from shardflow.manifest import QUARANTINE_NAME as QUARANTINE
 from shardflow.store import TEMPORARY, LocalStore, Store
 
 from .job import Job
 from .receipt import Quarantined, Receipt, from_bytes
 from .source import SPLITS
-
-QUARANTINE = "quarantine.jsonl"
 
 _SHARD = re.compile(rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json)")
 _HALF_DONE = re.compile(rf"(({'|'.join(SPLITS)})/)?{re.escape(TEMPORARY)}[^/]+")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, ShardflowError, StoreError, TransientError
+from shardflow.store import file_sha256
 
 from .attempts import ChangedError, Failure, Patience, in_time, persist
 from .transport import Head
@@ -131,7 +132,7 @@ class S3Transport:
         if size <= self._part_bytes:
             await self.put(name, await asyncio.to_thread(source.read_bytes), new=False)
             return
-        mark = _mark(await asyncio.to_thread(_file_sha256, source))
+        mark = _mark(await asyncio.to_thread(file_sha256, source))
         upload = ""
         try:
             upload = await self._open_upload(name, mark)
@@ -328,11 +329,3 @@ def _file_part(source: Path, start: int, size: int) -> bytes:
     with open(source, "rb") as file:
         file.seek(start)
         return file.read(size)
-
-
-def _file_sha256(source: Path) -> str:
-    digest = hashlib.sha256()
-    with open(source, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

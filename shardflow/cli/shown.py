@@ -1,0 +1,31 @@
+"""What several commands show in the same way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from tqdm import tqdm
+
+from shardflow.manifest import Shard
+
+
+@contextlib.contextmanager
+def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> Iterator[Callable[[Shard], None]]:
+    """Show a bar over the bytes of shards; the body calls what it is lent with each shard that is done."""
+    with tqdm(total=total_bytes(shards), desc=doing, unit="B", unit_scale=True, disable=disable) as bar:
+
+        def progress(shard: Shard) -> None:
+            bar.update(shard.bytes)
+
+        yield progress
+
+
+def total_bytes(shards: Sequence[Shard]) -> int:
+    """Return the size of shards together."""
+    return sum(shard.bytes for shard in shards)
+
+
+def megabytes(count: int) -> str:
+    """Return a number of bytes as people read it."""
+    return f"{count / 1e6:,.1f} MB"
