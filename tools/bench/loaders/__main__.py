@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import environments
+from environments import PROJECT, Environments, FailedError
+from machine import hardware
 from rows import ROWS, Row
 
 HERE = Path(__file__).resolve().parent
@@ -33,38 +34,25 @@ QUIET = 0.05
 """Share of the machine's CPU time that others may use while a loader is measured before it is measured again."""
 
 
-class FailedError(Exception):
-    """A loader could not be installed or run; the text says why."""
-
-
 class Bench:
     """The benchmark's files: environments, and data below one folder that belongs to these pictures alone."""
 
     def __init__(self, environments_folder: Path, data: Path) -> None:
-        self._environments, self._data = environments_folder, data
-        self._broken: dict[str, str] = {}  # environments and formats that could not be made
-        self._there: set[str] = set()
-
-    def python(self, environment: str) -> Path:
-        """Return the interpreter of an environment, which is made if need be."""
-        folder = self._environments / environment
-        self._once(f"environment {environment}", lambda: environments.make(environment, folder))
-        return folder / "bin" / "python"
-
-    def version(self, row: Row) -> str:
-        """Return the version of the loader's package; "" when there is none."""
-        try:
-            self.python(row.environment)
-        except FailedError:
-            return ""
-        return environments.versions(self._environments / row.environment).get(row.package, "")
+        self.environments, self._data = Environments(environments_folder), data
+        self._broken: dict[str, str] = {}  # formats that could not be made
 
     def pictures(self, samples: int, images: Path | None) -> Path:
         """Return the folder of the pictures, made if need be."""
         folder = self._data / "pictures"
 
         def make() -> None:
-            command = [str(self.python("common")), str(HERE / "pictures.py"), str(folder), "--samples", str(samples)]
+            command = [
+                str(self.environments.python("common")),
+                str(HERE / "pictures.py"),
+                str(folder),
+                "--samples",
+                str(samples),
+            ]
             _run([*command, *(("--images", str(images)) if images else ())])
 
         self._made(folder, make)
@@ -79,34 +67,33 @@ class Bench:
             if row.reads == "energon":  # indexes shards that are there
                 shards = self.prepared(next(row for row in ROWS if row.peer == "shardflow"), pictures)
                 shutil.copytree(shards / "packed", folder / "packed", copy_function=os.link)
-            command = [self.python(row.environment), HERE / "measure.py", row.reads, "-", folder, "--prepare", pictures]
+            command = [
+                self.environments.python(row.environment),
+                HERE / "measure.py",
+                row.reads,
+                "-",
+                folder,
+                "--prepare",
+                pictures,
+            ]
             _run(list(map(str, command)))
 
-        self._once(f"the data of {row.reads}", lambda: self._made(folder, make))
+        if row.reads in self._broken:
+            raise FailedError(self._broken[row.reads])
+        try:
+            self._made(folder, make)
+        except FailedError as error:
+            self._broken[row.reads] = str(error)
+            raise
         return folder
 
     def measure(self, row: Row, pictures: Path, samples: int, epochs: int) -> dict[str, Any]:
         """Run a loader in a fresh process, and return what it measured."""
-        command = [self.python(row.environment), HERE / "measure.py", row.peer, row.variant]
+        command = [self.environments.python(row.environment), HERE / "measure.py", row.peer, row.variant]
         command += [self.prepared(row, pictures), "--samples", samples, "--epochs", epochs]
         command += ["--keep-uint8"] if row.keep_uint8 else []
         measured: dict[str, Any] = json.loads(_run(list(map(str, command)), row.variables).splitlines()[-1])
         return measured
-
-    def _once(self, name: str, make: Callable[[], None]) -> None:
-        if name in self._broken:
-            raise FailedError(self._broken[name])
-        if name in self._there:  # not looked at again: whoever edits the project meanwhile must not change the results
-            return
-        try:
-            make()
-            self._there.add(name)
-        except FailedError as error:
-            self._broken[name] = str(error)
-            raise
-        except subprocess.CalledProcessError:
-            self._broken[name] = f"{name} cannot be installed"
-            raise FailedError(self._broken[name]) from None
 
     def _made(self, folder: Path, make: Callable[[], None]) -> None:
         """Make a folder that is there only when it is complete."""
@@ -155,15 +142,6 @@ def calmest(attempts: int, patience_s: float, measure: Callable[[], dict[str, An
     return min(made, key=lambda measured: max(measured["others"]))
 
 
-def hardware() -> str:
-    """Describe the machine in one line."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    model = next(models, platform.machine())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{os.cpu_count()} cores of {model}, {memory:.0f} GB, Linux {platform.release()}"
-
-
 def write(results: dict[str, Any], output: Path, python: Path) -> str:
     """Write what has been measured so far, and return the table."""
     rounds = max(len(row["rounds"]) for row in results["rows"])
@@ -191,8 +169,8 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a calm machine before a run")
     parser.add_argument("--only", metavar="TEXT", help="only loaders with this in their name")
     parser.add_argument("--publish", action="store_true", help="put the results into docs/benchmark.md")
-    parser.add_argument("--environments", type=Path, default=environments.PROJECT / ".venv-bench")
-    parser.add_argument("--output", type=Path, default=environments.PROJECT / "build" / "bench-loaders")
+    parser.add_argument("--environments", type=Path, default=PROJECT / ".venv-bench")
+    parser.add_argument("--output", type=Path, default=PROJECT / "build" / "bench-loaders")
     given = parser.parse_args()
 
     source = given.images.name if given.images else "drawn"
@@ -213,7 +191,13 @@ def main() -> None:
     rows = [row for row in ROWS if given.only is None or given.only in row.name]
     for row in rows:
         results["rows"].append(
-            {"name": row.name, "package": row.package, "version": bench.version(row), "rounds": [], "failures": []}
+            {
+                "name": row.name,
+                "package": row.package,
+                "version": bench.environments.version(row.environment, row.package),
+                "rounds": [],
+                "failures": [],
+            }
         )
         try:
             bench.prepared(row, pictures)
@@ -237,16 +221,16 @@ def main() -> None:
             cpu = ", ".join(f"{value:.2f}" for value in measured["cpu_ms_per_image"])
             others = f"others used {max(measured['others']):.0%} of the machine"
             print(f"round {number + 1}: {row.name}: {rates} images/s, {cpu} CPU-ms per image; {others}", flush=True)
-            table = write(results, given.output, bench.python("common"))
+            table = write(results, given.output, bench.environments.python("common"))
     print(table)
     if given.publish:
-        docs = environments.PROJECT / "docs"
+        docs = PROJECT / "docs"
         shutil.copy(given.output / "results.json", HERE / "results.json")
         shutil.copy(given.output / "loaders.png", docs / "loaders.png")
         results_json = str(HERE / "results.json")
         _run(
             [
-                str(bench.python("common")),
+                str(bench.environments.python("common")),
                 str(HERE / "report.py"),
                 results_json,
                 "--publish",

@@ -46,6 +46,42 @@ OWN = ("common", "streaming")
 """The environments that shardflow itself is installed in."""
 
 
+class FailedError(Exception):
+    """Something could not be installed, prepared or run; the text says why."""
+
+
+class Environments:
+    """The environments below a folder, each made when it is first asked for, and not looked at again after that.
+
+    Whoever edits the project meanwhile must not change the results.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._there: set[str] = set()
+        self._broken: set[str] = set()
+
+    def python(self, name: str) -> Path:
+        """Return the interpreter of an environment; raises `FailedError` when it cannot be made."""
+        if name not in self._there | self._broken:
+            try:
+                make(name, self._folder / name)
+                self._there.add(name)
+            except subprocess.CalledProcessError:
+                self._broken.add(name)
+        if name in self._broken:
+            raise FailedError(f"{name} cannot be installed")
+        return self._folder / name / "bin" / "python"
+
+    def version(self, name: str, package: str) -> str:
+        """Return the version of a package in an environment; "" when there is none."""
+        try:
+            self.python(name)
+        except FailedError:
+            return ""
+        return versions(self._folder / name).get(package, "")
+
+
 def make(name: str, folder: Path) -> None:
     """Make environment `name` in `folder`, unless it is there; raises `CalledProcessError` when that fails."""
     stamp = folder / "benchmark-installed"

@@ -15,15 +15,14 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import environments
-from process import FailedError, measure, run
+from environments import PROJECT, Environments, FailedError
+from machine import hardware
+from process import measure, run
 from rows import ROWS, Row
 
 HERE = Path(__file__).resolve().parent
@@ -36,33 +35,17 @@ class Bench:
     """The environments, the originals, and the place that packers write to."""
 
     def __init__(self, environments_folder: Path, data: Path) -> None:
-        self._environments, self._data = environments_folder, data
-        self._broken: dict[str, str] = {}
-        self._there: set[str] = set()
-
-    def python(self, environment: str) -> str:
-        """Return the interpreter of an environment, which is made if need be, once."""
-        folder = self._environments / environment
-        if environment not in self._there and environment not in self._broken:
-            try:
-                environments.make(environment, folder)
-                self._there.add(environment)
-            except subprocess.CalledProcessError:
-                self._broken[environment] = f"{environment} cannot be installed"
-        if environment in self._broken:
-            raise FailedError(self._broken[environment])
-        return str(folder / "bin" / "python")
+        self.environments, self._data = Environments(environments_folder), data
 
     def version(self, row: Row) -> str:
         """Return the version of the packer; "" when there is none."""
         origin, _, package = row.package.rpartition(":")
+        if origin != "apt":
+            return self.environments.version(row.environment, package)
         try:
-            if origin == "apt":
-                return run(["dpkg-query", "-f", "${Version}", "-W", package])
-            self.python(row.environment)
+            return run(["dpkg-query", "-f", "${Version}", "-W", package])
         except (FailedError, OSError):
             return ""
-        return environments.versions(self._environments / row.environment).get(package, "")
 
     def originals(self, kind: str, images: Path | None) -> tuple[Path, Path]:
         """Return the folders of the few and of the many originals, made if need be."""
@@ -72,7 +55,7 @@ class Bench:
             print(f"making {kind} originals", flush=True)
             for folder in (few, many):
                 shutil.rmtree(folder, ignore_errors=True)
-            command = [self.python("common"), str(HERE / "originals.py"), str(few), kind]
+            command = [str(self.environments.python("common")), str(HERE / "originals.py"), str(few), kind]
             run([*command, "--count", str(COUNTS[kind][0]), *(("--images", str(images)) if images else ())])
             for number in range(COUNTS[kind][1] // COUNTS[kind][0]):
                 for path in few.rglob("*.jpg"):
@@ -94,26 +77,17 @@ class Bench:
         extracted = self._data / "extracted"
         shutil.rmtree(extracted, ignore_errors=True)
         run([*self._command(row, source), "--extract", str(extracted)])
-        judge = [self.python("common"), str(HERE / "quality.py"), str(source), str(extracted)]
+        judge = [str(self.environments.python("common")), str(HERE / "quality.py"), str(source), str(extracted)]
         found: dict[str, float] = json.loads(run([*judge, "--compared", str(COMPARED[kind])]))
         return found
 
     def _command(self, row: Row, source: Path) -> list[str]:
-        command = [self.python(row.environment), str(HERE / "pack.py"), row.peer, row.variant]
+        command = [str(self.environments.python(row.environment)), str(HERE / "pack.py"), row.peer, row.variant]
         return [*command, str(source), str(self._data / "packed")]
 
     def _clear(self) -> None:
         for path in (self._data / "packed", self._data / "without-kernel"):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def hardware() -> str:
-    """Describe the machine in one line."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    linux = ".".join(platform.release().split(".")[:2])
-    return f"{os.cpu_count()} cores of {next(models, platform.machine())}, {memory:.0f} GB, Linux {linux}"
 
 
 def write(results: dict[str, Any], output: Path, python: str) -> str:
@@ -139,8 +113,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", metavar="TEXT", help="only packers with this in their name")
     parser.add_argument("--publish", action="store_true", help="put the results into docs/packers.md")
-    parser.add_argument("--environments", type=Path, default=environments.PROJECT / ".venv-bench")
-    parser.add_argument("--output", type=Path, default=environments.PROJECT / "build" / "bench-packers")
+    parser.add_argument("--environments", type=Path, default=PROJECT / ".venv-bench")
+    parser.add_argument("--output", type=Path, default=PROJECT / "build" / "bench-packers")
     given = parser.parse_args()
 
     data = (given.output / f"data-{given.images.name if given.images else 'drawn'}").resolve()
@@ -179,13 +153,13 @@ def main() -> None:
                     continue
                 result[kind]["rounds"].append(measured)
                 print(f"round {number + 1}: {row.name}, {kind}: {measured}", flush=True)
-        tables = write(results, given.output, bench.python("common"))
+        tables = write(results, given.output, str(bench.environments.python("common")))
     print(tables)
     if given.publish:
-        docs = environments.PROJECT / "docs"
+        docs = PROJECT / "docs"
         shutil.copy(given.output / "results.json", HERE / "results.json")
         shutil.copy(given.output / "packers.png", docs / "packers.png")
-        report = [bench.python("common"), str(HERE / "report.py"), str(HERE / "results.json")]
+        report = [str(bench.environments.python("common")), str(HERE / "report.py"), str(HERE / "results.json")]
         run([*report, "--publish", str(docs / "packers.md")])
 
 

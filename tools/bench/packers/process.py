@@ -9,12 +9,10 @@ import subprocess
 import time
 from pathlib import Path
 
+from environments import FailedError
+
 TIMEOUT_S = 900
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-class FailedError(Exception):
-    """A packer could not be installed or run; the text says why."""
 
 
 def run(command: list[str]) -> str:

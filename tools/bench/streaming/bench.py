@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import environments
 from conditions import WARM, Far
+from environments import Environments, FailedError
 from measure import cpu_s, machine_cpu_s, tree
 from prepare import FOLDERS
 from rows import Row
-from spoken import FailedError, reason, speaking
+from spoken import reason, speaking
 
 from s3.server import ACCESS_KEY, SECRET_KEY, Server
 
@@ -31,43 +31,27 @@ class Bench:
     """One server, one folder for everything that is made, and the environments."""
 
     def __init__(self, environments_folder: Path, data: Path, server: Server) -> None:
-        self._environments, self._data, self._server = environments_folder, data, server
-        self._broken: dict[str, str] = {}
-        self._there: set[str] = set()
-
-    def python(self, environment: str) -> str:
-        """Return the interpreter of an environment, which is made if need be, once."""
-        folder = self._environments / environment
-        if environment not in self._there | self._broken.keys():
-            try:
-                environments.make(environment, folder)
-                self._there.add(environment)
-            except subprocess.CalledProcessError:
-                self._broken[environment] = f"{environment} cannot be installed"
-        if environment in self._broken:
-            raise FailedError(self._broken[environment])
-        return str(folder / "bin" / "python")
-
-    def version(self, row: Row) -> str:
-        """Return the version of the row's package; "" when there is none."""
-        with contextlib.suppress(FailedError):
-            self.python(row.environment)
-            return environments.versions(self._environments / row.environment).get(row.package, "")
-        return ""
+        self.environments, self._data, self._server = Environments(environments_folder), data, server
 
     def pictures(self, samples: int, images: Path | None) -> Path:
         """Return the folder of the pictures, made if need be."""
         arguments = ["--samples", str(samples), *(("--images", str(images)) if images else ())]
         folder = self._data / "pictures"
         self._made(
-            folder, [self.python("streaming"), str(HERE.parent / "loaders" / "pictures.py"), str(folder), *arguments]
+            folder,
+            [
+                str(self.environments.python("streaming")),
+                str(HERE.parent / "loaders" / "pictures.py"),
+                str(folder),
+                *arguments,
+            ],
         )
         return folder
 
     def uploaded(self, row: Row, pictures: Path) -> Path:
         """Return the folder with the format that a row reads, made if need be; it is in the bucket as well."""
         folder = self._data / row.reads
-        python = self.python(row.environment)
+        python = str(self.environments.python(row.environment))
         self._made(folder, [python, str(HERE / "prepare.py"), row.reads, str(pictures), str(folder)])
         if row.reads not in self._there:
             self._server.client().put(str(folder / FOLDERS[row.reads]), self._server.bucket, recursive=True)
@@ -87,7 +71,7 @@ class Bench:
         """Run a loader in a fresh process, and return what it measured in its cold and in its warm epochs."""
         measured = {}
         with tempfile.TemporaryDirectory(dir=self._data, prefix="cache-") as cache:
-            command = [self.python(row.environment), str(HERE / "epochs.py"), row.way, row.variant]
+            command = [str(self.environments.python(row.environment)), str(HERE / "epochs.py"), row.way, row.variant]
             command += ["--url", self._server.url(FOLDERS[row.reads]), "--local", str(local), "--cache", cache]
             command += ["--samples", str(samples), "--served-by", *map(str, served_by)]
             with speaking(command, self._variables(way)) as process:
@@ -107,7 +91,7 @@ class Bench:
             running = []
             for number in range(processes):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="bench-"))
-                command = [self.python(row.environment), str(HERE / "fetch.py"), row.way, row.variant]
+                command = [str(self.environments.python(row.environment)), str(HERE / "fetch.py"), row.way, row.variant]
                 command += [self._server.bucket, json.dumps([blobs[0], *blobs[1 + number :: processes]]), folder]
                 running.append(stack.enter_context(speaking(command, self._variables(ways[number] if ways else None))))
             for process in running:

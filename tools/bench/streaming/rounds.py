@@ -7,20 +7,19 @@ import contextlib
 import datetime
 import json
 import os
-import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import environments
 import report
 from bench import BLOBS, HERE, Bench
 from conditions import CONDITIONS, FAR, UNCAPPED, Condition, proxy
+from environments import PROJECT, FailedError
+from machine import hardware
 from measure import tree
 from rows import EPOCHS, STORE, Row
-from spoken import FailedError
 
 from s3.server import Server, running
 
@@ -39,22 +38,17 @@ def run(given: argparse.Namespace) -> None:
         server = stack.enter_context(running(Path(stack.enter_context(tempfile.TemporaryDirectory(dir=data)))))
         bench = Bench(given.environments.resolve(), data, server)
         for row in rows:
-            found = {"name": row.name, "package": row.package, "version": bench.version(row)}
+            found = {
+                "name": row.name,
+                "package": row.package,
+                "version": bench.environments.version(row.environment, row.package),
+            }
             results["rows"].append({**found, "rounds": [], "failures": []})
         {"epochs": _epochs, "store": _store}[given.what](given, bench, server, rows, results, stack)
     print(report.tables(results))
     if given.publish:
         shutil.copy(given.output / f"{given.what}.json", HERE)
-        report.publish(results, environments.PROJECT / "docs")
-
-
-def hardware() -> str:
-    """Describe the machine in one line."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    linux = ".".join(platform.release().split(".")[:2])
-    return f"{os.cpu_count()} cores of {next(models, platform.machine())}, {memory:.0f} GB, Linux {linux}"
+        report.publish(results, PROJECT / "docs")
 
 
 def _epochs(

@@ -12,13 +12,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from environments import FailedError
 from measure import tree
 
 TIMEOUT_S = 90
-
-
-class FailedError(Exception):
-    """Something could not be installed, prepared or run; the text says why."""
 
 
 class Spoken:
