@@ -156,6 +156,17 @@ class Cache:
         """Return whether a file of that content is here now."""
         return (self._blobs / sha256).exists()
 
+    def arriving(self, sha256: str) -> IO[bytes] | None:
+        """Return the file of that content as far as it has been made, not verified; None when nobody is at it."""
+        with translated(self.directory):
+            if (descriptor := self._try_lock(sha256)) is not None:
+                self._unlock(sha256, descriptor)
+                return None
+            for path in self._partial.glob(f"{sha256}.*"):
+                with contextlib.suppress(FileNotFoundError):
+                    return open(path, "rb")
+            return None
+
     def blobs(self) -> list[Blob]:
         """Return what the cache holds, the least recently used first."""
         found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,14 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from . import manifest
-from .cache import LIMIT, Cache, Fetched
+from .arriving import Arrived, ArrivingShard
+from .cache import LIMIT, PATIENCE_S, Cache, Fetched
 from .errors import ConfigError, ManifestError, NotFoundError
 from .files import shard_files
 from .shard import MappedShard
-from .store import LocalStore, Store, open_store
+from .store import LocalStore, Store, is_remote, open_store
+from .view import view_of
 
 MAPPED_SHARDS = 256
 """Shards a process keeps mapped; more than the plan needs at a time, and well below the usual limit of open files."""
+
+_LOOK_S = 0.01
 
 
 class Split:
@@ -34,6 +39,7 @@ class Split:
         self._ends: npt.NDArray[np.int64] = np.cumsum(self.shard_samples)
         self._files = shard_files(store, cache)
         self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
+        self._arriving: dict[int, ArrivingShard] = {}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.shards) else 0
@@ -72,6 +78,31 @@ class Split:
                 self._mapped.popitem(last=False)
         return self._mapped[number]
 
+    def arrived(self, number: int, record: int) -> Arrived | None:
+        """Return a sample of a shard that somebody is fetching, as soon as its own bytes are there.
+
+        None when the shard is at hand, or nobody fetches it: `shard` has it, or has to fetch it, then.
+
+        Raises:
+            StoreError: The index is out of reach.
+        """
+        deadline, alone = time.monotonic() + PATIENCE_S, 0
+        while number not in self._mapped and not self.at_hand(number) and time.monotonic() < deadline:
+            file = self._files.arriving(self.shards[number])
+            if file is None:
+                alone += 1
+                if alone == 3:  # who looks ahead may be about to begin
+                    return None
+            else:
+                with file:
+                    if number not in self._arriving:
+                        self._arriving[number] = ArrivingShard(self._files, self.shards[number])
+                    if (sample := self._arriving[number].sample(file, record)) is not None:
+                        return sample
+            time.sleep(_LOOK_S)
+        self._arriving.pop(number, None)
+        return None
+
     def url(self, number: int) -> str:
         """Return how messages name a shard."""
         return self._files.url(self.shards[number])
@@ -79,6 +110,7 @@ class Split:
     def let_go(self, number: int) -> None:
         """Unmap a shard that will not be needed soon; what is in use of it stays as long as it is used."""
         self._mapped.pop(number, None)
+        self._arriving.pop(number, None)
 
     @property
     def cache(self) -> Cache | None:
@@ -104,7 +136,7 @@ class Split:
         return starts
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": OrderedDict()}
+        return {**self.__dict__, "_mapped": OrderedDict(), "_arriving": {}}
 
 
 class Dataset(Mapping[str, Split]):
@@ -123,8 +155,9 @@ class Dataset(Mapping[str, Split]):
         storage_options: Mapping[str, Any] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str = LIMIT,
+        version: str | None = None,
     ) -> None:
-        self.store = store = open_store(url, storage_options)
+        store = open_store(url, storage_options if is_remote(url) else None)
         self.url = str(store)
         try:
             data = store.read(manifest.FILE_NAME)
@@ -138,6 +171,9 @@ class Dataset(Mapping[str, Split]):
             self.manifest = manifest.from_bytes(data)
         except ManifestError as error:
             raise error.at(shard=store.url(manifest.FILE_NAME)) from error
+        if version is not None and version != self.manifest.fingerprint:
+            self.manifest = _kept(store, version)
+        self.store = store = view_of(store, self.manifest.bases, storage_options)
         cache = None if isinstance(store, LocalStore) else Cache(cache_dir, cache_limit)
         self._splits = {name: Split(store, name, shards, cache) for name, shards in self.manifest.splits.items()}
 
@@ -155,6 +191,13 @@ class Dataset(Mapping[str, Split]):
     def fingerprint(self) -> str:
         """The dataset's identity, "sha256:…"."""
         return self.manifest.fingerprint
+
+    def has_version(self, fingerprint: str) -> bool:
+        """Return whether an older version is kept here, to be opened with `version=`."""
+        try:
+            return self.store.size(manifest.kept_name(fingerprint)) is not None
+        except ConfigError:
+            return False
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -176,12 +219,28 @@ class Dataset(Mapping[str, Split]):
         return split in self._splits
 
 
+def _kept(store: Store, version: str) -> manifest.Manifest:
+    """Return the manifest of a version that a later one has replaced."""
+    name = manifest.kept_name(version)
+    try:
+        kept = manifest.from_bytes(store.read(name))
+    except NotFoundError as error:
+        message = f"{store} is not {version} and has no {name}: it was never that, or is a copy"
+        raise NotFoundError(f"{message}; `shardflow sync` copies the newest version alone") from error
+    except ManifestError as error:
+        raise error.at(shard=store.url(name)) from error
+    if kept.fingerprint != version:
+        raise ManifestError(f"holds version {kept.fingerprint}; restore it").at(shard=store.url(name))
+    return kept
+
+
 def open_dataset(
     url: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_limit: int | str = LIMIT,
+    version: str | None = None,
 ) -> Dataset:
     """Open a dataset for reading; exported as `shardflow.open`.
 
@@ -195,11 +254,14 @@ def open_dataset(
         cache_dir: Where shards that are not on a local disk are kept; by default `shardflow` in the user's cache
             directory. Directories are read where they lie.
         cache_limit: The most bytes the cache may hold, as a number or as in "500GB".
+        version: Fingerprint of the version to open, where the dataset was extended since; by default the newest.
 
     Raises:
-        NotFoundError: There is no dataset.
+        NotFoundError: There is no dataset, or no such version of it.
         ManifestError: Its manifest is damaged.
         StoreError: It is out of reach.
         ConfigError: An argument is wrong.
     """
-    return Dataset(url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
+    return Dataset(
+        url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version
+    )

@@ -65,6 +65,10 @@ class ShardFiles(Protocol):
         """Return whether the tar can be opened now without reaching for another machine."""
         ...
 
+    def arriving(self, shard: Shard) -> IO[bytes] | None:
+        """Return what has been fetched of the tar so far, not verified; None when nobody is at it."""
+        ...
+
 
 class LocalFiles:
     """Files that are read where they lie."""
@@ -102,6 +106,10 @@ class LocalFiles:
     def has(self, shard: Shard) -> bool:  # noqa: ARG002 - the interface's
         """Return True: they are here."""
         return True
+
+    def arriving(self, shard: Shard) -> IO[bytes] | None:  # noqa: ARG002 - the interface's
+        """Return None: they are here."""
+        return None
 
 
 class CachedFiles:
@@ -144,6 +152,10 @@ class CachedFiles:
     def has(self, shard: Shard) -> bool:
         """Return whether the tar is in the cache now."""
         return self.cache.has(shard.sha256)
+
+    def arriving(self, shard: Shard) -> IO[bytes] | None:
+        """Return what has been fetched of the tar so far, not verified; None when nobody is at it."""
+        return self.cache.arriving(shard.sha256)
 
     def _get(self, shard: Shard, target: Path) -> None:
         self._store.get(shard.name, target, size=shard.bytes, sha256=shard.sha256)

@@ -24,6 +24,9 @@ from .store import translated
 Sample = dict[str, memoryview]
 """Part → payload."""
 
+Row = tuple[int, bytes, int, int, int, int, int]
+"""A row of the index, as shardindex.Row."""
+
 
 class MappedShard:
     """An open shard.
@@ -42,10 +45,7 @@ class MappedShard:
         self._files, self._shard, self._renewed = files, shard, False
         self._map = _map(files, shard)
         self._bytes = memoryview(self._map)
-        self._index = _load_index(files, shard, self._bytes)
-        self._rows: list[tuple[int, bytes, int, int, int, int, int]] = self._index.tolist()
-        bounds = np.searchsorted(self._index["record"], np.arange(shard.samples + 1))
-        self._bounds: list[int] = bounds.tolist()
+        self._rows, self._bounds = packed_rows(files, shard) or _rebuilt_rows(files, shard, self._bytes)
 
     def sample(self, record: int, *, check: bool) -> Sample:
         """Return the parts of a sample, without copying; each payload is checked by its CRC-32 if asked.
@@ -83,16 +83,48 @@ class MappedShard:
         Raises:
             IntegrityError: The header that holds it is damaged, or not that of the member which the index has here.
         """
-        _, part, offset, size, *_ = self._rows[self._bounds[record]]
+        row = self._rows[self._bounds[record]]
         try:
-            member = ustar.parse(bytes(self._bytes[offset - ustar.BLOCK : offset]), offset)
-        except TarError as error:
-            raise IntegrityError(f"record {record}: {error}; run `shardflow verify`").at(shard=self.url) from error
-        key = member.name.removesuffix(f".{part.decode()}")
-        if key == member.name or member.size != size:
-            message = f"record {record}: member {member.name!r} is not the one packed here; run `shardflow verify`"
-            raise IntegrityError(message).at(shard=self.url)
-        return key
+            return member_key(bytes(self._bytes[row[2] - ustar.BLOCK : row[2]]), row)
+        except IntegrityError as error:
+            raise error.at(shard=self.url) from error.__cause__
+
+    def members(self, record: int) -> list[ustar.Member]:
+        """Return the members of a sample: their names in the tar, and where their payloads lie.
+
+        Raises:
+            IntegrityError: As for `key`.
+        """
+        key, rows = self.key(record), self._rows[self._bounds[record] : self._bounds[record + 1]]
+        return [ustar.Member(f"{key}.{part.decode()}", offset, size) for _, part, offset, size, *_ in rows]
+
+
+def member_key(header: bytes, row: Row) -> str:
+    """Return the key in the header of a member.
+
+    Raises:
+        IntegrityError: The header is damaged, or not that of the member which the index has here.
+    """
+    record, part, offset, size, *_ = row
+    try:
+        member = ustar.parse(header, offset)
+    except TarError as error:
+        raise IntegrityError(f"record {record}: {error}; run `shardflow verify`") from error
+    key = member.name.removesuffix(f".{part.decode()}")
+    if key == member.name or member.size != size:
+        message = f"record {record}: member {member.name!r} is not the one packed here; run `shardflow verify`"
+        raise IntegrityError(message)
+    return key
+
+
+def packed_rows(files: ShardFiles, shard: Shard) -> tuple[list[Row], list[int]] | None:
+    """Return the rows of the index, and where those of each record begin; None when it is missing or damaged.
+
+    Raises:
+        StoreError: It is out of reach.
+    """
+    data = files.index(shard)
+    return _parsed(files, shard, data) if hashlib.sha256(data).hexdigest() == shard.index_sha256 else None
 
 
 def _map(files: ShardFiles, shard: Shard) -> mmap.mmap:
@@ -106,18 +138,21 @@ def _map(files: ShardFiles, shard: Shard) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-def _load_index(files: ShardFiles, shard: Shard, tar: memoryview) -> shardindex.Index:
-    data = files.index(shard)
-    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
-        try:
-            index, _ = shardindex.build(tar)
-        except FormatError as error:
-            raise error.at(shard=files.url(shard)) from None
-        data = shardindex.to_bytes(index)
-        if hashlib.sha256(data).hexdigest() != shard.index_sha256:
-            message = "neither the index nor one rebuilt from the tar is the one packed; run `shardflow verify`"
-            raise IntegrityError(message).at(shard=files.url(shard))
+def _rebuilt_rows(files: ShardFiles, shard: Shard, tar: memoryview) -> tuple[list[Row], list[int]]:
     try:
-        return shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
+        index, _ = shardindex.build(tar)
+    except FormatError as error:
+        raise error.at(shard=files.url(shard)) from None
+    data = shardindex.to_bytes(index)
+    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+        message = "neither the index nor one rebuilt from the tar is the one packed; run `shardflow verify`"
+        raise IntegrityError(message).at(shard=files.url(shard))
+    return _parsed(files, shard, data)
+
+
+def _parsed(files: ShardFiles, shard: Shard, data: bytes) -> tuple[list[Row], list[int]]:
+    try:
+        index = shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except IndexError_ as error:
         raise error.at(shard=files.url(shard)) from None
+    return index.tolist(), np.searchsorted(index["record"], np.arange(shard.samples + 1)).tolist()

@@ -15,9 +15,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from .errors import (
@@ -32,6 +32,13 @@ from .errors import (
 TEMPORARY = ".tmp-"
 _LOCK_PATIENCE_S = 2.0
 _COPY_BYTES = 1 << 20
+
+
+class Listed(NamedTuple):
+    """What a listing says of a blob: its size in bytes, and a tag that changes with its content; "" where none does."""
+
+    size: int
+    tag: str = ""
 
 
 class Store(Protocol):
@@ -51,6 +58,14 @@ class Store(Protocol):
 
     def read(self, name: str) -> bytes:
         """Return a blob: for small ones.
+
+        Raises:
+            NotFoundError: There is none of that name.
+        """
+        ...
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return the bytes of a blob from `start` to `stop`, fewer where it ends before. They are not checked.
 
         Raises:
             NotFoundError: There is none of that name.
@@ -99,8 +114,19 @@ class Store(Protocol):
         """Return the names of all blobs and leftovers, sorted."""
         ...
 
+    def listing(self) -> dict[str, Listed]:
+        """Return name → size and tag of all blobs and leftovers, sorted by name."""
+        ...
+
     def remove(self, name: str) -> None:
         """Delete a blob or a leftover, if there is one."""
+        ...
+
+    def close_uploads(self, names: Collection[str]) -> None:
+        """Give up the uploads of these blobs that writers which were killed have left open, where a store has such.
+
+        Those of writers at work cannot be told from them, and fail: so only when nothing of these names is needed.
+        """
         ...
 
 
@@ -129,6 +155,12 @@ class LocalStore:
         """
         with translated(self.path(name)):
             return self.path(name).read_bytes()
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return the bytes of a blob from `start` to `stop`, fewer where it ends before."""
+        with translated(self.path(name)), open(self.path(name), "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
 
     def size(self, name: str) -> int | None:
         """Return the size of a blob in bytes, None when there is none."""
@@ -195,10 +227,18 @@ class LocalStore:
             found = (Path(folder, file) for folder, _, files in os.walk(self.root) for file in files)
             return sorted(path.relative_to(self.root).as_posix() for path in found)
 
+    def listing(self) -> dict[str, Listed]:
+        """Return name → size of all blobs and leftovers, sorted by name."""
+        sizes = ((name, self.size(name)) for name in self.names())
+        return {name: Listed(size) for name, size in sizes if size is not None}
+
     def remove(self, name: str) -> None:
         """Delete a blob or a leftover, if there is one."""
         with translated(self.path(name)):
             self.path(name).unlink(missing_ok=True)
+
+    def close_uploads(self, names: Collection[str]) -> None:
+        """Do nothing: on a disk, what was left half done is among the names."""
 
     @contextlib.contextmanager
     def sole_writer(self, *, patience_s: float = _LOCK_PATIENCE_S) -> Iterator[int]:
@@ -242,7 +282,7 @@ def open_store(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
         ConfigError: The URL's scheme is not served, or there are options for a directory.
     """
     text = os.fspath(url)
-    if "://" in text and not text.startswith("file:"):
+    if is_remote(text):
         from .remote import RemoteStore  # here alone, because it brings the clients of the clouds along
 
         return RemoteStore(text, storage_options)
@@ -251,6 +291,12 @@ def open_store(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
             f"{text}: storage_options are for URLs such as s3://bucket/prefix; leave them out for a directory"
         )
     return LocalStore(unquote(urlsplit(text).path) if text.startswith("file:") else text)
+
+
+def is_remote(url: str | os.PathLike[str]) -> bool:
+    """Whether a path or URL leads elsewhere than to a directory."""
+    text = os.fspath(url)
+    return "://" in text and not text.startswith("file:")
 
 
 @contextlib.contextmanager
@@ -267,7 +313,7 @@ def new_file(target: Path) -> Iterator[int]:
             os.close(descriptor)
 
 
-def receive(chunks: Iterable[bytes], descriptor: int, url: str, *, size: int, sha256: str) -> None:
+def receive(chunks: Iterable[bytes | bytearray], descriptor: int, url: str, *, size: int, sha256: str) -> None:
     """Write chunks from the start of a file, and check what they are together.
 
     Raises:

@@ -1,12 +1,14 @@
-"""A store for tests that is reached over no network but is as far away: it counts, dawdles and fails as told."""
+"""Stores for tests that are reached over no network but are as far away: they count, dawdle and fail as told."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from shardflow.errors import TransientError
 from shardflow.store import LocalStore
 
 
@@ -78,3 +80,26 @@ class CountingStore:
     def sole_writer(self) -> None:
         """Not served."""
         raise NotImplementedError
+
+
+class SlowStore(CountingStore):
+    """A store whose tars come in steps: so many bytes of them, changed or not, and the rest when it is told."""
+
+    def __init__(self, root: Path, log: Path) -> None:
+        super().__init__(root, log)
+        self.first_bytes = 0
+        self.change: Callable[[bytearray], None] = lambda _: None
+        self.fails = False
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
+        """A blob, in two steps."""
+        data = bytearray((self._store.path(name)).read_bytes())
+        self.change(data)
+        target.write_bytes(data[: self.first_bytes])
+        self.begun.set()
+        assert self.go_on.wait(30)
+        target.unlink()
+        if self.fails:
+            raise TransientError(f"{name} failed")
+        super().get(name, target, size=size, sha256=sha256)

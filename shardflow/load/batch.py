@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardflow.arriving import Arrived
 from shardflow.errors import IntegrityError, ShardflowError
 from shardflow.keyed import U64
 from shardflow.shard import MappedShard
@@ -18,7 +19,7 @@ class Sample(NamedTuple):
     """One sample of a batch: its parts by name, and where it lies."""
 
     parts: Mapping[str, memoryview]
-    shard: MappedShard
+    shard: MappedShard | Arrived
     record: int
 
     @property

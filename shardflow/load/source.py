@@ -32,6 +32,11 @@ def default_lanes(world_size: int, shuffle: bool) -> int:
     return LANES_PER_RANK * world_size if shuffle else 1
 
 
+def augmentation_keys(seed: int, number: int, samples: I64) -> keyed.U64:
+    """Return the keys that a pass over the split has for samples, given by their numbers in it: uint64 [B]."""
+    return keyed.fold_array(keyed.key(seed, "augment", number), samples)
+
+
 class Order:
     """The order of a loader's epochs, and which samples of the split take part.
 
@@ -74,7 +79,7 @@ class Order:
             here = passes == number
             shards[here], records[here] = self._plan(number, lanes).locate(within[here])
             samples = self.split.first_sample(shards[here]) + records[here]
-            keys[here] = keyed.fold_array(keyed.key(self.seed, "augment", number), samples)
+            keys[here] = augmentation_keys(self.seed, number, samples)
         return shards, records, keys
 
     def needs(self, epoch: int, first: int, lanes: int, rank: int, world_size: int) -> Iterator[Need]:
@@ -165,14 +170,20 @@ class PlanSource(IterableDataset[Batch]):
             _begin_work(self._shared.owner)
         iteration, start = self._shared.iteration(), self._shared.read()
         schedule, order = self._schedule, self._order
-        needs = order.needs(start.epoch, start.position, start.lanes, schedule.rank, schedule.world_size)
-        with looking_ahead(order.split, needs, workers=workers, period=order.pass_length) as reach:
+        with looking_ahead(order.split, self.needs(start), workers=workers, period=order.pass_length) as reach:
             for step in range(worker, schedule.steps(start.position), workers):
                 if self._shared.iteration() != iteration:
                     return  # left early: what is still prefetched will be thrown away
                 self._shared.making(worker, step)
                 reach(schedule.after(start.position, step))
                 yield self.batch(start, step)
+
+    def needs(self, start: Start) -> Iterator[Need]:
+        """Yield what an iteration reads and then what the next epoch will, which is not to begin with a wait."""
+        order, schedule = self._order, self._schedule
+        for epoch, first, before in ((start.epoch, start.position, 0), (start.epoch + 1, 0, order.length)):
+            for need in order.needs(epoch, first, start.lanes, schedule.rank, schedule.world_size):
+                yield Need(need.shard, need.begin + before, need.end + before)
 
     def batch(self, start: Start, step: int) -> Batch:
         """Return what step `step` of an iteration consists of."""

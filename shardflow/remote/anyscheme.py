@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,19 +76,23 @@ class AnyTransport:
         if head is None or head.size != size:
             raise IntegrityError(f"{self._url}/{name}: {size} bytes were written, and others are there; write it again")
 
-    async def names(self) -> list[str]:
-        """Return the names of all files below the root."""
+    async def listing(self) -> dict[str, Head]:
+        """Return the names of all files below the root, with their sizes, -1 where the server does not say."""
         try:
-            found = await self._persist(lambda: self._call("find", ""), "")
+            found = await self._persist(lambda: self._call("find", "", detail=True), "")
         except NotFoundError:
-            return []
+            return {}
         root = self._key("").partition("?")[0].rstrip("/") + "/"
-        return sorted(path.removeprefix(root) for path in found)
+        sizes = ((path, about.get("size")) for path, about in found.items())
+        return {path.removeprefix(root): Head(size=-1 if size is None else size) for path, size in sizes}
 
     async def remove(self, name: str) -> None:
         """Delete a file, if there is one."""
         with contextlib.suppress(NotFoundError):
             await self._persist(lambda: self._call("rm_file", name), name)
+
+    async def close_uploads(self, names: Collection[str]) -> None:
+        """Do nothing: files are written in one call here, and what becomes of it is the file system's."""
 
     async def close(self) -> None:
         """Nothing: fsspec's file systems close their own connections."""

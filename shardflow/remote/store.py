@@ -17,13 +17,13 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
-from shardflow.store import new_file, receive, translated
+from shardflow.store import Listed, new_file, receive, translated
 
 from .address import Address
 from .anyscheme import AnyTransport
@@ -120,6 +120,10 @@ class RemoteStore:
 
         return self._twice(name, attempt)
 
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return a part of a blob, in one request."""
+        return bytes(self._run(self._transport().fetch(name, start, stop, None, _ignored)))
+
     def size(self, name: str) -> int | None:
         """Return the size of a blob in bytes, None when there is none."""
         head = self._run(self._transport().head(name))
@@ -140,7 +144,7 @@ class RemoteStore:
                 raise IntegrityError(f"{self.url(name)}: expected {size} bytes, found {head.size}; copy it again")
 
         def attempt() -> None:
-            with contextlib.closing(self._pieces(name, heard)) as pieces:
+            with contextlib.closing(self._pieces(name, heard, size)) as pieces:
                 receive(pieces, descriptor, self.url(name), size=size, sha256=sha256)
 
         with new_file(target) as descriptor:
@@ -162,25 +166,48 @@ class RemoteStore:
 
     def names(self) -> list[str]:
         """Return the names of all blobs, sorted."""
-        return self._run(self._transport().names())
+        return sorted(self._run(self._transport().listing()))
+
+    def listing(self) -> dict[str, Listed]:
+        """Return name → size and tag of all blobs, sorted by name."""
+        found = self._run(self._transport().listing())
+        return {name: Listed(found[name].size, found[name].tag or "") for name in sorted(found)}
 
     def remove(self, name: str) -> None:
         """Delete a blob, if there is one."""
         self._run(self._transport().remove(name))
 
-    def _pieces(self, name: str, heard: Callable[[Head], None]) -> Generator[bytes, None, None]:
-        """Yield a blob in order, while the next ranges are under way; `heard` may object to what was found first."""
-        transport, step, found = self._transport(), self._piece_bytes, Future[Head]()
-        window: deque[Future[bytes]] = deque()
+    def close_uploads(self, names: Collection[str]) -> None:
+        """Give up the uploads of these blobs that were begun and not completed."""
+        self._run(self._transport().close_uploads(names))
+
+    def _pieces(
+        self, name: str, heard: Callable[[Head], None], size: int | None = None
+    ) -> Generator[bytes | bytearray, None, None]:
+        """Yield a blob in order, while the next ranges are under way; `heard` may object to what was found first.
+
+        Where the size is known, nothing waits for the first answer: the requests before it are not conditional, and
+        the checksum finds out what they would have.
+        """
+        transport, found = self._transport(), Future[Head]()
+        window: deque[Future[bytes | bytearray]] = deque()
+        ranges = _ranges(size or 0, self._piece_bytes)
+
+        def fill(head: Head) -> None:
+            for start, stop in itertools.islice(ranges, PIECES - len(window)):
+                window.append(self._submit(transport.fetch(name, start, stop, head, _ignored)))
+
         try:
-            window.append(self._submit(transport.fetch(name, 0, step, None, found.set_result)))
+            start, stop = next(ranges, (0, self._piece_bytes))
+            window.append(self._submit(transport.fetch(name, start, stop, None, found.set_result)))
             window[0].add_done_callback(lambda done: _pass_on(done, found))
-            head = found.result()
-            heard(head)
-            starts = iter(range(step, head.size, step))
+            if size is not None:
+                fill(Head(size=size))
+            heard(head := found.result())
+            if size is None:
+                ranges = _ranges(head.size, self._piece_bytes, start=stop)
             while window:
-                for start in itertools.islice(starts, PIECES - len(window)):
-                    window.append(self._submit(transport.fetch(name, start, start + step, head, _ignored)))
+                fill(head)
                 yield window.popleft().result()
         finally:
             for future in window:
@@ -263,11 +290,24 @@ class RemoteStore:
             raise
 
 
+def _ranges(size: int, piece_bytes: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield where the pieces of a blob start and stop.
+
+    Of a blob that takes more than one window the first piece is cut in as many as the window has, so that its head,
+    which is read first, comes before the rest.
+    """
+    while start < size:
+        small = start < piece_bytes and size > PIECES * piece_bytes
+        stop = start + (piece_bytes // PIECES if small else piece_bytes)
+        yield start, min(stop, size)
+        start = stop
+
+
 def _ignored(_: Head) -> None:
     """Do nothing with what is known already."""
 
 
-def _pass_on(done: Future[bytes], found: Future[Head]) -> None:
+def _pass_on(done: Future[bytes | bytearray], found: Future[Head]) -> None:
     """Let whoever waits for the head of a blob see that the request for it has failed."""
     if not found.done() and not done.cancelled() and (error := done.exception()) is not None:
         found.set_exception(error)

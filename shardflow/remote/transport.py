@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -28,15 +28,18 @@ class Transport(Protocol):
     All run on the event loop of the process that made the transport. Errors are the project's own.
     """
 
-    async def fetch(self, name: str, start: int, stop: int, head: Head | None, heard: Callable[[Head], None]) -> bytes:
+    async def fetch(
+        self, name: str, start: int, stop: int, head: Head | None, heard: Callable[[Head], None]
+    ) -> bytes | bytearray:
         """Return the bytes from `start` to `stop`, or to the end where that comes first.
 
         Args:
             name: The blob.
             start: The first byte.
             stop: The byte after the last.
-            head: What earlier requests found, so that all bytes are of one blob; None in the first.
-            heard: Called in the first request with what was found, before the bytes are there.
+            head: What earlier requests found, so that all bytes are of one blob; without a tag where the size is known
+                and nothing was asked yet, None where not even that.
+            heard: Called with what was found where there was no tag, before the bytes are there.
 
         Raises:
             ChangedError: The blob is no longer the one of `head`.
@@ -55,8 +58,12 @@ class Transport(Protocol):
         """Publish a file."""
         ...
 
-    async def names(self) -> list[str]:
-        """Return the names of all blobs, sorted."""
+    async def listing(self) -> dict[str, Head]:
+        """Return the names of all blobs, in any order, with what a listing says of each."""
+        ...
+
+    async def close_uploads(self, names: Collection[str]) -> None:
+        """Give up the uploads of these blobs that were begun and not completed."""
         ...
 
     async def remove(self, name: str) -> None:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardflow
-from counting import CountingStore
+from counting import CountingStore, SlowStore
 from making import make_dataset
 from shardflow.cache import Cache
 from shardflow.dataset import Split
@@ -77,7 +77,7 @@ class Stream:
             index_bytes = max(path.stat().st_size for path in root.glob("train/*.npy"))
             self.cache.limit_bytes = shards_cached * (max(shard.bytes for shard in shards) + index_bytes)
         self.split = Split(self.store, "train", shards, self.cache)
-        order = Order(self.split, **{"seed": 1, "window": 1, "shuffle": True, **plan})
+        self.order = order = Order(self.split, **{"seed": 1, "window": 1, "shuffle": True, **plan})
         schedule = Schedule(length=order.length, batch_size=batch_size, tail="short", rank=rank, world_size=world_size)
         self.shared, self.lanes, self.epoch = Shared(workers), lanes, -1
         self.batches = wds.WebLoader(
@@ -140,7 +140,7 @@ def test_needs_of_an_epoch_name_every_shard_in_time(
     data: st.DataObject,
     **options: Any,
 ) -> None:
-    """From any position on, whatever a rank reads is needed then, also where an epoch goes through several passes."""
+    """From any position on, whatever a rank reads is needed then, also over several passes and in the next epoch."""
     shards = tuple(
         Shard(name=f"{number}.tar", samples=size, bytes=512, sha256="0" * 64, index_sha256="0" * 64)
         for number, size in enumerate(sizes)
@@ -156,6 +156,13 @@ def test_needs_of_an_epoch_name_every_shard_in_time(
         for position, shard in zip(positions.tolist(), located.tolist(), strict=True):
             assert any(need.shard == shard and need.begin <= position < need.end for need in needs)
     assert all(need.end > first and need.begin < order.length for need in needs)
+    both = list(PlanSource(order, schedule, Shared(0)).needs(Start(epoch, first, lanes)))
+    assert both[: len(needs)] == needs
+    for step in range(schedule.steps()):
+        positions, _ = schedule.positions(0, step)
+        located, _, _ = order.locate(epoch + 1, positions, lanes)
+        for position, shard in zip((positions + order.length).tolist(), located.tolist(), strict=True):
+            assert any(need.shard == shard and need.begin <= position < need.end for need in both)
     if options["samples_per_epoch"] is None:
         assert [need.begin for need in needs] == sorted(need.begin for need in needs)
 
@@ -201,6 +208,40 @@ def test_what_is_needed_now_is_fetched_whatever_the_budget(root: Path, tmp_path:
         assert until(lambda: stream.transfers() == 7)
         time.sleep(0.1)
         assert stream.transfers() == 7
+
+
+def test_looks_ahead_into_the_next_epoch(root: Path, tmp_path: Path) -> None:
+    """Before an epoch ends, the shards that the next one begins with are there, within the same budget."""
+    stream = Stream(root, tmp_path, shards_cached=8, batch_size=SAMPLES)
+    batches = iter(stream)
+    read = [next(batches) for _ in range(SHARDS)]
+    assert len({label for labels in read for label in labels}) == TOTAL
+    upcoming = [need.shard for need in stream.order.needs(1, 0, stream.lanes, 0, 1)][:3]
+    assert until(lambda: all(map(stream.split.at_hand, upcoming)))
+    assert stream.transfers() <= SHARDS + 4
+    assert next(batches, None) is None
+
+
+def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) -> None:
+    """Batches are read from the part of a shard that has arrived, while somebody else fetches the rest."""
+    split, store = shardflow.open(root)["train"], SlowStore(root, tmp_path / "log")
+    store.first_bytes = split.shards[0].bytes // 2
+    far = Split(store, "train", split.shards, Cache(tmp_path / "cache"))
+    order = Order(far, seed=1, window=1, shuffle=False)
+    source = PlanSource(order, Schedule(length=TOTAL, batch_size=2), Shared(0))
+    start = Start(0, 0, 1)
+    read = Read(far, verify=True, keys=True, substitute=False)
+    with looking_ahead(far, source.needs(start), workers=1, period=TOTAL) as reach:
+        reach(0)
+        try:
+            (batch,) = read(iter([source.batch(start, 0)]))
+            assert [bytes(sample.parts["cls"]) for sample in batch.samples] == [b"0", b"1"]
+            assert [sample.key for sample in batch.samples] == ["000000000", "000000001"]
+            assert not any(map(far.at_hand, range(SHARDS)))
+        finally:
+            store.go_on.set()
+        (batch,) = read(iter([source.batch(start, 3)]))
+        assert [bytes(sample.parts["cls"]) for sample in batch.samples] == [b"6", b"7"]
 
 
 def test_nothing_is_looked_for_twice(root: Path, tmp_path: Path) -> None:
@@ -275,8 +316,8 @@ def test_what_does_not_fit_streams_once_per_epoch(root: Path, tmp_path: Path, wo
     stream = Stream(root, tmp_path, workers=workers, shards_cached=8, lanes=2, window=8)
     for epoch in range(1, 5):
         assert sorted(itertools.chain.from_iterable(stream)) == list(range(TOTAL))
-        # A shard on the border of the two lanes is read at both ends of the epoch.
-        assert stream.transfers() <= epoch * (SHARDS + 2)
+        # A shard on the border of the two lanes is read at both ends of the epoch, and the next one has begun.
+        assert stream.transfers() <= epoch * (SHARDS + 2) + 4
         assert sum(blob.bytes for blob in stream.cache.blobs()) <= stream.cache.limit_bytes
     assert stream.transfers() > 3 * (SHARDS - 8)
 

@@ -73,6 +73,19 @@ def test_a_file_that_is_there_stays(store: Store, tmp_path: Path) -> None:
     assert (tmp_path / "target").read_bytes() == b"mine"
 
 
+def test_listing_and_ranges(store: Store) -> None:
+    """A listing has sizes, and tags that follow the content if there are any; a range is cut at the end of the blob."""
+    store.put("b", b"12345")
+    store.put("a/c", b"")
+    before = store.listing()
+    assert [(name, listed.size) for name, listed in before.items()] == [("a/c", 0), ("b", 5)]
+    store.put("b", b"54321")
+    assert (store.listing()["b"].tag != before["b"].tag) == bool(before["b"].tag)
+    assert (store.read_range("b", 1, 3), store.read_range("b", 3, 9)) == (b"43", b"21")
+    with pytest.raises(NotFoundError):
+        store.read_range("none", 0, 1)
+
+
 def test_put_replaces_and_put_new_does_not(store: Store) -> None:
     """`put` takes the place of a blob; `put_new` leaves it untouched and says that it exists."""
     store.put("a", b"1")
@@ -121,6 +134,18 @@ def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"/b\b.*does not exist"):
         store.get("b", tmp_path / "target", size=1, sha256="0" * 64)
     assert (store.names(), list(tmp_path.glob("target*"))) == ([], [])
+
+
+def test_open_uploads_of_the_names_given_are_closed(server: Server, prefix: str) -> None:
+    """What a killed writer has left open is given up for the blobs that are named, and for no other; blobs stay."""
+    store, client = server.store(prefix), server.client()
+    store.put("train/0.tar", b"there")
+    for name in ("train/0.tar", "train/0.tar", "train/1.tar"):
+        client.call_s3("create_multipart_upload", Bucket=server.bucket, Key=f"{prefix}/{name}")
+    assert len(server.open_uploads(prefix)) == 3
+    store.close_uploads({"train/0.tar", "train/2.tar"})
+    assert [key for key, _ in server.open_uploads(prefix)] == [f"{prefix}/train/1.tar"]
+    assert store.read("train/0.tar") == b"there"
 
 
 def test_messages_name_blobs_below_the_root(store: Store) -> None:

@@ -29,6 +29,7 @@ from shardflow.errors import (
 )
 from shardflow.remote import RemoteStore
 from shardflow.remote.s3 import LEAST_PART_BYTES
+from shardflow.remote.store import PIECES, _ranges
 
 DATA = random.Random(5).randbytes(6 * PIECE_BYTES + 99)
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -63,16 +64,17 @@ def test_ranges_follow_each_other_and_name_what_was_seen_first(
     assert get(store, tmp_path / "target") == DATA
     assert {method for method, _, _ in proxy.log} == {"GET"}
     pieces = [tuple(map(int, asked.removeprefix("bytes=").split("-"))) for _, _, asked in proxy.log]
-    assert [start for start, _ in sorted(pieces)] == list(range(0, len(DATA), PIECE_BYTES))
+    assert [(start, last + 1) for start, last in sorted(pieces)] == list(_ranges(len(DATA), PIECE_BYTES))
 
 
 @pytest.mark.usefixtures("direct")
 def test_a_broken_body_goes_on_where_it_broke(store: RemoteStore, proxy: Proxy, tmp_path: Path) -> None:
     """What has arrived of a piece is not asked for again."""
-    proxy.add(Fault(reset_after=100_000), times=1)
+    proxy.add(Fault(reset_after=100_000), first=PIECES, times=1)  # the pieces before it are smaller
     assert get(store, tmp_path / "target") == DATA
-    starts = sorted(int(asked[6:].split("-")[0]) for _, _, asked in proxy.log)
-    assert 0 < starts[1] <= 100_000
+    starts = {int(asked[6:].split("-")[0]) for _, _, asked in proxy.log}
+    (resumed,) = starts - {start for start, _ in _ranges(len(DATA), PIECE_BYTES)}
+    assert 0 < resumed % PIECE_BYTES <= 100_000
 
 
 @pytest.mark.usefixtures("direct")
@@ -312,3 +314,10 @@ def test_a_pickle_in_a_file_has_no_options_and_says_so(direct: RemoteStore, monk
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "unknown")
     with pytest.raises(AccessDeniedError, match="unpickled, without its storage_options"):
         pickle.loads(pickle.dumps(direct)).read("blob")
+
+
+def test_clients_share_what_describes_s3(server: Server, prefix: str) -> None:
+    """The clients of a process read botocore's description of S3 once: parsing it is most of what a client costs."""
+    transports: list[Any] = [server.store(prefix)._transport() for _ in range(2)]
+    first, second = (transport._fs.session.get_component("data_loader") for transport in transports)
+    assert first is second

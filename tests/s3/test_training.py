@@ -154,6 +154,7 @@ def test_what_does_not_fit_is_transferred_about_once_per_epoch(
         cache_limit=limit,
         batch_size=4,
         window=8,
+        prefetch_factor=1,  # a worker that the machine holds up stays within what the small cache keeps for it
     )
     for epoch in range(1, 4):
         assert sorted(label for _, labels in some for label in labels.tolist()) == list(range(8 * shards))
@@ -170,12 +171,12 @@ def test_store_that_fails_now_and_then_changes_nothing(proxy: Proxy, far: Open, 
     assert contents(far(proxy.endpoint)) == contents(loader(local))
 
 
-def test_damaged_shard_is_never_a_batch(proxy: Proxy, far: Open, tmp_path: Path) -> None:
+def test_damaged_shard_is_never_a_batch(proxy: Proxy, far: Open, local: Path, tmp_path: Path) -> None:
     """A shard that arrives damaged every time is an IntegrityError that names it, and nothing of it is cached."""
     proxy.add(Fault(flip=5000), contains="000002.tar")
     with pytest.raises(IntegrityError, match=r"train/000002\.tar: expected SHA-256"):
         list(far(proxy.endpoint))
-    assert len(list(tmp_path.glob("cache/blobs/*"))) <= 2 * (len(SIZES) - 1)
+    assert not (tmp_path / "cache/blobs" / shardflow.open(local).manifest.splits["train"][2].sha256).exists()
     assert not list(tmp_path.glob("cache/partial/*"))
 
 

@@ -1,0 +1,71 @@
+"""A shard on its way into the cache: samples whose own bytes are there already, while the rest of it is not.
+
+A large shard takes seconds to arrive, and the first batches of an epoch need the head of each alone. So they read the
+file as it grows, whichever process writes it, and not a byte is fetched twice. Nobody has verified that file as a whole
+yet, and who writes it may start over: a sample is copied out of it, and checked by what the sealed index says of it.
+What is not there, or not right, is no error: it will come with the whole shard.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import IO
+
+from .errors import IntegrityError
+from .files import ShardFiles
+from .manifest import Shard
+from .shard import Sample, member_key, packed_rows
+from .ustar import BLOCK
+
+
+class Arrived:
+    """One sample, read before the rest of its shard was there; it is asked as a mapped shard is, which has many."""
+
+    def __init__(self, url: str, parts: Sample, key: str) -> None:
+        self.url, self._parts, self._key = url, parts, key
+
+    def sample(self, record: int, *, check: bool) -> Sample:  # noqa: ARG002 - it is this one, and was checked
+        """Return the parts of the sample."""
+        return self._parts
+
+    def key(self, record: int) -> str:  # noqa: ARG002 - it is this one
+        """Return the key of the sample."""
+        return self._key
+
+
+class ArrivingShard:
+    """What is known of a shard before it is there.
+
+    Args:
+        files: Where its files are opened.
+        shard: The shard's line in the manifest.
+
+    Raises:
+        StoreError: The index is out of reach.
+    """
+
+    def __init__(self, files: ShardFiles, shard: Shard) -> None:
+        self._url, self._shard = files.url(shard), shard
+        index = packed_rows(files, shard)
+        self._rows, self._bounds = ([], []) if index is None else index
+
+    def sample(self, file: IO[bytes], record: int) -> Arrived | None:
+        """Return a sample from the file as it is now; None when it is not there yet, or not right."""
+        if not self._rows:
+            return None  # the index is damaged or missing: it is rebuilt from the whole tar
+        rows = self._rows[self._bounds[record] : self._bounds[record + 1]]
+        begin = rows[0][2] - BLOCK  # with the header before it
+        data = bytearray(max(offset + size for _, _, offset, size, *_ in rows) - begin)
+        if os.preadv(file.fileno(), [data], begin) != len(data):
+            return None
+        parts: Sample = {}
+        for _, name, offset, size, crc32, _, _ in rows:
+            payload = memoryview(data)[offset - begin : offset - begin + size]
+            if zlib.crc32(payload) != crc32:
+                return None
+            parts[name.decode()] = payload
+        try:
+            return Arrived(self._url, parts, member_key(bytes(data[:BLOCK]), rows[0]))
+        except IntegrityError:
+            return None
