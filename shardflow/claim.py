@@ -7,11 +7,13 @@ same run resumed, or a twin, which writes the same bytes under the same names an
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Collection, Mapping
 
 from . import manifest
-from .errors import ConfigError, DatasetExistsError, NotFoundError
-from .store import Store
+from .errors import ConfigError, DatasetExistsError, ManifestError, NotFoundError, StoreError
+from .store import TEMPORARY, Store
 
 FILE_NAME = "unfinished.json"
 
@@ -23,7 +25,25 @@ def claim(store: Store, content: str) -> None:
         DatasetExistsError: It holds a dataset.
         ConfigError: It is claimed for another content.
     """
-    ours = json.dumps({"content": content}, indent=1).encode() + b"\n"
+    hold(store, {"content": content})
+    # After the claim, because whoever finished meanwhile has written the manifest before letting go of theirs.
+    if store.size(manifest.FILE_NAME) is not None:
+        tidy(store)
+        raise DatasetExistsError(f"{store} already holds a dataset; choose another destination or remove it")
+
+
+def hold(store: Store, content: Mapping[str, str]) -> None:
+    """Leave a claim, or find one of the same content; may be repeated.
+
+    Args:
+        store: The place.
+        content: What tells this claim from others. One for the extension of a dataset has the fingerprint of what is
+            extended, as "extends": it means nothing any more once that has been done.
+
+    Raises:
+        ConfigError: It is claimed for another content.
+    """
+    ours = json.dumps(content, indent=1).encode() + b"\n"
     try:
         store.put_new(FILE_NAME, ours)
     except DatasetExistsError:
@@ -36,12 +56,38 @@ def claim(store: Store, content: str) -> None:
                 f"{store} is being written to with other inputs or settings, or was and is unfinished; finish it with "
                 "the command that began it, choose another destination, or remove all that is below it"
             ) from None
-    # After the claim, because whoever finished meanwhile has written the manifest before letting go of theirs.
-    if store.size(manifest.FILE_NAME) is not None:
-        release(store)
-        raise DatasetExistsError(f"{store} already holds a dataset; choose another destination or remove it")
+
+
+def extends(store: Store) -> str | None:
+    """Return the fingerprint of the dataset for whose extension the place is claimed; None if it is not."""
+    try:
+        found = json.loads(store.read(FILE_NAME)).get("extends")
+    except (NotFoundError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def release(store: Store) -> None:
     """Give the claim up: the manifest is there."""
     store.remove(FILE_NAME)
+
+
+def tidy(store: Store) -> None:
+    """Remove what a writer that was killed at its commit has left beside the manifest, if that can be done."""
+    with contextlib.suppress(StoreError, ManifestError):  # such as a read-only disk
+        if extends(store) == manifest.from_bytes(store.read(manifest.FILE_NAME)).fingerprint:
+            return  # somebody is adding to the dataset
+        release(store)
+        for name in store.names():
+            if name.startswith(f"{TEMPORARY}{manifest.FILE_NAME}."):
+                store.remove(name)
+
+
+def close_uploads(store: Store, names: Collection[str]) -> None:
+    """Before the commit, give up the uploads of shards that writers which were killed have left open.
+
+    A twin that is still at such an upload fails by it: it has lost. Whoever may not list uploads leaves them to the
+    bucket's lifecycle rule.
+    """
+    with contextlib.suppress(StoreError):
+        store.close_uploads(names)

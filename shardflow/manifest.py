@@ -14,7 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import ManifestError
+from . import layout
+from .base import Base, tar_of
+from .errors import ConfigError, ManifestError
+from .layout import Layout
+from .statistics import Statistics, from_json
 
 FILE_NAME = "shardflow.json"
 QUARANTINE_NAME = "quarantine.jsonl"
@@ -78,6 +82,10 @@ class Manifest:
         tools: Versions of what made them; not part of the fingerprint.
         inputs: Number of inputs, packed and quarantined together.
         mean, std: Of the packed images, one number in 0 … 1 per channel (RGB); None when they were not measured.
+        statistics: Split → what was counted of its images; None when nothing was.
+        layout: How the inputs were cut into shards; None where that is not known.
+        bases: Name → where tars lie that the dataset does not own; see `base`. Not part of the fingerprint. Where
+            there are any, all shards are in them.
 
     Raises:
         ManifestError: A value is out of its range.
@@ -90,6 +98,9 @@ class Manifest:
     inputs: int = 0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    statistics: Mapping[str, Statistics] | None = None
+    layout: Layout | None = None
+    bases: Mapping[str, Base] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.splits:
@@ -106,11 +117,25 @@ class Manifest:
             raise ManifestError("classes and the versions of tools must be strings")
         if not all(_is_fraction(number) for number in (*(self.mean or ()), *(self.std or ()))):
             raise ManifestError(f"mean and std must be numbers from 0 to 1, found {self.mean!r} and {self.std!r}")
+        if self.statistics is not None and self.statistics.keys() != self.splits.keys():
+            raise ManifestError(f"statistics of {sorted(self.statistics)} in a dataset with {sorted(self.splits)}")
+        if self.bases and not {tar_of(name)[0] for name in names} <= self.bases.keys():
+            raise ManifestError(f"a shard is in none of the bases {sorted(self.bases)}")
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of all splits."""
+        return sum(shard.samples for shards in self.splits.values() for shard in shards)
+
+    @property
+    def quarantined(self) -> int:
+        """Number of inputs that were not packed."""
+        return self.inputs - self.samples
 
     @property
     def fingerprint(self) -> str:
-        """The dataset's identity: "sha256:" and the digest of everything but the tools' versions."""
-        content = {name: value for name, value in self._content().items() if name != "tools"}
+        """The dataset's identity: "sha256:" and the digest of everything but the tools' versions and the bases."""
+        content = {name: value for name, value in self._content().items() if name not in ("tools", "bases")}
         return "sha256:" + hashlib.sha256(_canonical(content)).hexdigest()
 
     def to_bytes(self) -> bytes:
@@ -119,6 +144,7 @@ class Manifest:
         return text.encode() + b"\n"
 
     def _content(self) -> dict[str, Any]:
+        counted = {split: each.to_json() for split, each in (self.statistics or {}).items()}
         return {
             "classes": None if self.classes is None else list(self.classes),
             "inputs": self.inputs,
@@ -131,7 +157,22 @@ class Manifest:
             "std": None if self.std is None else list(self.std),
             "tools": dict(self.tools),
             "version": VERSION,
+            **({"statistics": counted} if counted else {}),  # manifests without them keep their fingerprints
+            **({"layout": self.layout.to_json()} if self.layout else {}),
+            **({"bases": {name: base.to_json() for name, base in self.bases.items()}} if self.bases else {}),
         }
+
+
+def kept_name(fingerprint: str) -> str:
+    """Return the name under which the manifest of a version is kept that a later one has replaced.
+
+    Raises:
+        ConfigError: That is no fingerprint.
+    """
+    kind, _, digest = fingerprint.partition(":")
+    if kind != "sha256" or not _SHA256.fullmatch(digest):
+        raise ConfigError(f"version {fingerprint!r} is no fingerprint; it looks like sha256: and 64 hexadecimal digits")
+    return f"manifests/{digest}.json"
 
 
 def from_bytes(data: bytes) -> Manifest:
@@ -153,6 +194,9 @@ def from_bytes(data: bytes) -> Manifest:
             inputs=content["inputs"],
             mean=_tuple(content["mean"]),
             std=_tuple(content["std"]),
+            statistics=_statistics(content.get("statistics")),
+            layout=layout.from_json(content["layout"]) if "layout" in content else None,
+            bases={name: Base(**base) for name, base in content.get("bases", {}).items()},
         )
         claimed = content.pop("fingerprint")
         # What was read must say all that is written, or an edit could hide in what is not looked at.
@@ -177,6 +221,10 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
 
 def _tuple(value: Any) -> tuple[Any, ...] | None:
     return None if value is None else tuple(value)
+
+
+def _statistics(content: Mapping[str, Any] | None) -> dict[str, Statistics] | None:
+    return None if content is None else {split: from_json(counted) for split, counted in content.items()}
 
 
 def _is_name(value: Any) -> bool:

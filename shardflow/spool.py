@@ -29,21 +29,41 @@ def spool_for(store: Store) -> Iterator[tuple[Path, int]]:
         with store.sole_writer() as lock:
             yield store.root, lock
         return
-    temporary = Path(tempfile.gettempdir())
-    with translated(temporary):
-        for left in temporary.glob(f"{_PREFIX}*"):
+    with temporary_spool() as lent:
+        yield lent
+
+
+@contextlib.contextmanager
+def temporary_spool() -> Iterator[tuple[Path, int]]:
+    """Lend a temporary directory and the descriptor of the lock on it, and remove those that killed processes left.
+
+    Raises:
+        StoreError: It cannot be made.
+    """
+    remove_left()
+    while True:
+        with translated(Path(tempfile.gettempdir())):
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        with LocalStore(folder).sole_writer() as lock:
+            # Before it was locked, another process may have taken it for one that was left.
+            if folder.is_dir() and os.path.samestat(folder.stat(), os.fstat(lock)):
+                try:
+                    yield folder, lock
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
+                return
+
+
+def remove_left() -> None:
+    """Remove the temporary directories that killed processes of this user have left, as far as that can be done."""
+    with contextlib.suppress(OSError):
+        for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             _remove_if_left(left)
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    with LocalStore(folder).sole_writer() as lock:
-        try:
-            yield folder, lock
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_if_left(folder: Path) -> None:
     """Remove a spool that nobody holds."""
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        return
-    with contextlib.suppress(StoreError), LocalStore(folder).sole_writer(patience_s=0):
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(StoreError, FileNotFoundError):  # somebody holds it, or removes it at this moment
+        if not folder.is_symlink() and folder.stat().st_uid == os.getuid():
+            with LocalStore(folder).sole_writer(patience_s=0):
+                shutil.rmtree(folder, ignore_errors=True)

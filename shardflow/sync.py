@@ -16,7 +16,7 @@ from typing import Any
 
 from . import manifest
 from .claim import FILE_NAME as CLAIM
-from .claim import claim, release
+from .claim import claim, close_uploads, release, tidy
 from .dataset import open_dataset
 from .errors import ConfigError, DatasetExistsError, NotFoundError
 from .files import packed_index
@@ -48,6 +48,8 @@ def sync(
 ) -> SyncReport:
     """Copy the dataset at `src` to `dst`, each a directory or a URL; the same call goes on where one was stopped.
 
+    Of a dataset that was extended the newest version is copied, without the manifests of the older ones.
+
     Args:
         src: A dataset.
         dst: New, empty, or the beginnings of a copy of the same dataset. A whole copy is left as it is.
@@ -69,6 +71,7 @@ def sync(
         if target.size(manifest.FILE_NAME) is not None:
             if manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
                 raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")
+            tidy(target)
             return _report(dataset.fingerprint, [(shard, False) for shard in shards])
         _begin(target, dataset.fingerprint)
         done: list[tuple[Shard, bool]] = []
@@ -81,9 +84,12 @@ def sync(
                         progress(shard)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-        for name in (manifest.QUARANTINE_NAME, *(shard.receipt_name for shard in shards)):
+        layout = dataset.manifest.layout  # it knows of jobs as well of whose inputs none could be packed
+        jobs = list(layout.names()) if layout is not None else [shard.name.removesuffix(".tar") for shard in shards]
+        for name in (manifest.QUARANTINE_NAME, *(f"{job}.json" for job in jobs)):
             with contextlib.suppress(NotFoundError):
                 target.put(name, source.read(name))
+        close_uploads(target, {shard.name for shard in shards})
         target.put_new(manifest.FILE_NAME, seal)
         release(target)
     return _report(dataset.fingerprint, done)
@@ -110,12 +116,13 @@ def _is_there(target: Store, shard: Shard) -> bool:
 def _begin(target: Store, fingerprint: str) -> None:
     """Make sure that the target is for this copy."""
     names = target.names()
+    foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{CLAIM}.")]  # left by a kill while claiming
+    if foreign and CLAIM not in names:
+        raise ConfigError(f"{target} is not empty: it holds {foreign[0]!r}; choose an empty or a new destination")
     if isinstance(target, LocalStore):
         for name in names:
-            if name.rpartition("/")[2].startswith(TEMPORARY) and CLAIM in names:
+            if name.rpartition("/")[2].startswith(TEMPORARY):
                 target.remove(name)
-    if names and CLAIM not in names:
-        raise ConfigError(f"{target} is not empty: it holds {names[0]!r}; choose an empty or a new destination")
     claim(target, fingerprint)
 
 

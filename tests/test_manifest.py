@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from shardflow import manifest
 from shardflow.errors import ManifestError
 from shardflow.manifest import Manifest, Shard
+from shardflow.statistics import Statistics
 
 ZERO, ONE = "0" * 64, "1" * 64
 BYTES_SHA256 = "482520b830a8ec7e8cd159fb92397e24ac45fb7d69dd7c1631e48347e940b0df"
@@ -72,6 +74,47 @@ def test_round_trip() -> None:
         read = manifest.from_bytes(written.to_bytes())
         assert read == written
         assert read.to_bytes() == written.to_bytes()
+
+
+def counted(**changed: Any) -> Statistics:
+    """Statistics of two images, or of something else."""
+    statistics = Statistics()
+    for side in (300, 640):
+        statistics.count(
+            before=(side, 200), after=(100, 67), labels=(1,), bytes_before=9_000, bytes_after=800, turned=1
+        )
+    return replace(statistics, **changed)
+
+
+def test_statistics_are_part_of_the_dataset() -> None:
+    """Statistics by split are written, read again and sealed, and a manifest without them is as it always was."""
+    written = example(statistics={"train": counted(), "val": Statistics()})
+    read = manifest.from_bytes(written.to_bytes())
+    assert read == written
+    assert read.statistics is not None
+    assert read.statistics["train"].counts == {"images": 2, "bytes_before": 18_000, "bytes_after": 1_600, "turned": 2}
+    assert written.fingerprint != example().fingerprint
+    assert manifest.from_bytes(example().to_bytes()).statistics is None
+
+
+@pytest.mark.parametrize(
+    "statistics",
+    [
+        {"train": counted().to_json()},
+        {"train": counted().to_json(), "val": {}},
+        {"train": counted().to_json(), "test": Statistics().to_json()},
+        {"train": {**counted().to_json(), "classes": {"1": -2}}, "val": Statistics().to_json()},
+        {},
+        [],
+        "many",
+    ],
+    ids=str,
+)
+def test_wrong_statistics_are_refused(statistics: Any) -> None:
+    """Statistics of other splits, or in another form, are refused even under a seal that fits."""
+    content = json.loads(example().to_bytes())
+    with pytest.raises(ManifestError):
+        manifest.from_bytes(sealed({**content, "statistics": statistics}))
 
 
 SEGMENTS = st.text("abcXYZ019._-", min_size=1, max_size=8).filter(lambda segment: segment not in (".", ".."))

@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 import shardflow
+from shardflow.statistics import Statistics
 from shardflow.system import describe_system
 
+from .counted import counted_lines
 from .residency import cached_bytes, in_memory_bytes
 from .shown import megabytes
 
@@ -32,11 +34,12 @@ def info(url: str | None, system: bool, as_json: bool) -> None:
     """
     if system == (url is not None):
         raise click.UsageError("give either the URL of a dataset or --system")
-    described = _describe(shardflow.open(url)) if url is not None else describe_system()
+    dataset = None if url is None else shardflow.open(url)
+    described = describe_system() if dataset is None else _describe(dataset)
     if as_json:
         click.echo(json.dumps(described, indent=1))
         return
-    for name, value in described.items() if url is None else _lines(described):
+    for name, value in described.items() if dataset is None else _lines(described, dataset.manifest.statistics or {}):
         click.echo(f"{name:14}{value}")
 
 
@@ -60,6 +63,7 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "recipe": dict(manifest.recipe),
         "mean": manifest.mean,
         "std": manifest.std,
+        "statistics": {split: counted.to_json() for split, counted in (manifest.statistics or {}).items()},
         "inputs": manifest.inputs,
         "quarantined": manifest.inputs - totals["samples"],
         "fingerprint": dataset.fingerprint,
@@ -78,7 +82,7 @@ def _at_hand(dataset: shardflow.Dataset) -> dict[str, Any]:
     return {"in_memory_bytes": in_memory_bytes(paths)}
 
 
-def _lines(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -> Iterator[tuple[str, str]]:
     yield "dataset", described["url"]
     rows = [(name, *split.values()) for name, split in described["splits"].items()]
     if len(rows) > 1:
@@ -93,6 +97,7 @@ def _lines(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "recipe", _pairs(described["recipe"])
     yield "mean", _numbers(described["mean"])
     yield "std", _numbers(described["std"])
+    yield from counted_lines(statistics)
     yield "inputs", f"{described['inputs']:,}, of which {described['quarantined']:,} quarantined"
     yield "fingerprint", described["fingerprint"]
     yield "tools", _pairs(described["tools"])
@@ -114,7 +119,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    return "any" if value is None else ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def _numbers(values: Sequence[float] | None) -> str:

@@ -2,97 +2,82 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any
 
 import click
-from tqdm import tqdm
 
-from shardflow.pack import PackReport, Progress
+from shardflow.pack import PackReport
 from shardflow.pack import pack as run_pack
-from shardflow.pack.recipe import SUBSAMPLINGS
+from shardflow.pack.estimate import estimate
+
+from .counted import said
+from .estimated import estimated
+from .packing import Packing
+from .recipe import PRESETS_HELP, recipe_options
+from .source import source_from, source_options
 
 
-@click.command(short_help="Pack a folder of images into a dataset.")
+@click.command(short_help="Pack images into a dataset.", epilog=PRESETS_HELP)
 @click.argument("src", type=click.Path())
 @click.argument("dst", type=click.Path())
-@click.option("--short-side", default=256, show_default=True, help="Pixels of the shorter side.")
-@click.option("--quality", default=90, show_default=True, help="JPEG quality, 1 to 100.")
-@click.option("--subsampling", default="4:2:0", show_default=True, help=f"Chroma: {', '.join(SUBSAMPLINGS)}.")
-@click.option("--keep-small", is_flag=True, help="Copy the bytes of JPEGs that need no change.")
-@click.option("--enlarge", is_flag=True, help="Enlarge smaller images to the short side.")
+@source_options
+@recipe_options
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the paths.")
 @click.option("--seed", default=0, show_default=True, help="Of the shuffle.")
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @click.option("--workers", type=int, help="Processes.  [default: one per core]")
+@click.option("--executor", type=click.Choice(["processes", "ray", "serial"]), default="processes", show_default=True)
+@click.option("--ray-address", help="Of the Ray cluster, such as auto.  [default: one on this machine]")
+@click.option("--dry-run", is_flag=True, help="Say what would be packed, and about how many bytes; write nothing.")
 @click.option("--max-bad", default=0, show_default=True, help="Inputs that may be quarantined.")
 def pack(
     src: str,
     dst: str,
-    short_side: int,
-    quality: int,
-    subsampling: str,
-    keep_small: bool,
-    enlarge: bool,
     no_shuffle: bool,
     seed: int,
     shard_samples: int,
     workers: int | None,
+    executor: str,
+    ray_address: str | None,
     max_bad: int,
+    dry_run: bool,
+    **settings: Any,
 ) -> None:
-    """Resize the images below SRC and write them to DST as a dataset.
+    """Resize the images of SRC and write them to DST as a dataset.
 
-    SRC holds CLASS/x.jpg, or train/CLASS/x.jpg with other splits beside it, or x.jpg without labels. A pack that was
-    stopped goes on when the same command is run again.
+    SRC is a directory or URL with CLASS/x.jpg, or train/CLASS/x.jpg with other splits beside it, or x.jpg without
+    labels; a table (.csv, .tsv, .jsonl, .parquet) that names images; a dataset to be packed anew; or WebDataset tars,
+    also as a pattern. A pack that was stopped goes on when the same command is run again.
 
     \b
-    Example:
+    Examples:
       shardflow pack photos/ photos256/ --short-side 256 --quality 90
+      shardflow pack photos.csv photos256/ --image-column file --label-column species
+      shardflow pack "s3://bucket/laion/{00000..00099}.tar" s3://bucket/laion256
     """
-    with _Bar() as bar:
-        try:
-            report = run_pack(
-                src,
-                dst,
-                short_side=short_side,
-                quality=quality,
-                subsampling=subsampling,
-                keep_small=keep_small,
-                enlarge=enlarge,
-                shuffle=not no_shuffle,
-                seed=seed,
-                shard_samples=shard_samples,
-                max_bad=max_bad,
-                workers=workers,
-                progress=bar.show,
-            )
-        except (KeyboardInterrupt, SystemExit):
-            bar.close()
-            click.echo("shardflow: stopped; what was packed is kept: run the same command again to go on", err=True)
-            raise
+    source = source_from(src, settings)
+    given = {name: value for name, value in settings.items() if value is not None}
+    if dry_run:
+        told = estimate(
+            source, dst, shuffle=not no_shuffle, seed=seed, shard_samples=shard_samples, workers=workers, **given
+        )
+        click.echo("\n".join(estimated(told, dst)))
+        return
+    with Packing() as shown:
+        report = run_pack(
+            source,
+            dst,
+            shuffle=not no_shuffle,
+            seed=seed,
+            shard_samples=shard_samples,
+            max_bad=max_bad,
+            workers=workers,
+            executor=executor,
+            ray_address=ray_address,
+            progress=shown.show,
+            **given,
+        )
     click.echo(_summary(report, dst))
-
-
-class _Bar:
-    """A progress bar that appears with the first news."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm[NoReturn] | None = None
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, progress: Progress) -> None:
-        if self._bar is None:
-            self._bar = tqdm(total=progress.inputs, initial=progress.resumed, desc="packing", unit=" images")
-        self._bar.set_postfix_str(f"{_megabytes(progress.bytes_in)} -> {_megabytes(progress.bytes_out)}", refresh=False)
-        self._bar.update(progress.done - self._bar.n)
 
 
 def _summary(report: PackReport, dst: str) -> str:
@@ -105,6 +90,8 @@ def _summary(report: PackReport, dst: str) -> str:
     ]
     if report.resumed:
         lines.insert(1, f"resumed      {report.resumed} inputs had been done before")
+    if done := said(report.counts):
+        lines.append(f"done         {'; '.join(done)}")
     if report.quarantined:
         lines.append(f"quarantined  {report.quarantined}, listed in quarantine.jsonl")
         lines += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
@@ -17,28 +18,49 @@ from .shown import shard_bar, total_bytes
 @click.command(short_help="Read a whole dataset and name everything that is wrong with it.")
 @click.argument("url", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def verify(url: str, as_json: bool) -> int:
+@click.option(
+    "--repair",
+    "source",
+    is_flag=False,
+    flag_value="",
+    metavar="[FROM]",
+    help="Replace damaged files by those of a copy, or by packing them again from what they were packed from. "
+    "Without FROM only indexes can be mended.",
+)
+def verify(url: str, as_json: bool, source: str | None) -> int:
     """Read the dataset at URL and name everything that is wrong with it.
 
     Checked are the manifest, each shard's size, SHA-256 and tar structure, its index, and each member's CRC-32 and
-    label. The exit code is 1 when anything is wrong.
+    label. The exit code is 1 when anything is wrong, or with --repair when anything still is afterwards.
 
     \b
-    Example:
+    Examples:
       shardflow verify photos256/
+      shardflow verify photos256/ --repair s3://bucket/photos256
+      shardflow verify photos256/ --repair photos/
     """
     started = time.perf_counter()
     shards = [shard for split in shardflow.open(url).values() for shard in split.shards]
     size = total_bytes(shards)
+    repairs: dict[str, object] = {}
     with shard_bar(shards, "verifying", disable=as_json) as progress:
-        findings = shardflow.verify(url, progress=progress)
+        if source is None:
+            findings: Sequence[shardflow.Finding] = shardflow.verify(url, progress=progress)
+        else:
+            report = shardflow.repair(url, source or None, progress=progress)
+            findings = report.left
+            repairs = {"repaired": report.repaired, "failed": report.failed, "found": list(map(asdict, report.found))}
     samples = sum(shard.samples for shard in shards)
     if as_json:
         checked = {"shards": len(shards), "samples": samples, "bytes": size}
-        click.echo(
-            json.dumps({**checked, "sound": not findings, "findings": [asdict(entry) for entry in findings]}, indent=1)
-        )
+        listed = [asdict(entry) for entry in findings]
+        click.echo(json.dumps({**checked, "sound": not findings, "findings": listed, **repairs}, indent=1))
         return 1 if findings else 0
+    if source is not None:
+        for name in report.repaired:
+            click.echo(f"repaired: {name}")
+        for name, reason in report.failed.items():
+            click.echo(f"not repaired: {name}: {reason}")
     for finding in findings:
         click.echo(str(finding))
     read = f"{len(shards)} shards, {samples} samples, {size / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s"
@@ -46,5 +68,6 @@ def verify(url: str, as_json: bool) -> int:
         click.echo(f"sound: {read}")
         return 0
     files = Counter(finding.file for finding in findings)
-    click.echo(f"damaged: {len(findings)} findings in {len(files)} files, among {read}; restore these or pack again")
+    remedy = "restore these, --repair them from a copy or from what was packed, or pack again"
+    click.echo(f"damaged: {len(findings)} findings in {len(files)} files, among {read}; {remedy}")
     return 1

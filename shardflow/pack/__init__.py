@@ -1,4 +1,4 @@
-"""Packing: a folder of images becomes a dataset.
+"""Packing: images become a dataset.
 
     source  ->  jobs  ->  executor(job)  ->  commit
 
@@ -7,74 +7,75 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardflow.errors import ConfigError, StoreError
+from shardflow.errors import ConfigError
 from shardflow.spool import spool_for
 from shardflow.store import open_store
 
+from .attempt import attempt
 from .commit import commit
-from .executors import Executor, Processes, Serial
-from .job import PieceResult, plan_jobs
+from .executors import executor_maker
+from .job import layout_of, plan_jobs
 from .ledger import Ledger
-from .recipe import Recipe
+from .presets import make_recipe
 from .report import PackReport, Progress
-from .source import list_source
+from .sources import Collection, Folder, Shards, Table, listed, shared_options
 
-__all__ = ["PackReport", "Progress", "pack"]
-
-EXECUTORS = ("processes", "serial")
+__all__ = ["Collection", "Folder", "PackReport", "Progress", "Shards", "Table", "pack"]
 
 
 def pack(
-    src: str | os.PathLike[str],
+    src: Any,
     dst: str | os.PathLike[str],
     *,
-    short_side: int = 256,
-    quality: int = 90,
-    subsampling: str = "4:2:0",
-    keep_small: bool = False,
-    enlarge: bool = False,
+    preset: str = "imagenet",
     shuffle: bool = True,
     seed: int = 0,
     shard_samples: int = 2048,
     max_bad: int = 0,
     workers: int | None = None,
     executor: str = "processes",
+    ray_address: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[Progress], None] | None = None,
+    **settings: Any,
 ) -> PackReport:
-    """Resize the images below `src` and write them to `dst` as a dataset.
+    """Resize the images of a source and write them to `dst` as a dataset.
 
     The dataset's bytes depend on the inputs and on all arguments before `max_bad`, and on nothing else: the number of
     workers, the executor, and attempts that were stopped leave no trace. After an error, or after the process was
     killed, the same call goes on where the last one stopped.
 
     Args:
-        src: Directory with `CLASS/x.jpg`, `train/CLASS/x.jpg` (other splits beside it), or `x.jpg`.
+        src: Path or URL of a directory with `CLASS/x.jpg`, `train/CLASS/x.jpg` (other splits beside it), or `x.jpg`;
+            of a table (`.csv`, `.tsv`, `.jsonl`, `.parquet`); of a dataset of ours; or of tars, also as a pattern
+            ("s3://bucket/{00000..00099}.tar"). Or a Hugging Face dataset, a torchvision dataset, any sized, indexable
+            collection or iterable of samples, or a mapping from splits to those. Where there is more to say, a
+            `Folder`, `Table`, `Shards` or `Collection`, whose docstrings say what they take.
         dst: Directory, or URL such as "s3://bucket/photos256", that is new, empty, or holds an unfinished pack.
-        short_side: Pixels of the shorter side; smaller images keep their size.
-        quality: JPEG quality, 1 … 100.
-        subsampling: Chroma subsampling: "4:2:0", "4:2:2" or "4:4:4".
-        keep_small: Copy the bytes of images that need no change instead of encoding them again.
-        enlarge: Enlarge smaller images to `short_side`.
+        preset: "imagenet", "compact", "fine", "lossless" or "original" (`pack.presets` says what they are).
         shuffle: Shuffle the inputs of each split before they are cut into shards; otherwise they are sorted by path.
         seed: Of the shuffle.
         shard_samples: Inputs per shard; the last shard of a split may have fewer.
         max_bad: Inputs that may be quarantined before the dataset is not committed.
         workers: Number of processes; None for one per core.
-        executor: "processes", or "serial" for this process alone.
+        executor: "processes"; "ray" for the nodes of a Ray cluster, which must reach `src` and `dst` by the same names;
+            or "serial" for this process alone.
+        ray_address: Of the cluster, such as "auto" or "ray://head:10001"; None for one on this machine.
         storage_options: What fsspec's file system takes, when `dst` is a URL and its client does not find all it needs
-            in the environment.
+            in the environment; they are for `src` as well when that is a URL of the same scheme.
         progress: Called in this thread, now and then.
+        settings: Of the recipe, where it is not to be as the preset has it: short_side=256, long_side=None,
+            square=False, enlarge=False, filter="bicubic", format="jpeg", quality=90, subsampling="4:2:0"; see
+            `pack.recipe.Recipe`.
 
     Raises:
-        ConfigError: An argument is wrong, `src` has no images or mixes layouts, or `dst` holds other files.
+        ConfigError: An argument is wrong, `src` has no images or is not what it should be, or `dst` holds other files.
         DatasetExistsError: `dst` holds a dataset.
         PackIncompleteError: More than `max_bad` inputs were quarantined, or workers kept dying.
         StoreError: `dst` cannot be written, or another process is writing to it.
@@ -84,20 +85,17 @@ def pack(
         >>> report.inputs == report.packed + report.quarantined # doctest: +SKIP
         True
     """
-    recipe = Recipe(
-        short_side=short_side, quality=quality, subsampling=subsampling, keep_small=keep_small, enlarge=enlarge
-    )
-    if executor not in EXECUTORS:
-        raise ConfigError(f"executor is {executor!r}; allowed are {', '.join(EXECUTORS)}")
-    for name, value, least in (("workers", workers, 1), ("shard_samples", shard_samples, 1), ("max_bad", max_bad, 0)):
-        if value is not None and value < least:
+    recipe = make_recipe(preset, **settings)
+    make_executor = executor_maker(executor, workers, ray_address)
+    for name, value, least in (("shard_samples", shard_samples, 1), ("max_bad", max_bad, 0)):
+        if value < least:
             raise ConfigError(f"{name} is {value}; {least} is the least")
     started = time.monotonic()
     store = open_store(dst, storage_options)
     ledger = Ledger(store)
     ledger.refuse_dataset()
-    source = list_source(src)
-    with spool_for(store) as (spool, lock):
+    options = shared_options(src, dst, storage_options)
+    with listed(src, options) as source, spool_for(store) as (spool, lock):
         jobs = plan_jobs(
             source,
             os.fspath(dst),
@@ -109,28 +107,7 @@ def pack(
             storage_options=storage_options,
         )
         ledger.begin(jobs)
-        missing = [job for job in jobs if ledger.finished(job) is None]
-        resumed = source.inputs - sum(len(job.items) for job in missing)
-        so_far = Progress(inputs=source.inputs, resumed=resumed, done=resumed)
-
-        def count(result: PieceResult | None) -> None:
-            nonlocal so_far
-            if result is not None:
-                so_far = replace(
-                    so_far,
-                    done=so_far.done + len(result.sources) + len(result.quarantined),
-                    bytes_in=so_far.bytes_in + result.bytes_in,
-                    bytes_out=so_far.bytes_out + result.fragment.size,
-                )
-            if progress is not None:
-                progress(so_far)
-
-        count(None)
-        chosen: Executor = Serial() if executor == "serial" else Processes(workers, (lock,))
-        try:
-            chosen.run(missing, count)
-        finally:
-            with contextlib.suppress(StoreError):  # what went wrong before matters more
-                ledger.remove_temporaries()
-        report = commit(ledger, source, jobs, recipe=recipe, max_bad=max_bad)
+        resumed = attempt(ledger, jobs, make_executor(lock), progress)
+        layout = layout_of(jobs, shard_samples=shard_samples, shuffle=shuffle, seed=seed)
+        report = commit(ledger, layout, classes=source.classes, recipe=recipe, max_bad=max_bad, ignored=source.ignored)
     return replace(report, resumed=resumed, seconds=time.monotonic() - started)

@@ -11,7 +11,8 @@ from PIL import Image
 
 from shardflow.errors import DecodeError
 
-_BITS_TAG = 258
+BITS_TAG = 258
+"""Of TIFF: bits per sample."""
 
 
 def plain(image: Image.Image) -> Image.Image:
@@ -33,7 +34,7 @@ def plain(image: Image.Image) -> Image.Image:
 
 
 def _scaled(image: Image.Image) -> Image.Image:
-    bits = getattr(image, "tag_v2", {}).get(_BITS_TAG, (16,))[0]
+    bits = getattr(image, "tag_v2", {}).get(BITS_TAG, (16,))[0]
     values = np.asarray(image).astype(np.int64)
     most = (1 << min(bits, 16)) - 1
     if values.min() < 0 or values.max() > most:

@@ -1,77 +1,124 @@
 """The commit: receipts become a manifest, and the manifest makes the dataset.
 
 Everything is counted here from the receipts alone, so it comes out the same whether the jobs were just done or done
-by an earlier attempt. The manifest is written last, create-only: before it there is no dataset, after it nothing
-changes.
+by an earlier attempt. The manifest is written last, create-only: before it there is no dataset. An extension puts a new
+version in its place in one step, and keeps the old one beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shardflow import manifest
-from shardflow.claim import release
-from shardflow.errors import PackIncompleteError
+from shardflow.claim import close_uploads, release
+from shardflow.errors import DatasetExistsError, PackIncompleteError
+from shardflow.layout import Layout
+from shardflow.statistics import Statistics
+from shardflow.store import Store
 
-from .job import Job
+from .codecs import codecs
 from .ledger import Ledger
 from .pixels import PixelSums
 from .receipt import Quarantined
-from .recipe import Recipe, codecs
+from .recipe import Recipe
 from .report import PackReport
-from .source import Source
 
 _NAMED = 3
 
 
-def commit(ledger: Ledger, source: Source, jobs: Sequence[Job], *, recipe: Recipe, max_bad: int) -> PackReport:
+def commit(
+    ledger: Ledger,
+    layout: Layout,
+    *,
+    classes: tuple[str, ...] | None,
+    recipe: Recipe,
+    max_bad: int,
+    ignored: Mapping[str, int],
+    replacing: manifest.Manifest | None = None,
+) -> PackReport:
     """Write `quarantine.jsonl` and, when no more than `max_bad` inputs are in it, the manifest.
 
+    Args:
+        ledger: Has the receipts of all jobs of the layout.
+        layout: The jobs.
+        classes, recipe: What the manifest says of them.
+        max_bad: Inputs that may be quarantined, besides those that were so in the version that is replaced.
+        ignored: For the report.
+        replacing: The version whose place the new one takes; it is kept under another name. None for the first one.
+
     Raises:
-        PackIncompleteError: More are, or nothing could be packed.
+        PackIncompleteError: More are quarantined, or nothing could be packed.
         DatasetExistsError: Somebody else committed meanwhile.
     """
-    splits: dict[str, list[manifest.Shard]] = {split: [] for split in source.splits}
+    splits: dict[str, list[manifest.Shard]] = {split: [] for split in layout.jobs}
     quarantined: list[Quarantined] = []
+    before = replacing.layout if replacing is not None else None
+    old = set(before.names()) if before is not None else set()
+    bad: list[Quarantined] = []  # among what is new
+    statistics = {split: Statistics() for split in splits}
     pixels, bytes_in = PixelSums(), 0
-    for job, receipt in zip(jobs, ledger.receipts(jobs), strict=True):
+    for name, receipt in zip(layout.names(), ledger.receipts(layout.names()), strict=True):
         quarantined += receipt.quarantined
+        if name not in old:
+            bad += receipt.quarantined
         pixels += receipt.pixels
         bytes_in += receipt.bytes_in
+        split = name.partition("/")[0]
+        statistics[split] += receipt.statistics
         if receipt.shard is not None:
-            splits[job.name.partition("/")[0]].append(receipt.shard)
+            splits[split].append(receipt.shard)
     ledger.write_quarantine(sorted(quarantined))
     shards = [shard for entries in splits.values() for shard in entries]
-    if len(quarantined) > max_bad or not shards:
-        raise PackIncompleteError(_refusal(ledger, quarantined, source.inputs, max_bad))
-    ledger.remove_strangers(jobs)
+    inputs = sum(layout.inputs.values())
+    if len(bad) > max_bad or not shards:
+        fresh = inputs - (replacing.inputs if replacing is not None else 0)
+        raise PackIncompleteError(_refusal(ledger, sorted(bad), fresh, max_bad))
+    ledger.remove_strangers(layout.names())
 
     from shardflow import __version__  # here, because shardflow imports this package while it is being imported
 
     made = manifest.Manifest(
         splits={split: tuple(entries) for split, entries in splits.items()},
-        classes=source.classes,
+        classes=classes,
         recipe=recipe.describe(),
         tools={"shardflow": __version__, **codecs()},
-        inputs=source.inputs,
+        inputs=inputs,
         mean=pixels.mean,
         std=pixels.std,
+        statistics=statistics,
+        layout=layout,
     )
-    ledger.store.put_new(manifest.FILE_NAME, made.to_bytes())
+    close_uploads(ledger.store, {shard.name for shard in shards})
+    if replacing is None:
+        ledger.store.put_new(manifest.FILE_NAME, made.to_bytes())
+    else:
+        _replace(ledger.store, replacing, made)
     release(ledger.store)
     return PackReport(
         fingerprint=made.fingerprint,
-        inputs=source.inputs,
-        packed=sum(shard.samples for shard in shards),
+        inputs=inputs,
+        packed=made.samples,
         quarantined=len(quarantined),
         reasons=Counter(re.sub(r"\d+", "N", f"{bad.stage}: {bad.reason}") for bad in quarantined),
-        ignored=source.ignored,
+        ignored=ignored,
         shards=len(shards),
         bytes_in=bytes_in,
         bytes_out=sum(shard.bytes for shard in shards),
+        counts=sum(statistics.values(), Statistics()).counts,
     )
+
+
+def _replace(store: Store, old: manifest.Manifest, new: manifest.Manifest) -> None:
+    """Put one version in the place of another, which is kept first: at any moment one of them is there, whole."""
+    found = store.read(manifest.FILE_NAME)
+    if manifest.from_bytes(found).fingerprint != old.fingerprint:
+        raise DatasetExistsError(f"{store} was extended by somebody else meanwhile; run the same command again")
+    with contextlib.suppress(DatasetExistsError):  # by an attempt that was killed right here
+        store.put_new(manifest.kept_name(old.fingerprint), found)
+    store.put(manifest.FILE_NAME, new.to_bytes())
 
 
 def _refusal(ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, max_bad: int) -> str:

@@ -7,23 +7,32 @@ slots of a split are numbered whatever becomes of the inputs in them, so a sampl
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardflow import keyed, manifest
-from shardflow.errors import DecodeError, EncodeError, SampleError
-from shardflow.store import TEMPORARY, LocalStore, open_store, translated
+from shardflow.errors import DecodeError, EncodeError, FormatError, NotFoundError, SampleError, StoreError
+from shardflow.layout import Layout, job_name
+from shardflow.statistics import Statistics
+from shardflow.store import TEMPORARY, LocalStore, Store, open_store, translated
 
 from . import writer
+from .packed import Packed
+from .parts import companions
 from .pixels import PixelSums
-from .receipt import Quarantined, Receipt
-from .recipe import Packed, Recipe
-from .source import Item, Source, read
+from .receipt import Quarantined, Receipt, from_bytes
+from .recipe import Recipe
+from .sources import Input, Item, Reader, Source
+from .sources.items import Items
 
 PIECE_ITEMS = 32
 """Small enough that a hundred inputs keep several processes busy, and that little is lost with a process that dies."""
@@ -40,7 +49,7 @@ class Job:
         name: The shard's name in the store without an extension: "train/000000".
         first: Ordinal in the split of the first of the inputs.
         items: The inputs in order.
-        src: The directory they lie in.
+        reader: Reads them.
         dst: The store's path or URL.
         spool: Local directory for the fragments.
         recipe: What to do with each.
@@ -49,8 +58,8 @@ class Job:
 
     name: str
     first: int
-    items: tuple[Item, ...]
-    src: Path
+    items: Sequence[Item]
+    reader: Reader
     dst: str
     spool: Path
     recipe: Recipe
@@ -58,15 +67,16 @@ class Job:
 
     @property
     def items_sha256(self) -> str:
-        """Digest of the inputs: their paths, labels and sizes, and where they stand in the split."""
-        lines = (b"%b\0%a %d\0" % (os.fsencode(item.path), item.label, item.size) for item in self.items)
+        """Digest of the inputs: paths, labels, sizes, what else they are, and where they stand in the split."""
+        lines = (b"%b\0%a %d\0%b" % (os.fsencode(path), label, size, more) for path, label, size, _, more in self.items)
         return hashlib.sha256(b"%d\0" % self.first + b"".join(lines)).hexdigest()
 
     def pieces(self) -> list[Piece]:
         """Return the parts of the job that can run at the same time."""
         starts = range(0, len(self.items), PIECE_ITEMS)
         return [
-            Piece(job=replace(self, items=self.items[at : at + PIECE_ITEMS], first=self.first + at)) for at in starts
+            Piece(job=replace(self, items=tuple(self.items[at : at + PIECE_ITEMS]), first=self.first + at))
+            for at in starts
         ]
 
 
@@ -78,6 +88,7 @@ class PieceResult(NamedTuple):
     quarantined: tuple[Quarantined, ...]
     bytes_in: int
     pixels: PixelSums
+    statistics: Statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,40 +113,55 @@ class Piece:
         members: list[bytes] = []
         sources: list[str] = []
         quarantined: list[Quarantined] = []
-        pixels, bytes_in = PixelSums(), 0
-        for ordinal, item in enumerate(job.items, job.first):
+        pixels, statistics, bytes_in = PixelSums(), Statistics(), 0
+        for (ordinal, item), read in zip(enumerate(job.items, job.first), self._reads(), strict=True):
             announce(ordinal)
-            outcome = self._process(ordinal, item)
+            outcome = self._process(ordinal, item, read)
             if isinstance(outcome, Quarantined):
                 quarantined.append(outcome)
                 continue
-            parts = {"jpg": outcome.jpeg}
-            if item.label is not None:
-                parts["cls"] = b"%d" % item.label
-            members.append(writer.sample(f"{ordinal:09d}", parts))
+            packed, parts = outcome
+            members.append(writer.sample(f"{ordinal:09d}", {packed.part: packed.image, **parts}))
             sources.append(item.path)
-            pixels += outcome.pixels
-            bytes_in += item.size
+            pixels += packed.pixels
+            packed.count_in(statistics, item.label)
+            bytes_in += packed.bytes_before
         announce(None)
         folder, _, base = job.name.rpartition("/")
         name = f"{folder}/{TEMPORARY}{base}.{job.first:09d}"
         data = b"".join(members)
         path = job.spool / name
         with translated(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)  # without parents: a disk that was unmounted is not to be made up for
             path.write_bytes(data)  # not made durable: after a crash the piece is done again
         fragment = writer.Fragment(name=name, samples=len(sources), size=len(data), crc32=zlib.crc32(data))
-        return PieceResult(fragment, tuple(sources), tuple(quarantined), bytes_in, pixels)
+        return PieceResult(fragment, tuple(sources), tuple(quarantined), bytes_in, pixels, statistics)
 
     def without(self, ordinal: int, reason: str) -> Piece:
         """Return the piece with one more input marked as deadly."""
         return replace(self, deadly={**self.deadly, ordinal: reason})
 
-    def _process(self, ordinal: int, item: Item) -> Packed | Quarantined:
+    def _reads(self) -> Iterator[Callable[[], Input]]:
+        """Yield what returns each input, in order; those that are far away are all asked for at once."""
+        reader = self.job.reader
+        if not reader.remote:
+            yield from (functools.partial(reader.read, item) for item in self.job.items)
+            return
+        threads = ThreadPoolExecutor(PIECE_ITEMS)
+        try:
+            yield from [threads.submit(reader.read, item).result for item in self.job.items]
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _process(
+        self, ordinal: int, item: Item, read: Callable[[], Input]
+    ) -> tuple[Packed, Mapping[str, bytes]] | Quarantined:
         if ordinal in self.deadly:
             return Quarantined(item.path, "decode", self.deadly[ordinal])
         try:
-            return self.job.recipe.process(read(self.job.src, item))
+            image, given = read()
+            packed = self.job.recipe.process(image)
+            return packed, companions(given, item.label, packed.geometry)
         except SampleError as error:
             stages = {DecodeError: "decode", EncodeError: "encode"}
             return Quarantined(item.path, stages.get(type(error), "read"), str(error))
@@ -157,6 +183,8 @@ class Finish:
         """
         job = self.job
         store = open_store(job.dst, job.storage_options)
+        if not all((job.spool / result.fragment.name).exists() for result in self.results):
+            return self._done_before(store)
         shard, index = None, b""
         if isinstance(store, LocalStore):  # elsewhere the claim sees to it, and a twin may be reading this receipt
             store.remove(f"{job.name}.json")  # one of older settings must not vouch for the new tar
@@ -164,7 +192,8 @@ class Finish:
             fragments = [(job.spool / result.fragment.name, result.fragment) for result in self.results]
             folder, _, base = job.name.rpartition("/")
             tar = job.spool / folder / f"{TEMPORARY}{base}.tar"
-            assembled = writer.assemble(tar, fragments)
+            with translated(tar):
+                assembled = writer.assemble(tar, fragments)
             store.upload(f"{job.name}.tar", tar)
             index = assembled.index
             store.put(f"{job.name}.npy", index)
@@ -178,21 +207,48 @@ class Finish:
         else:
             store.remove(f"{job.name}.tar")
             store.remove(f"{job.name}.npy")
+        sources = tuple(path for result in self.results for path in result.sources)
         receipt = Receipt(
             first=job.first,
             items_sha256=job.items_sha256,
             recipe_sha256=job.recipe.digest,
-            sources=tuple(path for result in self.results for path in result.sources),
+            sources=sources,
+            skipped=_skipped(job.items, sources),
             quarantined=tuple(bad for result in self.results for bad in result.quarantined),
             bytes_in=sum(result.bytes_in for result in self.results),
             pixels=sum((result.pixels for result in self.results), PixelSums()),
+            statistics=sum((result.statistics for result in self.results), Statistics()),
             shard=shard,
             index_bytes=len(index),
         )
         store.put(f"{job.name}.json", receipt.to_bytes())
-        for result in self.results:
-            (job.spool / result.fragment.name).unlink(missing_ok=True)
+        with translated(job.spool):
+            for result in self.results:
+                (job.spool / result.fragment.name).unlink(missing_ok=True)
         return receipt
+
+    def _done_before(self, store: Store) -> Receipt:
+        """Return the receipt of a run that removed its fragments, and ended before it could say that it was done."""
+        ours = (self.job.items_sha256, self.job.recipe.digest)
+        with contextlib.suppress(NotFoundError, FormatError):
+            receipt = from_bytes(store.read(f"{self.job.name}.json"))
+            if (receipt.items_sha256, receipt.recipe_sha256) == ours:
+                return receipt
+        message = f"{self.job.spool}: fragments of {self.job.name} have vanished; see to it that nothing removes files"
+        raise StoreError(f"{message} there, and run the same command again")
+
+
+def _skipped(items: Sequence[Item], sources: Sequence[str]) -> tuple[int, ...]:
+    """Return where the items stand that are not among the sources, which are in the same order."""
+    packed = iter([*sources, None])
+    awaited = next(packed)
+    skipped = []
+    for slot, item in enumerate(items):
+        if item.path == awaited:
+            awaited = next(packed)
+        else:
+            skipped.append(slot)
+    return tuple(skipped)
 
 
 def plan_jobs(
@@ -208,15 +264,16 @@ def plan_jobs(
 ) -> list[Job]:
     """Cut the inputs of each split, shuffled by `seed` if asked, into jobs of `shard_samples` inputs."""
     jobs: list[Job] = []
-    for split, items in source.splits.items():
+    for split, listed in source.splits.items():
+        items = listed if isinstance(listed, Items) else Items.of(listed)
         if shuffle:
-            items = tuple(items[number] for number in keyed.permutation(keyed.key(seed, "pack", split), len(items)))
+            items = items.take(keyed.permutation(keyed.key(seed, "pack", split), len(items)))
         for number, first in enumerate(range(0, len(items), shard_samples)):
             job = Job(
-                name=f"{split}/{number:06d}",
+                name=job_name(split, number),
                 first=first,
                 items=items[first : first + shard_samples],
-                src=source.root,
+                reader=source.reader,
                 dst=dst,
                 spool=spool,
                 recipe=recipe,
@@ -224,3 +281,13 @@ def plan_jobs(
             )
             jobs.append(job)
     return jobs
+
+
+def layout_of(jobs: Sequence[Job], *, shard_samples: int, shuffle: bool, seed: int) -> Layout:
+    """Return how these jobs were cut."""
+    numbers, inputs = Counter[str](), Counter[str]()
+    for job in jobs:
+        split = job.name.partition("/")[0]
+        numbers[split] += 1
+        inputs[split] += len(job.items)
+    return Layout(shard_samples=shard_samples, shuffle=shuffle, seed=seed, jobs=numbers, inputs=inputs)

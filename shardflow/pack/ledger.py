@@ -6,7 +6,6 @@ Without it a directory must be empty; with it, only files that have a pack's nam
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -14,17 +13,18 @@ from collections.abc import Iterable, Sequence
 
 from shardflow import manifest
 from shardflow.claim import FILE_NAME as CLAIM
-from shardflow.claim import claim
-from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
+from shardflow.claim import claim, tidy
+from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError
 from shardflow.manifest import QUARANTINE_NAME as QUARANTINE
+from shardflow.spool import remove_left
 from shardflow.store import TEMPORARY, LocalStore, Store
 
 from .job import Job
 from .receipt import Quarantined, Receipt, from_bytes
-from .source import SPLITS
+from .sources import SPLITS
 
 _SHARD = re.compile(rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json)")
-_HALF_DONE = re.compile(rf"(({'|'.join(SPLITS)})/)?{re.escape(TEMPORARY)}[^/]+")
+_HALF_DONE = re.compile(rf"(({'|'.join((*SPLITS, 'manifests'))})/)?{re.escape(TEMPORARY)}[^/]+")
 
 
 class Ledger:
@@ -36,14 +36,14 @@ class Ledger:
     def refuse_dataset(self) -> None:
         """Refuse a destination that holds a dataset.
 
-        A pack that was killed at the very moment of its commit has left a temporary file, which is removed.
+        What a pack that was killed at the very moment of its commit has left beside the manifest is removed.
 
         Raises:
             DatasetExistsError: It does.
         """
         if self.store.size(manifest.FILE_NAME) is not None:
-            with contextlib.suppress(StoreError):  # such as a read-only disk: the answer is the same
-                self.remove_temporaries()
+            tidy(self.store)
+            remove_left()
             raise DatasetExistsError(f"{self.store} already holds a dataset; choose another destination or remove it")
 
     def begin(self, jobs: Sequence[Job]) -> None:
@@ -89,18 +89,18 @@ class Ledger:
                 return None
         return receipt
 
-    def receipts(self, jobs: Iterable[Job]) -> Iterable[Receipt]:
-        """Yield the receipts of finished jobs in order."""
-        return (from_bytes(self.store.read(f"{job.name}.json")) for job in jobs)
+    def receipts(self, names: Iterable[str]) -> Iterable[Receipt]:
+        """Yield the receipts of finished jobs, given by their names, in order."""
+        return (from_bytes(self.store.read(f"{name}.json")) for name in names)
 
     def write_quarantine(self, quarantined: Iterable[Quarantined]) -> None:
         """Write the list of all inputs that were not packed."""
         rows = [json.dumps(bad._asdict(), sort_keys=True) + "\n" for bad in quarantined]
         self.store.put(QUARANTINE, "".join(rows).encode())
 
-    def remove_strangers(self, jobs: Iterable[Job]) -> None:
-        """Remove shards of an earlier attempt that had more of them."""
-        planned = {job.name for job in jobs}
+    def remove_strangers(self, names: Iterable[str]) -> None:
+        """Remove shards of an earlier attempt that had others than the jobs of these names."""
+        planned = set(names)
         for name in self.store.names():
             if _SHARD.fullmatch(name) and name.rpartition(".")[0] not in planned:
                 self.store.remove(name)

@@ -10,8 +10,10 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from shardflow import statistics
 from shardflow.errors import FormatError, ManifestError
 from shardflow.manifest import Shard
+from shardflow.statistics import Statistics
 
 from .pixels import PixelSums
 
@@ -41,8 +43,10 @@ class Receipt:
         items_sha256, recipe_sha256: Of the inputs that were asked for, and of how to treat them.
         sources: Path of the input that became each record, in order.
         quarantined: The other inputs.
+        skipped: Where these stood among the job's inputs, from 0.
         bytes_in: Total size of the packed inputs.
         pixels: Sums over the packed images.
+        statistics: What was counted of them.
         shard: The line for the manifest; None when every input was quarantined.
         index_bytes: Size of the index.
     """
@@ -52,14 +56,34 @@ class Receipt:
     recipe_sha256: str
     sources: tuple[str, ...]
     quarantined: tuple[Quarantined, ...]
+    skipped: tuple[int, ...]
     bytes_in: int
     pixels: PixelSums
+    statistics: Statistics
     shard: Shard | None
     index_bytes: int
 
+    def inputs(self) -> list[str]:
+        """Return the paths of all inputs in the job's order.
+
+        Raises:
+            FormatError: The entries contradict each other.
+        """
+        sources, quarantined, skipped = iter(self.sources), iter(self.quarantined), set(self.skipped)
+        try:
+            count = len(self.sources) + len(self.quarantined)
+            return [next(quarantined).path if slot in skipped else next(sources) for slot in range(count)]
+        except StopIteration:
+            raise FormatError("a receipt whose inputs do not add up") from None
+
     def to_bytes(self) -> bytes:
         """Return the contents of the file."""
-        content = {**asdict(self), "quarantined": [bad._asdict() for bad in self.quarantined], "version": VERSION}
+        content = {
+            **asdict(self),
+            "quarantined": [bad._asdict() for bad in self.quarantined],
+            "statistics": self.statistics.to_json(),
+            "version": VERSION,
+        }
         return json.dumps(content, sort_keys=True, indent=1).encode() + b"\n"
 
 
@@ -77,7 +101,9 @@ def from_bytes(data: bytes) -> Receipt:
         return Receipt(
             sources=tuple(content.pop("sources")),
             quarantined=tuple(Quarantined(**bad) for bad in content.pop("quarantined")),
+            skipped=tuple(content.pop("skipped")),
             pixels=PixelSums(pixels["count"], tuple(pixels["sums"]), tuple(pixels["squares"])),
+            statistics=statistics.from_json(content.pop("statistics")),
             shard=None if shard is None else Shard(**shard),
             **content,
         )

@@ -35,6 +35,7 @@ class PackReport:
         ignored: Extension → number of files that are no inputs because of it.
         shards: Number of shards.
         bytes_in, bytes_out: Size of the packed inputs, and of the shards.
+        counts: What was done to how many images, as `Statistics.counts` has it: turned, converted, first frames, ...
         resumed: Inputs that an earlier attempt had done.
         seconds: Duration of this attempt.
     """
@@ -48,5 +49,6 @@ class PackReport:
     shards: int
     bytes_in: int
     bytes_out: int
+    counts: Mapping[str, int]
     resumed: int = 0
     seconds: float = 0.0

@@ -115,6 +115,9 @@ def serve(descriptor: int, caller: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != caller:
         return
+    # Libraries that decode write there what they think of bad bytes; the caller hears of it as a reason.
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
     with contextlib.suppress(EOFError, ConnectionError):  # the caller is gone, or has nothing more to do
         _work(Connection(descriptor))
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 import shardflow
 from making import make_dataset
+from pack.folders import encoded, photo, write_tree
 from shardflow import native
 from shardflow.cli.info import info
 from shardflow.cli.residency import in_memory_bytes
@@ -69,6 +71,33 @@ def test_shows_how_a_dataset_was_made(tmp_path: Path) -> None:
         "shardflow 0.1.0",
     ):
         assert expected in output
+
+
+def test_shows_what_was_counted(tmp_path: Path) -> None:
+    """Sizes before and after, what was done to how many images, and how even the classes are, from a real pack."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    write_tree(tmp_path / "src", {"train/a/1.jpg": encoded(Image.new("RGB", (900, 600)), "JPEG", exif=exif)})
+    write_tree(tmp_path / "src", {f"train/b/{number}.jpg": photo(number, 500, 400) for number in range(2)})
+    write_tree(tmp_path / "src", {"val/a/1.jpg": photo(3, 96, 64), "val/b/1.jpg": photo(4, 96, 64)})
+    shardflow.pack(tmp_path / "src", tmp_path / "data", executor="serial", shard_samples=2)
+    output = CliRunner().invoke(info, [str(tmp_path / "data")]).output
+    for expected in (
+        "before        about 496 x 400 pixels in the median, 96 to 576 wide, 64 to 896 high",
+        "after         about 256 x 256 pixels in the median, 96 to 320 wide, 64 to 384 high",
+        "done          1 turned upright",
+        "balance       train: 1 to 2 images in each of 2 classes",
+        "balance       val: 1 images in each of 2 classes",
+        "long_side any",
+    ):
+        assert expected in output
+    described = json.loads(CliRunner().invoke(info, [str(tmp_path / "data"), "--json"]).output)
+    train = described["statistics"]["train"]
+    assert (train["counts"]["images"], train["counts"]["turned"], train["classes"]) == (3, 1, {"0": 1, "1": 2})
+    sizes = [path.stat().st_size for path in (tmp_path / "src" / "train").rglob("*.jpg")]
+    assert train["counts"]["bytes_before"] == sum(sizes)
+    images = [sample["jpg"] for sample in shardflow.open(tmp_path / "data")["train"]]
+    assert train["counts"]["bytes_after"] == sum(map(len, images))
 
 
 def test_reads_the_manifest_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import shardflow
 from pack.folders import contents, image_folder, write_tree
 
 COMMAND = [sys.executable, "-c", "from shardflow.cli.main import main; main()"]
@@ -58,6 +59,31 @@ def test_exit_codes(tmp_path: Path) -> None:
         lines = [line for line in done.stderr.splitlines() if line and not line.startswith("packing:")]
         assert len(lines) == 1, done.stderr
         assert lines[0].startswith("shardflow: ")
+
+
+def test_sources(tmp_path: Path) -> None:
+    """Tables, companion parts and class names are told by options; what contradicts itself is wrong usage."""
+    src = write_tree(image_folder(tmp_path / "src", 6), {"names": b"c\nb\na\n"})
+    for image in src.glob("*/*.jpg"):
+        image.with_suffix(".txt").write_text("hello")
+    rows = [f"{path.relative_to(src)}\t{path.parent.name}\tsaid {path.stem}" for path in sorted(src.glob("*/*.jpg"))]
+    (src / "t.tsv").write_text("\n".join(["file\tkind\tsays", *rows]))
+    options = ["--workers", 1, "--no-shuffle", "--short-side", 16]
+    columns = ["--image-column", "file", "--label-column", "kind", "--caption-column", "says"]
+    done = _shardflow("pack", src / "t.tsv", tmp_path / "1", *options, *columns, "--classes", src / "names")
+    assert done.returncode == 0, done.stderr
+    dataset = shardflow.open(tmp_path / "1")
+    assert dataset.classes == ("c", "b", "a")
+    assert (dataset["train"][0]["cls"], dataset["train"][0]["txt"]) == (b"2", b"said 0000")
+    done = _shardflow("pack", src, tmp_path / "2", *options, "--parts", "txt")
+    assert done.returncode == 0, done.stderr
+    assert shardflow.open(tmp_path / "2")["train"][0]["txt"] == b"hello"
+    done = _shardflow("pack", tmp_path / "1" / "train" / "{000000..000000}.tar", tmp_path / "3", *options)
+    assert done.returncode == 0, done.stderr
+    wrong = [["--parts", "txt", "--label-column", "kind"], ["--label-column", "nothing"], ["--classes", src / "none"]]
+    for arguments, exit_code in zip(wrong, (2, 2, 4), strict=True):
+        done = _shardflow("pack", src / "t.tsv", tmp_path / "x", *arguments)
+        assert (done.returncode, len(done.stderr.splitlines())) == (exit_code, 1), done.stderr
 
 
 def test_wrong_usage() -> None:

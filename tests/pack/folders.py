@@ -5,14 +5,19 @@ from __future__ import annotations
 import io
 import os
 import signal
+import struct
 import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from making import jpeg
-from shardflow.pack.recipe import Packed, Recipe
+from shardflow.pack.packed import Packed
+from shardflow.pack.recipe import Recipe
 
 
 def photo(number: int, width: int = 96, height: int = 64) -> bytes:
@@ -25,6 +30,16 @@ def encoded(image: Image.Image, format_name: str, **options: object) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format_name, **options)  # type: ignore[arg-type]
     return buffer.getvalue()
+
+
+def png16(pixels: npt.NDArray[np.uint16], colour_type: int) -> bytes:
+    """Return a 16-bit PNG, which Pillow does not write in colour (W3C PNG, 11.2.2)."""
+    height, width = pixels.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0))]
+    chunks += [(b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    framed = (struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
 
 
 def write_tree(root: Path, files: Mapping[str, bytes]) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardflow import native
-from shardflow.pack import recipe
+from shardflow.pack import codecs
 
 
 @contextlib.contextmanager
@@ -16,6 +16,6 @@ def without_kernel() -> Iterator[None]:
     """Let this process have no kernel for a while."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_load", lambda: "switched off by a test")
-        recipe._kernel.cache_clear()
+        codecs.kernel.cache_clear()
         yield
-    recipe._kernel.cache_clear()
+    codecs.kernel.cache_clear()

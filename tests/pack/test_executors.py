@@ -17,10 +17,12 @@ from shardflow.pack.executors import Executor, Processes, Serial
 from shardflow.pack.job import Job, PieceResult, plan_jobs
 from shardflow.pack.receipt import Quarantined, from_bytes
 from shardflow.pack.recipe import Recipe
-from shardflow.pack.source import list_source
+from shardflow.pack.sources import list_source
 
 
 def _jobs(src: Path, dst: Path, recipe: Recipe, shard_samples: int = 48) -> list[Job]:
+    if not dst.exists():
+        dst.mkdir()
     layout = {"shard_samples": shard_samples, "seed": 0, "shuffle": True}
     return plan_jobs(list_source(src), str(dst), recipe, spool=dst, **layout)
 

@@ -13,7 +13,9 @@ from pack.folders import encoded, photo
 from pack.kernel import without_kernel
 from shardflow import native
 from shardflow.errors import SampleError
-from shardflow.pack.recipe import Packed, Recipe, codecs
+from shardflow.pack.codecs import codecs
+from shardflow.pack.packed import Packed
+from shardflow.pack.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.why())
 
@@ -48,7 +50,7 @@ def test_kernel_and_pillow_agree(size: tuple[int, int], mode: str) -> None:
         one, other = _outcomes(recipe, data)
         assert isinstance(one, Packed)
         assert isinstance(other, Packed)
-        difference = np.abs(_decoded(one.jpeg) - _decoded(other.jpeg))
+        difference = np.abs(_decoded(one.image) - _decoded(other.image))
         assert difference.max() <= 8  # two levels, and what YCbCr makes of them
         assert difference.mean() < 0.4
         assert one.pixels.mean == pytest.approx(other.pixels.mean, abs=0.0002)
@@ -77,7 +79,7 @@ def test_damaged_files_fare_the_same(data: bytes, flips: list[tuple[int, int]], 
         damaged[position % len(damaged)] = value
     one, other = _outcomes(FINE, bytes(damaged[: 1 + end % (2 * len(damaged))]))
     if isinstance(one, Packed) and isinstance(other, Packed):
-        assert np.abs(_decoded(one.jpeg) - _decoded(other.jpeg)).max() <= 8  # two levels, and what YCbCr makes of them
+        assert np.abs(_decoded(one.image) - _decoded(other.image)).max() <= 8  # as above
     else:
         assert one == other
 

@@ -23,7 +23,7 @@ from shardflow.pack.executors import Serial
 from shardflow.pack.job import plan_jobs
 from shardflow.pack.ledger import Ledger
 from shardflow.pack.recipe import Recipe
-from shardflow.pack.source import list_source
+from shardflow.pack.sources import list_source
 from shardflow.store import LocalStore
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial"}
@@ -309,6 +309,7 @@ def test_unreadable_inputs_are_tried_again(tmp_path: Path) -> None:
     """A job with an input that could not be read is done again, though the input looks the same: a disk came back."""
     src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "b/2.jpg": photo(2)})
     ledger = Ledger(LocalStore(tmp_path / "dst"))
+    (tmp_path / "dst").mkdir()
     layout: dict[str, Any] = {"spool": tmp_path / "dst", "shard_samples": 1, "seed": 0, "shuffle": False}
     jobs = plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout)
     (src / "b").rename(tmp_path / "away")

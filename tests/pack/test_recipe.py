@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import io
 import struct
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, JpegImagePlugin
 
-from pack.folders import encoded, photo
+from pack.folders import encoded, photo, png16
 from pack.kernel import without_kernel
 from shardflow import native
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError
+from shardflow.pack.decoding import FILTERS, Filter
 from shardflow.pack.recipe import Recipe
 
 Pixels = npt.NDArray[np.uint8]
@@ -59,16 +61,6 @@ def _expected(pixels: npt.NDArray[np.float64] | Pixels, size: tuple[int, int] = 
 def _on_white(pixels: Pixels, alpha: Pixels) -> npt.NDArray[np.float64]:
     weight = alpha.astype(float)[..., None] / 255
     return pixels * weight + 255 * (1 - weight)
-
-
-def _png(pixels: npt.NDArray[np.uint16], colour_type: int) -> bytes:
-    """A 16-bit PNG, which Pillow does not write in colour (W3C PNG, 11.2.2)."""
-    height, width = pixels.shape[:2]
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0))]
-    chunks += [(b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    framed = (struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
 
 
 def _pgm(pixels: Pixels, most: int) -> bytes:
@@ -141,9 +133,9 @@ COLOURS: dict[str, tuple[bytes, npt.NDArray[np.float64] | Pixels]] = {
         encoded(Image.new("RGB", (96, 64), (200, 30, 40)), "PNG", transparency=(200, 30, 40)),
         np.full((64, 96, 3), 255, np.uint8),
     ),
-    "16-bit grey PNG": (_png(WIDE[..., 2], 0), GREY),
+    "16-bit grey PNG": (png16(WIDE[..., 2], 0), GREY),
     "16-bit grey TIFF": (encoded(Image.fromarray(WIDE[..., 2]), "TIFF"), GREY),
-    "16-bit colour PNG": (_png(WIDE, 2), SHADES),
+    "16-bit colour PNG": (png16(WIDE, 2), SHADES),
     "16-bit PGM": (_pgm(GREY, 65535), GREY),
     "10-bit PGM": (_pgm(GREY, 1023), GREY),
     "12-bit TIFF": (_tiff12(GREY), GREY),
@@ -154,7 +146,7 @@ COLOURS: dict[str, tuple[bytes, npt.NDArray[np.float64] | Pixels]] = {
 def test_colours(case: str) -> None:
     """Every kind of pixel becomes the RGB that it shows: scaled to 8 bits, on white where it is transparent."""
     data, pixels = COLOURS[case]
-    difference = np.abs(_decoded(FINE.process(data).jpeg) - _expected(pixels))
+    difference = np.abs(_decoded(FINE.process(data).image) - _expected(pixels))
     assert difference.mean() < 1.5
     assert difference.max() < 12
 
@@ -174,7 +166,7 @@ def test_orientation(orientation: int, format_name: str) -> None:
     exif[0x0112] = orientation
     options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(format_name, {})
     data = encoded(RGB, format_name, exif=exif, **options)
-    jpeg = FINE.process(data).jpeg
+    jpeg = FINE.process(data).image
     upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     size = (48, 32) if orientation < 5 else (32, 48)
     assert np.abs(_decoded(jpeg) - _expected(upright, size)).mean() < 2
@@ -186,25 +178,75 @@ def test_large_originals(size: tuple[int, int]) -> None:
     """Decoding at a reduced scale shifts nothing: the result is that of a full decode and the same filter."""
     pixels = _shades(*size)
     data = encoded(Image.fromarray(pixels), "JPEG", quality=95, subsampling=0)
-    decoded = _decoded(FINE.process(data).jpeg)
+    decoded = _decoded(FINE.process(data).image)
     difference = np.abs(decoded - _expected(pixels, (decoded.shape[1], 32)))
     assert difference.mean() < 1
     assert difference.max() < 12
+
+
+def _packed_size(recipe: Recipe, width: int, height: int) -> tuple[int, int]:
+    packed = recipe.process(encoded(Image.new("L", (width, height)), "BMP"))
+    assert packed.geometry.size == Image.open(io.BytesIO(packed.image)).size
+    return packed.geometry.size
 
 
 @settings(deadline=None, max_examples=80)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 64), st.booleans())
 def test_size(width: int, height: int, short_side: int, enlarge: bool) -> None:
     """The short side is exact, the long side is the nearest to the same ratio, and nothing grows unless asked."""
-    recipe = Recipe(short_side=short_side, enlarge=enlarge)
-    packed = Image.open(io.BytesIO(recipe.process(encoded(Image.new("L", (width, height)), "BMP")).jpeg))
+    size = _packed_size(Recipe(short_side=short_side, enlarge=enlarge), width, height)
     if min(width, height) < short_side and not enlarge:
-        assert packed.size == (width, height)
+        assert size == (width, height)
     else:
         scale = short_side / min(width, height)
-        assert min(packed.size) == short_side
-        assert packed.width == pytest.approx(width * scale, abs=0.5)
-        assert packed.height == pytest.approx(height * scale, abs=0.5)
+        assert min(size) == short_side
+        assert size[0] == pytest.approx(width * scale, abs=0.5)
+        assert size[1] == pytest.approx(height * scale, abs=0.5)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(1, 300), st.integers(1, 300), st.none() | st.integers(1, 40), st.integers(40, 64), st.booleans())
+def test_long_side(width: int, height: int, short_side: int | None, long_side: int, enlarge: bool) -> None:
+    """The long side is never above its cap, and the ratio stays: the setting that makes the image smallest counts."""
+    size = _packed_size(Recipe(short_side=short_side, long_side=long_side, enlarge=enlarge), width, height)
+    assert max(size) <= long_side
+    scale = min(long_side / max(width, height), (short_side or long_side) / min(width, height))
+    if scale > 1 and not enlarge:
+        assert size == (width, height)
+    else:
+        assert size[0] == pytest.approx(width * scale, abs=0.5001) or size[0] == 1
+        assert size[1] == pytest.approx(height * scale, abs=0.5001) or size[1] == 1
+
+
+@pytest.mark.parametrize(("size", "side"), [((96, 64), 32), ((64, 97), 32), ((20, 50), 20), ((32, 32), 32)])
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_square(size: tuple[int, int], side: int, orientation: int) -> None:
+    """A square is the centre of what would be packed without one, after the picture was turned."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(Image.fromarray(_shades(*size)), "PNG", exif=exif)
+    cut = _decoded(Recipe(short_side=32, square=True, format="png").process(data).image)
+    whole = _decoded(Recipe(short_side=32, format="png").process(data).image)
+    top, left = ((length - side) // 2 for length in whole.shape[:2])
+    assert (cut == whole[top : top + side, left : left + side]).all()
+
+
+def test_unlimited_size() -> None:
+    """Without a short side images keep theirs."""
+    assert _packed_size(Recipe(short_side=None), 700, 3) == (700, 3)
+
+
+@pytest.mark.parametrize("name", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG"])
+def test_filter(name: Filter, format_name: str) -> None:
+    """Each filter is Pillow's of that name, with the kernel and without it."""
+    pixels = np.asarray(Image.open(io.BytesIO(photo(5, 120, 90))))
+    data = encoded(Image.fromarray(pixels), format_name, **({"quality": 100} if format_name == "JPEG" else {}))
+    found = _decoded(Recipe(short_side=40, filter=name, format="png").process(data).image)
+    shown = Image.open(io.BytesIO(data))
+    differences = [np.abs(found - np.asarray(shown.resize((53, 40), by))).mean() for by in FILTERS.values()]
+    assert np.argmin(differences) == list(FILTERS).index(name)
+    assert min(differences) < 0.05
 
 
 def test_output_is_a_baseline_jpeg_without_metadata() -> None:
@@ -213,7 +255,7 @@ def test_output_is_a_baseline_jpeg_without_metadata() -> None:
     exif[0x010F] = "a camera"
     data = encoded(RGB, "JPEG", exif=exif, comment="private", icc_profile=b"profile" * 40, progressive=True)
     for subsampling, code in {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}.items():
-        jpeg = Recipe(short_side=32, subsampling=subsampling).process(data).jpeg
+        jpeg = Recipe(short_side=32, subsampling=subsampling).process(data).image
         image = Image.open(io.BytesIO(jpeg))
         assert isinstance(image, JpegImagePlugin.JpegImageFile)
         assert set(image.info) <= {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
@@ -221,17 +263,37 @@ def test_output_is_a_baseline_jpeg_without_metadata() -> None:
         assert b"private" not in jpeg
 
 
-def test_quality() -> None:
+@pytest.mark.parametrize("format_name", ["jpeg", "webp", "keep"])
+def test_quality(format_name: str) -> None:
     """A higher quality makes larger files."""
-    sizes = [len(Recipe(short_side=64, quality=quality).process(photo(1)).jpeg) for quality in (30, 60, 90)]
+    recipes = [Recipe(short_side=48, quality=quality, format=format_name) for quality in (30, 60, 90)]
+    sizes = [len(recipe.process(photo(1)).image) for recipe in recipes]
     assert sizes == sorted(set(sizes))
 
 
-def test_first_frame() -> None:
-    """Of an animated image the first frame is packed."""
+@pytest.mark.parametrize("format_name", ["GIF", "WEBP", "PNG", "TIFF"])
+def test_first_frame(format_name: str) -> None:
+    """Of an animated image, or one of several pages, the first is packed, and it is said that there were more."""
     frames = [Image.new("RGB", (40, 40), colour) for colour in ("red", "green", "blue")]
-    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert _decoded(FINE.process(data).jpeg)[20, 20] == pytest.approx([255, 0, 0], abs=3)
+    packed = FINE.process(encoded(frames[0], format_name, save_all=True, append_images=frames[1:]))
+    assert _decoded(packed.image)[20, 20] == pytest.approx([255, 0, 0], abs=3)
+    assert packed.done == ("first_frame",)
+    assert FINE.process(encoded(frames[0], format_name)).done == ()
+
+
+def test_second_view_is_no_frame() -> None:
+    """A second picture behind a JPEG, as phones write it, does not make an animation."""
+    data = encoded(RGB, "MPO", save_all=True, append_images=[RGB])
+    assert FINE.process(data).done == ()
+
+
+def test_done() -> None:
+    """What was done to an image is said: turned and enlarged here, nothing where it was only made smaller."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    recipe = Recipe(short_side=80, enlarge=True)
+    assert recipe.process(encoded(RGB, "JPEG", exif=exif)).done == ("enlarged", "turned")
+    assert FINE.process(encoded(RGB, "JPEG")).done == ()
 
 
 def test_pixel_sums() -> None:
@@ -239,49 +301,6 @@ def test_pixel_sums() -> None:
     packed = Recipe(short_side=64, quality=100, subsampling="4:4:4").process(encoded(RGB, "PNG"))
     assert packed.pixels.mean == pytest.approx(SHADES.reshape(-1, 3).mean(0) / 255, abs=1e-5)
     assert packed.pixels.std == pytest.approx(SHADES.reshape(-1, 3).std(0) / 255, abs=1e-5)
-
-
-def _oriented() -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    return encoded(RGB, "JPEG", exif=exif)
-
-
-SMALL = Recipe(short_side=64, keep_small=True)
-NOT_KEPT: dict[str, Callable[[], bytes]] = {
-    "larger": lambda: encoded(Image.new("RGB", (66, 65)), "JPEG"),
-    "progressive": lambda: encoded(RGB, "JPEG", progressive=True),
-    "grey": lambda: encoded(RGB.convert("L"), "JPEG"),
-    "CMYK": lambda: encoded(RGB.convert("CMYK"), "JPEG"),
-    "oriented": _oriented,
-    "PNG": lambda: encoded(RGB, "PNG"),
-}
-
-
-def test_keep_small_copies() -> None:
-    """A small upright baseline JPEG is copied byte for byte if asked, and encoded again if not."""
-    data = encoded(RGB, "JPEG", quality=77, comment="kept")
-    assert SMALL.process(data).jpeg == data
-    assert Recipe(short_side=64).process(data).jpeg != data
-    assert Recipe(short_side=65, keep_small=True, enlarge=True).process(data).jpeg != data
-
-
-@pytest.mark.parametrize("case", NOT_KEPT)
-def test_keep_small_encodes_the_rest(case: str) -> None:
-    """What a plain decoder could not take as it is, is encoded again in spite of `keep_small`."""
-    data = NOT_KEPT[case]()
-    jpeg = SMALL.process(data).jpeg
-    assert jpeg != data
-    image = Image.open(io.BytesIO(jpeg))
-    assert image.mode == "RGB"
-    assert min(image.size) == 64
-    assert "progressive" not in image.info
-
-
-def test_keep_small_still_decodes() -> None:
-    """A damaged file is not copied just because it is small."""
-    with pytest.raises(DecodeError, match="truncated"):
-        SMALL.process(photo(1)[:-200])
 
 
 def _forged(width: int, height: int) -> bytes:
@@ -332,7 +351,7 @@ def test_flipped_bytes(data: bytes, flips: list[tuple[int, int]]) -> None:
     for position, value in flips:
         damaged[position % len(damaged)] = value
     try:
-        jpeg = FINE.process(bytes(damaged)).jpeg
+        jpeg = FINE.process(bytes(damaged)).image
     except SampleError:
         return
     Image.open(io.BytesIO(jpeg)).load()
@@ -343,21 +362,48 @@ def test_too_long_for_a_jpeg() -> None:
     data = encoded(Image.new("L", (70_000, 3)), "PNG")
     with pytest.raises(EncodeError, match="65500 a side is JPEG's limit"):
         Recipe(short_side=256).process(data)
-    with pytest.raises(EncodeError, match="65500 a side is JPEG's limit"):
-        Recipe(short_side=256, enlarge=True).process(encoded(Image.new("L", (3000, 3)), "PNG"))
-    assert Recipe(short_side=2).process(data).jpeg
+    with pytest.raises(EncodeError, match="16383 a side is WEBP's limit"):
+        Recipe(short_side=256, format="webp").process(data)
+    assert Recipe(short_side=2).process(data).image
+    assert Recipe(short_side=256, square=True).process(data).geometry.size == (3, 3)
 
 
-@pytest.mark.parametrize("wrong", [{"short_side": 0}, {"quality": 101}, {"subsampling": "4:1:1"}])
-def test_settings_are_checked(wrong: dict[str, object]) -> None:
-    """A setting out of its range is refused with the values allowed."""
-    with pytest.raises(ConfigError, match="allowed are"):
-        Recipe(**wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize("square", [False, True])
+def test_too_large_to_enlarge(square: bool) -> None:
+    """A strip that would be enlarged to gigabytes is refused before they are allocated."""
+    data = encoded(Image.new("L", (3000, 3)), "PNG")
+    with pytest.raises(EncodeError, match="would be enlarged to 60000000x60000 pixels"):
+        Recipe(short_side=60_000, enlarge=True, square=square).process(data)
+
+
+WRONG: dict[str, dict[str, object]] = {
+    "short_side is 0; allowed are 1 to 65500": {"short_side": 0},
+    "long_side is 70000; allowed are": {"long_side": 70_000},
+    "quality is 101; allowed are": {"quality": 101},
+    "subsampling is '4:1:1'; allowed are": {"subsampling": "4:1:1"},
+    "filter is 'area'; allowed are bicubic, bilinear, lanczos": {"filter": "area"},
+    "format is 'heic'; allowed are jpeg, webp, png, keep": {"format": "heic"},
+    "long_side and square exclude each other": {"long_side": 512, "square": True},
+    "long_side is 200, less than short_side, 256": {"long_side": 200},
+    "enlarge has no size to enlarge to": {"short_side": None, "enlarge": True},
+    "quality is 80, but png loses nothing": {"format": "png", "quality": 80},
+    "subsampling is 4:4:4, which only jpeg offers": {"format": "webp", "subsampling": "4:4:4"},
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_settings_are_checked(said: str) -> None:
+    """A setting out of its range, or one that contradicts another, is refused with the remedy."""
+    with pytest.raises(ConfigError, match=said):
+        Recipe(**WRONG[said])  # type: ignore[arg-type]
 
 
 def test_digest() -> None:
     """Two recipes have the same digest exactly when all their settings are the same."""
-    others = [Recipe(short_side=255), Recipe(quality=91), Recipe(subsampling="4:4:4"), Recipe(keep_small=True)]
-    digests = {recipe.digest for recipe in [Recipe(), *others, Recipe(enlarge=True)]}
-    assert len(digests) == 6
+    others: list[dict[str, Any]] = [
+        *({"short_side": 255}, {"long_side": 300}, {"square": True}, {"enlarge": True}, {"filter": "lanczos"}),
+        *({"format": "keep"}, {"quality": 91}, {"subsampling": "4:4:4"}),
+    ]
+    assert {name for other in others for name in other} == {field.name for field in fields(Recipe)}
+    assert len({Recipe(**other).digest for other in [{}, *others]}) == len(others) + 1
     assert Recipe().digest == Recipe(short_side=256).digest

@@ -7,7 +7,7 @@ import pytest
 
 from pack.folders import write_tree
 from shardflow.errors import ConfigError, SampleError
-from shardflow.pack.source import Item, list_source, read
+from shardflow.pack.sources import Item, list_source
 
 
 def _listed(root: Path, *names: str) -> dict[str, list[tuple[str, int | None]]]:
@@ -101,13 +101,13 @@ def test_broken_link_and_fifo_are_inputs_that_cannot_be_read(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe.jpg")
     gone, pipe = list_source(tmp_path).splits["train"]
     with pytest.raises(SampleError, match="No such file"):
-        read(tmp_path, gone)
+        list_source(tmp_path).reader.read(gone)
     with pytest.raises(SampleError, match="not a regular file"):
-        read(tmp_path, pipe)
+        list_source(tmp_path).reader.read(pipe)
 
 
 def test_changed_since_listed(tmp_path: Path) -> None:
     """An input whose size is not the listed one is refused: its digest would vouch for other bytes."""
     write_tree(tmp_path, {"1.jpg": b"12345"})
     with pytest.raises(SampleError, match="had 4 bytes when it was listed and has 5 now"):
-        read(tmp_path, Item("1.jpg", None, 4, 0))
+        list_source(tmp_path).reader.read(Item("1.jpg", None, 4, 0))

@@ -1,8 +1,4 @@
-"""Executors run jobs: one after the other in this process, or side by side in several.
-
-The bytes are the same with each. What differs is what an input can break: an image that crashes its decoder, or hangs
-it, ends the caller of `Serial`, and costs `Processes` two workers and is quarantined.
-"""
+"""The executor of one machine: worker processes share the pieces of the jobs."""
 
 from __future__ import annotations
 
@@ -11,46 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import Protocol
 
 from shardflow.errors import PackIncompleteError, WorkerError
-
-from .job import Finish, Job, Piece, PieceResult
-from .worker import Outcome, Task, Worker
+from shardflow.pack.job import Finish, Job, Piece, PieceResult
+from shardflow.pack.worker import Outcome, Task, Worker
 
 ITEM_DEADLINE_S = 300.0
 _FINISH_DEADLINE_S = 3600.0  # a shard of any size on a slow disk
 _SPARE_DEATHS = 32
 _INPUTS_PER_DEATH = 10
-
-
-class Executor(Protocol):
-    """Runs jobs, each to its receipt. After an error, finished jobs stay finished, and the others can be run again."""
-
-    def run(self, jobs: Iterable[Job], done: Callable[[PieceResult], None]) -> None:
-        """Run all jobs; `done` is told of each piece, in this thread, in any order.
-
-        Raises:
-            StoreError: The destination failed.
-            PackIncompleteError: Workers die for no reason that lies in one input.
-        """
-
-
-def _nobody(ordinal: int | None) -> None:
-    pass
-
-
-class Serial:
-    """One job after the other, in the calling process."""
-
-    def run(self, jobs: Iterable[Job], done: Callable[[PieceResult], None]) -> None:
-        """See `Executor`."""
-        for job in jobs:
-            results = []
-            for piece in job.pieces():
-                results.append(piece.run(_nobody))
-                done(results[-1])
-            Finish(job=job, results=tuple(results)).run(_nobody)
 
 
 @dataclass(slots=True)

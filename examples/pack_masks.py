@@ -1,0 +1,58 @@
+"""Pack images with what belongs to them: masks, boxes in pixels, and captions, which follow the images to their size.
+
+    python examples/pack_masks.py out/
+
+The command line does the same:
+
+    shardflow pack out/photos out/packed --square --parts mask.png,json,txt
+
+What to look at:
+
+- `7.mask.png`, `7.json` and `7.txt` lie beside `7.jpg`. A mask is cut and resized with its image, each pixel the
+  nearest one's value: labels are never mixed.
+- In JSON, "boxes" (corners), "bbox" and "keypoints" (as COCO has them) are coordinates in pixels of the upright picture
+  and move with it; all else stays. What a crop leaves nothing of becomes zeros, so that lists stay in step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import shardflow
+from pictures import COLOURS, disc, mask, picture
+
+
+def main() -> None:
+    """Write images with masks, boxes and captions, pack their middle squares, and compare mask and box of one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="new directory for the images and the dataset")
+    folder = parser.parse_args().folder
+    photos = folder / "photos"
+    photos.mkdir(parents=True)
+    for number in range(20):
+        picture(number).save(photos / f"{number}.jpg")
+        mask(number).save(photos / f"{number}.mask.png")
+        (photos / f"{number}.json").write_text(json.dumps({"boxes": [disc(number)], "colours": [number % 3]}))
+        (photos / f"{number}.txt").write_text(f"a disc in {COLOURS[number % 3]}")
+
+    source = shardflow.Folder(photos, parts=("mask.png", "json", "txt"))
+    report = shardflow.pack(source, folder / "packed", short_side=64, square=True, workers=1)
+
+    sample = shardflow.open(folder / "packed")["train"][0]
+    rows, columns = np.nonzero(np.asarray(Image.open(io.BytesIO(sample["mask.png"]))))
+    around = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+    (box,) = json.loads(sample["json"])["boxes"]
+    apart = max(abs(a - b) for a, b in zip(around, box, strict=True))
+    print(
+        f"packed {report.packed} images; mask and box of {sample['txt'].decode()!r} agree to {np.ceil(apart):.0f} pixel"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Pack existing WebDataset shards anew: another size, quality, number of samples per shard, and order.
+
+    python examples/pack_shards.py out/
+
+The command line does the same, for a bucket as well:
+
+    shardflow pack "out/shards/{00000..00002}.tar" out/packed --short-side 64 --shard-samples 25
+
+What to look at:
+
+- `.txt` and `.json`, as img2dataset leaves them, stay beside their images.
+- A damaged or incomplete sample would be quarantined by shard and key; nothing is lost without a word.
+- A dataset that shardflow packed is given by its directory, and keeps its splits and classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import webdataset as wds
+
+import shardflow
+from pictures import COLOURS, picture
+
+
+def main() -> None:
+    """Write three shards, and pack them into two."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="new directory for the shards and the dataset")
+    folder = parser.parse_args().folder
+    (folder / "shards").mkdir(parents=True)
+    for shard in range(3):
+        with wds.TarWriter(str(folder / "shards" / f"{shard:05}.tar")) as writer:
+            for number in range(10 * shard, 10 * shard + 10):
+                about = {"url": f"https://example.org/{number}.jpg", "width": 240}
+                text = f"a disc in {COLOURS[number % 3]}"
+                writer.write({"__key__": f"{number:09}", "jpg": picture(number), "txt": text, "json": about})
+
+    pattern = str(folder / "shards" / "{00000..00002}.tar")
+    report = shardflow.pack(pattern, folder / "packed", short_side=64, shard_samples=25, workers=1)
+
+    sample = shardflow.open(folder / "packed")["train"][0]
+    print(f"packed {report.packed} samples into {report.shards} shards; the first is {sample['txt'].decode()!r}")
+
+
+if __name__ == "__main__":
+    main()

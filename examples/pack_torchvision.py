@@ -1,0 +1,38 @@
+"""Pack a torchvision dataset, or any other object with a length and an index that hands out images and targets.
+
+    python examples/pack_torchvision.py out/
+
+What to look at:
+
+- A target that is an integer or a name is the class; one that is an image is a mask; dictionaries are annotations.
+- Class names come from the dataset's `classes`, if it has them, or from `shardflow.Collection(..., classes=...)`.
+- Give it without a transform that crops or augments: that is what the training does, every epoch anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torchvision
+
+import shardflow
+
+
+def main() -> None:
+    """Pack a dataset of random images, and load a batch of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("packed", type=Path, help="new directory for the dataset")
+    packed = parser.parse_args().packed
+
+    images = torchvision.datasets.FakeData(size=40, image_size=(3, 80, 120), num_classes=4)
+    source = shardflow.Collection(images, classes=["ant", "bee", "cat", "dog"])
+    shardflow.pack(source, packed, short_side=64, workers=1)
+
+    decoder = shardflow.RandomResizedCropDecoder(48)
+    for batch, labels in shardflow.Loader(packed, batch_size=16, decoder=decoder, num_workers=0):
+        print(f"images {tuple(batch.shape)}, labels {tuple(labels.shape)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Which libraries decode, convert and encode: other versions may make other bytes."""
+
+from __future__ import annotations
+
+import functools
+
+import PIL
+from PIL import features
+
+from shardflow import native
+
+
+def codecs() -> dict[str, str]:
+    """Return the versions of the libraries that packed bytes depend on; "none" for what is missing."""
+    names = {
+        "libjpeg": ("libjpeg_turbo", "jpg"),
+        "littlecms": ("littlecms2",),
+        "webp": ("webp",),
+        "zlib": ("zlib_ng", "zlib"),
+    }
+    found = {library: next(filter(None, map(features.version, known)), "none") for library, known in names.items()}
+    return {"pillow": PIL.__version__, **found, "kernel": kernel()}
+
+
+@functools.cache  # asked for every job, and it reads the library's file
+def kernel() -> str:
+    """Return which libjpeg-turbo the kernel decodes with; its instructions make no difference to the pixels."""
+    return native.why().partition(" (")[0] if native.available() else "none"

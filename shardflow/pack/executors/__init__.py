@@ -1,0 +1,38 @@
+"""Executors run jobs: one after the other in this process, side by side in several, or on a cluster.
+
+The bytes are the same with each. What differs is what an input can break: an image that crashes its decoder, or hangs
+it, ends the caller of `Serial`; it costs `Processes` and `Ray` two workers and is quarantined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardflow.errors import ConfigError
+
+from .executor import Executor
+from .processes import Processes
+from .ray import Ray
+from .serial import Serial
+
+__all__ = ["EXECUTORS", "Executor", "Processes", "Ray", "Serial", "executor_maker"]
+
+EXECUTORS = ("processes", "ray", "serial")
+
+
+def executor_maker(name: str, workers: int | None = None, ray_address: str | None = None) -> Callable[[int], Executor]:
+    """Return what makes the executor of a name once the destination is locked; its workers hold the lock as well.
+
+    Raises:
+        ConfigError: An argument is wrong.
+    """
+    if name not in EXECUTORS:
+        raise ConfigError(f"executor is {name!r}; allowed are {', '.join(EXECUTORS)}")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers is {workers}; 1 is the least")
+    makers: dict[str, Callable[[int], Executor]] = {
+        "processes": lambda lock: Processes(workers, (lock,)),
+        "ray": lambda _: Ray(workers, address=ray_address),
+        "serial": lambda _: Serial(),
+    }
+    return makers[name]

@@ -1,0 +1,84 @@
+"""Remaking: a shard's job is done once more, by its receipt, to get the very bytes that were packed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from shardflow.dataset import Dataset
+from shardflow.errors import FormatError, IntegrityError, NotFoundError
+from shardflow.manifest import Shard
+from shardflow.spool import temporary_spool
+from shardflow.store import file_sha256
+
+from .additions import recipe_of, renumbered
+from .codecs import codecs
+from .executors import Processes
+from .job import Job
+from .receipt import Receipt, from_bytes
+from .sources import Item, Source
+
+
+class Remaking:
+    """Packs shards of a dataset again from what they were packed from.
+
+    Args:
+        dataset: The dataset, with the receipts of the shards that are to be made.
+        source: What it was packed from, listed; it may have grown since.
+        workers: Processes; None for one per core.
+
+    Raises:
+        ConfigError: This version of shardflow does not know the recipe, or only one of the two has classes.
+    """
+
+    def __init__(self, dataset: Dataset, source: Source, workers: int | None) -> None:
+        self._store = dataset.store
+        self._tools = dataset.manifest.tools
+        self._recipe = recipe_of(dataset.manifest)
+        self._workers = workers
+        _, listed = renumbered(source, dataset.classes)
+        self._reader = listed.reader
+        self._items: dict[str, dict[str, Item]] = {
+            split: {item.path: item for item in items} for split, items in listed.splits.items()
+        }
+
+    def __call__(self, shard: Shard, target: Path) -> None:
+        """Write the tar of a shard to a path.
+
+        Raises:
+            NotFoundError: The receipt is missing, or an input is.
+            IntegrityError: What was made is not what was packed; the message says what differs.
+        """
+        try:
+            receipt = from_bytes(self._store.read(shard.receipt_name))
+            items = self._items_of(shard, receipt)
+        except FormatError as error:
+            raise IntegrityError(f"{shard.receipt_name}: {error}; restore it, or repair from a copy") from error
+        with temporary_spool() as (folder, lock):
+            job = Job(
+                name=shard.name.removesuffix(".tar"),
+                first=receipt.first,
+                items=items,
+                reader=self._reader,
+                dst=str(folder),
+                spool=folder,
+                recipe=self._recipe,
+            )
+            if job.items_sha256 != receipt.items_sha256:
+                raise IntegrityError(f"the inputs of {shard.name} have changed since they were packed")
+            Processes(self._workers, (lock,)).run([job], lambda _: None)
+            made = folder / shard.name
+            if not made.exists() or file_sha256(made) != shard.sha256:
+                ours = codecs()
+                theirs = {name: self._tools.get(name) for name in ours}
+                reason = "its inputs have changed since" if ours == theirs else f"packed with {theirs}, here are {ours}"
+                raise IntegrityError(f"{shard.name} came out with other bytes: {reason}")
+            shutil.move(made, target)
+
+    def _items_of(self, shard: Shard, receipt: Receipt) -> tuple[Item, ...]:
+        items = self._items.get(shard.name.partition("/")[0], {})
+        paths = receipt.inputs()
+        missing = [path for path in paths if path not in items]
+        if missing:
+            raise NotFoundError(f"the source has no {missing[0]!r}, from which {shard.name} was packed")
+        return tuple(items[path] for path in paths)

@@ -1,0 +1,99 @@
+"""What a caller gave, understood as one of the kinds of sources."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shardflow import manifest
+from shardflow.errors import ConfigError
+from shardflow.spool import temporary_spool
+from shardflow.store import open_store
+
+from .classes import Classes
+from .collection import Collection, Scratch
+from .folder import Folder, NoImagesError
+from .rows import TABLES
+from .shards import Shards, is_pattern
+from .source import Source
+from .table import Table
+
+
+@contextlib.contextmanager
+def listed(src: Any, storage_options: Mapping[str, Any] | None = None) -> Iterator[Source]:
+    """List what is to be packed, for as long as the body runs; see `list_source`."""
+    with contextlib.ExitStack() as stack:
+        yield list_source(src, storage_options, lambda: stack.enter_context(temporary_spool())[0])
+
+
+def shared_options(src: Any, dst: object, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the options of a destination if they are the source's as well: if both are URLs of one scheme."""
+    return options if str(src).partition("://")[0] == str(dst).partition("://")[0] else None
+
+
+def list_source(src: Any, storage_options: Mapping[str, Any] | None = None, scratch: Scratch | None = None) -> Source:
+    """List what is to be packed.
+
+    Args:
+        src: A path or URL of a folder, a table, or shards; one of the classes of this room; or samples as objects.
+        storage_options: What fsspec's file system takes where `src` is a URL.
+        scratch: Where samples as objects are copied to; None where they cannot be taken.
+
+    Raises:
+        ConfigError: There is nothing to be packed, or it is not what it should be.
+        StoreError: It cannot be read.
+    """
+    if isinstance(src, str | os.PathLike):
+        return _behind(os.fspath(src), storage_options)
+    if isinstance(src, Folder | Table | Shards):
+        return src.list()
+    if scratch is None:
+        raise ConfigError(f"expected the path or URL of a source here, found {type(src).__name__}")
+    collection = src if isinstance(src, Collection) else Collection(src)
+    return collection.list(scratch)
+
+
+def described(
+    url: str, *, columns: Mapping[str, Any], parts: tuple[str, ...], classes: Classes
+) -> str | Folder | Table | Shards:
+    """Return the source behind a path or URL, with what else was said about it.
+
+    Args:
+        url: As for `list_source`.
+        columns: Which column of a table is what: "image", "label", "split", "caption", "mask".
+        parts: What lies beside the images of a folder.
+        classes: As for each of the sources.
+
+    Raises:
+        ConfigError: What was said is about different kinds of sources.
+    """
+    if columns and parts:
+        raise ConfigError("columns are those of a table, and parts lie beside the images of a folder; give either")
+    if columns or (_is_table(url) and classes is not None):
+        return Table(url, classes=classes, **columns)
+    if classes is not None and (url.endswith(".tar") or is_pattern(url)):
+        return Shards(url, classes=classes)
+    return Folder(url, parts=parts, classes=classes) if parts or classes is not None else url
+
+
+def _behind(url: str, storage_options: Mapping[str, Any] | None) -> Source:
+    """List what is behind a path or URL, as what it looks like."""
+    options = storage_options if "://" in url else None
+    if _is_table(url):
+        return Table(url, storage_options=options).list()
+    if url.endswith(".tar") or is_pattern(url):
+        return Shards(url, storage_options=options).list()
+    if open_store(url, options).size(manifest.FILE_NAME) is not None:
+        return Shards(url, storage_options=options).list()
+    try:
+        return Folder(url, storage_options=options).list()
+    except NoImagesError as error:
+        if ".tar" not in error.ignored:
+            raise
+    return Shards(url, storage_options=options).list()
+
+
+def _is_table(url: str) -> bool:
+    return os.path.splitext(url)[1].lower() in TABLES and not os.path.isdir(url)

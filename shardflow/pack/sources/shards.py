@@ -1,0 +1,206 @@
+"""Existing shards: the samples of tars in the WebDataset convention, or of a dataset of ours, packed anew.
+
+Of our own datasets the splits, the classes and the places of all parts are known from the manifest and the indexes,
+and each part is checked by its CRC-32 as it is read. Of other tars the headers are read first. A tar behind a URL is
+read through once for all that, whole in memory, one after the other, and a second time, sample by sample, to be packed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import io
+import itertools
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import IO, Any
+
+import braceexpand
+
+from shardflow import manifest, shardindex
+from shardflow.errors import ConfigError, IntegrityError, NotFoundError, SampleError
+from shardflow.files import packed_index
+from shardflow.store import LocalStore, Store, open_store, translated
+
+from .classes import Classes, Named
+from .drafts import draft, numbered
+from .folder import EXTENSIONS
+from .items import Items
+from .reader import Reader
+from .source import CLASS, CLASSES, SPLITS, Item, Source, more
+from .tars import samples_of
+
+_SPECIAL = re.compile(r"[{*?\[]")
+_NUMBER = re.compile(r"0|[1-9][0-9]*")
+_IMAGE_PARTS = frozenset(extension[1:] for extension in EXTENSIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The samples of existing shards.
+
+    The image of a sample is its first part that is named like one (`jpg`, `png`, ...); `.cls` is its label; all other
+    parts go along. A sample that is damaged or has no image is quarantined by its key, which of our own datasets is
+    the shard and the number of the record in it: "train/000003.tar#17".
+
+    Args:
+        url: A dataset of ours; or a directory or URL with tars, below folders named like splits or all for training;
+            or a pattern with braces or wildcards: "s3://bucket/{00000..00099}.tar".
+        classes: Class names in the order of their labels, or a file with one a line. Without them, numbers in `.cls`
+            are their own names.
+        storage_options: What fsspec's file system takes.
+
+    Example:
+        >>> shardflow.pack(shardflow.Shards("laion/{00000..00099}.tar"), "laion256/")  # doctest: +SKIP
+    """
+
+    url: str | os.PathLike[str]
+    _: KW_ONLY
+    classes: Classes = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def list(self) -> Source:
+        """List the samples, in the order of the shards' names.
+
+        Raises:
+            ConfigError: There are no such shards, or a label is not among the classes given.
+            StoreError: A shard cannot be read.
+        """
+        url = os.fspath(self.url)
+        special = _SPECIAL.search(url) if is_pattern(url) else None
+        if special or url.endswith(".tar"):
+            folder, slash, _ = url[: special.start() if special else None].rpartition("/")
+            base, pattern = folder or slash, url[len(folder + slash) :]
+        else:
+            base, pattern = url.rstrip("/"), "*.tar"
+        store = open_store(base or ".", self.storage_options)
+        reader = Reader(base=base or ".", remote="://" in base, storage_options=self.storage_options)
+        if not special and store.size(manifest.FILE_NAME) is not None:
+            return self._ours(store, reader)
+        return self._foreign(store, reader, _matching(store, pattern))
+
+    def _ours(self, store: Store, reader: Reader) -> Source:
+        about = manifest.from_bytes(store.read(manifest.FILE_NAME))
+        if self.classes is not None:
+            raise ConfigError(f"{store} has class names of its own; leave classes out")
+        drafts = Items.of(
+            item for split, shards in about.splits.items() for shard in shards for item in _indexed(store, shard, split)
+        )
+        return numbered(drafts, about.classes, store, reader)
+
+    def _foreign(self, store: Store, reader: Reader, tags: Mapping[str, str]) -> Source:
+        folders = {name.partition("/")[0].lower() if "/" in name else "" for name in tags}
+        in_splits = folders <= {*SPLITS}
+        drafts = Items.of(
+            item
+            for name, tag in tags.items()
+            for item in _listed(store, name, tag, name.partition("/")[0].lower() if in_splits else "train")
+        )
+        if not drafts:
+            raise ConfigError(f"{store}: no samples in {len(tags)} shards, such as {next(iter(tags))!r}")
+        return numbered(drafts, self.classes, store, reader)
+
+
+def is_pattern(url: str) -> bool:
+    """Whether something is a pattern of names, and not the name of what is there."""
+    return _SPECIAL.search(url) is not None and not os.path.exists(url)
+
+
+def _matching(store: Store, pattern: str) -> dict[str, str]:
+    """Return the names of the shards that a pattern means, sorted, each with what tells it from another content."""
+    try:
+        patterns = list(braceexpand.braceexpand(pattern))
+    except ValueError as error:  # UnbalancedBracesError is one
+        raise ConfigError(f"{pattern!r} is no pattern: {error}; expected one such as {{00000..00099}}.tar") from error
+    listing = store.listing()
+    found: dict[str, str] = {}
+    for one in patterns:
+        names = [one] if one in listing else fnmatch.filter(listing, one)
+        if not names:
+            tars = sum(name.endswith(".tar") for name in listing)
+            raise ConfigError(
+                f"{store} has no shard {one!r}; it holds {tars} tars and {len(listing) - tars} other files"
+            )
+        found |= {name: listing[name].tag for name in names}
+    return {name: found[name] for name in sorted(found, key=os.fsencode)}
+
+
+@contextlib.contextmanager
+def _opened(store: Store, name: str) -> Iterator[IO[bytes]]:
+    """Open a tar; one that is far away is read whole, into memory."""
+    if not isinstance(store, LocalStore):
+        yield io.BytesIO(store.read(name))
+        return
+    path = store.path(name)
+    with translated(path), open(path, "rb") as file:
+        yield file
+
+
+def _listed(store: Store, name: str, tag: str, split: str) -> Iterator[Item]:
+    """Yield the samples of a tar as drafts."""
+    with _opened(store, name) as file:
+        is_here = isinstance(store, LocalStore)
+        changed_ns = os.fstat(file.fileno()).st_ctime_ns if is_here else 0
+        for sample in list(samples_of(file)):
+            path = f"{name}/{sample.key}" if sample.key else name
+            if sample.problem:
+                yield draft(split, None, path, -1, changed_ns, more(bad=sample.problem, tag=tag))
+                continue
+            places = {
+                part: [name, *place, *(() if is_here else (zlib.crc32(_payload(file, *place)),))]
+                for part, place in sample.parts.items()
+            }
+            yield _drafted(file, split, path, places, changed_ns, tag)
+
+
+def _indexed(store: Store, shard: manifest.Shard, split: str) -> Iterator[Item]:
+    """Yield the samples of a shard of ours as drafts."""
+    with _opened(store, shard.name) as file:
+        try:
+            index = shardindex.from_bytes(packed_index(store, shard), samples=shard.samples, tar_bytes=shard.bytes)
+        except (NotFoundError, IntegrityError):
+            index, _ = shardindex.build(memoryview(file.read()))
+        rows = (shardindex.Row(*row) for row in index.tolist())
+        for record, parts in itertools.groupby(rows, key=lambda row: row.record):
+            places = {row.part.decode(): [shard.name, row.offset, row.size, row.crc32] for row in parts}
+            yield _drafted(file, split, f"{shard.name}#{record}", places, 0, "")
+
+
+def _drafted(file: IO[bytes], split: str, path: str, places: dict[str, Any], changed_ns: int, tag: str) -> Item:
+    """Return a sample as a draft, from the places of its parts."""
+    try:
+        label = _label(file, places)
+        image = next((part for part in places if part in _IMAGE_PARTS), None)
+        if image is None:
+            raise SampleError(f"has no image among its parts: {', '.join(places)}")
+    except SampleError as error:
+        return draft(split, None, path, -1, changed_ns, more(bad=str(error), tag=tag))
+    place = places.pop(image)
+    return draft(split, label, path, place[2], changed_ns, more(image=place, parts=places, tag=tag))
+
+
+def _label(file: IO[bytes], places: dict[str, Any]) -> Named:
+    """Take the label out of the parts of a sample, if there is one."""
+    part = next((part for part in (CLASSES, CLASS) if part in places), None)
+    if part is None:
+        return None
+    _, offset, size, *crc32 = places.pop(part)
+    payload = _payload(file, offset, size)
+    if crc32 not in ([], [zlib.crc32(payload)]):
+        raise SampleError(f"its part {part!r} is damaged: its CRC-32 is another")
+    text = payload.decode(errors="replace").strip()
+    if part == CLASS:
+        return int(text) if _NUMBER.fullmatch(text) else text
+    try:
+        return [int(one) for one in json.loads(text)]
+    except (ValueError, TypeError) as error:
+        raise SampleError(f"its part {part!r} is no list of numbers: {text[:40]!r}") from error
+
+
+def _payload(file: IO[bytes], offset: int, size: int) -> bytes:
+    file.seek(offset)
+    return file.read(size)

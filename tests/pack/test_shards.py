@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset as wds
+from PIL import Image
+
+import shardflow as sf
+from making import make_dataset
+from pack.folders import contents, image_folder, photo
+from shardflow.errors import ConfigError
+from shardflow.pack.sources import list_source
+from shardflow.pack.sources.tars import samples_of
+
+SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
+BLOCK = 512
+
+
+def _foreign(path: Path, samples: list[dict[str, Any]]) -> Path:
+    """Write a tar as img2dataset does: by webdataset's own writer, which adds extended headers with times."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wds.TarWriter(str(path)) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return path
+
+
+def _samples(count: int, first: int = 0) -> list[dict[str, Any]]:
+    numbers = range(first, first + count)
+    return [{"__key__": f"{n:05}", "jpg": photo(n), "txt": f"no {n}", "json": {"url": f"u{n}"}} for n in numbers]
+
+
+def _rows(dst: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (dst / "quarantine.jsonl").read_text().splitlines()]
+
+
+def test_foreign_shards(tmp_path: Path) -> None:
+    """Shards of another writer are packed anew in their order: images resized, texts and JSON as they were."""
+    for shard in range(3):
+        _foreign(tmp_path / "src" / f"{shard:05}.tar", _samples(4, 4 * shard))
+    report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, shard_samples=5)
+    assert (report.packed, report.shards) == (12, 3)
+    samples = list(sf.open(tmp_path / "dst")["train"])
+    assert [sample["txt"] for sample in samples] == [f"no {n}".encode() for n in range(12)]
+    assert [json.loads(sample["json"]) for sample in samples] == [{"url": f"u{n}"} for n in range(12)]
+    assert {Image.open(io.BytesIO(sample["jpg"])).size for sample in samples} == {(48, 32)}
+    assert "00001.tar/00004" in (tmp_path / "dst" / "train" / "000000.json").read_text()
+
+
+def test_patterns(tmp_path: Path) -> None:
+    """Braces and wildcards choose shards, also below folders that are named like splits."""
+    for name in ("train/00.tar", "train/01.tar", "train/02.tar", "val/00.tar"):
+        _foreign(tmp_path / name, _samples(1))
+
+    def names(pattern: str) -> dict[str, list[str]]:
+        return {
+            split: [item.path for item in items] for split, items in list_source(f"{tmp_path}/{pattern}").splits.items()
+        }
+
+    assert names("train/{00..01}.tar") == {"train": ["00.tar/00000", "01.tar/00000"]}
+    assert names("train/0[12].tar") == {"train": ["01.tar/00000", "02.tar/00000"]}
+    assert names("{train,val}/00.tar") == {"train": ["train/00.tar/00000"], "val": ["val/00.tar/00000"]}
+    assert names("*/*.tar")["val"] == ["val/00.tar/00000"]
+    assert {split: len(items) for split, items in names("").items()} == {"train": 3, "val": 1}
+    with pytest.raises(ConfigError, match=r"has no shard '03\.tar'; it holds 3 tars and 0 other files"):
+        names("train/{02..03}.tar")
+    with pytest.raises(ConfigError, match=r"no pattern: .*expected one such as \{00000\.\.00099\}\.tar"):
+        names("train/{00..01.tar")
+
+
+def test_labels_of_foreign_shards(tmp_path: Path) -> None:
+    """Numbers in `.cls` keep their meaning, names get numbers in sorted order, and a file can name the numbers."""
+    numbers = _foreign(tmp_path / "n.tar", [{"__key__": str(n), "jpg": photo(n), "cls": 2 - n} for n in range(3)])
+    texts = _foreign(
+        tmp_path / "t.tar", [{"__key__": str(n), "jpg": photo(n), "cls": b"ba"[n : n + 1]} for n in (0, 1)]
+    )
+    (tmp_path / "names.txt").write_text("x\ny\nz\n")
+    assert [item.label for item in list_source(numbers).splits["train"]] == [2, 1, 0]
+    assert list_source(sf.Shards(numbers, classes=tmp_path / "names.txt")).classes == ("x", "y", "z")
+    source = list_source(texts)
+    assert (source.classes, [item.label for item in source.splits["train"]]) == (("a", "b"), [1, 0])
+
+
+def test_own_dataset(tmp_path: Path) -> None:
+    """A dataset of ours keeps splits, classes, labels and order, whether it is there whole or has lost its indexes."""
+    make_dataset(tmp_path / "src", {"train": [5, 3], "val": [4]})
+    sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, shard_samples=6)
+    old, new = sf.open(tmp_path / "src"), sf.open(tmp_path / "dst")
+    assert new.classes == old.classes
+    for split in ("train", "val"):
+        assert [sample["cls"] for sample in new[split]] == [sample["cls"] for sample in old[split]]
+    for index in tmp_path.glob("src/*/*.npy"):
+        index.unlink()
+    sf.pack(tmp_path / "src", tmp_path / "again", **SMALL, shard_samples=6)
+    assert contents(tmp_path / "again") == contents(tmp_path / "dst")
+
+
+def test_repacking_scales_what_was_scaled(tmp_path: Path) -> None:
+    """Annotations of a dataset of ours follow its images a second time, and several labels stay several."""
+    image = Image.open(io.BytesIO(photo(1)))
+    sample = {"image": image, "label": ["b", "a"], "boxes": [[0, 0, 96, 64]]}
+    sf.pack([sample], tmp_path / "one", **SMALL)
+    sf.pack(tmp_path / "one", tmp_path / "two", **{**SMALL, "short_side": 16})
+    (packed,) = sf.open(tmp_path / "two")["train"]
+    assert json.loads(packed["json"])["boxes"] == [[0, 0, 24, 16]]
+    assert json.loads(packed["labels.json"]) == [0, 1]
+    assert sf.open(tmp_path / "two").classes == ("a", "b")
+
+
+def test_damaged_samples_of_our_own(tmp_path: Path) -> None:
+    """A payload whose CRC-32 is wrong is quarantined by shard and record; everything else is packed."""
+    make_dataset(tmp_path / "src", [6])
+    tar = tmp_path / "src" / "train" / "000000.tar"
+    data = bytearray(tar.read_bytes())
+    for start in (data.index(b"000000002.jpg"), data.index(b"000000004.cls")):
+        data[start + BLOCK] ^= 1
+    tar.write_bytes(data)
+    report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=2)
+    assert (report.inputs, report.packed) == (6, 4)
+    assert [row["path"] for row in _rows(tmp_path / "dst")] == ["train/000000.tar#2", "train/000000.tar#4"]
+    assert all("CRC-32" in row["reason"] and row["stage"] == "read" for row in _rows(tmp_path / "dst"))
+
+
+def test_incomplete_samples(tmp_path: Path) -> None:
+    """A sample without an image is quarantined by its key, and the rest of the shard is packed."""
+    tar = _foreign(tmp_path / "src" / "0.tar", [*_samples(2), {"__key__": "none", "txt": "alone"}, *_samples(2, 7)])
+    report = sf.pack(tar, tmp_path / "dst", **SMALL, max_bad=1)
+    assert (report.inputs, report.packed) == (5, 4)
+    (row,) = _rows(tmp_path / "dst")
+    assert (row["path"], row["stage"]) == ("0.tar/none", "read")
+    assert row["reason"] == "has no image among its parts: txt"
+
+
+def test_a_tar_cut_anywhere(tmp_path: Path) -> None:
+    """Wherever a tar is cut, no sample that may lack a part is taken for whole, and the loss is an input by itself."""
+    data = _foreign(tmp_path / "whole.tar", _samples(4)).read_bytes()
+    end = len(data.rstrip(b"\0")) // BLOCK * BLOCK + BLOCK
+    for cut in range(0, end + BLOCK, BLOCK):
+        *samples, loss = samples_of(io.BytesIO(data[:cut]))
+        assert loss.problem, cut
+        assert not loss.key, cut
+        for sample in samples:
+            whole = sorted(sample.parts) == ["jpg", "json", "txt"] and all(
+                offset + size <= cut for offset, size in sample.parts.values()
+            )
+            assert whole or sample.problem, (cut, sample)
+    assert [sample.problem for sample in samples_of(io.BytesIO(data))] == [""] * 4
+
+
+def test_a_damaged_tar_loses_nothing_silently(tmp_path: Path) -> None:
+    """Behind a damaged header nothing can be found, which the quarantine says; the other shards are packed."""
+    for shard in range(2):
+        tar = _foreign(tmp_path / "src" / f"{shard}.tar", _samples(4, 4 * shard))
+    data = bytearray(tar.read_bytes())
+    data[data.index(b"00006.jpg")] ^= 1
+    tar.write_bytes(data)
+    report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=2)
+    assert (report.packed, report.quarantined) == (5, 2)
+    assert [row["path"] for row in _rows(tmp_path / "dst")] == ["1.tar", "1.tar/00005"]
+    assert "after sample '00005' the tar cannot be read" in _rows(tmp_path / "dst")[0]["reason"]
+
+
+def test_images_before_tars(tmp_path: Path) -> None:
+    """In a folder with images, tars are other files."""
+    _foreign(image_folder(tmp_path / "src", 3) / "a" / "x.tar", _samples(1))
+    source = list_source(tmp_path / "src")
+    assert (source.inputs, source.ignored) == (3, {".tar": 1})
