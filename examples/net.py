@@ -21,6 +21,8 @@ class Net(nn.Sequential):
         )
 
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:  # noqa: N803 - the suffix is the shape
-        """Return logits [B, classes] of uint8 images."""
-        logits: torch.Tensor = super().forward(images_BCHW.float() / 127.5 - 1)
+        """Return logits [B, classes] of uint8 images, or of floating-point ones that are normalised already."""
+        if images_BCHW.dtype == torch.uint8:
+            images_BCHW = images_BCHW.float() / 127.5 - 1  # noqa: N806 - the suffix is the shape
+        logits: torch.Tensor = super().forward(images_BCHW)
         return logits

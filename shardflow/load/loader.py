@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import webdataset as wds
+from torch.utils.data import DataLoader
 
 from shardflow.cache import LIMIT
 from shardflow.dataset import open_dataset
@@ -22,7 +23,8 @@ from shardflow.schedule import Schedule
 from .batchsampler import BatchSampler
 from .cursor import Cursor
 from .decode import CenterCropDecoder, Decoder, RandomResizedCropDecoder, new
-from .handover import Handover
+from .handover import SLOTS_BEYOND_PREFETCH, Handover
+from .meter import Meter, Stats
 from .received import end_workers, received
 from .source import WINDOW, Order, PlanSource, Shared, Start, default_lanes
 from .stages import Augment, Collate, Decode, Read, guard
@@ -43,14 +45,17 @@ class Loader:
     Args:
         url: Where the dataset lies: a directory, or any URL that fsspec serves, "s3://bucket/photos256".
         split: Which split to read.
+        version: Fingerprint of the version to read, where the dataset was extended since; by default the newest.
         batch_size: Samples per batch and rank.
         decoder: Makes uint8 images of encoded ones, cropping included; called as `decode.Decoder` says. By default
             `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`.
         transform: Called with each image, a uint8 tensor [3, H, W]; any torchvision v2 transform. What it draws from
             torch's, Python's or numpy's global generator depends on (seed, epoch, sample) alone.
         batch_transform: Called with the fields of each batch as arguments, in the worker; returns what to hand out.
-        fields: What a batch consists of, in order: "image", "label" (int64 [B], from `.cls`), "key" (list of str),
-            "valid" (bool [B], False for the repeats of a padded tail), and the name of any part: "txt" (list of str),
+        fields: What a batch consists of, in order: "image", "label" (int64 [B], from `.cls`), "labels" (float32
+            [B, classes], 1 for each class of a sample, from `.labels.json` or `.cls`), "key" (list of str),
+            "valid" (bool [B], False for the repeats of a padded tail), "random_key" (int64 [B], from (seed, epoch,
+            sample) alone, for stages on a device), and the name of any part: "txt" (list of str),
             "json" (list of its values), others (list of bytes). By default image and label, or image and key for a
             dataset without labels; with tail="pad", "valid" comes third.
         shuffle: False reads in order.
@@ -92,6 +97,7 @@ class Loader:
         url: str | os.PathLike[str],
         *,
         split: str = "train",
+        version: str | None = None,
         batch_size: int,
         decoder: Decoder | None = None,
         transform: Callable[[torch.Tensor], Any] | None = None,
@@ -127,9 +133,11 @@ class Loader:
                 raise ConfigError(f"{name} must be {least} or more, found {value}")
         if on_error not in ("raise", "substitute"):
             raise ConfigError(f"on_error must be 'raise' or 'substitute', found {on_error!r}")
-        dataset = open_dataset(url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
+        dataset = open_dataset(
+            url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version
+        )
         rank, world_size = resolve_rank(rank, world_size)
-        self._fingerprint = dataset.fingerprint
+        self._fingerprint, self._has_version = dataset.fingerprint, dataset.has_version
         self._order = Order(
             dataset[split],
             seed=seed,
@@ -141,6 +149,8 @@ class Loader:
         self._schedule = Schedule(
             length=self._order.length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail
         )
+        if samples_per_epoch is not None and not self._order.pass_length:
+            raise ConfigError(f"split {split!r} has no samples to make epochs of; choose another split")
         if not len(self):
             raise ConfigError(
                 f"split {split!r} has {self._order.length} samples, less than one batch of {batch_size} for each of "
@@ -161,9 +171,11 @@ class Loader:
         self._max_substituted = max_substituted
         self.substituted: set[str] = set()
         fields = tuple(fields) if fields is not None else _default_fields(dataset.classes is not None, tail)
+        self.fields = fields
+        self._meter = Meter()
         if decoder is None:
             decoder = RandomResizedCropDecoder() if shuffle else CenterCropDecoder()
-        handover = Handover(slots=prefetch_factor + 3)  # prefetched, in the making, in the caller's hands, just let go
+        handover = Handover(slots=prefetch_factor + SLOTS_BEYOND_PREFETCH)
         # Transforms may keep what they were given, so only batches that meet none are decoded into memory that is lent.
         empty = handover.empty if transform is None and batch_transform is None else new
         may_substitute = on_error == "substitute"
@@ -173,7 +185,7 @@ class Loader:
                 Read(self._order.split, verify=verify, keys="key" in fields, substitute=may_substitute),
                 Decode(decoder, empty, substitute=may_substitute) if "image" in fields else None,
                 Augment(transform) if transform is not None and "image" in fields else None,
-                Collate(fields, batch_transform),
+                Collate(fields, batch_transform, len(dataset.classes or ())),
                 guard,
                 handover,
             ),
@@ -188,6 +200,7 @@ class Loader:
             generator=torch.Generator(),
         )
         self._persistent = persistent_workers
+        self.split, self.decoder = self._order.split, decoder
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch."""
@@ -207,14 +220,16 @@ class Loader:
         handed_out = 0
         batches = received(self._batches)
         try:
-            for made in batches:
+            for made in self._meter.timed(batches):
                 if self._shared.iteration() != iteration:
-                    raise ConfigError("the loader was iterated again, which ended this iteration; use two loaders")
+                    break
                 if made.substituted:
                     self._note(made.substituted)
                 handed_out += 1
                 self._cursor.hand_out(self._schedule.after(start.position, handed_out))
                 yield made.columns
+            if self._shared.iteration() != iteration:
+                raise ConfigError("the loader was iterated again, which ended this iteration; use two loaders")
             if handed_out != steps:
                 raise WorkerError(f"the workers ended after {handed_out} of {steps} batches; start the iteration again")
         except GeneratorExit:  # first: as the interpreter exits, the name that is asked for next is gone
@@ -254,6 +269,10 @@ class Loader:
                 places.append(f"worker {worker}: {split.url(shard)}, {sample}{others}")
         return f"In the making were {'; '.join(places)}" if places else "No batch had been begun"
 
+    def stats(self) -> Stats:
+        """Return where the time went since the iteration began; `print` it to know what to do about it."""
+        return self._meter.stats()
+
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the one that the next iteration runs through, from its start.
 
@@ -266,6 +285,16 @@ class Loader:
     def batch_sampler(self) -> BatchSampler:
         """Where Lightning looks for `set_epoch`: this loader, and its batch size."""
         return BatchSampler(sampler=self, batch_size=self._schedule.batch_size)
+
+    @property
+    def data_loader(self) -> DataLoader[Any]:
+        """The DataLoader inside, whose settings can be read; the stages of a worker are its `dataset.pipeline`."""
+        inside: DataLoader[Any] = self._batches.pipeline[0]
+        return inside
+
+    def close(self) -> None:
+        """End the worker processes now, and not when this object goes; another iteration starts new ones."""
+        end_workers(self._batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch starts: a few plain values, to be saved with the model.
@@ -292,7 +321,10 @@ class Loader:
             if state[name] != value
         ]
         if differing:
-            raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differing)}; make these equal")
+            remedy = "make these equal"
+            if state["fingerprint"] != ours["fingerprint"] and self._has_version(str(state["fingerprint"])):
+                remedy = f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads the old"
+            raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differing)}; {remedy}")
         self._lanes = int(state["lanes"])
         self._cursor.set(int(state["epoch"]), int(state["position"]))
 

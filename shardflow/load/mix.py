@@ -61,6 +61,11 @@ class Mix:
         self._cursor = Cursor()  # its position counts steps
         self._running: list[Iterator[Any] | None] = [None] * len(sources)
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What a batch consists of: what those of the first loader do."""
+        return self.loaders[0].fields
+
     def __len__(self) -> int:
         """Return the number of batches in an epoch of the mix."""
         return self._steps

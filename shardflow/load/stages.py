@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from shardflow.dataset import Split
@@ -41,7 +42,7 @@ class Read:
             failures: dict[int, ShardflowError] = {}
             places = zip(batch.shards.tolist(), batch.records.tolist(), strict=True)
             for index, (number, record) in enumerate(places):
-                shard = self._split.shard(number, announce=True)
+                shard = self._split.arrived(number, record) or self._split.shard(number, announce=True)
                 parts: Mapping[str, memoryview] = {}
                 try:
                     parts = shard.sample(record, check=self._verify)
@@ -115,13 +116,13 @@ class Augment:
 class Collate:
     """Turns batches into tuples in the order of `fields`, and applies the batch transform to them."""
 
-    def __init__(self, fields: Sequence[str], batch_transform: Callable[..., Any] | None) -> None:
-        self._fields, self._batch_transform = fields, batch_transform
+    def __init__(self, fields: Sequence[str], batch_transform: Callable[..., Any] | None, classes: int) -> None:
+        self._fields, self._batch_transform, self._classes = fields, batch_transform, classes
 
     def __call__(self, batches: Batches) -> Iterator[Any]:
         """Return the batches as the caller gets them."""
         for batch in batches:
-            columns = tuple(_column(field, batch) for field in self._fields)
+            columns = tuple(_column(field, batch, self._classes) for field in self._fields)
             if batch.empty:
                 columns = tuple(column[:0] for column in columns)
             if self._batch_transform is not None:
@@ -161,17 +162,33 @@ def image_part(sample: Sample) -> str:
     raise sample.blame(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
 
 
-def _column(field: str, batch: Batch) -> Any:
+def _column(field: str, batch: Batch, classes: int) -> Any:
     """Return one field of a batch: a tensor, or a list with one entry per sample."""
     if field == "image":
         return _stack(batch.images)
     if field == "valid":
         return torch.from_numpy(batch.valid)
+    if field == "random_key":
+        return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned numbers
     if field == "key":
         return [sample.key for sample in batch.samples]
     if field == "label":
         return torch.tensor([_parsed(sample, "cls") for sample in batch.samples], dtype=torch.int64)
+    if field == "labels":
+        return torch.stack([_several_hot(sample, classes) for sample in batch.samples])
     return [_parsed(sample, field) for sample in batch.samples]
+
+
+def _several_hot(sample: Sample, classes: int) -> torch.Tensor:
+    """Return the classes of a sample as float32 [classes], 1 for each that it has."""
+    several = "labels.json" in sample.parts
+    numbers = _parsed(sample, "labels.json") if several else [_parsed(sample, "cls")]
+    hot = torch.zeros(classes)
+    try:
+        hot[numbers] = 1
+    except (IndexError, TypeError) as error:
+        raise sample.blame(DecodeError(f"labels {numbers!r} are not numbers of {classes} classes")) from error
+    return hot
 
 
 _PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}

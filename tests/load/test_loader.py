@@ -196,9 +196,10 @@ def test_two_loaders_do_not_disturb_each_other(dataset: Path) -> None:
     assert labels(batch for _, batch in mixed if batch is not None) == alone[1]
 
 
-def test_a_second_iteration_ends_the_first(dataset: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_second_iteration_ends_the_first(dataset: Path, workers: int) -> None:
     """Two iterations of one loader at once cannot both be right, so the older one says so."""
-    some = loader(dataset, num_workers=1)
+    some = loader(dataset, num_workers=workers)
     older = iter(some)
     next(older)
     next(iter(some))

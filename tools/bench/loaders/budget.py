@@ -48,7 +48,7 @@ class Worker:
         self._warm = np.zeros((BATCH, 3, SIZE, SIZE), np.uint8)
         self._read = Read(split, verify=True, keys=False, substitute=False)
         self._decode = Decode(self._decoder, lambda _: torch.from_numpy(self._warm), substitute=False)
-        self._collate = Collate(("image", "label"), None)
+        self._collate = Collate(("image", "label"), None, 0)
 
     def stages(self, epoch: int) -> dict[str, float]:
         """Return the CPU time of each stage in an epoch."""

@@ -22,7 +22,7 @@ def prepare(pictures: Path, data: Path, shard_samples: int = SHARD_SAMPLES) -> N
         for path in pictures.rglob("*.jpg"):
             (Path(folder) / "train" / path.stem).mkdir(parents=True)
             os.link(path, Path(folder) / "train" / path.stem / path.name)
-        shardflow.pack(folder, data / "packed", keep_small=True, shard_samples=shard_samples)
+        shardflow.pack(folder, data / "packed", format="keep", shard_samples=shard_samples)
     before = {path.read_bytes() for path in pictures.rglob("*.jpg")}
     after = {sample["jpg"] for sample in shardflow.open(data / "packed")["train"]}
     if before != after:

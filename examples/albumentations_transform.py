@@ -1,0 +1,85 @@
+"""Train with augmentation by Albumentations in the workers, image by image, and the same pixels whoever makes them.
+
+    python examples/albumentations_transform.py photos256
+
+Albumentations has generators of its own and looks at no global one, so by itself it ignores the loader's keys, and
+every run is another. `Keyed` sets its generators from numpy's global one, which the loader sets from the sample's key.
+What to look at:
+
+- Each transform of a pipeline gets a seed of its own. `Compose(seed=…)` and `set_random_seed` give all of them the same
+  one: then the first number that each draws is the same, and one flip is made exactly when the other is.
+- Albumentations works on numpy arrays [H, W, 3], the loader on tensors [3, H, W]; both are views of the same bytes.
+- On import it asks a server for its newest version; NO_ALBUMENTATIONS_UPDATE=1 in the environment prevents that.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import albumentations as A  # noqa: N812 - everybody's name for it
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+
+import shardflow
+from net import Net
+
+
+class Keyed:
+    """An Albumentations pipeline as a transform of the loader: a function of the image and numpy's global generator."""
+
+    def __init__(self, pipeline: A.Compose) -> None:
+        self._pipeline = pipeline
+
+    def __call__(self, image_CHW: torch.Tensor) -> torch.Tensor:  # noqa: N803 - the suffix is the shape
+        """Return the image, uint8 [3, H, W], augmented."""
+        seed_all(self._pipeline)
+        augmented = self._pipeline(image=image_CHW.permute(1, 2, 0).contiguous().numpy())["image"]
+        return torch.from_numpy(np.ascontiguousarray(augmented.transpose(2, 0, 1)))
+
+
+def seed_all(transform: A.BasicTransform | A.BaseCompose) -> None:
+    """Give a transform, and all that it consists of, seeds of their own from numpy's global generator."""
+    transform.set_random_seed(int(np.random.randint(2**32, dtype=np.uint64)))
+    for part in getattr(transform, "transforms", ()):
+        seed_all(part)
+
+
+def main() -> None:
+    """Parse the command line, and train for an epoch."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="path or URL of a labelled dataset")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per step")
+    parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")
+    parser.add_argument("--workers", type=int, default=None, help="worker processes")
+    given = parser.parse_args()
+    pipeline = A.Compose(
+        [
+            A.HorizontalFlip(p=0.5),
+            A.OneOf([A.GaussianBlur(p=1), A.MedianBlur(blur_limit=3, p=1)], p=0.3),
+            A.RandomBrightnessContrast(p=0.5),
+            A.CoarseDropout(p=0.3),
+        ]
+    )
+    loader = shardflow.Loader(
+        given.dataset,
+        batch_size=given.batch_size,
+        decoder=shardflow.RandomResizedCropDecoder(given.size, hflip=0),
+        transform=Keyed(pipeline),
+        num_workers=given.workers,
+    )
+    torch.manual_seed(0)
+    net = Net(len(shardflow.open(given.dataset).classes or ()))
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    total = torch.zeros(())
+    for images, labels in shardflow.DevicePrefetcher(loader, "cpu"):
+        loss = F.cross_entropy(net(images), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        total += loss.detach()
+    print(f"{len(loader)} steps, loss {float(total) / len(loader):.6f}; {loader.stats()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The device's side: batches are copied while the training step runs, and arithmetic on images happens there."""

@@ -1,0 +1,59 @@
+"""`shardflow export`."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import shardflow
+from making import jpeg, make_dataset, write_shard
+from shardflow.cli.export import export
+from shardflow.dali import write_dali_indexes
+from shardflow.errors import ConfigError
+from shardflow.manifest import FILE_NAME, Manifest
+from shardflow.store import LocalStore
+
+
+def expected_index(tar: Path) -> str:
+    """What DALI's own script writes, of what Python's tarfile says of a tar."""
+    samples: dict[str, list[str]] = {}
+    with tarfile.open(tar) as archive:
+        for member in archive:
+            directory, slash, base = member.name.rpartition("/")
+            stem, _, extension = base.partition(".")
+            parts = samples.setdefault(directory + slash + stem, [])
+            parts.append(f"{extension} {member.offset_data} {member.size} {member.name}")
+    return "\n".join([f"v1.2 {len(samples)}", *map(" ".join, samples.values())]) + "\n"
+
+
+def test_dali_indexes_say_where_every_member_lies(tmp_path: Path) -> None:
+    """One index per shard of every split, with the offsets that tarfile finds, beside the shards, and once more."""
+    dataset = make_dataset(tmp_path / "set", {"train": [5, 7], "val": [3]})
+    for _ in range(2):
+        answer = CliRunner().invoke(export, ["dali", str(dataset)])
+        assert (answer.exit_code, answer.stdout) == (0, f"wrote 3 index files below {dataset}\n")
+    for name in ("train/000000", "train/000001", "val/000000"):
+        assert (dataset / f"{name}.idx").read_text() == expected_index(dataset / f"{name}.tar")
+    assert not shardflow.verify(dataset)
+
+
+def test_dali_indexes_may_go_elsewhere(tmp_path: Path) -> None:
+    """With a directory, the files go there and the dataset is left alone."""
+    dataset = make_dataset(tmp_path / "set", [5])
+    before = sorted(dataset.rglob("*"))
+    answer = CliRunner().invoke(export, ["dali", str(dataset), str(tmp_path / "indexes")])
+    assert answer.exit_code == 0
+    assert (tmp_path / "indexes/train/000000.idx").read_text() == expected_index(dataset / "train/000000.tar")
+    assert sorted(dataset.rglob("*")) == before
+
+
+def test_names_that_dali_cannot_read_are_refused(tmp_path: Path) -> None:
+    """A member whose name has a blank would shift the columns; the error names it."""
+    store = LocalStore(tmp_path / "set")
+    shard = write_shard(store, "train/000000.tar", [("a b", {"jpg": jpeg(1)})])
+    store.put_new(FILE_NAME, Manifest(splits={"train": (shard,)}, classes=None, inputs=1).to_bytes())
+    with pytest.raises(ConfigError, match=r"member 'a b\.jpg', whose name has a blank"):
+        [*write_dali_indexes(shardflow.open(tmp_path / "set"))]

@@ -1,0 +1,157 @@
+"""What only a GPU can show; on all other machines these are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shardflow
+from device.keys import random_keys
+from device.test_stage import BLENDS, KEYED, pictures
+from making import make_dataset
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+FIELDS = ("image", "label", "random_key")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 60 labelled samples in three shards."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", [20, 9, 31])
+
+
+def loader(url: Path, **options: Any) -> shardflow.Loader:
+    """A loader whose last batch is a short one."""
+    options = {"batch_size": 7, "num_workers": 2, "tail": "short", "fields": FIELDS, **options}
+    options.setdefault("decoder", shardflow.RandomResizedCropDecoder(64))
+    return shardflow.Loader(url, **options)
+
+
+def on_cpu(batches: Any) -> list[Any]:
+    """All batches, brought back."""
+    return [tuple(tensor.cpu() for tensor in batch) for batch in batches]
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_batches_are_those_of_the_cpu(dataset: Path, pin_memory: bool, slots: int) -> None:
+    """Pinned by the loader or not, with any number of slots, batches kept to the end are what the CPU gets."""
+    expected = on_cpu(shardflow.DevicePrefetcher(loader(dataset), "cpu"))
+    batches = shardflow.DevicePrefetcher(loader(dataset, pin_memory=pin_memory), "cuda", slots=slots)
+    torch.testing.assert_close(on_cpu([*batches]), expected, rtol=0, atol=0)
+
+
+def busy(seconds: float) -> None:
+    """Keep the current stream busy."""
+    torch.cuda._sleep(int(seconds * 1e9))
+
+
+def test_copies_and_reads_keep_out_of_each_others_way(dataset: Path) -> None:  # noqa: ARG001 - a warm interpreter
+    """Large batches that a busy stream reads late are not overwritten, whatever their number and the slots'."""
+
+    class Numbers:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            for number in range(20):
+                yield torch.full((1 << 24,), number % 256, dtype=torch.uint8)
+
+    def late(images: torch.Tensor) -> torch.Tensor:
+        busy(0.01)
+        return images.clone()
+
+    for slots in (1, 2, 3):
+        for number, images in enumerate(shardflow.DevicePrefetcher(Numbers(), "cuda", [late], slots=slots)):
+            busy(0.005)
+            assert bool((images == number).all())
+
+
+@pytest.mark.parametrize("stage", KEYED.values(), ids=KEYED)
+def test_stages_agree_with_the_cpu_and_do_not_wait(stage: Any) -> None:
+    """A stage gives on the GPU what it gives on the CPU, to a step of 255, and never makes the host wait."""
+    images, keys = pictures(16, 40, 50), random_keys(16)
+    expected = stage(images, keys)
+    images, keys = images.cuda(), keys.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = stage(images, keys)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-4 if expected.is_floating_point() else 1)
+
+
+@pytest.mark.parametrize("stage", BLENDS.values(), ids=BLENDS)
+def test_blends_agree_with_the_cpu_and_do_not_wait(stage: Any) -> None:
+    """A blend gives on the GPU what it gives on the CPU, and never makes the host wait."""
+    given = pictures(16, 40, 50), torch.arange(16) % 9, random_keys(16)
+    expected = stage(*given)
+    given = tuple(tensor.cuda() for tensor in given)  # type: ignore[assignment]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        images, targets = stage(*given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(images.cpu(), expected[0], rtol=0, atol=1)
+    if isinstance(targets, shardflow.Pairs):
+        targets = shardflow.Pairs(*(tensor.cpu() for tensor in targets))
+    torch.testing.assert_close(targets.cpu() if isinstance(targets, torch.Tensor) else targets, expected[1])
+
+
+@pytest.mark.parametrize("stage", KEYED.values(), ids=KEYED)
+def test_compiled_stages_agree(stage: Any) -> None:
+    """Compiled for the GPU, a stage gives what it gives."""
+    images, keys = pictures(16, 40, 50).cuda(), random_keys(16).cuda()
+    expected = stage(images, keys)
+    compiled = torch.compile(stage.__call__, fullgraph=True)(images, keys)
+    torch.testing.assert_close(compiled, expected, rtol=0, atol=1e-4 if expected.is_floating_point() else 1)
+
+
+def test_decoding_on_the_gpu_is_near_the_cpus(dataset: Path) -> None:
+    """nvJPEG's pixels, cropped and resized on the device, are the CPU's but for a few steps; the crops are the same."""
+    crop = shardflow.RandomResizedCropDecoder(32)
+    encoded = loader(dataset, decoder=shardflow.EncodedDecoder())
+    batches = shardflow.DevicePrefetcher(encoded, "cuda", [shardflow.DecodeJpeg(crop)])
+    for (images, labels), (expected, its, _) in zip(batches, loader(dataset, decoder=crop), strict=True):
+        assert torch.equal(labels.cpu(), its)
+        difference = (images.cpu().int() - expected.int()).abs().float()
+        assert difference.mean() < 2
+        assert difference.max() < 40  # at edges, by how chroma is brought to full size
+
+
+def test_state_and_early_exit(dataset: Path) -> None:
+    """Left after three batches, the state is that of three batches, and a resumed run goes on from there."""
+    whole = on_cpu(shardflow.DevicePrefetcher(loader(dataset), "cuda"))
+    stopped = shardflow.DevicePrefetcher(loader(dataset), "cuda", slots=3)
+    for number, _ in enumerate(stopped, start=1):
+        if number == 3:
+            break
+    state = stopped.state_dict()
+    assert state["position"] == 21
+    resumed = shardflow.DevicePrefetcher(loader(dataset), "cuda")
+    resumed.load_state_dict(state)
+    torch.testing.assert_close(on_cpu(resumed), whole[3:], rtol=0, atol=0)
+
+
+def test_the_stream_is_kept(dataset: Path) -> None:
+    """One side stream serves all epochs, and memory does not grow from epoch to epoch."""
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cuda")
+    stream = batches._side.stream  # type: ignore[union-attr]
+    used = []
+    for _ in range(4):
+        for _ in batches:
+            pass
+        torch.cuda.synchronize()
+        used.append(torch.cuda.memory_reserved())
+    assert batches._side.stream == stream  # type: ignore[union-attr]
+    assert used[1:] == used[1:2] * 3
+
+
+def test_a_fast_loader_is_no_bottleneck() -> None:
+    """Time that the host waits for a busy device is not counted as waiting for data."""
+    batches = shardflow.DevicePrefetcher([torch.zeros(1 << 16)] * 20, "cuda")
+    for _ in batches:
+        busy(0.01)
+    assert batches.stats().waiting_share < 0.2

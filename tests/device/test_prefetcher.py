@@ -1,0 +1,392 @@
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import json
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
+
+import shardflow
+from device.delayed import DelayedSide
+from making import make_dataset
+from shardflow.device import prefetcher as module
+from shardflow.device.slots import Slot
+from shardflow.errors import ConfigError, DecodeError
+
+SIZES = [20, 9, 31]
+TOTAL = sum(SIZES)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 60 labelled samples in three uneven shards."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", SIZES)
+
+
+@pytest.fixture(params=["cpu", "delayed", "delayed, staged"])
+def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DelayedSide | None:
+    """The plain way of the CPU, and the streams' way with copies as late as they may be."""
+    if request.param == "cpu":
+        return None
+    delayed = DelayedSide(staged=request.param == "delayed, staged")
+    monkeypatch.setattr(module, "side_of", lambda _: delayed)
+    return delayed
+
+
+@pytest.fixture
+def delayed(monkeypatch: pytest.MonkeyPatch) -> DelayedSide:
+    """The streams' way."""
+    delayed = DelayedSide()
+    monkeypatch.setattr(module, "side_of", lambda _: delayed)
+    return delayed
+
+
+def loader(url: Path, **options: Any) -> shardflow.Loader:
+    """A loader whose last batch is a short one."""
+    options = {"batch_size": 7, "num_workers": 0, "tail": "short", "window": 16, **options}
+    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(12), **options)
+
+
+def contents(batches: Any) -> list[tuple[bytes, list[int]]]:
+    """The pixels and labels of all batches."""
+    return [(images.numpy().tobytes(), labels.tolist()) for images, labels in batches]
+
+
+def threads() -> list[str]:
+    """The prefetchers' threads that are running."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "device-prefetcher"]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.usefixtures("side")
+def test_batches_are_the_loaders(dataset: Path, slots: int) -> None:
+    """Over two epochs the batches are the loader's, in order, kept all of them until the end: none is overwritten."""
+    plain = loader(dataset)
+    expected = contents(plain) + contents(plain)
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", slots=slots)
+    assert len(batches) == len(plain)
+    kept = [*batches, *batches]
+    assert contents(kept) == expected
+    assert threads() == []
+
+
+@pytest.mark.usefixtures("side")
+def test_workers_are_used(dataset: Path) -> None:
+    """With worker processes and their shared memory, pixels arrive as they do without."""
+    plain = contents(loader(dataset))
+    batches = shardflow.DevicePrefetcher(loader(dataset, num_workers=2), "cpu")
+    assert contents([*batches]) == plain
+
+
+@pytest.mark.usefixtures("side")
+@pytest.mark.parametrize("end", ["exhausted", "left early", "failed"])
+def test_nothing_is_left_to_the_garbage_collector(end: str) -> None:
+    """However an iteration ends, the loader goes with the last reference: workers kept by a cycle do not end well."""
+
+    class Loader(Failing):
+        pass
+
+    loader = Loader()
+    gone = weakref.ref(loader)
+    batches = shardflow.DevicePrefetcher(loader, "cpu")
+    gc.disable()
+    try:
+        if end == "left early":
+            next(iter(batches))
+        else:
+            with pytest.raises(DecodeError) if end == "failed" else contextlib.nullcontext():
+                [*itertools.islice(batches, 2 if end == "exhausted" else None)]
+        del loader, batches
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("side")
+def test_state_counts_what_was_handed_out(dataset: Path) -> None:
+    """In the body for batch k the state stands behind batch k, however far the loader is ahead, and resumes there."""
+    whole = contents(loader(dataset))
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", slots=3)
+    assert batches.state_dict()["position"] == 0
+    positions = []
+    for step, _ in enumerate(batches, start=1):
+        time.sleep(0.005)  # for the loader to get ahead
+        state = json.loads(json.dumps(batches.state_dict()))
+        positions.append(state["position"])
+        resumed = shardflow.DevicePrefetcher(loader(dataset), "cpu")
+        resumed.load_state_dict(state)
+        resumed.set_epoch(state["epoch"])
+        assert contents(resumed) == whole[step:]
+    assert positions == [7, 14, 21, 28, 35, 42, 49, 56, 60]
+    assert (batches.state_dict()["epoch"], batches.state_dict()["position"]) == (1, 0)
+
+
+@pytest.mark.usefixtures("side")
+def test_after_a_break_the_next_iteration_is_the_next_epoch(dataset: Path) -> None:
+    """Leaving early ends the thread, keeps the state, and goes on with the next epoch, as the loader does."""
+    plain = loader(dataset)
+    _, second = contents(plain), contents(plain)
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", slots=3)
+    for _ in itertools.islice(batches, 8):
+        time.sleep(0.005)
+    assert threads() == []
+    assert batches.state_dict()["position"] == 56
+    assert contents(batches) == second
+    batches.set_epoch(1)
+    assert contents(batches) == second
+
+
+@pytest.mark.usefixtures("side")
+def test_loading_a_state_forgets_where_it_was(dataset: Path) -> None:
+    """A state that is loaded in the middle of an iteration is the state."""
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu")
+    begun = batches.state_dict()
+    iteration = iter(batches)
+    next(iteration)
+    batches.load_state_dict(begun)
+    assert batches.state_dict() == begun
+    assert contents(batches) == contents(loader(dataset))
+
+
+@pytest.mark.usefixtures("side")
+def test_one_iteration_at_a_time(dataset: Path) -> None:
+    """Starting another iteration ends the one before it, which says so in place of ending early."""
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu")
+    first = iter(batches)
+    next(first)
+    second = iter(batches)
+    next(second)
+    with pytest.raises(ConfigError, match="was iterated again"):
+        next(first)
+    assert len([*second]) == len(batches) - 1
+
+
+class Failing:
+    """A loader that fails after two batches."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from (torch.full((2, 2), number) for number in range(2))
+        raise DecodeError("the third batch is bad")
+
+
+@pytest.mark.usefixtures("side")
+def test_an_error_comes_after_the_batches_before_it() -> None:
+    """What the loader raises is raised here, after all batches before it, and the next iteration starts anew."""
+    batches = shardflow.DevicePrefetcher(Failing(), "cpu", slots=3)
+    for _ in range(2):
+        got = []
+        with pytest.raises(DecodeError, match="the third batch is bad"):
+            got.extend(int(batch[0, 0]) for batch in batches)
+        assert got == [0, 1]
+    assert threads() == []
+
+
+@pytest.mark.usefixtures("side")
+def test_an_error_of_a_stage_ends_the_iteration(dataset: Path) -> None:
+    """What a stage raises reaches the caller, and no thread is left."""
+
+    def broken(images: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"{len(images)} images")
+
+    with pytest.raises(ValueError, match="7 images"):
+        next(iter(shardflow.DevicePrefetcher(loader(dataset), "cpu", [broken])))
+    gc.collect()
+    assert threads() == []
+
+
+@pytest.mark.usefixtures("side")
+def test_an_empty_loader_is_an_empty_iteration() -> None:
+    """A loader without batches gives none, twice."""
+    batches = shardflow.DevicePrefetcher([], "cpu")
+    assert [*batches] == []
+    assert [*batches] == []
+
+
+class Nested(NamedTuple):
+    images: torch.Tensor
+    extra: dict[str, Any]
+
+
+@pytest.mark.usefixtures("side")
+def test_any_nesting_of_tensors_passes() -> None:
+    """Dicts, lists, tuples, other values, odd shapes, strides and dtypes come out as they went in."""
+    wide = torch.arange(24.0).view(2, 3, 2, 2)
+    given = [
+        Nested(
+            wide.contiguous(memory_format=torch.channels_last),
+            {
+                "keys": ["a", "b"],
+                "pair": (torch.tensor(3), torch.zeros(0, 5, dtype=torch.float64)),
+                "none": None,
+                "strided": torch.arange(10)[::2],
+                "bool": torch.tensor([True, False]),
+                "expanded": torch.tensor([1, 2]).expand(3, 2),
+                "n": number,
+            },
+        )
+        for number in range(4)
+    ]
+    for before, after in zip(given, shardflow.DevicePrefetcher(given, "cpu"), strict=True):
+        assert isinstance(after, Nested)
+        for leaf, its in zip(tree_leaves(after), tree_leaves(before), strict=True):
+            assert torch.equal(leaf, its) if isinstance(its, torch.Tensor) else leaf == its
+        assert after.images.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.usefixtures("side")
+def test_a_torch_dataloader_will_do() -> None:
+    """A DataLoader's batches, lists of tensors, pass and are augmented; it has no state to save, which is said."""
+    pairs = [(torch.full((3, 2, 2), number, dtype=torch.uint8), number) for number in range(6)]
+    batches = shardflow.DevicePrefetcher(
+        DataLoader(pairs, batch_size=4), "cpu", [shardflow.Normalize((0,) * 3, (1,) * 3)]
+    )
+    got = [(images[:, 0, 0, 0] * 255, labels) for images, labels in batches]
+    torch.testing.assert_close(torch.cat([images for images, _ in got]), torch.arange(6.0))
+    assert len(batches) == 2
+    with pytest.raises(ConfigError, match="a DataLoader has no state to save"):
+        batches.state_dict()
+
+
+@pytest.mark.usefixtures("side")
+def test_dtype_and_memory_format_come_last(dataset: Path) -> None:
+    """Floats get the dtype, images the memory format; integers stay what they are, autocast or not."""
+    batches = shardflow.DevicePrefetcher(
+        loader(dataset), "cpu", [shardflow.Normalize()], dtype=torch.float16, channels_last=True
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        images, labels = next(iter(batches))
+    assert images.dtype == torch.float16
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert labels.dtype == torch.int64
+    images, _ = next(iter(shardflow.DevicePrefetcher(loader(dataset), "cpu", dtype=torch.float16)))
+    assert images.dtype == torch.uint8
+
+
+def test_stages_are_kept_out_of_autocast_and_gradients(dataset: Path) -> None:
+    """A stage computes in full precision and without a graph, in whatever context the batch is asked for."""
+    seen = []
+
+    def look(images: torch.Tensor) -> torch.Tensor:
+        seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return images
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        next(iter(shardflow.DevicePrefetcher(loader(dataset), "cpu", [look])))
+    assert seen == [(False, False)]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_slot_is_not_overwritten_while_it_is_read(staged: bool) -> None:
+    """Before each copy into a slot, the side stream waits for the mark behind the last reading of that very slot."""
+    side = DelayedSide(staged=staged)
+    slots = [Slot(side), Slot(side)]
+    for number in range(6):
+        slot = slots[number % 2]
+        slot.fill(torch.full((4,), number))
+        assert slot.hand_out(lambda batch: batch * 2).tolist() == [2 * number] * 4
+    copies = [place for place, (kind, _) in enumerate(side.log) if kind == "copy"]
+    consumed = [number for kind, number in side.log if kind == "consumed"][1::2]  # the others mark the arrival
+    for number, place in enumerate(copies[2:]):
+        assert ("wait", consumed[number]) in side.log[copies[number + 1] : place]
+
+
+def test_staging_is_not_overwritten_before_it_was_copied() -> None:
+    """A slot that is filled again before its first batch was asked for waits for that copy on the host."""
+    side = DelayedSide()
+    slot = Slot(side)
+    slot.fill(torch.tensor([1, 2, 3]))
+    staging, memory = slot._leaves[0]._staging, slot._leaves[0]._memory
+    slot.fill(torch.tensor([4, 5, 6]))
+    assert memory.view(torch.int64).tolist() == [1, 2, 3]
+    assert staging.view(torch.int64).tolist() == [4, 5, 6]
+
+
+def test_slots_keep_their_memory() -> None:
+    """The memory of a slot grows to the largest batch, and serves smaller ones of other shapes and dtypes as it is."""
+    side = DelayedSide()
+    slot = Slot(side)
+    for batch in (torch.zeros(4), torch.zeros(100), torch.zeros(3, 7, dtype=torch.int16), torch.zeros(99)):
+        slot.fill(batch)
+        assert torch.equal(slot.hand_out(lambda batch: batch), batch)
+    assert len({address for kind, address in side.log if kind == "copy"}) == 2
+
+
+class Slow:
+    """A loader whose second batch is kept back until it is released."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield torch.zeros(1)
+        assert self.release.wait(20)
+        yield torch.ones(1)
+
+
+@pytest.mark.usefixtures("delayed")
+def test_a_ready_batch_is_not_held_up_by_the_next() -> None:
+    """The first batch is handed out although the loader has not made the second."""
+    slow = Slow()
+    iteration = iter(shardflow.DevicePrefetcher(slow, "cpu"))
+    assert next(iteration).tolist() == [0]
+    slow.release.set()
+    assert [batch.tolist() for batch in iteration] == [[1]]
+
+
+def test_the_first_batch_is_taken_by_the_caller(delayed: DelayedSide) -> None:  # noqa: ARG001 - its effect
+    """The loader is asked for its first batch in the thread that iterates, where its workers are to be forked."""
+    names = []
+
+    def batches() -> Iterator[torch.Tensor]:
+        for number in range(3):
+            names.append(threading.current_thread() is threading.main_thread())
+            yield torch.tensor(number)
+
+    assert [int(batch) for batch in shardflow.DevicePrefetcher(batches(), "cpu")] == [0, 1, 2]
+    assert names == [True, False, False]
+
+
+def test_time_waited_is_told_apart(delayed: DelayedSide) -> None:
+    """Waiting for the loader counts as such while the device is idle, and not at all while it has work to do."""
+
+    def slowly() -> Iterator[torch.Tensor]:
+        for number in range(4):
+            time.sleep(0.03)
+            yield torch.tensor(number)
+
+    class Loader:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return slowly()
+
+    batches = shardflow.DevicePrefetcher(Loader(), "cpu")
+    for delayed.dry, least, most in ((True, 0.06, 0.5), (False, 0.0, 0.0)):
+        assert len([*batches]) == 4
+        stats = batches.stats()
+        assert least <= stats.waiting_s <= most
+        assert stats.batches == 4
+        assert stats.first_s >= 0.03
+    assert stats.stages_s == pytest.approx(0.003)  # of all batches but the first, a millisecond each
+
+
+def test_a_missing_device_is_said() -> None:
+    """On a machine without a GPU, asking for one is an error that says what is missing and what works."""
+    if torch.cuda.is_available():
+        pytest.skip("needs CUDA to be missing")
+    with pytest.raises(ConfigError, match=r"device 'cuda' is not here.*device='cpu'"):
+        shardflow.DevicePrefetcher([], "cuda")
+
+
+def test_slots_must_be_some() -> None:
+    """No slots is an error."""
+    with pytest.raises(ConfigError, match="slots must be 1 or more, found 0"):
+        shardflow.DevicePrefetcher([], "cpu", slots=0)

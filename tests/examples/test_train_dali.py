@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from examples.scripts import run
+from shardflow.cli.export import export
+
+
+def test_dali_reads_every_sample_once_by_the_exported_index(dataset: Path, tmp_path: Path) -> None:
+    """DALI's reader takes the shards with the index files that were exported, and an epoch has every sample."""
+    indexes = tmp_path / "indexes"
+    assert CliRunner().invoke(export, ["dali", str(dataset), str(indexes)]).exit_code == 0
+    printed = run("train_dali.py", dataset, "--indexes", indexes, "--batch-size", 16, "--size", 16)
+    assert re.match(r"67 samples, loss \d+\.\d+", printed)
+
+
+def test_dali_goes_by_the_index(dataset: Path, tmp_path: Path) -> None:
+    """An index that names another place is what DALI reads, so that the example tries what was exported."""
+    indexes = tmp_path / "indexes"
+    assert CliRunner().invoke(export, ["dali", str(dataset), str(indexes)]).exit_code == 0
+    index = indexes / "train" / "000000.idx"
+    lines = index.read_text().splitlines()
+    index.write_text("\n".join([lines[0].replace("20", "19", 1), *lines[1:-1]]) + "\n")
+    printed = run("train_dali.py", dataset, "--indexes", indexes, "--batch-size", 16, "--size", 16)
+    assert printed.startswith("66 samples")
