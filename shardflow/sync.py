@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from .files import packed_index
 from .manifest import Shard
 from .spool import spool_for
 from .store import TEMPORARY, LocalStore, Store, file_sha256, open_store
+from .view import view_of
 
 _AT_ONCE = 4
 
@@ -48,7 +49,8 @@ def sync(
 ) -> SyncReport:
     """Copy the dataset at `src` to `dst`, each a directory or a URL; the same call goes on where one was stopped.
 
-    Of a dataset that was extended the newest version is copied, without the manifests of the older ones.
+    Of a dataset that was extended the newest version is copied, without the manifests of the older ones. The copy of a
+    view has its own copies of the tars, whole, in `bases/`: it needs nothing else, and keeps the fingerprint.
 
     Args:
         src: A dataset.
@@ -66,7 +68,8 @@ def sync(
     dataset = open_dataset(src, storage_options=src_options)
     source, target = dataset.store, open_store(dst, dst_options)
     shards = [shard for split in dataset.values() for shard in split.shards]
-    seal = source.read(manifest.FILE_NAME)
+    bases = {name: replace(base, url=f"bases/{name}") for name, base in dataset.manifest.bases.items()}
+    copied = replace(dataset.manifest, bases=bases)
     with spool_for(target) as (spool, _):
         if target.size(manifest.FILE_NAME) is not None:
             if manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
@@ -74,6 +77,7 @@ def sync(
             tidy(target)
             return _report(dataset.fingerprint, [(shard, False) for shard in shards])
         _begin(target, dataset.fingerprint)
+        target = view_of(target, bases, dst_options)
         done: list[tuple[Shard, bool]] = []
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             copies = [pool.submit(_copy, source, target, spool, shard) for shard in shards]
@@ -90,7 +94,7 @@ def sync(
             with contextlib.suppress(NotFoundError):
                 target.put(name, source.read(name))
         close_uploads(target, {shard.name for shard in shards})
-        target.put_new(manifest.FILE_NAME, seal)
+        target.put_new(manifest.FILE_NAME, copied.to_bytes())
         release(target)
     return _report(dataset.fingerprint, done)
 

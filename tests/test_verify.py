@@ -256,6 +256,16 @@ def test_wrong_labels_are_found(tmp_path: Path, label: bytes | None, problem: st
     assert re.search(problem, finding.problem)
 
 
+@pytest.mark.parametrize("labels", [b"[4]", b"[-1]", b"1", b'["1"]', b"[1", b"[1.0]"])
+def test_wrong_lists_of_labels_are_found(tmp_path: Path, labels: bytes) -> None:
+    """A list of labels that is none, or names no class, is found with the sample's key; a right one is in order."""
+    store = LocalStore(tmp_path)
+    samples = [("000", {"jpg": b"", "labels.json": b"[0, 3]"}), ("001", {"jpg": b"", "labels.json": labels})]
+    commit(store, [write_shard(store, "train/000000.tar", samples)], classes=4)
+    (finding,) = shardflow.verify(tmp_path)
+    assert (finding.key, "are not a list of numbers from 0 to 3" in finding.problem) == ("001", True)
+
+
 def test_manifest_that_miscounts_is_found(tmp_path: Path) -> None:
     """A shard with more or fewer samples than the manifest says is found, and reading it is a typed error."""
     store = LocalStore(tmp_path)

@@ -11,7 +11,7 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-ALLOWED = ("needs CUDA",)
+ALLOWED = ("needs CUDA", "needs a mount namespace")
 """Parts of the reasons that are fine: what a machine has or has not."""
 
 
