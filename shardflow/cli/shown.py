@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+import click
 from tqdm import tqdm
 
 from shardflow.manifest import Shard
@@ -19,6 +21,13 @@ def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> 
             bar.update(shard.bytes)
 
         yield progress
+
+
+def file_to_write(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001 - click's
+    """Refuse a file in a folder that does not exist before anything is done, and not after it."""
+    if value is not None and not Path(value).parent.is_dir():
+        raise click.BadParameter(f"the folder {str(Path(value).parent)!r} does not exist")
+    return value
 
 
 def total_bytes(shards: Sequence[Shard]) -> int:

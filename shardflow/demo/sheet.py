@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 import shardflow
 from shardflow.dataset import Split
+from shardflow.look.drawing import FAINT, FRAME, INK, PAPER, fitted, font, put_tile
 from shardflow.shardindex import IMAGE_PARTS
 
 from .training import CROP, augmentation
@@ -26,7 +27,6 @@ _SEARCHED = 512
 _NAMED = "short_side", "quality", "subsampling"
 _TILE, _GAP, _MARGIN = 176, 10, 36
 _CAPTION, _HEADER = 132, 108
-_PAPER, _INK, _FAINT, _FRAME = "#f7f6f3", "#1d1d1f", "#77767b", "#e6e4df"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,46 +114,30 @@ def _lay_out(columns: list[_Column], heading: str, recipe: list[str]) -> Image.I
     first_row = _HEADER + 48
     augmented_row = first_row + _TILE + 46
     height = augmented_row + EPOCHS * (_TILE + _GAP) - _GAP + _MARGIN
-    sheet = Image.new("RGB", (max(width, 640), height), _PAPER)
+    sheet = Image.new("RGB", (max(width, 640), height), PAPER)
     pen = ImageDraw.Draw(sheet)
-    pen.text((_MARGIN, 30), "From shards to batches", _INK, _font(30))
-    pen.text((_MARGIN, 70), heading, _FAINT, _font(17))
+    pen.text((_MARGIN, 30), "From shards to batches", INK, font(30))
+    pen.text((_MARGIN, 70), heading, FAINT, font(17))
     _caption(pen, first_row, "as packed", *recipe)
     for epoch in range(EPOCHS):
         lines = ("random crop, flip,", "colour jitter;", "the next epoch", "draws anew") if epoch == 0 else ()
         _caption(pen, augmented_row + epoch * (_TILE + _GAP), f"epoch {epoch}", *lines)
     for place, column in enumerate(columns):
         left = _MARGIN + _CAPTION + place * (_TILE + _GAP)
-        pen.text((left, first_row - 46), _fitted(column.title, _font(20)), _INK, _font(20))
-        pen.text((left, first_row - 21), column.subtitle, _FAINT, _font(13))
-        pen.rectangle((left, first_row, left + _TILE - 1, first_row + _TILE - 1), _FRAME)
-        small = column.packed.copy()
-        small.thumbnail((_TILE, _TILE), Image.Resampling.LANCZOS)
-        sheet.paste(small, (left + (_TILE - small.width) // 2, first_row + (_TILE - small.height) // 2))
+        pen.text((left, first_row - 46), fitted(column.title, font(20), _TILE), INK, font(20))
+        pen.text((left, first_row - 21), column.subtitle, FAINT, font(13))
+        put_tile(sheet, column.packed, left, first_row, _TILE)
         for epoch, image in enumerate(column.augmented):
             sheet.paste(image, (left, augmented_row + epoch * (_TILE + _GAP)))
     middle = first_row + _TILE + 23
-    pen.line((_MARGIN, middle, width - _MARGIN, middle), _FRAME, 2)
+    pen.line((_MARGIN, middle, width - _MARGIN, middle), FRAME, 2)
     return sheet
 
 
 def _caption(pen: ImageDraw.ImageDraw, top: int, title: str, *lines: str) -> None:
-    pen.text((_MARGIN, top - 2), title, _INK, _font(20))
+    pen.text((_MARGIN, top - 2), title, INK, font(20))
     for number, line in enumerate(lines):
-        pen.text((_MARGIN, top + 28 + 17 * number), line, _FAINT, _font(13))
-
-
-def _fitted(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """Return the text, cut with dots where it is wider than a tile."""
-    if font.getlength(text) <= _TILE:
-        return text
-    while text and font.getlength(text + "...") > _TILE:
-        text = text[:-1]
-    return text + "..."
-
-
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)
+        pen.text((_MARGIN, top + 28 + 17 * number), line, FAINT, font(13))
 
 
 def _image(pixels_CHW: npt.NDArray[np.uint8]) -> Image.Image:  # noqa: N803 - the suffix is the shape

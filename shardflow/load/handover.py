@@ -32,6 +32,9 @@ from .stages import Made
 Bytes = npt.NDArray[np.uint8]
 
 _ALIGNMENT = 64
+SLOTS_BEYOND_PREFETCH = 3
+"""A batch in the making, one in the caller's hands, and one just let go."""
+
 _LEAST_BYTES = 1 << 16
 """Smaller tensors go through the pipe: a label is not worth a slot, and still less a file descriptor of its own."""
 

@@ -26,6 +26,7 @@ import webdataset as wds
 
 from shardflow import keyed
 from shardflow.load.source import LANES_PER_RANK, WINDOW
+from shardflow.look import mixing
 from shardflow.plan import Plan
 from shardflow.schedule import Schedule
 
@@ -137,13 +138,10 @@ def webdataset_batches(world: int) -> I64:
 
 def class_noise(classes: I64) -> npt.NDArray[np.float64]:
     """Return the class noise of each row of an array of class numbers, shape [rows, samples]."""
-    expected = classes.shape[1] / CLASSES
-    noises = []
-    for rows in np.array_split(classes, len(classes) // 500 + 1):
-        cells = np.arange(len(rows))[:, None] * CLASSES + rows
-        counts = np.bincount(cells.ravel(), minlength=len(rows) * CLASSES).reshape(-1, CLASSES)
-        noises.append(((counts - expected) ** 2).sum(1) / expected / (CLASSES - 1))
-    return np.concatenate(noises)
+    shares = np.full(CLASSES, 1 / CLASSES)
+    return np.concatenate(
+        [mixing.class_noise(rows, shares) for rows in np.array_split(classes, len(classes) // 500 + 1)]
+    )
 
 
 def distinct(values: I64) -> float:

@@ -1,0 +1,1 @@
+"""Looking: pictures and a page of what is in a dataset."""

@@ -1,0 +1,118 @@
+"""`shardflow bench` and `shardflow tune`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from making import make_dataset
+from shardflow.cli.bench import bench
+from shardflow.cli.main import main
+from shardflow.cli.tune import tune
+
+MADE = """
+import shardflow
+from torchvision.transforms import v2
+
+def make_loader(**settings):
+    return shardflow.Loader({url!r}, batch_size=8, transform=v2.RandomInvert(), **settings)
+
+def nothing(**settings):
+    return 1 / 0
+
+def other(**settings):
+    return "no loader"
+
+def fail(image):
+    raise ValueError("too dark")
+
+def failing(**settings):
+    return shardflow.Loader({url!r}, batch_size=8, transform=fail, **settings)
+"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small dataset."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", {"train": [40, 40], "val": []})
+
+
+@pytest.fixture(autouse=True)
+def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's file puts its folder into the path, as a script does; after the test it is gone."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def test_bench_gives_the_verdict(url: Path, tmp_path: Path) -> None:
+    """A slow model is fed; the picture is drawn, and the lines name rate, limit and stages."""
+    plot = tmp_path / "bench.png"
+    arguments = [str(url), "--batch-size", "8", "--workers", "1", "--seconds", "1", "--step-ms", "60000"]
+    result = CliRunner().invoke(bench, [*arguments, "--size", "32", "--plot", str(plot)], catch_exceptions=False)
+    assert result.exit_code == 0
+    for expected in ("images/s", "CPU-ms per image", "decode", "transfer", "fed: a batch every", str(plot)):
+        assert expected in result.output
+    with Image.open(plot) as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 1000
+
+
+def test_bench_of_the_users_own_loader_starves(url: Path, tmp_path: Path) -> None:
+    """A loader that a file of the user's makes is measured, its transform included; a starving model is exit code 1."""
+    file = tmp_path / "my_loader.py"
+    file.write_text(MADE.format(url=str(url)))
+    arguments = ["--loader", f"{file}:make_loader", "--workers", "0", "--seconds", "1", "--step-ms", "0.001", "--json"]
+    result = CliRunner().invoke(bench, arguments, standalone_mode=False, catch_exceptions=False)
+    assert result.return_value == 1
+    found = json.loads(result.stdout)
+    assert found["fed"] is False
+    assert found["batch_size"] == 8
+    assert found["stage_cpu_ms_per_image"]["augment"] > 0
+
+
+def test_tune_prints_the_line_to_paste(url: Path) -> None:
+    """The table, what limits, and a call of `shardflow.Loader` with the settings found."""
+    arguments = [str(url), "--batch-size", "8", "--size", "32", "--seconds", "0.5"]
+    result = CliRunner().invoke(tune, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert sum("<- take this" in line for line in lines) == 1
+    assert any(line.startswith("limit") for line in lines)
+    assert any(f"shardflow.Loader({str(url)!r}, split='train', batch_size=8, num_workers=" in line for line in lines)
+
+
+def test_wrong_usage_is_one_line(url: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is missing or wrong is named in one line, the user's own code with its line; never a traceback."""
+    file, taken = tmp_path / "their_loader.py", tmp_path / "other" / "json.py"
+    file.write_text(MADE.format(url=str(url)))
+    taken.parent.mkdir()
+    taken.touch()
+    broken = tmp_path / "broken.py"
+    broken.write_text("import no_such_module_anywhere\n")
+    for arguments, code, message in (
+        (["bench"], 2, "either the URL"),
+        (["tune", str(url), "--loader", "x.py:f"], 2, "either the URL"),
+        (["tune", "--loader", "x.py:f"], 2, "no Python file"),
+        (["tune", "--loader", f"{file}:absent"], 2, "no function 'absent'"),
+        (["tune", "--loader", f"{file}:nothing"], 2, "line 9: ZeroDivisionError"),
+        (["bench", "--loader", f"{file}:other"], 2, "must return a shardflow.Loader"),
+        (["bench", "--loader", f"{file}:failing", "--workers", "0"], 2, "line 15: ValueError: too dark"),
+        (["bench", "--loader", f"{file}:failing", "--workers", "1"], 2, "line 15, in fail: ValueError: too dark"),
+        (["bench", "--loader", f"{taken}:f"], 2, "rename the file"),
+        (["bench", "--loader", f"{broken}:f"], 2, "no_such_module_anywhere"),
+        (["bench", str(url), "--plot", str(tmp_path / "no/such.png")], 2, "does not exist"),
+        (["bench", str(url), "--split", "val"], 2, "has no samples"),
+        (["bench", str(url), "--seconds", "0"], 2, "seconds must be above 0"),
+        (["tune", str(url), "--seconds", "-1"], 2, "seconds must be above 0"),
+        (["bench", str(tmp_path / "nothing")], 4, "does not exist"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        error = capsys.readouterr().err
+        assert caught.value.code == code, (arguments, error)
+        assert message in error, (arguments, error)
+        assert "Traceback" not in error

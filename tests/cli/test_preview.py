@@ -1,0 +1,101 @@
+"""`shardflow preview`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from making import make_dataset
+from shardflow.cli.main import main
+from shardflow.cli.preview import preview
+from shardflow.manifest import QUARANTINE_NAME
+
+
+def run(*arguments: object) -> Result:
+    """Run the command, which is to end well."""
+    result = CliRunner().invoke(preview, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def size(path: Path) -> tuple[int, int]:
+    """Width and height of a PNG."""
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        return picture.size
+
+
+def test_draws_a_contact_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without options `preview.png` is drawn here; more pictures make a higher sheet; the same call draws the same."""
+    monkeypatch.chdir(tmp_path)
+    url = make_dataset(tmp_path / "set", [8, 8])
+    assert "preview.png" in run(url).output
+    for name, count in (("a", 4), ("b", 4), ("c", 16)):
+        run(url, "--count", count, "--output", tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert size(tmp_path / "a")[1] < size(tmp_path / "c")[1] == size(tmp_path / "preview.png")[1]
+
+
+def test_draws_a_class_an_augmentation_and_the_quarantine(tmp_path: Path) -> None:
+    """Each of them is another picture of the same dataset; what was refused is shown with and without its source."""
+    url, source = make_dataset(tmp_path / "set", [8, 8]), tmp_path / "source"
+    source.mkdir()
+    (source / "there.jpg").write_bytes(b"x" * 2000)
+    refused = [{"path": name, "stage": "decode", "reason": "no image"} for name in ("there.jpg", "gone.jpg", "../up")]
+    (url / QUARANTINE_NAME).write_text("".join(json.dumps(each) + "\n" for each in refused))
+    for number, arguments in enumerate(
+        (
+            ["--class", "class9"],
+            ["--augment", 9],
+            ["--augment", 9, "--seed", 1],
+            ["--quarantine"],
+            ["--quarantine", "--source", source],
+        )
+    ):
+        run(url, *arguments, "--output", tmp_path / f"{number}.png")
+    drawn = [path.read_bytes() for path in sorted(tmp_path.glob("*.png"))]
+    assert len(set(drawn)) == len(drawn) == 5
+
+
+def test_writes_a_page_and_says_whether_the_dataset_is_sound(tmp_path: Path) -> None:
+    """`--html` writes a page and no picture; with `--verify` it says what was found, and damage is exit code 1."""
+    url, page = make_dataset(tmp_path / "set", [8]), tmp_path / "page.html"
+    run(url, "--html", page)
+    assert "Not asked for" in page.read_text()
+    run(url, "--html", page, "--verify")
+    assert "Sound" in page.read_text()
+    assert not list(Path.cwd().glob("preview.png"))
+    with open(url / "train/000000.tar", "r+b") as tar:
+        tar.seek(-1500, 2)
+        tar.write(b"damage")
+    result = CliRunner().invoke(preview, [str(url), "--html", str(page), "--verify"], standalone_mode=False)
+    assert result.return_value == 1
+    assert "findings" in page.read_text()
+
+
+def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What does not exist, or does not go together, is named in one line, with the exit code of its kind."""
+    url = str(make_dataset(tmp_path / "set", [8]))
+    for arguments, code, message in (
+        ([url, "--class", "dog"], 2, "no class 'dog'"),
+        ([url, "--augment", "8"], 2, "samples 0 to 7"),
+        ([url, "--quarantine"], 2, "no input in quarantine"),
+        ([url, "--split", "test"], 2, "no split 'test'"),
+        ([url, "--class", "class0", "--augment", "1"], 2, "one at a time"),
+        ([url, "--verify"], 2, "--html"),
+        ([url, "--source", "x"], 2, "--quarantine"),
+        ([url, "--output", str(tmp_path / "no/such/folder.png")], 2, "no/such"),
+        ([url, "--html", str(tmp_path / "no/such/page.html")], 2, "no/such"),
+        ([url, "--output", str(tmp_path)], 4, str(tmp_path)),
+        ([str(tmp_path / "nothing")], 4, "does not exist"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(["preview", *arguments])
+        assert caught.value.code == code, arguments
+        error = capsys.readouterr().err
+        assert message in error, (arguments, error)
+        assert "Traceback" not in error

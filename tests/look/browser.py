@@ -1,0 +1,134 @@
+"""A real browser without a window: Chromium, spoken to by its debugging protocol over a pair of pipes.
+
+Source: https://chromedevtools.github.io/devtools-protocol/; messages are JSON, each ended by a zero byte.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NAMES = "chromium", "chromium-browser", "google-chrome"
+
+_PATIENCE_S = 60.0
+
+
+class Seen(NamedTuple):
+    """What a page looked like: its picture as PNG, what it asked for, what the console said, and what was evaluated."""
+
+    picture: bytes
+    requests: list[str]
+    complaints: list[str]
+    values: dict[str, Any]
+
+
+def executable() -> str | None:
+    """Return where Chromium is, None when it is not installed."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """One browser, for one page at a time; close it when done."""
+
+    def __init__(self, profile: Path) -> None:
+        path = executable()
+        assert path is not None
+        to_browser, self._out = os.pipe()
+        self._in, from_browser = os.pipe()
+        # The browser expects to be spoken to on descriptor 3, and to answer on 4; a shell puts the pipes there.
+        command = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--remote-debugging-pipe",
+        ]
+        flags += ["--no-first-run", "--disable-background-networking", f"--user-data-dir={profile}", "about:blank"]
+        self._process = subprocess.Popen(
+            ["/bin/bash", "-c", command, path, *flags],
+            pass_fds=(to_browser, from_browser),
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "HOME": str(profile)},
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._buffer, self._number, self._session = b"", 0, ""
+        self._events: list[dict[str, Any]] = []
+        targets = self._call("Target.getTargets")["targetInfos"]
+        page = next(target["targetId"] for target in targets if target["type"] == "page")
+        self._session = self._call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Log", "Runtime"):
+            self._call(f"{domain}.enable")
+
+    def look(self, page: Path, *, width: int, dark: bool, evaluate: dict[str, str]) -> Seen:
+        """Open a file in a window of so many pixels, and evaluate JavaScript expressions by name."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        self._events.clear()
+        self._call("Page.navigate", url=page.as_uri())
+        self._await("Page.loadEventFired")
+        values = {
+            name: self._call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+            for name, expression in evaluate.items()
+        }
+        picture = self._call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+        by_method = {
+            method: [event["params"] for event in self._events if event["method"] == method]
+            for method in ("Network.requestWillBeSent", "Log.entryAdded", "Runtime.consoleAPICalled")
+        }
+        return Seen(
+            picture=base64.b64decode(picture),
+            requests=[event["request"]["url"] for event in by_method["Network.requestWillBeSent"]],
+            complaints=[str(event) for event in by_method["Log.entryAdded"] + by_method["Runtime.consoleAPICalled"]],
+            values=values,
+        )
+
+    def close(self) -> None:
+        """End the browser."""
+        self._process.terminate()
+        self._process.wait(_PATIENCE_S)
+        os.close(self._in)
+        os.close(self._out)
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        for answer in self._messages():
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                result: dict[str, Any] = answer["result"]
+                return result
+            self._events.append(answer)
+        raise AssertionError("unreachable")
+
+    def _await(self, method: str) -> None:
+        if not any(event["method"] == method for event in self._events):
+            for event in self._messages():
+                self._events.append(event)
+                if event["method"] == method:
+                    return
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            while b"\0" not in self._buffer:
+                ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
+                assert ready, "the browser does not answer"
+                received = os.read(self._in, 1 << 20)
+                assert received, "the browser has ended"
+                self._buffer += received
+            message, _, self._buffer = self._buffer.partition(b"\0")
+            yield json.loads(message)
