@@ -233,6 +233,7 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
     read = Read(far, verify=True, keys=True, substitute=False)
     with looking_ahead(far, source.needs(start), workers=1, period=TOTAL) as reach:
         reach(0)
+        assert until(lambda: any(tmp_path.glob(f"cache/partial/{split.shards[0].sha256}.*")))
         try:
             (batch,) = read(iter([source.batch(start, 0)]))
             assert [bytes(sample.parts["cls"]) for sample in batch.samples] == [b"0", b"1"]

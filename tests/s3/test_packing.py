@@ -21,6 +21,7 @@ from s3.proxy import Fault, Proxy
 from s3.server import SECRET_KEY, Server
 from shardflow.claim import FILE_NAME as CLAIM
 from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, ShardflowError
+from shardflow.store import LocalStore
 
 SETTINGS: dict[str, Any] = {"shard_samples": 20, "short_side": 32, "workers": 2}
 
@@ -100,7 +101,9 @@ def test_a_killed_pack_goes_on(
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGKILL)
     process.wait()
-    time.sleep(0.3)  # the workers end with it
+    for spool in spools.iterdir():
+        with LocalStore(spool).sole_writer(patience_s=30):  # the workers end with it, each when it has the time to
+            pass
     done = [name for name in store.names() if name.endswith(".json") and "/" in name]
     try:
         report = sf.pack(src, server.url(prefix), **arguments)
