@@ -149,12 +149,15 @@ def tune(
         raise ConfigError(f"workers must be one number or more, each 1 or more, found {numbers}")
     tell = progress or (lambda: None)
     share = seconds * _WORKERS_SHARE
-    trials = _tried(make_loader, [(number, _MIDDLE) for number in numbers], share, tell)
-    fewest = _best(trials).num_workers
-    # The depth in the middle is tried again beside the others: what is known of it is from other rounds.
-    depths = _tried(make_loader, [(fewest, depth) for depth in PREFETCH], seconds - share, tell)
-    best = _best(depths)
-    loader = _made(make_loader, best.num_workers, best.prefetch_factor)
+    with warnings.catch_warnings():
+        # More workers than cores are tried on purpose: where images come from afar, they help.
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        trials = _tried(make_loader, [(number, _MIDDLE) for number in numbers], share, tell)
+        fewest = _best(trials).num_workers
+        # The depth in the middle is tried again beside the others: what is known of it is from other rounds.
+        depths = _tried(make_loader, [(fewest, depth) for depth in PREFETCH], seconds - share, tell)
+        best = _best(depths)
+        loader = make_loader(num_workers=best.num_workers, prefetch_factor=best.prefetch_factor)
     limit, advice = _limit(best, loader, cores)
     return Tuning(
         trials=(*(trial for trial in trials if trial.num_workers != fewest), *depths),
@@ -179,7 +182,7 @@ def _tried(
         started = time.monotonic()
         if windows[setting] and started + longest > begin + seconds:
             break
-        with Driven(_made(make_loader, *setting)) as driven:
+        with Driven(make_loader(num_workers=setting[0], prefetch_factor=setting[1])) as driven:
             windows[setting].append(driven.measure(seconds / (_ROUNDS * len(settings)) / 2))
         firsts[setting].append(driven.first_batch_s)
         batch_bytes = driven.batch_bytes
@@ -195,13 +198,6 @@ def _tried(
         )
         for workers, depth in settings
     ]
-
-
-def _made(make_loader: MakeLoader, workers: int, depth: int) -> Loader:
-    with warnings.catch_warnings():
-        # More workers than cores are tried on purpose: where images come from afar, they help.
-        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        return make_loader(num_workers=workers, prefetch_factor=depth)
 
 
 def _best(trials: Sequence[Trial]) -> Trial:
