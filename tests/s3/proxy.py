@@ -71,6 +71,7 @@ class Proxy:
     bytes_per_s: float | None = None  # of every connection
     body_bytes: int = 0  # of all answers together
     endpoint: str = ""
+    _serving: set[asyncio.Task[None] | None] = field(default_factory=set, repr=False)
 
     def add(self, fault: Fault, **which: Any) -> Rule:
         """Let a fault happen to some requests; see Rule."""
@@ -89,12 +90,15 @@ class Proxy:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection of a client."""
+        task = asyncio.current_task()
+        self._serving.add(task)  # the loop itself would let a task be collected that waits for a silent peer
         try:
             while await self._request(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
+            self._serving.discard(task)
             writer.close()
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
