@@ -7,6 +7,7 @@ nothing here. Who opens a file keeps its bytes, so eviction is nothing but unlin
     partial/NAME.TOKEN         on their way; each belongs to the holder of the lock NAME
     locks/NAME                 locked (`flock(2)`) while somebody fetches NAME, and gone afterwards; its size, of which
                                not a byte is written, is what has been promised to NAME
+    decoded/NAME               images of a shard as pixels, where a loader keeps them, within a limit of their own
 
 A lock is the kernel's and ends with its process, so whoever waits for a downloader that was killed goes on at once.
 There is no daemon, no shared memory, and no state besides these files: all of it may be deleted at any time.
@@ -84,6 +85,7 @@ class Cache:
         self.directory = Path(directory) if directory is not None else default_directory()
         self.limit_bytes = size_in_bytes(limit)
         self._blobs, self._partial, self._locks = (self.directory / name for name in ("blobs", "partial", "locks"))
+        self.decoded_directory = self.directory / "decoded"
         self._warned = False
         try:
             self._make_directories()
@@ -169,20 +171,21 @@ class Cache:
 
     def blobs(self) -> list[Blob]:
         """Return what the cache holds, the least recently used first."""
-        found = []
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._blobs) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    found.append(Blob(path=Path(entry.path), bytes=status.st_size, used=status.st_mtime_ns))
-        return sorted(found, key=lambda blob: (blob.used, blob.path))
+        return _files(self._blobs, lambda status: status.st_size)
+
+    def decoded(self) -> list[Blob]:
+        """Return the files of decoded images, the least recently used first, with the space that each takes."""
+        return _files(self.decoded_directory, lambda status: 512 * status.st_blocks)  # they have holes
 
     def prune(self, limit_bytes: int) -> list[Blob]:
-        """Evict the least recently used until no more than that is held, clear away leftovers; return what went."""
+        """Evict the least recently used until no more than that is held, clear away leftovers; return what went.
+
+        What is counted and evicted are shards and decoded images together.
+        """
         self._make_directories()
         with self._evicting():
             self._clear_leftovers()
-            blobs = self.blobs()
+            blobs = sorted(self.blobs() + self.decoded(), key=_age)
             held, gone = sum(blob.bytes for blob in blobs), []
             for blob in blobs:
                 if held <= limit_bytes:
@@ -290,10 +293,7 @@ class Cache:
             return self._fits(held, promised, written)
 
     def _fits(self, held: int, promised: int, written: int) -> bool:
-        disk = os.statvfs(self.directory)
-        least = min(_LEAST_FREE_BYTES, int(_LEAST_FREE_SHARE * disk.f_blocks * disk.f_frsize))
-        free = disk.f_bavail * disk.f_frsize - max(0, promised - written)
-        return held + promised <= self.limit_bytes and free >= least
+        return held + promised <= self.limit_bytes and spare_bytes(self.directory) >= max(0, promised - written)
 
     def _clear_leftovers(self) -> tuple[int, int]:
         """Remove what killed processes left; return the bytes promised to live ones, and written by them so far."""
@@ -382,7 +382,7 @@ class Cache:
 
     def _make_directories(self) -> None:
         _make_directory(self.directory, parents=True)
-        for path in (self._blobs, self._partial, self._locks):
+        for path in (self._blobs, self._partial, self._locks, self.decoded_directory):
             _make_directory(path)
 
 
@@ -404,6 +404,27 @@ def size_in_bytes(size: int | str) -> int:
     if found is None or found[2] not in _UNITS:
         raise ConfigError(f"a size is a number of bytes, or as in '500MB', '1.5TB', '64GiB'; found {size!r}")
     return int(float(found[1]) * _UNITS[found[2]])
+
+
+def spare_bytes(directory: Path) -> int:
+    """Return what may still be written to the disk of a directory; negative where too little is free already."""
+    disk = os.statvfs(directory)
+    least = min(_LEAST_FREE_BYTES, int(_LEAST_FREE_SHARE * disk.f_blocks * disk.f_frsize))
+    return disk.f_bavail * disk.f_frsize - least
+
+
+def _files(directory: Path, taken: Callable[[os.stat_result], int]) -> list[Blob]:
+    found = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                found.append(Blob(path=Path(entry.path), bytes=taken(status), used=status.st_mtime_ns))
+    return sorted(found, key=_age)
+
+
+def _age(blob: Blob) -> tuple[int, Path]:
+    return blob.used, blob.path
 
 
 def _make_directory(path: Path, *, parents: bool = False) -> None:

@@ -11,9 +11,11 @@ import hashlib
 import mmap
 import os
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from . import shardindex, ustar
 from .errors import FormatError, IndexError_, IntegrityError, TarError
@@ -41,14 +43,16 @@ class MappedShard:
     """
 
     def __init__(self, files: ShardFiles, shard: Shard) -> None:
-        self.url = files.url(shard)
+        self.url, self.sha256 = files.url(shard), shard.sha256
         self._files, self._shard, self._renewed = files, shard, False
         self._map = _map(files, shard)
         self._bytes = memoryview(self._map)
         self._rows, self._bounds = packed_rows(files, shard) or _rebuilt_rows(files, shard, self._bytes)
 
-    def sample(self, record: int, *, check: bool) -> Sample:
+    def sample(self, record: int, *, check: bool, unchecked: Collection[str] = ()) -> Sample:
         """Return the parts of a sample, without copying; each payload is checked by its CRC-32 if asked.
+
+        Those of the parts that are named in `unchecked` are not looked at.
 
         Raises:
             IntegrityError: A payload is damaged. The error names the shard and the key.
@@ -56,13 +60,21 @@ class MappedShard:
         parts: Sample = {}
         for _, name, offset, size, crc32, _, _ in self._rows[self._bounds[record] : self._bounds[record + 1]]:
             part, payload = name.decode(), self._bytes[offset : offset + size]
-            if check and zlib.crc32(payload) != crc32:
+            if check and part not in unchecked and zlib.crc32(payload) != crc32:
                 if self._renew():
-                    return self.sample(record, check=check)
+                    return self.sample(record, check=check, unchecked=unchecked)
                 error = IntegrityError(f"part {part!r} is damaged (its CRC-32 differs); run `shardflow verify`")
                 raise error.at(shard=self.url, key=self.key(record))
             parts[part] = payload
         return parts
+
+    def image_sizes(self) -> npt.NDArray[np.int64]:
+        """Return width and height of each sample's image: int64 [samples, 2], zeros where there is none or unknown."""
+        sizes = np.zeros((self._shard.samples, 2), dtype=np.int64)
+        for record, name, _, _, _, width, height in reversed(self._rows):  # of several images, the first is the one
+            if name.decode() in shardindex.IMAGE_PARTS:
+                sizes[record] = width, height
+        return sizes
 
     def _renew(self) -> bool:
         """Map the shard anew, once, if it was a copy: that may have been damaged since it was fetched."""
@@ -110,8 +122,10 @@ def member_key(header: bytes, row: Row) -> str:
         member = ustar.parse(header, offset)
     except TarError as error:
         raise IntegrityError(f"record {record}: {error}; run `shardflow verify`") from error
-    key = member.name.removesuffix(f".{part.decode()}")
-    if key == member.name or member.size != size:
+    suffix = f".{part.decode()}"
+    key = member.name[: -len(suffix)]
+    # Parts are in lower case where tars of others are read, whatever the tar has.
+    if member.name[len(key) :].lower() != suffix.lower() or member.size != size:
         message = f"record {record}: member {member.name!r} is not the one packed here; run `shardflow verify`"
         raise IntegrityError(message)
     return key

@@ -121,7 +121,7 @@ def test_nobody_else_can_look(cache: Cache) -> None:
     """The directory and those in it are for their owner alone."""
     get(cache, X)
     directories = [path for path in [cache.directory, *cache.directory.rglob("*")] if path.is_dir()]
-    assert len(directories) == 4
+    assert len(directories) == 5
     assert {stat.S_IMODE(path.stat().st_mode) for path in directories} == {0o700}
 
 
@@ -135,7 +135,7 @@ def test_default_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert stat.S_IMODE((tmp_path / "c/shardflow").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("name", ["", "blobs", "partial", "locks"])
+@pytest.mark.parametrize("name", ["", "blobs", "partial", "locks", "decoded"])
 @pytest.mark.parametrize("how", ["link", "file", "writable"])
 def test_unsafe_directories_are_refused(tmp_path: Path, name: str, how: str) -> None:
     """A link, a file, or a directory that others can write to is no cache, nor a part of one."""

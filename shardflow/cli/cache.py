@@ -31,7 +31,7 @@ _directory = click.option(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
-    """Show what the cache of remote shards holds.
+    """Show what the cache of remote shards and of decoded images holds.
 
     \b
     Examples:
@@ -44,12 +44,14 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
             raise click.UsageError(f"options of {ctx.invoked_subcommand!r} come after its name")
         return
     here = Cache(cache_dir)
-    blobs = here.blobs()
+    blobs, decoded = here.blobs(), here.decoded()
     disk = shutil.disk_usage(here.directory)
     described = {
         "directory": str(here.directory),
         "files": len(blobs),
         "bytes": sum(blob.bytes for blob in blobs),
+        "decoded_files": len(decoded),
+        "decoded_bytes": sum(blob.bytes for blob in decoded),
         "default_limit_bytes": here.limit_bytes,
         "disk_free_bytes": disk.free,
     }
@@ -59,6 +61,7 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
     click.echo(f"directory  {here.directory}")
     click.echo(f"files      {len(blobs):,}, {megabytes(sum(blob.bytes for blob in blobs))}")
     click.echo(f"limit      {megabytes(here.limit_bytes)}, unless the reader says another")
+    click.echo(f"decoded    {len(decoded):,} files, {megabytes(sum(blob.bytes for blob in decoded))}")
     click.echo(f"disk       {megabytes(disk.free)} free")
 
 
@@ -68,7 +71,9 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
 @click.option("--damaged", is_flag=True, help="Read everything, and remove what is damaged.")
 @_directory
 def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | None) -> None:
-    """Remove files from the cache, the least recently used first. Who is reading them goes on reading.
+    """Remove files from the cache, those of decoded images too, the least recently used first.
+
+    Who is reading them goes on reading.
 
     \b
     Examples:

@@ -16,11 +16,12 @@ from shardflow.shard import MappedShard
 
 
 class Sample(NamedTuple):
-    """One sample of a batch: its parts by name, and where it lies."""
+    """One sample of a batch: its parts by name, where it lies, and its image where it is decoded already."""
 
     parts: Mapping[str, memoryview]
     shard: MappedShard | Arrived
     record: int
+    pixels: npt.NDArray[np.uint8] | None = None
 
     @property
     def key(self) -> str:

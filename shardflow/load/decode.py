@@ -13,7 +13,9 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import PIL
 import torch
+import torchvision
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -30,6 +32,9 @@ Images = torch.Tensor | list[torch.Tensor]
 
 Empty = Callable[[tuple[int, ...]], torch.Tensor]
 """Makes a uint8 tensor of a shape, its values arbitrary."""
+
+Pixels = npt.NDArray[np.uint8]
+"""A decoded image: [H, W, 3], RGB, contiguous. The decoders of this module take it in the place of an encoded one."""
 
 _JPEG = b"\xff\xd8"
 
@@ -93,7 +98,7 @@ class RandomResizedCropDecoder:
         self.size, self.scale, self.ratio, self.hflip = size, scale, ratio, hflip
 
     def __call__(
-        self, payloads: Sequence[memoryview], keys: U64, empty: Empty = new
+        self, payloads: Sequence[memoryview | Pixels], keys: U64, empty: Empty = new
     ) -> tuple[torch.Tensor, dict[int, DecodeError]]:
         """Return uint8 [B, 3, size, size]."""
         sizes = _sizes(payloads)
@@ -135,7 +140,7 @@ class CenterCropDecoder:
 
     def __call__(
         self,
-        payloads: Sequence[memoryview],
+        payloads: Sequence[memoryview | Pixels],
         keys: U64,  # noqa: ARG002 - nothing random here
         empty: Empty = new,
     ) -> tuple[torch.Tensor, dict[int, DecodeError]]:
@@ -162,7 +167,7 @@ class ImageDecoder:
 
     def __call__(
         self,
-        payloads: Sequence[memoryview],
+        payloads: Sequence[memoryview | Pixels],
         keys: U64,  # noqa: ARG002 - nothing random here
         empty: Empty = new,  # noqa: ARG002 - nothing that is one size
     ) -> tuple[Images, dict[int, DecodeError]]:
@@ -170,20 +175,58 @@ class ImageDecoder:
         images, failures = [], {}
         for index, payload in enumerate(payloads):
             try:
-                images.append(_decode(payload))
+                image = _decode(payload)
+                # Pixels are lent for this batch; what is handed out here is kept.
+                images.append(image.clone() if isinstance(payload, np.ndarray) else image)
             except DecodeError as error:
                 images.append(torch.zeros((3, 1, 1), dtype=torch.uint8))
                 failures[index] = error
         return images, failures
 
 
-def _sizes(payloads: Sequence[memoryview]) -> npt.NDArray[np.int64]:
+def decoder_versions(decoder: Decoder) -> str | None:
+    """Name what `decode_whole` decodes with: other versions may give other pixels. None when the decoder takes none."""
+    if type(decoder) not in (RandomResizedCropDecoder, CenterCropDecoder, ImageDecoder):
+        return None  # not those derived from them either, which may expect bytes
+    kernel = native.why() if _natively(decoder) else "no kernel"
+    return f"{kernel}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}"
+
+
+def decode_whole(decoder: Decoder, payload: memoryview, width: int, height: int) -> Pixels | None:
+    """Return the pixels that this decoder sees in an encoded image; None when it is damaged or not of that size.
+
+    Called with them in the image's place, the decoder returns what it returns for the encoded image, bit by bit.
+    """
+    if _natively(decoder):
+        pixels = np.empty((height, width, 3), dtype=np.uint8)
+        box = np.array([[0, 0, width, height]], dtype=np.int32)
+        planes = pixels.transpose(2, 0, 1)[np.newaxis]
+        problems = native.decode_crops([payload], box, np.zeros(1, dtype=np.bool_), planes)
+        if not problems:
+            return pixels
+        if bytes(payload[:2]) == _JPEG and problems[0].status is not native.Status.UNSUPPORTED:
+            return None
+    try:
+        image = _decode(payload)
+    except DecodeError:
+        return None
+    return np.ascontiguousarray(image.permute(1, 2, 0).numpy()) if image.shape[1:] == (height, width) else None
+
+
+def _natively(decoder: Decoder) -> bool:
+    return native.available() and not isinstance(decoder, ImageDecoder)
+
+
+def _sizes(payloads: Sequence[memoryview | Pixels]) -> npt.NDArray[np.int64]:
     """Return width and height as the headers say: int64 [B, 2], zeros where not known."""
-    return np.array([image_size(payload) for payload in payloads], dtype=np.int64)
+    return np.array(
+        [payload.shape[1::-1] if isinstance(payload, np.ndarray) else image_size(payload) for payload in payloads],
+        dtype=np.int64,
+    )
 
 
 def _decode_natively(
-    payloads: Sequence[memoryview],
+    payloads: Sequence[memoryview | Pixels],
     sizes: npt.NDArray[np.int64],
     boxes: npt.NDArray[np.int32],
     flips: npt.NDArray[np.bool_],
@@ -191,15 +234,18 @@ def _decode_natively(
     resized: npt.NDArray[np.int32] | None = None,
 ) -> list[int]:
     """Decode with the native kernel, and return the indexes of the images that are left for the general decoder."""
-    if not native.available() or not (sizes.all() and all(bytes(payload[:2]) == _JPEG for payload in payloads)):
+    if not native.available():
         return list(range(len(payloads)))
+    # Other formats are problems to it; that they are none to their neighbours keeps pixels independent of the batch.
     problems = native.decode_crops(payloads, boxes, flips, batch.numpy(), resized=resized)
     # Corrupt data that decodes all the same is accepted, as torchvision and Pillow do: the CRC says it was packed so.
-    return [problem.index for problem in problems if problem.status is not native.Status.DAMAGED]
+    left = {problem.index for problem in problems if problem.status is not native.Status.DAMAGED}
+    # The crop of a JPEG whose header does not say its size was made up.
+    return sorted(left.union(np.flatnonzero(~sizes.all(axis=1)).tolist()))
 
 
 def _decode_generally(
-    payloads: Sequence[memoryview],
+    payloads: Sequence[memoryview | Pixels],
     indexes: Iterable[int],
     crop: Callable[[int, torch.Tensor], torch.Tensor],
     batch: torch.Tensor,
@@ -215,7 +261,9 @@ def _decode_generally(
     return failures
 
 
-def _decode(payload: memoryview) -> torch.Tensor:
+def _decode(payload: memoryview | Pixels) -> torch.Tensor:
+    if isinstance(payload, np.ndarray):
+        return torch.from_numpy(payload).permute(2, 0, 1)
     decode: Callable[[memoryview], torch.Tensor] = _decode_jpeg if bytes(payload[:2]) == _JPEG else _decode_other
     try:
         return decode(payload)

@@ -14,10 +14,12 @@ import torch
 
 from shardflow.dataset import Split
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
+from shardflow.shard import MappedShard
 from shardflow.shardindex import IMAGE_PARTS
 
 from .batch import Batch, Sample
 from .decode import Decoder, Empty
+from .decoded import DecodedCache
 from .randomness import preserved, reseed
 
 Batches = Iterator[Batch]
@@ -31,10 +33,22 @@ class Read:
         verify: Check each part's CRC-32.
         keys: The batches' keys are asked for, so a sample without a readable one is damaged.
         substitute: Let other samples stand in for damaged ones.
+        decoded: Where images may lie as pixels; those that do need not be read as files.
+        fields: What the batches consist of: a part that is handed out is read in any case.
     """
 
-    def __init__(self, split: Split, *, verify: bool, keys: bool, substitute: bool) -> None:
+    def __init__(
+        self,
+        split: Split,
+        *,
+        verify: bool,
+        keys: bool,
+        substitute: bool,
+        decoded: DecodedCache | None = None,
+        fields: Sequence[str] = (),
+    ) -> None:
         self._split, self._verify, self._keys, self._substitute = split, verify, keys, substitute
+        self._decoded, self._needless = decoded, IMAGE_PARTS.difference(fields)
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, read."""
@@ -44,14 +58,37 @@ class Read:
             for index, (number, record) in enumerate(places):
                 shard = self._split.arrived(number, record) or self._split.shard(number, announce=True)
                 parts: Mapping[str, memoryview] = {}
+                pixels = None
                 try:
-                    parts = shard.sample(record, check=self._verify)
+                    if self._decoded is None or not isinstance(shard, MappedShard):
+                        parts = shard.sample(record, check=self._verify)
+                    elif (pixels := self._decoded.read(shard, record, index)) is None:
+                        parts = shard.sample(record, check=True)  # what is kept as pixels was right once for all
+                    else:
+                        parts = shard.sample(record, check=self._verify, unchecked=self._needless)
                     if self._keys:
                         shard.key(record)
                 except IntegrityError as error:
                     failures[index] = error
-                batch.samples.append(Sample(parts, shard, record))
+                batch.samples.append(Sample(parts, shard, record, pixels))
             substitute(batch, failures, self._substitute)
+            yield batch
+
+
+class Keep:
+    """Decodes whole the images that the cache of decoded ones lacks, and keeps them there."""
+
+    def __init__(self, decoded: DecodedCache) -> None:
+        self._decoded = decoded
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Return the batches, with the pixels of what is kept."""
+        for batch in batches:
+            for index, (parts, shard, record, pixels) in enumerate(batch.samples):
+                if pixels is None and isinstance(shard, MappedShard):
+                    payload = parts[image_part(batch.samples[index])]
+                    pixels = self._decoded.add(shard, record, payload)
+                    batch.samples[index] = Sample(parts, shard, record, pixels)
             yield batch
 
 
@@ -70,7 +107,9 @@ class Decode:
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
         for batch in batches:
-            payloads = [sample.parts[image_part(sample)] for sample in batch.samples]
+            payloads: list[Any] = [  # pixels come for decoders that take them alone
+                sample.parts[image_part(sample)] if sample.pixels is None else sample.pixels for sample in batch.samples
+            ]
             batch.images, errors = self._decoder(payloads, batch.keys, self._empty)
             failures = {index: batch.samples[index].blame(error) for index, error in errors.items()}
             substitute(batch, failures, self._substitute)

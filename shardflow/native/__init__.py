@@ -32,7 +32,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ __all__ = [
     "MAX_PIXELS",
     "Header",
     "Interpolation",
+    "Payload",
     "Problem",
     "Status",
     "available",
@@ -54,10 +55,13 @@ __all__ = [
 
 MAX_PIXELS = 100_000_000  # 600 MB in the worst case, a progressive image without chroma subsampling
 
+Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
+"""An encoded image, or one that is decoded already: uint8 [H, W, 3], RGB, contiguous."""
+
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 _FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}
 
-_ABI = 1  # SF_ABI in kernel.h
+_ABI = 2  # SF_ABI in kernel.h
 _MESSAGE_BYTES = 240
 
 
@@ -107,7 +111,7 @@ def why() -> str:
 
 
 def decode_crops(
-    payloads: Sequence[bytes | memoryview],
+    payloads: Sequence[Payload],
     boxes: NDArray[np.int32] | None,
     flips: NDArray[np.bool_] | NDArray[np.uint8],
     out: NDArray[np.uint8],
@@ -119,7 +123,8 @@ def decode_crops(
 ) -> list[Problem]:
     """Decode a crop of each JPEG, resize it with antialiasing, and write it into `out`, mirrored where `flips` says so.
 
-    - `payloads`: N encoded images; slices of a memory map are read where they are.
+    - `payloads`: N encoded images, of which slices of a memory map are read where they are, or images that are decoded
+      already: uint8 [H, W, 3], RGB, contiguous. These are cropped, resized and mirrored alike.
     - `boxes`: [N, 4] crops as x, y, width, height in pixels of the encoded image; None for the whole images.
     - `flips`: [N].
     - `out`: [N, 3, H, W] RGB; each image contiguous either as such or as [H, W, 3] (channels last).
@@ -158,6 +163,7 @@ def decode_crops(
         raise ConfigError(f"interpolation: expected one of {', '.join(_FILTERS)}, found {interpolation!r}")
 
     payloads = list(payloads)  # keeps them alive whatever the caller does with its own list meanwhile
+    decoded = _decoded_sizes(payloads)
     images, sizes = _addresses(payloads)
     boxes = None if boxes is None else np.ascontiguousarray(boxes)
     mirrored = np.ascontiguousarray(flips)
@@ -167,6 +173,7 @@ def decode_crops(
         sizes=ctypes.addressof(sizes),
         boxes=None if boxes is None else boxes.ctypes.data,
         resized=None if resized is None else resized.ctypes.data,
+        decoded=None if decoded is None else decoded.ctypes.data,
         flips=mirrored.ctypes.data,
         out=out.ctypes.data,
         image_stride=out.strides[0] if count > 1 else 0,
@@ -221,6 +228,7 @@ class _Batch(ctypes.Structure):
         ("sizes", ctypes.c_void_p),
         ("boxes", ctypes.c_void_p),
         ("resized", ctypes.c_void_p),
+        ("decoded", ctypes.c_void_p),
         ("flips", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("image_stride", ctypes.c_size_t),
@@ -310,8 +318,24 @@ def _describe(problem: _Problem) -> Problem:
     return Problem(index=problem.index, status=Status(problem.status), message=message)
 
 
+def _decoded_sizes(payloads: Sequence[Payload]) -> NDArray[np.int32] | None:
+    """Return [N, 2] width and height of the images that are decoded already, zeros of the others; None without any."""
+    sizes = None
+    for index, payload in enumerate(payloads):
+        if not isinstance(payload, np.ndarray):
+            continue
+        height, width, channels = payload.shape if payload.ndim == 3 else (0, 0, 0)
+        if payload.dtype != np.uint8 or channels != 3 or not height or not width or not payload.flags.c_contiguous:
+            found = f"{payload.dtype} {list(payload.shape)}"
+            raise ConfigError(f"payload {index}: expected a contiguous uint8 [H, W, 3], not empty, found {found}")
+        if sizes is None:
+            sizes = np.zeros((len(payloads), 2), np.int32)
+        sizes[index] = width, height
+    return sizes
+
+
 def _addresses(
-    payloads: Sequence[bytes | memoryview],
+    payloads: Sequence[Payload],
 ) -> tuple[ctypes.Array[Any], ctypes.Array[ctypes.c_size_t]]:
     """Where the payloads lie and how long they are; nothing is copied, so valid while the caller holds them."""
     count = len(payloads)
@@ -323,7 +347,8 @@ def _addresses(
         pass
     images = (ctypes.c_void_p * count)()
     for i, payload in enumerate(payloads):  # 1 us each
-        images[i] = np.frombuffer(payload, np.uint8).ctypes.data if sizes[i] else None
+        data = payload if isinstance(payload, np.ndarray) else np.frombuffer(payload, np.uint8)
+        images[i] = data.ctypes.data if sizes[i] else None
     return images, sizes
 
 

@@ -157,16 +157,18 @@ typedef struct {
     const int32_t *resized; /* width, height, left, top */
     bool mirrored;
     uint8_t *out;
+    const uint8_t *pixels; /* of an image that is decoded already, else NULL */
+    int32_t width, height; /* of the image */
 } sf_task;
 
 static void check_task(sf_decoder *d, const sf_task *task) {
     const int32_t *box = task->box, *resized = task->resized;
     const sf_batch *batch = task->batch;
-    const int64_t width = d->info.image_width, height = d->info.image_height;
+    const int64_t width = task->width, height = task->height;
     if (box[0] < 0 || box[1] < 0 || box[2] < 1 || box[3] < 1 || (int64_t)box[0] + box[2] > width ||
         (int64_t)box[1] + box[3] > height) {
         FAIL(d, SF_BAD_BOX, "the crop of %d x %d at (%d, %d) is not inside the image of %d x %d", box[2], box[3],
-             box[0], box[1], (int)width, (int)height);
+             box[0], box[1], task->width, task->height);
     }
     if (resized[2] < 0 || resized[3] < 0 || resized[0] > JPEG_MAX_DIMENSION || resized[1] > JPEG_MAX_DIMENSION ||
         (int64_t)resized[2] + batch->width > resized[0] || (int64_t)resized[3] + batch->height > resized[1]) {
@@ -226,18 +228,18 @@ static bool has_end_marker(const sf_decoder *d) {
     return false;
 }
 
-static void decode(sf_decoder *d, sf_task *task) {
-    struct jpeg_decompress_struct *info = &d->info;
-    const int32_t whole[4] = {0, 0, (int32_t)info->image_width, (int32_t)info->image_height};
-    if (!task->box) task->box = whole;
-    const struct sf_library *jpeg = d->jpeg;
-    const sf_batch *batch = task->batch;
-    const sf_loops *loops = d->loops;
-    check_task(d, task);
-    check_coding(d);
+/* RGB to RGBX, the fourth byte arbitrary. Nothing beyond the last pixel is read. */
+static void widen(const uint8_t *in, int32_t pixels, uint8_t *out) {
+    for (int32_t i = 0; i < pixels - 1; i++) memcpy(out + 4 * (size_t)i, in + 3 * (size_t)i, 4);
+    memcpy(out + 4 * (size_t)(pixels - 1), in + 3 * (size_t)(pixels - 1), 3);
+}
 
-    const bool several_scans = info->progressive_mode || info->comps_in_scan < info->num_components;
-    if (several_scans) {
+/* Begin to decode; returns by how much the image is reduced, and says whether it comes in several scans. */
+static int32_t start_image(sf_decoder *d, const sf_task *task, bool *several_scans) {
+    struct jpeg_decompress_struct *info = &d->info;
+    check_coding(d);
+    *several_scans = info->progressive_mode || info->comps_in_scan < info->num_components;
+    if (*several_scans) {
         d->progress = (struct jpeg_progress_mgr){.progress_monitor = on_progress};
         info->progress = &d->progress;
     }
@@ -245,10 +247,26 @@ static void decode(sf_decoder *d, sf_task *task) {
     info->scale_num = 1;
     info->scale_denom = (unsigned)reduction;
     info->out_color_space = JCS_EXT_RGBX; /* grey is replicated; four bytes per pixel suit the vector loops */
-    jpeg->jpeg_start_decompress(info);
+    d->jpeg->jpeg_start_decompress(info);
+    return reduction;
+}
 
-    const extent across = reduce(task->box[0], task->box[2], reduction, (int32_t)info->output_width);
-    const extent down = reduce(task->box[1], task->box[3], reduction, (int32_t)info->output_height);
+static void decode(sf_decoder *d, sf_task *task) {
+    struct jpeg_decompress_struct *info = &d->info;
+    const int32_t whole[4] = {0, 0, task->width, task->height};
+    if (!task->box) task->box = whole;
+    const struct sf_library *jpeg = d->jpeg;
+    const sf_batch *batch = task->batch;
+    const sf_loops *loops = d->loops;
+    check_task(d, task);
+
+    const uint8_t *const pixels = task->pixels;
+    bool several_scans = false;
+    const int32_t reduction = pixels ? 1 : start_image(d, task, &several_scans);
+    const int32_t width = pixels ? task->width : (int32_t)info->output_width;
+    const int32_t height = pixels ? task->height : (int32_t)info->output_height;
+    const extent across = reduce(task->box[0], task->box[2], reduction, width);
+    const extent down = reduce(task->box[1], task->box[3], reduction, height);
     sf_axis *horizontal = &d->horizontal, *vertical = &d->vertical;
     const sf_span columns = {
         .filter = batch->filter, .origin = across.offset, .length = across.length, .high = across.pixels,
@@ -264,16 +282,19 @@ static void decode(sf_decoder *d, sf_task *task) {
     const int32_t left = across.start + horizontal->low, right = across.start + horizontal->high;
     JDIMENSION column = left > MARGIN ? (JDIMENSION)(left - MARGIN) : 0;
     JDIMENSION decoded_width = (JDIMENSION)right + MARGIN;
-    if (decoded_width > info->output_width) decoded_width = info->output_width;
+    if (decoded_width > (JDIMENSION)width) decoded_width = (JDIMENSION)width;
     decoded_width -= column;
-    jpeg->jpeg_crop_scanline(info, &column, &decoded_width);
+    if (!pixels) jpeg->jpeg_crop_scanline(info, &column, &decoded_width);
 
     /* And only the lines. Those above are skipped in whole row groups and even numbers, so that each read gives a whole
      * group, and an odd line is never taken for the first of the two that share a line of chroma. */
     const int32_t top = down.start + vertical->low, bottom = down.start + vertical->high;
-    const int32_t group = info->max_v_samp_factor * (info->max_v_samp_factor % 2 ? 2 : 1);
-    int32_t line = top > MARGIN ? (top - MARGIN) / group * group : 0;
-    if (line > 0) jpeg->jpeg_skip_scanlines(info, (JDIMENSION)line);
+    int32_t line = top;
+    if (!pixels) {
+        const int32_t group = info->max_v_samp_factor * (info->max_v_samp_factor % 2 ? 2 : 1);
+        line = top > MARGIN ? (top - MARGIN) / group * group : 0;
+        if (line > 0) jpeg->jpeg_skip_scanlines(info, (JDIMENSION)line);
+    }
 
     /* The colour conversion of libjpeg-turbo uses non-temporal stores on 32-byte aligned rows, which push the row out
      * of the cache it is about to be read from: two thirds of the speed. 16 bytes off is enough to avoid it. */
@@ -304,7 +325,12 @@ static void decode(sf_decoder *d, sf_task *task) {
         const int32_t end = start + vertical->taps < bottom ? start + vertical->taps : bottom;
         while (line < end) {
             const int32_t wanted = bottom - line < ROWS_PER_READ ? bottom - line : ROWS_PER_READ;
-            const int32_t got = (int32_t)jpeg->jpeg_read_scanlines(info, rows, (JDIMENSION)wanted);
+            int32_t got = 1;
+            if (pixels) {
+                widen(pixels + 3 * ((size_t)line * (size_t)width + column), (int32_t)decoded_width, rows[0]);
+            } else {
+                got = (int32_t)jpeg->jpeg_read_scanlines(info, rows, (JDIMENSION)wanted);
+            }
             if (got <= 0) FAIL(d, SF_CORRUPT, "not a decodable JPEG: it gave no more lines at %d", line);
             for (int32_t i = 0; i < got; i++, line++) {
                 if (line < start) continue; /* of the margin, or between two outputs of an extreme reduction */
@@ -324,17 +350,21 @@ static void decode(sf_decoder *d, sf_task *task) {
                             task->out + plane * part + row_out * (size_t)y);
         }
     }
-    if (!several_scans && !has_end_marker(d)) on_source_empty(info);
+    if (!pixels && !several_scans && !has_end_marker(d)) on_source_empty(info);
 }
 
 /* setjmp is called in functions without locals of their own, so that none is indeterminate after a longjmp. */
 static void decode_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_task *task, sf_problem *problem) {
     prepare(d, problem);
     if (!setjmp(d->escape)) {
-        open_image(d, image, size, task->batch->max_pixels);
+        if (!task->pixels) {
+            open_image(d, image, size, task->batch->max_pixels);
+            task->width = (int32_t)d->info.image_width;
+            task->height = (int32_t)d->info.image_height;
+        }
         decode(d, task);
     }
-    close_image(d);
+    if (!task->pixels) close_image(d);
 }
 
 static void read_header_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_problem *problem) {
@@ -383,6 +413,11 @@ int32_t sf_decode(sf_decoder *d, const sf_batch *batch, sf_problem *problems) {
             .mirrored = batch->flips[i] != 0,
             .out = batch->out + batch->image_stride * (size_t)i,
         };
+        if (batch->decoded && batch->decoded[2 * (size_t)i] > 0) {
+            task.pixels = batch->images[i];
+            task.width = batch->decoded[2 * (size_t)i];
+            task.height = batch->decoded[2 * (size_t)i + 1];
+        }
         sf_problem *problem = &problems[found];
         decode_guarded(d, batch->images[i], batch->sizes[i], &task, problem);
         trim(&d->ring);

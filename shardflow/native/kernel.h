@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 1
+#define SF_ABI 2
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -39,7 +39,7 @@ typedef struct {
     int32_t progressive;
 } sf_header;
 
-/* Image i is cropped to boxes[i] = (x, y, width, height), the crop is resized to resized[i] = (width, height, left,
+/* Image i, encoded or, where `decoded` has its size, RGB pixels row by row, is cropped to boxes[i] = (x, y, width, height), the crop is resized to resized[i] = (width, height, left,
  * top), and of that the window of batch width x height pixels at (left, top) is written, mirrored when flips[i] is not
  * zero. Without `boxes` crops are whole images; without `resized` they are resized to the batch's width and height. */
 typedef struct {
@@ -47,6 +47,7 @@ typedef struct {
     const size_t *sizes;
     const int32_t *boxes;   /* may be NULL */
     const int32_t *resized; /* may be NULL */
+    const int32_t *decoded; /* [count][2] width and height of those that are pixels, 0 of encoded ones; may be NULL */
     const uint8_t *flips;
     uint8_t *out;
     size_t image_stride;   /* bytes between the first bytes of neighbouring images in `out` */

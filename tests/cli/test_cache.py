@@ -87,6 +87,18 @@ def test_prune(far: str, directory: Path) -> None:
     assert not list(directory.glob("blobs/*"))
 
 
+def test_decoded_images_are_shown_and_pruned(far: str, directory: Path) -> None:
+    """What a loader kept as pixels is counted apart, and goes with the rest."""
+    loader = shardflow.Loader(far, batch_size=4, num_workers=0, decoded_cache="1GB")
+    list(loader)
+    described = json.loads(run("--json"))
+    assert (described["files"], described["decoded_files"]) == (4, 2)
+    assert described["decoded_bytes"] >= 8 * 48 * 40 * 3
+    assert re.search(r"decoded +2 files, 0\.1 MB", run())
+    assert "removed 6 files" in run("prune", "--all")
+    assert not list(directory.glob("decoded/*"))
+
+
 def test_prune_damaged(far: str, directory: Path) -> None:
     """`--damaged` removes what is damaged alone."""
     run("warm", far)

@@ -86,6 +86,21 @@ def test_other_formats_are_decoded_too(kind: str) -> None:
     assert np.array_equal(images[0].permute(1, 2, 0).numpy(), expected)
 
 
+@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(40), shardflow.CenterCropDecoder(40)])
+def test_formats_do_not_disturb_each_other(decoder: shardflow.RandomResizedCropDecoder) -> None:
+    """The pixels of an image are the same whatever else is in its batch: other formats, or sizes that are not known."""
+    picture = Image.open(io.BytesIO(jpeg(3, 90, 70)))
+    unsized = bytearray(jpeg(5, 90, 70))
+    frame = unsized.index(b"\xff\xc0")
+    unsized[frame + 5 : frame + 7] = b"\0\0"  # as of a file that gives its height behind the scan
+    some = [*payloads(3), encoded(picture, "PNG"), encoded(picture, "WEBP", lossless=True), memoryview(unsized)]
+    together, failures = decoder(some, keys(6))
+    assert set(failures) <= {5}
+    for index, payload in enumerate(some[:5]):
+        alone, _ = decoder([payload], keys(6)[index : index + 1])
+        assert (together[index] == alone[0]).all()
+
+
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_grey_and_cmyk_become_rgb(mode: str) -> None:
     """JPEGs of one and four channels come out with three."""

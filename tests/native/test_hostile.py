@@ -271,4 +271,24 @@ def test_wrong_arrays() -> None:
         native.decode_crops([GOOD] * 2, boxes.repeat(2, 0), flips.repeat(2), np.broadcast_to(out, (2, 3, 8, 8)))
     with pytest.raises(ConfigError, match=r"^interpolation"):
         native.decode_crops([GOOD], boxes, flips, out, interpolation="nearest")  # type: ignore[arg-type]
+    for pixels in [
+        np.zeros((8, 8), np.uint8),
+        np.zeros((8, 8, 4), np.uint8),
+        np.zeros((8, 8, 3), np.int32),
+        np.zeros((8, 0, 3), np.uint8),
+        np.zeros((8, 16, 3), np.uint8)[:, ::2],
+    ]:
+        with pytest.raises(ConfigError, match=r"^payload 1"):
+            native.decode_crops([GOOD, pixels], boxes.repeat(2, 0), flips.repeat(2), np.zeros((2, 3, 8, 8), np.uint8))  # type: ignore[list-item]
     assert native.decode_crops([], np.zeros((0, 4), np.int32), np.zeros(0, np.bool_), out[:0]) == []
+
+
+def test_a_crop_outside_of_pixels_is_a_problem_as_of_a_file() -> None:
+    """An image that is decoded already has the same problem with a crop that is not inside it."""
+    pixels = np.full((48, 64, 3), 9, np.uint8)
+    out = np.full((2, 3, 8, 8), 7, np.uint8)
+    boxes = np.array([(0, 0, 64, 48), (1, 0, 64, 48)], np.int32)
+    (problem,) = native.decode_crops([pixels, pixels], boxes, np.zeros(2, np.bool_), out)
+    assert (problem.index, problem.status) == (1, Status.BAD_BOX)
+    assert (out[0] == 9).all()
+    assert not out[1].any()

@@ -205,3 +205,22 @@ def test_payloads_are_read_in_place() -> None:
     assert native.decode_crops([payloads[0], slices[1], payloads[2]], boxes, flips, mixed) == []
     np.testing.assert_array_equal(own, mapped)
     np.testing.assert_array_equal(own, mixed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_are_cropped_like_the_file_they_come_from(kind: str) -> None:
+    """Images that are decoded already give, among encoded ones, exactly what their files give."""
+    rng = np.random.default_rng(5)
+    for number, (width, height) in enumerate(SIZES):
+        payload = jpegs.make(number, width, height, **KINDS[kind])
+        pixels = np.empty((height, width, 3), np.uint8)
+        assert native.decode_resized(payload, pixels, oversampling=0) is None
+        for size in [(24, 24), (7, 90), (1, 1), (height, width)]:
+            boxes = np.array([random_box(rng, width, height) for _ in range(8)], np.int32)
+            flips = rng.random(8) < 0.5
+            for channels_last in (False, True):
+                wanted = empty(8, *size, channels_last=channels_last)
+                found = empty(8, *size, channels_last=channels_last)
+                assert native.decode_crops([payload] * 8, boxes, flips, wanted) == []
+                assert native.decode_crops([pixels, payload] * 4, boxes, flips, found) == []
+                np.testing.assert_array_equal(found, wanted)

@@ -1,0 +1,82 @@
+"""What the cache of decoded images saves: CPU time per image with and without it, in turns.
+
+    python3 tools/bench/decoded.py photos256
+
+Prints a table of medians: one row per number of workers and tier. The epoch that fills the cache stands apart from
+those after it. Every run is a fresh process over the same local dataset, whose files the page cache holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TIERS = {"page cache": None, "decoded, on disk": "disk", "decoded, in /dev/shm": "shm"}
+EPOCHS = 4
+
+
+def used_s() -> float:
+    """Return the CPU time of this process and its workers so far, in seconds."""
+    ticks = 0
+    for worker in multiprocessing.active_children():
+        fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def run(dataset: str, workers: int, cache_dir: str | None) -> list[float]:
+    """Return the CPU-ms per image of each epoch."""
+    import torch  # here, so that who starts the runs does without
+
+    import shardflow
+
+    torch.set_num_threads(1)
+    limit = None if cache_dir is None else "100GB"
+    loader = shardflow.Loader(
+        dataset, batch_size=64, tail="short", num_workers=workers, cache_dir=cache_dir, decoded_cache=limit
+    )
+    spent = []
+    for _ in range(EPOCHS):
+        before, images = used_s(), 0
+        for batch, _ in loader:
+            images += len(batch)
+        spent.append((used_s() - before) / images * 1000)
+    return spent
+
+
+def main() -> None:
+    """Run all rows in turns and print their medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run:
+        print(json.dumps(run(options.dataset, int(options.run[0]), options.run[1] or None)))
+        return
+    found: dict[tuple[int, str], list[list[float]]] = {(w, tier): [] for w in (0, 2) for tier in TIERS}
+    for _ in range(options.rounds):
+        for workers, tier in found:
+            place = "/dev/shm" if TIERS[tier] == "shm" else None
+            with tempfile.TemporaryDirectory(dir=place) as directory:
+                command = [sys.executable, __file__, options.dataset, "--run", str(workers)]
+                cache_dir = f"{directory}/cache" if TIERS[tier] else ""
+                done = subprocess.run([*command, cache_dir], check=True, stdout=subprocess.PIPE)
+            found[workers, tier].append(json.loads(done.stdout))
+    print("| workers | tier | first epoch, CPU-ms per image | later epochs |\n| --- | --- | --- | --- |")
+    for (workers, tier), runs in found.items():
+        first = statistics.median(epochs[0] for epochs in runs)
+        later = statistics.median(statistics.median(epochs[1:]) for epochs in runs)
+        print(f"| {workers} | {tier} | {first:.2f} | {later:.3f} |")
+
+
+if __name__ == "__main__":
+    main()
