@@ -250,7 +250,8 @@ def open_dataset(
 
     Args:
         url: A directory, or any URL that fsspec serves: "s3://bucket/photos256".
-        storage_options: What fsspec's file system takes (`endpoint_url`, `anon`, …); not for directories.
+        storage_options: What fsspec's file system takes (`endpoint_url`, `anon`, …); not for directories, unless the
+            tars are behind a URL.
         cache_dir: Where shards that are not on a local disk are kept; by default `shardflow` in the user's cache
             directory. Directories are read where they lie.
         cache_limit: The most bytes the cache may hold, as a number or as in "500GB".

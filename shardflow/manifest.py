@@ -52,7 +52,7 @@ class Shard:
     index_sha256: str
 
     def __post_init__(self) -> None:
-        if not _is_name(self.name) or not self.name.endswith(".tar"):
+        if not is_name(self.name) or not self.name.endswith(".tar"):
             raise ManifestError(f"shard name {self.name!r} is not a relative path of A-Z a-z 0-9 . _ - ending in .tar")
         if not _is_count(self.samples, 1, _MAX_SAMPLES) or not _is_count(self.bytes, 1, _MAX_BYTES):
             raise ManifestError(f"shard {self.name}: samples and bytes must be positive integers")
@@ -107,7 +107,7 @@ class Manifest:
             raise ManifestError("a dataset has at least one split")
         names = [shard.name for shards in self.splits.values() for shard in shards]
         for split in self.splits:
-            if not _is_name(split) or "/" in split:
+            if not is_name(split) or "/" in split:
                 raise ManifestError(f"split name {split!r} is not made of A-Z a-z 0-9 . _ -")
         if len(set(names)) != len(names):
             raise ManifestError("a shard is named twice")
@@ -227,7 +227,8 @@ def _statistics(content: Mapping[str, Any] | None) -> dict[str, Statistics] | No
     return None if content is None else {split: from_json(counted) for split, counted in content.items()}
 
 
-def _is_name(value: Any) -> bool:
+def is_name(value: Any) -> bool:
+    """Return whether something can name a file of a dataset: a path of A-Z a-z 0-9 . _ - that leads nowhere else."""
     return isinstance(value, str) and bool(_NAME.fullmatch(value)) and not {".", ".."} & set(value.split("/"))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import manifest
+from .base import tar_of
 from .claim import FILE_NAME as CLAIM
 from .claim import claim, close_uploads, release, tidy
 from .dataset import open_dataset
@@ -80,7 +81,9 @@ def sync(
         target = view_of(target, bases, dst_options)
         done: list[tuple[Shard, bool]] = []
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            copies = [pool.submit(_copy, source, target, spool, shard) for shard in shards]
+            tars = {tar_of(shard.name) if bases else shard.name: shard for shard in reversed(shards)}
+            first = {shard.name for shard in tars.values()}  # of several that share a tar, who copies it
+            copies = [pool.submit(_copy, source, target, spool, shard, shard.name in first) for shard in shards]
             try:
                 for shard, copy in zip(shards, copies, strict=True):
                     done.append((shard, copy.result()))
@@ -99,9 +102,9 @@ def sync(
     return _report(dataset.fingerprint, done)
 
 
-def _copy(source: Store, target: Store, spool: Path, shard: Shard) -> bool:
-    """Copy a shard and its index; return whether it was not there yet."""
-    fresh = not _is_there(target, shard)
+def _copy(source: Store, target: Store, spool: Path, shard: Shard, first: bool) -> bool:
+    """Copy a shard, if it is the first of its tar, and its index; return whether it was not there yet."""
+    fresh = first and not _is_there(target, shard)
     if fresh:
         path = spool / f"{TEMPORARY}{shard.name.replace('/', '-')}"
         source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)

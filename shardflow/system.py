@@ -1,4 +1,4 @@
-"""What a bug report needs to know about this machine and installation."""
+"""What a bug report, or a paper's appendix, needs to know about this machine and installation."""
 
 from __future__ import annotations
 
@@ -7,21 +7,37 @@ import platform
 import shutil
 import sys
 from importlib import metadata
+from pathlib import Path
 
 from . import native
+from .cache import default_directory
 
-_PACKAGES = ("torch", "torchvision", "webdataset", "numpy", "pillow", "fsspec", "s3fs")
+_PACKAGES = ("torch", "torchvision", "webdataset", "numpy", "pillow", "fsspec")
+_S3_CLIENT = ("s3fs", "aiobotocore", "botocore", "aiohttp")
+_OPTIONAL = ("pyarrow", "ray", "kornia", "lightning", "datasets")
 
 
 def describe_system() -> dict[str, str]:
-    """Return versions, cores, shared memory, and whether the native kernel is active, or why it is not."""
-    shared = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
+    """Return the machine, the versions of what matters, and whether the native kernel is active, or why it is not."""
+    return {
+        **describe_versions(),
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{_distribution()}, {platform.platform()}",
+        "processor": _processor(),
+        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "memory": _memory(),
+        "shared memory": _free("/dev/shm") if os.path.isdir("/dev/shm") else "no /dev/shm",
+        "cache": f"{default_directory()}, {_free(default_directory())}",
+        "GPU": _gpu(),
+        "S3 client": ", ".join(f"{package} {_version(package)}" for package in _S3_CLIENT),
+        "others": ", ".join(f"{package} {_version(package)}" for package in _OPTIONAL),
+    }
+
+
+def describe_versions() -> dict[str, str]:
+    """Return the versions of what pixels may depend on, the native kernel's and its libjpeg-turbo's included."""
     return {
         "shardflow": metadata.version("shardflow"),
-        "python": f"{platform.python_version()} ({sys.executable})",
-        "platform": platform.platform(),
-        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
-        "shared memory": f"{shared.free / 1e9:.1f} of {shared.total / 1e9:.1f} GB free" if shared else "no /dev/shm",
         "native kernel": native.why() if native.available() else f"not active: {native.why()}",
         **{package: _version(package) for package in _PACKAGES},
     }
@@ -32,3 +48,45 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _distribution() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return "an unnamed distribution"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _memory() -> str:
+    """Return the memory of the machine, and what this process's control group may have of it."""
+    text = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.1f} GB"
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        limit = "max"
+    return text if limit == "max" else f"{text}, of which {int(limit) / 1e9:.1f} GB may be used"
+
+
+def _free(place: str | Path) -> str:
+    """Return how much is free where a directory is, or would be."""
+    there = next(path for path in (Path(place), *Path(place).parents) if path.exists())
+    disk = shutil.disk_usage(there)
+    return f"{disk.free / 1e9:.1f} of {disk.total / 1e9:.1f} GB free"
+
+
+def _gpu() -> str:
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a library of CUDA's that is missing is an OSError
+        return f"torch cannot be imported: {error}"
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return f"{', '.join(names) or 'none'}; torch is built for CUDA {torch.version.cuda or 'not at all'}"

@@ -169,10 +169,18 @@ def _records(data: bytes, shard: Shard, tar: memoryview, classes: int | None) ->
         if zlib.crc32(tar[offset : offset + size]) != crc32:
             yield Finding(shard.name, f"part {name.decode()!r}: its CRC-32 differs", key=key)
     if classes is not None:
-        yield from _labels(shard, tar, index, keys, classes)
+        yield from _labels(shard, tar, index, keys, classes, foreign=True)
 
 
-def _labels(shard: Shard, tar: memoryview, index: shardindex.Index, keys: list[str], classes: int) -> Iterator[Finding]:
+def _labels(
+    shard: Shard,
+    tar: memoryview,
+    index: shardindex.Index,
+    keys: list[str],
+    classes: int,
+    *,
+    foreign: bool = False,
+) -> Iterator[Finding]:
     labelled = set()
     for record, part, offset, size, *_ in index.tolist():
         if part == b"labels.json":
@@ -184,6 +192,8 @@ def _labels(shard: Shard, tar: memoryview, index: shardindex.Index, keys: list[s
         if part == b"cls":
             labelled.add(record)
             text = bytes(tar[offset : offset + size])
+            if foreign:  # others end it with a line break
+                text = text.strip()
             # Python refuses to read numbers of thousands of digits.
             if not (text.isdigit() and len(text) < 20 and int(text) < classes):
                 problem = f"label {text[:20]!r} is not a number from 0 to {classes - 1}"

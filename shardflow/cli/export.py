@@ -1,4 +1,4 @@
-"""`shardflow export`: what other tools need to read a dataset; `dali URL [DIR]`."""
+"""`shardflow export`: what other tools need to read a dataset; `dali`, `energon`, `wids URL [DIR]`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import click
 
 import shardflow
 from shardflow.dali import write_dali_indexes
+from shardflow.energon import write_energon
+from shardflow.wids import write_wids
 
 from .shown import shard_bar
 
@@ -17,6 +19,8 @@ def export() -> None:
     \b
     Examples:
       shardflow export dali photos256/
+      shardflow export energon photos256/
+      shardflow export wids photos256/
     """
 
 
@@ -40,3 +44,39 @@ def dali(url: str, directory: str | None) -> None:
         for shard, _ in zip(shards, write_dali_indexes(dataset, directory), strict=True):
             progress(shard)
     click.echo(f"wrote {len(shards)} index files below {directory or url}")
+
+
+@export.command(short_help="Metadata and indexes for Megatron Energon.")
+@click.argument("url", type=click.Path())
+@click.argument("directory", type=click.Path(file_okay=False), required=False)
+def energon(url: str, directory: str | None) -> None:
+    """Write `.nv-meta` and the index files that Megatron Energon needs, in place of `energon prepare`. No tar is read.
+
+    They go beside the shards of a local dataset, where Energon looks; for others into DIRECTORY, to be copied there.
+
+    \b
+    Examples:
+      shardflow export energon photos256/
+    """
+    dataset = shardflow.open(url)
+    shards = [shard for split in dataset.values() for shard in split.shards]
+    with shard_bar(shards, "indexing") as progress:
+        for number, _ in enumerate(write_energon(dataset, directory)):
+            if number < len(shards):
+                progress(shards[number])
+    click.echo(f"wrote .nv-meta and {len(shards)} index files below {directory or url}")
+
+
+@export.command(short_help="Lists of shards for wids, WebDataset's random access.")
+@click.argument("url", type=click.Path())
+@click.argument("directory", type=click.Path(file_okay=False), required=False)
+def wids(url: str, directory: str | None) -> None:
+    """Write SPLIT.wids.json for each split, which wids.ShardListDataset takes; into DIRECTORY, or beside the shards.
+
+    \b
+    Examples:
+      shardflow export wids photos256/
+      shardflow export wids s3://bucket/photos256 lists/
+    """
+    for path in write_wids(shardflow.open(url), directory):
+        click.echo(f"wrote {path}")

@@ -68,6 +68,7 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "quarantined": manifest.inputs - totals["samples"],
         "fingerprint": dataset.fingerprint,
         "tools": dict(manifest.tools),
+        "bases": {name: base.to_json() for name, base in manifest.bases.items()},
         **_at_hand(dataset),
     }
 
@@ -92,7 +93,10 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     for number, (name, samples, shards, size) in enumerate(rows):
         line = f"{name:{width}}  {samples:{digits},} samples  {shards:6,} shards  {megabytes(size):>12}"
         yield "" if number else "splits", line
-    yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, tar included"
+    if described["bases"]:
+        yield "tars", f"whole, where they are: {', '.join(base['url'] for base in described['bases'].values())}"
+    else:
+        yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, tar included"
     yield "classes", _classes(described["classes"])
     yield "recipe", _pairs(described["recipe"])
     yield "mean", _numbers(described["mean"])

@@ -18,11 +18,21 @@ from shardflow import __version__
 from shardflow.errors import ShardflowError
 
 COMMANDS = {
-    "pack": "Pack a folder of images into a dataset.",
+    "pack": "Pack images into a dataset.",
+    "extend": "Add what is new in a source to a dataset.",
     "info": "Show what a dataset holds.",
     "verify": "Read a whole dataset and name everything that is wrong with it.",
     "sync": "Copy a dataset between disks and buckets, verified.",
+    "index": "Make existing tars readable where they are.",
+    "subset": "Make a dataset of some samples of another, over the same tars.",
+    "split": "Hold out a validation part of a dataset, over the same tars.",
+    "merge": "Make one dataset of several, over the same tars.",
+    "diff": "Say how two datasets differ.",
+    "export": "Write what other tools need to read a dataset.",
     "cache": "Show what the cache of remote shards holds, prune it, or warm it.",
+    "bench": "Measure the loader against what this machine can decode.",
+    "tune": "Find the loader's settings that suit this machine.",
+    "preview": "Draw samples of a dataset, or write a page about it.",
     "demo": "Show all of it on a few hundred pictures, in a minute.",
 }
 """Command → its line in the group's help. Its code is `cli/COMMAND.py`, the function `COMMAND`."""
@@ -52,7 +62,7 @@ def shardflow() -> None:
     \b
     Exit codes:
       0    fine
-      1    the check failed: damage was found, or too many inputs were bad
+      1    the check failed: damage was found, too many inputs were bad, or a model would starve
       2    wrong usage
       3    the destination exists
       4    the store failed: a disk, a permission, a missing file

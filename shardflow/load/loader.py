@@ -15,7 +15,7 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader
 
-from shardflow.cache import LIMIT
+from shardflow.cache import LIMIT, Cache
 from shardflow.dataset import open_dataset
 from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError, ShardflowError, WorkerError
 from shardflow.schedule import Schedule
@@ -23,11 +23,13 @@ from shardflow.schedule import Schedule
 from .batchsampler import BatchSampler
 from .cursor import Cursor
 from .decode import CenterCropDecoder, Decoder, RandomResizedCropDecoder, new
+from .decoded import DecodedCache
+from .described import described_dataset, described_object, described_versions
 from .handover import SLOTS_BEYOND_PREFETCH, Handover
 from .meter import Meter, Stats
 from .received import end_workers, received
 from .source import WINDOW, Order, PlanSource, Shared, Start, default_lanes
-from .stages import Augment, Collate, Decode, Read, guard
+from .stages import Augment, Collate, Decode, Keep, Read, guard
 from .topology import resolve_rank, usable_cores
 
 logger = logging.getLogger(__name__)
@@ -83,8 +85,12 @@ class Loader:
             all runs; by default `shardflow` in the user's cache directory. Directories are read where they lie.
         cache_limit: The most bytes the cache may hold, as a number or as in "500GB". A dataset that is larger streams
             through it once per epoch.
+        decoded_cache: Keep images as pixels too, in at most that many bytes ("20GB") of the cache directory's disk, so
+            that later epochs and runs crop without decoding; batches stay the same, bit by bit. An image of 256 x 341
+            takes 262 kB; those that do not fit are decoded every time. By default none are kept.
         storage_options: What fsspec's file system takes (`endpoint_url`, `anon`, …); not for directories.
-        verify: Check the CRC-32 of every part that is read.
+        verify: Check the CRC-32 of every part that is read. Images that are kept as pixels were checked when they were
+            decoded, and are checked as such.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -121,6 +127,7 @@ class Loader:
         world_size: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str = LIMIT,
+        decoded_cache: int | str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         verify: bool = True,
     ) -> None:
@@ -175,6 +182,12 @@ class Loader:
         self._meter = Meter()
         if decoder is None:
             decoder = RandomResizedCropDecoder() if shuffle else CenterCropDecoder()
+        decoded = None
+        if decoded_cache is not None:
+            if "image" not in fields:
+                raise ConfigError(f"decoded_cache needs 'image' among the fields, found {fields}")
+            beside = self._order.split.cache or Cache(cache_dir)
+            decoded = DecodedCache(beside, decoded_cache, len(self._order.split), decoder)
         handover = Handover(slots=prefetch_factor + SLOTS_BEYOND_PREFETCH)
         # Transforms may keep what they were given, so only batches that meet none are decoded into memory that is lent.
         empty = handover.empty if transform is None and batch_transform is None else new
@@ -182,7 +195,15 @@ class Loader:
         self._batches = wds.WebLoader(
             wds.DataPipeline(
                 self._source,
-                Read(self._order.split, verify=verify, keys="key" in fields, substitute=may_substitute),
+                Read(
+                    self._order.split,
+                    verify=verify,
+                    keys="key" in fields,
+                    substitute=may_substitute,
+                    decoded=decoded,
+                    fields=fields,
+                ),
+                Keep(decoded) if decoded is not None else None,
                 Decode(decoder, empty, substitute=may_substitute) if "image" in fields else None,
                 Augment(transform) if transform is not None and "image" in fields else None,
                 Collate(fields, batch_transform, len(dataset.classes or ())),
@@ -201,6 +222,18 @@ class Loader:
         )
         self._persistent = persistent_workers
         self.split, self.decoder = self._order.split, decoder
+        self._described = {
+            **described_dataset(dataset),
+            "fields": list(fields),
+            "decoder": described_object(decoder),
+            "transform": described_object(transform),
+            "batch_transform": described_object(batch_transform),
+            "batch_size": batch_size,
+            "world_size": world_size,
+            "tail": tail,
+            "on_error": on_error,
+            "num_workers": num_workers,
+        }
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch."""
@@ -272,6 +305,16 @@ class Loader:
     def stats(self) -> Stats:
         """Return where the time went since the iteration began; `print` it to know what to do about it."""
         return self._meter.stats()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a run's log needs to name its data, and to have it again: plain JSON, without credentials.
+
+        The same for all ranks of a run and from start to end of it. `fingerprint` is what `version=` takes.
+
+        >>> mlflow.log_dict(loader.describe(), "data.json")      # doctest: +SKIP
+        """
+        plan = {name: value for name, value in self._identity().items() if name != "version"}
+        return {**self._described, **plan, "samples": self._order.pass_length, "versions": described_versions()}
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the one that the next iteration runs through, from its start.

@@ -101,6 +101,11 @@ class Mix:
                 self._running[source] = None
                 raise
 
+    def describe(self) -> dict[str, Any]:
+        """Return what a run's log needs to name its data: that of each loader, and how they are mixed."""
+        sources = [loader.describe() for loader in self.loaders]
+        return {"weights": self._weights, "steps_per_epoch": self._steps, "sources": sources}
+
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the one that the next iteration runs through; as for a loader."""
         if self._cursor.set_epoch(epoch):

@@ -33,8 +33,8 @@ class Samples(IterableDataset[dict[str, Any]]):
     next (no workers, or persistent ones); `set_epoch` works everywhere.
 
     Args:
-        url, split, shuffle, window, lanes, seed, limit, rank, world_size, cache_dir, cache_limit, storage_options,
-            verify: As for `Loader`.
+        url, split, version, shuffle, window, lanes, seed, limit, rank, world_size, cache_dir, cache_limit,
+            storage_options, verify: As for `Loader`.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -46,6 +46,7 @@ class Samples(IterableDataset[dict[str, Any]]):
         url: str | os.PathLike[str],
         *,
         split: str = "train",
+        version: str | None = None,
         shuffle: bool = True,
         window: int = WINDOW,
         lanes: int | None = None,
@@ -58,7 +59,9 @@ class Samples(IterableDataset[dict[str, Any]]):
         storage_options: Mapping[str, Any] | None = None,
         verify: bool = True,
     ) -> None:
-        dataset = open_dataset(url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
+        dataset = open_dataset(
+            url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version
+        )
         self._order = Order(dataset[split], seed=seed, window=window, shuffle=shuffle, limit=limit)
         self._rank, self._world_size = resolve_rank(rank, world_size)
         self._lanes = default_lanes(self._world_size, shuffle) if lanes is None else lanes

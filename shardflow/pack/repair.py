@@ -17,7 +17,7 @@ from typing import Any
 
 from shardflow import shardindex
 from shardflow.dataset import Dataset, open_dataset
-from shardflow.errors import IntegrityError, NotFoundError, ShardflowError
+from shardflow.errors import ConfigError, IntegrityError, NotFoundError, ShardflowError
 from shardflow.manifest import Shard
 from shardflow.spool import spool_for, temporary_spool
 from shardflow.store import Store
@@ -65,10 +65,13 @@ def repair(
     Raises:
         NotFoundError: There is no dataset, or nothing at `source`.
         ManifestError: The manifest is damaged.
-        ConfigError: `source` is neither a copy nor a source.
+        ConfigError: `source` is neither a copy nor a source, or the shards belong to other datasets.
         StoreError: The dataset is out of reach, or another process is writing to it.
     """
     dataset = open_dataset(url, storage_options=storage_options)
+    if bases := dataset.manifest.bases.values():
+        places = ", ".join(base.url for base in bases)
+        raise ConfigError(f"{dataset.url} has no shards of its own; repair {places}, or make it anew if an index is lost")
     found = verify(url, storage_options=storage_options, progress=progress)
     touched = {finding.file for finding in found}
     shards = [shard for split in dataset.values() for shard in split.shards]

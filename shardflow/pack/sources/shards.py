@@ -22,9 +22,11 @@ from typing import IO, Any
 import braceexpand
 
 from shardflow import manifest, shardindex
+from shardflow.base import tar_of
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError, SampleError
 from shardflow.files import packed_index
 from shardflow.store import LocalStore, Store, open_store, translated
+from shardflow.view import place, view_of
 
 from .classes import Classes, Named
 from .drafts import draft, numbered
@@ -87,8 +89,12 @@ class Shards:
         about = manifest.from_bytes(store.read(manifest.FILE_NAME))
         if self.classes is not None:
             raise ConfigError(f"{store} has class names of its own; leave classes out")
+        tars = view_of(store, about.bases, self.storage_options)
         drafts = Items.of(
-            item for split, shards in about.splits.items() for shard in shards for item in _indexed(store, shard, split)
+            item
+            for split, shards in about.splits.items()
+            for shard in shards
+            for item in _indexed(tars, shard, split, _place(store, about, shard))
         )
         return numbered(drafts, about.classes, store, reader)
 
@@ -157,8 +163,17 @@ def _listed(store: Store, name: str, tag: str, split: str) -> Iterator[Item]:
             yield _drafted(file, split, path, places, changed_ns, tag)
 
 
-def _indexed(store: Store, shard: manifest.Shard, split: str) -> Iterator[Item]:
-    """Yield the samples of a shard of ours as drafts."""
+def _place(store: Store, about: manifest.Manifest, shard: manifest.Shard) -> str:
+    """Return where the reader finds a tar of ours: of a view, relative to the base where that is possible."""
+    if not about.bases:
+        return shard.name
+    name, path = tar_of(shard.name)
+    base = about.bases[name]
+    return f"{base.url if isinstance(store, LocalStore) else place(store, base)}/{path}"
+
+
+def _indexed(store: Store, shard: manifest.Shard, split: str, where: str) -> Iterator[Item]:
+    """Yield the samples of a shard of ours, whose tar is in some place, as drafts."""
     with _opened(store, shard.name) as file:
         try:
             index = shardindex.from_bytes(packed_index(store, shard), samples=shard.samples, tar_bytes=shard.bytes)
@@ -166,7 +181,7 @@ def _indexed(store: Store, shard: manifest.Shard, split: str) -> Iterator[Item]:
             index, _ = shardindex.build(memoryview(file.read()))
         rows = (shardindex.Row(*row) for row in index.tolist())
         for record, parts in itertools.groupby(rows, key=lambda row: row.record):
-            places = {row.part.decode(): [shard.name, row.offset, row.size, row.crc32] for row in parts}
+            places = {row.part.decode(): [where, row.offset, row.size, row.crc32] for row in parts}
             yield _drafted(file, split, f"{shard.name}#{record}", places, 0, "")
 
 

@@ -1,0 +1,15 @@
+"""What the commands that make views say of them."""
+
+from __future__ import annotations
+
+import click
+
+import shardflow
+
+
+def show_view(report: shardflow.ViewReport | shardflow.IndexReport, dst: str) -> None:
+    """Say what was made."""
+    click.echo(f"{'dataset':14}{dst}, over tars that stay where they are")
+    for split, number in report.samples.items():
+        click.echo(f"{split:14}{number:,} samples in {report.shards[split]:,} shards")
+    click.echo(f"{'fingerprint':14}{report.fingerprint}")

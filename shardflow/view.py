@@ -1,0 +1,179 @@
+"""Views: the store of a dataset whose tars lie in other places, its bases.
+
+Whoever reads a dataset asks its store for a shard by name; here the names of tars lead to where the tars are. Nothing
+else has to know. Bases are for reading alone.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from .base import Base, tar_of
+from .errors import ConfigError
+from .store import Listed, LocalStore, Store, open_store
+
+
+class LocalView(LocalStore):
+    """A view on a local disk whose bases are local as well."""
+
+    def __init__(self, root: Path, bases: Mapping[str, Path]) -> None:
+        super().__init__(root)
+        self._bases = dict(bases)
+
+    def path(self, name: str) -> Path:
+        """Return where a blob lies: tars in their bases."""
+        if not name.endswith(".tar"):
+            return super().path(name)
+        base, path = tar_of(name)
+        return self._bases[base] / path
+
+
+class View:
+    """Any other view: tars are read from the stores of their bases, everything else is in the view's own."""
+
+    def __init__(self, own: Store, bases: Mapping[str, Store]) -> None:
+        self._own, self._bases = own, dict(bases)
+
+    def __str__(self) -> str:
+        return str(self._own)
+
+    def _at(self, name: str) -> tuple[Store, str]:
+        if not name.endswith(".tar"):
+            return self._own, name
+        base, path = tar_of(name)
+        return self._bases[base], path
+
+    def url(self, name: str) -> str:
+        """Return how messages name a blob: where it really is."""
+        store, path = self._at(name)
+        return store.url(path)
+
+    def read(self, name: str) -> bytes:
+        """Return a blob."""
+        store, path = self._at(name)
+        return store.read(path)
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return the bytes of a blob from `start` to `stop`, fewer where it ends before."""
+        store, path = self._at(name)
+        return store.read_range(path, start, stop)
+
+    def size(self, name: str) -> int | None:
+        """Return the size of a blob in bytes, None when there is none."""
+        store, path = self._at(name)
+        return store.size(path)
+
+    def modified_ns(self, name: str) -> int | None:
+        """Return when a blob was published, in ns since 1970."""
+        store, path = self._at(name)
+        return store.modified_ns(path)
+
+    def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
+        """Copy a blob of known content into a new local file."""
+        store, path = self._at(name)
+        store.get(path, target, size=size, sha256=sha256)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Publish a blob, in place of any of that name."""
+        store, path = self._at(name)
+        store.put(path, data)
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """Publish a blob that must not exist yet."""
+        store, path = self._at(name)
+        store.put_new(path, data)
+
+    def upload(self, name: str, source: Path) -> None:
+        """Publish a local file as a blob."""
+        store, path = self._at(name)
+        store.upload(path, source)
+
+    def names(self) -> list[str]:
+        """Return the names of all blobs that are the view's own, sorted."""
+        return self._own.names()
+
+    def listing(self) -> dict[str, Listed]:
+        """Return name → size and tag of all blobs that are the view's own."""
+        return self._own.listing()
+
+    def remove(self, name: str) -> None:
+        """Delete a blob of the view's own."""
+        self._own.remove(name)
+
+    def close_uploads(self, names: Collection[str]) -> None:
+        """Give up the uploads of these blobs that were begun and not completed."""
+        for name in names:
+            store, path = self._at(name)
+            store.close_uploads({path})
+
+
+def view_of(store: Store, bases: Mapping[str, Base], storage_options: Mapping[str, Any] | None = None) -> Store:
+    """Return the store of a dataset with these bases: the store itself where there are none.
+
+    Args:
+        store: Where the manifest is.
+        bases: By name, as the manifest has them.
+        storage_options: For bases behind URLs, as `open_store` takes them.
+
+    Raises:
+        ConfigError: A base is where this dataset may not lead to, or the options have no use, or more than one.
+    """
+    places = {name: place(store, base) for name, base in bases.items()}
+    hosts = {urlsplit(url)[:2] for url in places.values() if "://" in url}
+    if isinstance(store, LocalStore):
+        if storage_options and len(hosts) != 1:
+            found = f"its tars are in {len(hosts)} places" if hosts else "leave them out for a directory"
+            raise ConfigError(f"{store}: storage_options are for one place such as s3://bucket/prefix; {found}")
+        if not bases:
+            return store
+        if not hosts:
+            return LocalView(store.root, {name: Path(path) for name, path in places.items()})
+    elif not bases:
+        return store
+    stores = {name: open_store(url, storage_options if "://" in url else None) for name, url in places.items()}
+    return View(store, stores)
+
+
+def place(store: Store, base: Base) -> str:
+    """Return the path or URL of a base of a dataset in this store.
+
+    Raises:
+        ConfigError: A remote dataset leads out of its own bucket or host.
+    """
+    if isinstance(store, LocalStore):
+        return str(store.root / base.url) if base.is_relative else base.url
+    scheme, host, path, _, _ = urlsplit(str(store))
+    parts = path.strip("/").split("/") if path.strip("/") else []
+    if not base.is_relative or base.url.split("/").count("..") > len(parts):
+        raise ConfigError(
+            f"{store}: its shards are in {base.url}, and a dataset behind a URL may only lead to its own bucket or "
+            "host; copy its manifest and indexes to a local disk if you trust it"
+        )
+    joined = posixpath.normpath(posixpath.join("/", *parts, base.url)).rstrip("/")
+    return urlunsplit((scheme, host, joined, "", ""))
+
+
+def url_from(store: Store, target: Store) -> str:
+    """Return the URL by which a dataset in `store` can name what is in `target` as a base.
+
+    Raises:
+        ConfigError: There is none that a reader would follow.
+    """
+    if isinstance(target, LocalStore):
+        if not isinstance(store, LocalStore):
+            raise ConfigError(f"{store} cannot name {target} on this machine; `shardflow sync` that there first")
+        # Resolved, because what is relative to a link is relative to where it leads.
+        return os.path.relpath(os.path.realpath(target.root), os.path.realpath(store.root))
+    if isinstance(store, LocalStore):
+        return str(target)
+    ours, theirs = urlsplit(str(store)), urlsplit(str(target))
+    if ours[:2] != theirs[:2]:
+        raise ConfigError(
+            f"{store} cannot name shards of another bucket or host, {target}; choose a place beside them or on a disk"
+        )
+    return posixpath.relpath(theirs.path or "/", ours.path or "/")

@@ -1,0 +1,120 @@
+"""The commands that make and compare views, `index`, `subset`, `split`, `merge`, `diff`, and two of `export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import shardflow as sf
+from making import make_dataset
+from shardflow.cli.main import shardflow
+from views.foreign import members_of, write_tar
+
+
+def run(*arguments: Any) -> tuple[int, str]:
+    """Run a command; return its exit code and what it printed."""
+    given = [str(argument) for argument in arguments]
+    result = CliRunner().invoke(shardflow, given, standalone_mode=False, catch_exceptions=False)
+    return result.return_value or 0, result.stdout
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A dataset of two shards and 21 samples."""
+    return make_dataset(tmp_path / "set", [12, 9])
+
+
+def test_subset(dataset: Path, tmp_path: Path) -> None:
+    """`subset` says what it made, by classes and by keys from a file."""
+    keys = tmp_path / "keys.txt"
+    keys.write_text("000000004\n\n000000020\n")
+    few = tmp_path / "few"
+    _, printed = run("subset", dataset, few, "--samples", keys)
+    assert printed == (
+        f"dataset       {few}, over tars that stay where they are\n"
+        "train         2 samples in 2 shards\n"
+        f"fingerprint   {sf.open(few).fingerprint}\n"
+    )
+    _, printed = run("subset", dataset, tmp_path / "classes", "--classes", "class1,class2")
+    assert "train         2 samples in 1 shards\n" in printed
+    _, printed = run("info", few)
+    assert "tars          whole, where they are: ../set\n" in printed
+    assert "made by subset of sha256:" in printed
+    _, printed = run("info", few, "--json")
+    assert json.loads(printed)["bases"]["0"]["url"] == "../set"
+
+
+def test_split_and_merge(dataset: Path, tmp_path: Path) -> None:
+    """What `split` has parted, `merge` brings together."""
+    _, printed = run("split", dataset, tmp_path / "parted", "--val", "0.2", "--seed", "3")
+    assert "train         17 samples" in printed
+    assert "val           4 samples" in printed
+    _, printed = run("merge", tmp_path / "parted", dataset, tmp_path / "merged")
+    assert "train         21 samples in 2 shards\nval           4 samples" in printed
+
+
+def test_index(tmp_path: Path) -> None:
+    """`index` names what it leaves out, and what it made."""
+    write_tar(tmp_path / "00.tar", [*members_of(range(4)), ("bad.txt", b"x")])
+    _, printed = run("index", tmp_path, "--max-bad", "1")
+    assert printed == (
+        f"left out: {tmp_path}/00.tar/bad: has no image among its parts: txt\n"
+        f"dataset       {tmp_path}, over tars that stay where they are\n"
+        "train         4 samples in 1 shards\n"
+        f"fingerprint   {sf.open(tmp_path).fingerprint}\n"
+    )
+    assert run("verify", tmp_path)[0] == 0
+
+
+def test_diff(dataset: Path, tmp_path: Path) -> None:
+    """`diff` ends with 0 and one line for the same, with 1 and what differs for others; `--json` has all of it."""
+    run("subset", dataset, tmp_path / "few", "--limit", "5")
+    assert run("diff", dataset, dataset) == (0, f"same          {sf.open(dataset).fingerprint}\n")
+    code, printed = run("diff", dataset, tmp_path / "few")
+    assert code == 1
+    assert "train         21 | 5 samples, 2 | " in printed
+    assert "by content: 5 samples in both, 16 | 0 in one alone" in printed
+    code, printed = run("diff", dataset, tmp_path / "few", "--json")
+    found = json.loads(printed)
+    assert (code, found["same"], found["splits"]["train"]["both"], found["recipe"]) == (1, False, 5, {})
+
+
+def test_exports(dataset: Path, tmp_path: Path) -> None:
+    """`export energon` and `export wids` say what they wrote, and where."""
+    assert run("export", "energon", dataset)[1] == f"wrote .nv-meta and 2 index files below {dataset}\n"
+    assert (dataset / ".nv-meta/split.yaml").exists()
+    assert run("export", "wids", dataset, tmp_path / "lists")[1] == f"wrote {tmp_path}/lists/train.wids.json\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["subset", "SET", "NEW"], 2, "say what to take"),
+        (["subset", "SET", "SET", "--limit", "1"], 3, "already holds a dataset"),
+        (["subset", "NEW", "SET", "--limit", "1"], 4, "does not exist"),
+        (["split", "SET", "NEW", "--val", "2"], 2, "above 0 and below 1"),
+        (["merge", "SET", "NEW"], 2, "two or more datasets"),
+        (["index", "NEW"], 2, "no tar"),
+        (["index", "TARS"], 1, "--max-bad 1"),
+        (["diff", "SET", "NEW"], 4, "does not exist"),
+        (["export", "energon", "NEW"], 4, "does not exist"),
+    ],
+)
+def test_errors_are_one_line(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
+) -> None:
+    """Every refusal is one line with the reason, and the documented exit code."""
+    from shardflow.cli.main import main
+
+    write_tar(tmp_path / "tars/00.tar", [("bad.txt", b"x")])
+    places = {"SET": str(dataset), "NEW": str(tmp_path / "new"), "TARS": str(tmp_path / "tars")}
+    with pytest.raises(SystemExit) as ended:
+        main([places.get(argument, argument) for argument in arguments])
+    assert ended.value.code == code
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("shardflow: ")]
+    assert len(said) == 1
+    assert message in said[0]

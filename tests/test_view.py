@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardflow.base import Base
+from shardflow.errors import ConfigError
+from shardflow.store import LocalStore, open_store
+from shardflow.view import place, url_from, view_of
+
+BUCKET = "s3://bucket/data/view"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("../photos", "s3://bucket/data/photos"),
+        (".", "s3://bucket/data/view"),
+        ("bases/0", "s3://bucket/data/view/bases/0"),
+        ("../..", "s3://bucket"),
+    ],
+)
+def test_places_in_a_bucket(url: str, expected: str) -> None:
+    """A relative path leads to a place in the same bucket, up to its root."""
+    assert place(open_store(BUCKET), Base(url=url)) == expected
+
+
+@pytest.mark.parametrize("url", ["../../..", "../../../other", "s3://other/x", "s3://bucket/x", "https://host/x"])
+def test_places_out_of_a_bucket(url: str) -> None:
+    """What is behind a URL leads nowhere else: not above its bucket's root, and not by any absolute URL."""
+    with pytest.raises(ConfigError, match="may only lead to its own bucket or host"):
+        place(open_store(BUCKET), Base(url=url))
+
+
+def test_places_from_a_disk(tmp_path: Path) -> None:
+    """A manifest on a disk leads to directories relative to it, and to URLs."""
+    store = LocalStore(tmp_path / "view")
+    assert place(store, Base(url="../set")) == str(tmp_path / "view/../set")
+    assert place(store, Base(url="s3://bucket/set")) == "s3://bucket/set"
+
+
+@pytest.mark.parametrize("url", ["../a/b", "..", ".", "deep/er"])
+def test_names_lead_back_to_the_place(tmp_path: Path, url: str) -> None:
+    """The name that a view is given for a place leads there, on disks and in buckets."""
+    local, remote = LocalStore(tmp_path / "x/view"), open_store(BUCKET)
+    there = LocalStore(place(local, Base(url=url)))
+    assert url_from(local, there) == url
+    assert url_from(remote, open_store(place(remote, Base(url=url)))) == url
+
+
+def test_names_that_no_reader_would_follow(tmp_path: Path) -> None:
+    """A bucket names neither this machine nor another bucket; a disk names both."""
+    bucket, disk = open_store(BUCKET), LocalStore(tmp_path)
+    with pytest.raises(ConfigError, match="`shardflow sync` that there first"):
+        url_from(bucket, disk)
+    with pytest.raises(ConfigError, match="another bucket or host"):
+        url_from(bucket, open_store("s3://other/set"))
+    assert url_from(disk, bucket) == BUCKET
+
+
+def test_options_go_to_one_place_alone(tmp_path: Path) -> None:
+    """Options, which may be credentials, are not given to several places that a manifest names."""
+    bases = {"0": Base(url="s3://bucket/a"), "1": Base(url="https://host/b")}
+    with pytest.raises(ConfigError, match="its tars are in 2 places"):
+        view_of(LocalStore(tmp_path), bases, {"key": "k"})
+    view_of(LocalStore(tmp_path), bases)
+    view_of(LocalStore(tmp_path), {"0": bases["0"], "1": Base(url="..")}, {"key": "k"})
