@@ -263,6 +263,4 @@ def open_dataset(
         StoreError: It is out of reach.
         ConfigError: An argument is wrong.
     """
-    return Dataset(
-        url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version
-    )
+    return Dataset(url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version)

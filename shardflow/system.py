@@ -24,7 +24,7 @@ def describe_system() -> dict[str, str]:
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{_distribution()}, {platform.platform()}",
         "processor": _processor(),
-        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "cores": f"{allowed_cores()} usable of {os.cpu_count()}",
         "memory": _memory(),
         "shared memory": _free("/dev/shm") if os.path.isdir("/dev/shm") else "no /dev/shm",
         "cache": f"{default_directory()}, {_free(default_directory())}",
@@ -41,6 +41,18 @@ def describe_versions() -> dict[str, str]:
         "native kernel": native.why() if native.available() else f"not active: {native.why()}",
         **{package: _version(package) for package in _PACKAGES},
     }
+
+
+def allowed_cores() -> int:
+    """Return how many cores affinity and control group allow this process."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no control group of version 2: affinity alone counts
+    return cores
 
 
 def _version(package: str) -> str:

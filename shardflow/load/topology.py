@@ -6,11 +6,11 @@ The only place that reads a launcher's environment variables.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch.distributed as dist
 
 from shardflow.errors import ConfigError
+from shardflow.system import allowed_cores
 
 
 def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -39,14 +39,7 @@ def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 def usable_cores() -> int:
     """Return how many cores a rank may use: its share, on this host, of what affinity and control group allow."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass  # no control group of version 2: affinity alone counts
-    return max(1, cores // local_ranks())
+    return max(1, allowed_cores() // local_ranks())
 
 
 def local_ranks() -> int:

@@ -71,7 +71,8 @@ def repair(
     dataset = open_dataset(url, storage_options=storage_options)
     if bases := dataset.manifest.bases.values():
         places = ", ".join(base.url for base in bases)
-        raise ConfigError(f"{dataset.url} has no shards of its own; repair {places}, or make it anew if an index is lost")
+        message = f"{dataset.url} has no shards of its own; repair {places}"
+        raise ConfigError(f"{message}, or make it anew if an index is lost")
     found = verify(url, storage_options=storage_options, progress=progress)
     touched = {finding.file for finding in found}
     shards = [shard for split in dataset.values() for shard in split.shards]

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from examples.scripts import run

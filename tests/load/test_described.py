@@ -36,7 +36,7 @@ class Plain:
         (Plain(), "Plain(size=3)"),
         (functools.partial(print, Plain.__init__), "partial(builtins.print, <function Plain.__init__>)"),
     ],
-    ids=str,
+    ids=["nothing", "decoder", "torchvision", "function", "partial", "plain", "partial of a method"],
 )
 def test_objects_in_words(thing: Any, expected: str | None) -> None:
     """Decoders and transforms are described by what they are, never by where in memory they lie."""
