@@ -32,6 +32,7 @@ class Bench:
 
     def __init__(self, environments_folder: Path, data: Path, server: Server) -> None:
         self.environments, self._data, self._server = Environments(environments_folder), data, server
+        self._uploaded: set[str] = set()  # formats that are in the bucket
 
     def pictures(self, samples: int, images: Path | None) -> Path:
         """Return the folder of the pictures, made if need be."""
@@ -53,9 +54,9 @@ class Bench:
         folder = self._data / row.reads
         python = str(self.environments.python(row.environment))
         self._made(folder, [python, str(HERE / "prepare.py"), row.reads, str(pictures), str(folder)])
-        if row.reads not in self._there:
+        if row.reads not in self._uploaded:
             self._server.client().put(str(folder / FOLDERS[row.reads]), self._server.bucket, recursive=True)
-            self._there.add(row.reads)
+            self._uploaded.add(row.reads)
         return folder / FOLDERS[row.reads]
 
     def blobs(self, size: int) -> list[dict[str, Any]]:
