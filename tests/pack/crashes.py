@@ -28,6 +28,7 @@ from pack.folders import contents, encoded, write_tree
 from s3.server import Server
 from shardflow.errors import DatasetExistsError, NotFoundError
 from shardflow.remote.s3 import LEAST_PART_BYTES
+from shardflow.store import LocalStore
 
 INSTRUMENT = Path(__file__).parent / "instrument"
 BAD = 1
@@ -241,6 +242,9 @@ class Stage:
     def goes_on(self, dst: str, point: str) -> Outcome:
         """See what a reader finds after a kill, run the command again, and see that nothing tells of the kill."""
         reader = self._reader(dst)
+        for spool in self._spools.iterdir():
+            with LocalStore(spool).sole_writer(patience_s=30):  # the workers end too, when they have the time to
+                pass
         before = tempfile.tempdir
         tempfile.tempdir = str(self._spools)
         resumed = None
