@@ -1,4 +1,4 @@
-"""Packing as it is where the native kernel was not built."""
+"""Packing with the native kernel, and as it is where that was not built."""
 
 from __future__ import annotations
 
@@ -19,3 +19,15 @@ def without_kernel() -> Iterator[None]:
         codecs.kernel.cache_clear()
         yield
     codecs.kernel.cache_clear()
+
+
+@pytest.fixture(scope="module", params=["kernel", "Pillow"])
+def either_decoder(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What holds whoever decodes and resizes the JPEGs."""
+    if request.param == "Pillow":
+        with without_kernel():
+            yield
+    elif native.available():
+        yield
+    else:
+        pytest.skip(native.why())

@@ -6,9 +6,7 @@ What the encoder adds is no more than it adds to the reference itself, to 0.1 dB
 
 from __future__ import annotations
 
-import contextlib
 import io
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +15,6 @@ from PIL import Image
 
 from native.jpegs import pixels
 from pack.folders import encoded
-from pack.kernel import without_kernel
 from pack.reference import decoded, psnr_db, resized
 from shardflow import native
 from shardflow.pack.presets import make_recipe
@@ -34,14 +31,7 @@ KINDS = {
     "WEBP": {"quality": 90},
 }
 
-
-@pytest.fixture(autouse=True, scope="module", params=["kernel", "Pillow"])
-def _decoder(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The bounds hold whoever decodes and resizes."""
-    if request.param == "kernel" and not native.available():
-        pytest.skip(native.why())
-    with contextlib.nullcontext() if request.param == "kernel" else without_kernel():
-        yield
+pytestmark = pytest.mark.usefixtures("either_decoder")
 
 
 def _source(kind: str, number: int, size: tuple[int, int]) -> bytes:

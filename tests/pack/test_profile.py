@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import contextlib
 import io
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +10,6 @@ from PIL import Image, ImageCms
 from native.jpegs import pixels
 from pack import profiles
 from pack.folders import encoded
-from pack.kernel import without_kernel
-from shardflow import native
 from shardflow.pack.packed import Packed
 from shardflow.pack.recipe import Recipe
 
@@ -23,14 +19,7 @@ ADOBE = profiles.rgb(profiles.ADOBE, GAMMA)
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 LOSSLESS = Recipe(short_side=64, format="png")
 
-
-@pytest.fixture(autouse=True, scope="module", params=["kernel", "Pillow"])
-def _decoder(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Colours are the same whoever decodes the JPEGs."""
-    if request.param == "kernel" and not native.available():
-        pytest.skip(native.why())
-    with contextlib.nullcontext() if request.param == "kernel" else without_kernel():
-        yield
+pytestmark = pytest.mark.usefixtures("either_decoder")
 
 
 def _shown(packed: Packed) -> npt.NDArray[np.float64]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -14,8 +13,6 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps, JpegImagePlugin
 
 from pack.folders import encoded, photo, png16
-from pack.kernel import without_kernel
-from shardflow import native
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError
 from shardflow.pack.decoding import FILTERS, Filter
 from shardflow.pack.recipe import Recipe
@@ -24,17 +21,7 @@ Pixels = npt.NDArray[np.uint8]
 
 FINE = Recipe(short_side=32, quality=100, subsampling="4:4:4")  # what differs is then not the codec's doing
 
-
-@pytest.fixture(autouse=True, scope="module", params=["kernel", "Pillow"])
-def _decoder(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every rule holds whoever decodes the JPEGs."""
-    if request.param == "Pillow":
-        with without_kernel():
-            yield
-    elif native.available():
-        yield
-    else:
-        pytest.skip(native.why())
+pytestmark = pytest.mark.usefixtures("either_decoder")
 
 
 def _shades(width: int = 96, height: int = 64) -> Pixels:

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from page import fill
+
 CALM = 0.05
 """Share of the machine's CPU time that others may have used in an epoch that counts."""
 COLUMNS = ("loader", "version", "images/s", "CPU-ms/image", "memory MB", "first batch s", "epoch", "calm epochs")
@@ -90,12 +92,7 @@ def _exactness(row: dict[str, Any], samples: int) -> str:
 
 def publish(results: dict[str, Any], page: Path) -> None:
     """Put the table and the caption into a page, between the lines that mark their place."""
-    text = page.read_text()
-    for mark, content in (("table", table(results)), ("caption", results["caption"] + ".\n")):
-        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
-        before, _, rest = text.partition(begin)
-        text = before + begin + content + end + rest.partition(end)[2]
-    page.write_text(text)
+    fill(page, {"table": table(results), "caption": results["caption"] + ".\n"})
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from page import fill
+
 KINDS = {"small": "0.19-megapixel originals", "large": "12-megapixel originals"}
 COLUMNS = ("packer", "version", "CPU-ms/image", "to shardflow", "images/s", "start, CPU-s", "kB/image", "PSNR dB")
 OWN = "shardflow"
@@ -85,13 +87,7 @@ def chart(results: dict[str, Any], path: Path) -> None:
 
 def publish(results: dict[str, Any], page: Path) -> None:
     """Put the tables and the caption into a page, between the lines that mark their places."""
-    text = page.read_text()
-    contents = {kind: table(results, kind) for kind in KINDS}
-    for mark, content in {**contents, "caption": results["caption"] + "\n"}.items():
-        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
-        before, _, rest = text.partition(begin)
-        text = before + begin + content + end + rest.partition(end)[2]
-    page.write_text(text)
+    fill(page, {**{kind: table(results, kind) for kind in KINDS}, "caption": results["caption"] + "\n"})
 
 
 def _cpu_ms(kind: dict[str, Any]) -> float:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from page import fill
+
 COLOURS = {"4:2:0": "#d1495b", "4:2:2": "#edae49", "4:4:4": "#00798c", "webp": "#8d99ae"}
 PANELS = (
     ("bytes", 1e-3, "kB per image"),
@@ -75,12 +77,7 @@ def chart(results: dict[str, Any], path: Path) -> None:
 
 def publish(results: dict[str, Any], page: Path) -> None:
     """Put the table and the caption into a page, between the lines that mark their places."""
-    text = page.read_text()
-    for mark, content in {"table": table(results), "caption": results["caption"] + "\n"}.items():
-        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
-        before, _, rest = text.partition(begin)
-        text = before + begin + content + end + rest.partition(end)[2]
-    page.write_text(text)
+    fill(page, {"table": table(results), "caption": results["caption"] + "\n"})
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from conditions import CONDITIONS
+from page import fill
 
 EPOCHS = ("loader", "version", "cold images/s", "warm images/s", "cold CPU-ms", "warm CPU-ms", "first batch s")
 FETCHED = ("MB cold", "MB warm")
@@ -98,14 +99,8 @@ def chart(results: dict[str, Any], path: Path) -> None:
 
 def publish(results: dict[str, Any], docs: Path) -> None:
     """Put the tables and the caption into the page, between the lines that mark their places, and renew the chart."""
-    page = docs / "streaming.md"
-    text = page.read_text()
     contents = {f"{results['what']} {each.name}": table(results, each.name) for each in CONDITIONS}
-    for mark, content in {**contents, f"{results['what']} caption": caption(results) + "\n"}.items():
-        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
-        before, _, rest = text.partition(begin)
-        text = before + begin + content + end + rest.partition(end)[2]
-    page.write_text(text)
+    fill(docs / "streaming.md", {**contents, f"{results['what']} caption": caption(results) + "\n"})
     if results["what"] == "epochs":
         chart(results, docs / "streaming.png")
 
