@@ -23,9 +23,10 @@ from .errors import ConfigError
 
 I64 = npt.NDArray[np.int64]
 
-FIRST_WINDOW = 256
-"""Samples in a lane's first window. Windows double from here up to the full one, so that the first batch of an epoch
-waits for one shard per lane and not for all the shards that a full window spans."""
+FIRST_WINDOW = 32
+"""Samples in a lane's first window: what a batch of 256 takes from each of eight lanes. Windows end at 32, 64, 128, …, W,
+2W, 3W, …, so that the first batch of an epoch waits for the head of one shard per lane, and not for all the shards that
+a full window spans."""
 
 
 class Plan:
@@ -65,10 +66,10 @@ class Plan:
         self._lanes = lanes
         self._window = window if shuffle else 1
         self._window_key = keyed.key(seed, "window", epoch)
-        # Starts of the short windows; the full ones follow the last of them.
+        # Starts of the short windows, and of the first full one.
         ramp = [0]
-        while (size := FIRST_WINDOW << (len(ramp) - 1)) < self._window:
-            ramp.append(ramp[-1] + size)
+        while ramp[-1] < self._window:
+            ramp.append(min(max(FIRST_WINDOW, 2 * ramp[-1]), self._window))
         self._ramp = np.array(ramp, dtype=np.int64)
         self._memo: dict[int, tuple[int, I64]] = {}  # lane -> its window used last, and that window's permutation
 
@@ -144,7 +145,8 @@ class Plan:
         """Return where a window of a lane starts, and the permutation of its samples."""
         last_ramp = len(self._ramp) - 1
         if window < last_ramp:
-            start, size = int(self._ramp[window]), FIRST_WINDOW << window
+            start, stop = self._ramp[window : window + 2].tolist()
+            size = stop - start
         else:
             start, size = int(self._ramp[-1]) + (window - last_ramp) * self._window, self._window
         remembered = self._memo.get(lane)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
-from shardflow.plan import FIRST_WINDOW, Plan
+from shardflow.plan import Plan
 
 SIZES = st.lists(st.integers(0, 90), min_size=1, max_size=12)
-LONG_ORDER_SHA256 = "2fd22b73e9a1bbcc482c1f9b720181dba77fe9217251aca625b25c9e3f7d3e46"
+LONG_ORDER_SHA256 = "54da0e0f434672554834f1382d7b76b7a81607f642124479c2b9ff531280b068"
 SEEDS = st.integers(-(2**63), 2**63)
 
 
@@ -45,12 +45,10 @@ def offsets_of_a_lane(length: int, window: int, **options: Any) -> list[int]:
 
 
 def window_bounds(window: int, length: int) -> list[tuple[int, int]]:
-    """The windows of a lane as the documentation has them: 256 samples, doubling up to the full window."""
-    bounds, start, size = [], 0, min(FIRST_WINDOW, window)
-    while start < length:
-        bounds.append((start, min(start + size, length)))
-        start, size = start + size, min(2 * size, window)
-    return bounds
+    """The windows of a lane as the documentation has them: they end at 32, 64, 128, …, W, 2W, 3W, …."""
+    ends = [32 << doubling for doubling in range(20) if 32 << doubling < window]
+    ends = [end for end in [*ends, *range(window, length + window, window)] if end < length] + [length]
+    return list(itertools.pairwise([0, *ends]))
 
 
 def test_order_is_frozen() -> None:
@@ -135,7 +133,7 @@ def test_windows_are_shuffled() -> None:
     moves = []
     for start, stop in window_bounds(1024, 8192):
         move = offsets[start:stop] - np.arange(start, stop)
-        assert abs(move).max() > 0.8 * (stop - start)
+        assert abs(move).max() > 0.7 * (stop - start)
         moves.append(tuple(move))
     assert len(set(moves)) == len(moves)
 
@@ -148,11 +146,12 @@ def test_windows_of_one_keep_the_records_in_order() -> None:
     assert shards != sorted(shards)
 
 
-def test_first_batch_touches_one_or_two_shards_per_lane() -> None:
-    """The epoch's first batches wait for few shards, although a full window spans very many."""
+def test_first_batch_touches_the_head_of_one_shard_per_lane() -> None:
+    """The epoch's first batch waits for few samples, although a full window spans very many shards."""
     plan = Plan([100] * 2000, seed=0, epoch=0, lanes=4, window=16384)
-    shards, _ = plan.locate(np.arange(256))
-    assert len(set(shards.tolist())) <= 4 * (FIRST_WINDOW // 100 + 2)
+    shards, records = plan.locate(np.arange(128))
+    assert len(set(shards.tolist())) == 4
+    assert set(records.tolist()) == set(range(32))
     shards, _ = plan.locate(np.arange(100_000, 100_256))
     assert len(set(shards.tolist())) > 100
 

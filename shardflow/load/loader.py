@@ -34,7 +34,7 @@ from .topology import resolve_rank, usable_cores
 
 logger = logging.getLogger(__name__)
 
-STATE_VERSION = 1
+STATE_VERSION = 2  # 1: the first windows of a lane were longer, so a position meant another sample
 
 
 class Loader:
@@ -221,7 +221,7 @@ class Loader:
             generator=torch.Generator(),
         )
         self._persistent = persistent_workers
-        self.split, self.decoder = self._order.split, decoder
+        self.dataset, self.split, self.decoder = dataset, self._order.split, decoder
         self._described = {
             **described_dataset(dataset),
             "fields": list(fields),
