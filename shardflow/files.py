@@ -136,12 +136,10 @@ class CachedFiles:
             return b""
 
     def fetch(self, shard: Shard) -> Fetched:
-        """Have both files in the cache."""
-        fetched = self.cache.fetch(shard.sha256, shard.bytes, lambda target: self._get(shard, target))
-        if fetched is Fetched.HERE:
-            with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
-                self.cache.fetch(shard.index_sha256, None, lambda target: self._get_index(shard, target))
-        return fetched
+        """Have both files in the cache, the index first: with it, samples are read while the tar arrives."""
+        with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
+            self.cache.fetch(shard.index_sha256, None, lambda target: self._get_index(shard, target))
+        return self.cache.fetch(shard.sha256, shard.bytes, lambda target: self._get(shard, target))
 
     def renew(self, shard: Shard) -> bool:
         """Throw away the copy of the tar if it is damaged."""

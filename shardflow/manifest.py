@@ -7,6 +7,7 @@ may reach outside of it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -71,7 +72,7 @@ class Shard:
         return self.name[: -len(".tar")] + ".json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a dataset consists of.
 
@@ -132,7 +133,7 @@ class Manifest:
         """Number of inputs that were not packed."""
         return self.inputs - self.samples
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """The dataset's identity: "sha256:" and the digest of everything but the tools' versions and the bases."""
         content = {name: value for name, value in self._content().items() if name not in ("tools", "bases")}

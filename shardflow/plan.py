@@ -24,9 +24,11 @@ from .errors import ConfigError
 I64 = npt.NDArray[np.int64]
 
 FIRST_WINDOW = 32
-"""Samples in a lane's first window: what a batch of 256 takes from each of eight lanes. Windows end at 32, 64, 128, …, W,
-2W, 3W, …, so that the first batch of an epoch waits for the head of one shard per lane, and not for all the shards that
-a full window spans."""
+"""Samples in a lane's first window: what a batch of 256 takes from each of eight lanes.
+
+Windows end at 32, 64, 128, …, W, 2W, 3W, …, so that the first batch of an epoch waits for the head of one shard per lane,
+and not for all the shards that a full window spans.
+"""
 
 
 class Plan:
@@ -143,15 +145,10 @@ class Plan:
 
     def _permuted(self, lane: int, window: int) -> tuple[int, I64]:
         """Return where a window of a lane starts, and the permutation of its samples."""
-        last_ramp = len(self._ramp) - 1
-        if window < last_ramp:
-            start, stop = self._ramp[window : window + 2].tolist()
-            size = stop - start
-        else:
-            start, size = int(self._ramp[-1]) + (window - last_ramp) * self._window, self._window
+        start, stop = self._window_start(np.array([window, window + 1])).tolist()
         remembered = self._memo.get(lane)
         if remembered is None or remembered[0] != window:
             key = keyed.fold(keyed.fold(self._window_key, lane), window)
-            remembered = window, keyed.permutation(key, min(size, self.lane_length(lane) - start))
+            remembered = window, keyed.permutation(key, min(stop, self.lane_length(lane)) - start)
             self._memo[lane] = remembered
         return start, remembered[1]

@@ -132,10 +132,11 @@ def test_nobody_fetches(root: Path, split: Split, tmp_path: Path) -> None:
 
 
 def test_without_an_index_the_whole_is_waited_for(
-    root: Path, split: Split, store: SlowStore, fetching: threading.Thread
+    root: Path, split: Split, store: SlowStore, request: pytest.FixtureRequest
 ) -> None:
     """A shard whose index is damaged is read when it is whole, from an index that is rebuilt."""
     (root / "train/000000.npy").write_bytes(b"damaged")
+    fetching = request.getfixturevalue("fetching")
     threading.Timer(0.2, store.go_on.set).start()
     assert split.arrived(0, 0) is None
     fetching.join()

@@ -42,8 +42,10 @@ class Need(NamedTuple):
 
 
 @contextlib.contextmanager
-def looking_ahead(split: Split, needs: Iterator[Need], *, workers: int, period: int) -> Iterator[Callable[[int], None]]:
-    """Fetch shards in the background until the body ends, which calls what it is lent with each position it reaches.
+def looking_ahead(
+    split: Split, needs: Iterator[Need], *, workers: int, period: int
+) -> Iterator[Callable[[int, int], None]]:
+    """Fetch shards in the background until the body ends, which calls what it is lent as it reads on.
 
     Does nothing for shards that are read where they lie.
 
@@ -55,7 +57,7 @@ def looking_ahead(split: Split, needs: Iterator[Need], *, workers: int, period: 
     """
     cache = split.cache
     if cache is None:
-        yield lambda _: None
+        yield lambda *_: None
         return
     # What is ahead was used last and what is being read before that: with half of the limit, neither is evicted.
     ahead = Ahead(
@@ -95,7 +97,7 @@ class Ahead:
     ) -> None:
         self._split, self._needs = split, needs
         self._budget_bytes, self._period, self._keep_mapped = budget_bytes, period, keep_mapped
-        self._next = next(needs, None)
+        self._next, self._begun = next(needs, None), False
         self._unfinished: list[tuple[int, int]] = []  # a heap of (end, shard)
         self._unfinished_bytes = 0
         self._changed = threading.Condition()  # guards what follows
@@ -106,8 +108,11 @@ class Ahead:
             # Daemons, and never joined: neither an epoch nor the process waits for a transfer that nobody needs.
             threading.Thread(target=self._run, name="shardflow-ahead", daemon=True).start()
 
-    def reach(self, position: int) -> None:
-        """Say that everything before `position` has been read; called in the thread that reads."""
+    def reach(self, position: int, stop: int) -> None:
+        """Say that all before `position` has been read, and all before `stop` is next; called in the thread that reads.
+
+        What comes after the first batch is left alone until that has been made.
+        """
         while self._unfinished and self._unfinished[0][0] <= position:
             _, shard = heapq.heappop(self._unfinished)
             self._unfinished_bytes -= self._split.shards[shard].bytes
@@ -117,12 +122,13 @@ class Ahead:
         while (need := self._next) is not None:
             size = self._split.shards[need.shard].bytes
             fits = self._unfinished_bytes + size <= self._budget_bytes and need.begin < position + self._period
-            if need.begin > position and not fits:
+            if need.begin >= stop and not (fits and self._begun):
                 break
             heapq.heappush(self._unfinished, (need.end, need.shard))
             self._unfinished_bytes += size
             admitted.append(need.shard)
             self._next = next(self._needs, None)
+        self._begun = True
         if admitted:
             with self._changed:
                 self._todo.extend(admitted)

@@ -91,8 +91,9 @@ class Samples(IterableDataset[dict[str, Any]]):
         period = self._order.pass_length
         with looking_ahead(self._order.split, needs, workers=workers, period=period) as reach:
             for begin in range(0, len(positions), _CHUNK):
-                reach(int(positions[begin]))
-                yield from self._read(epoch, positions[begin : begin + _CHUNK])
+                chunk = positions[begin : begin + _CHUNK]
+                reach(int(chunk[0]), int(chunk[-1]) + 1)
+                yield from self._read(epoch, chunk)
 
     def _read(self, epoch: int, positions: I64) -> Iterator[dict[str, Any]]:
         shards, records, _ = self._order.locate(epoch, positions, self._lanes)

@@ -175,7 +175,7 @@ class PlanSource(IterableDataset[Batch]):
                 if self._shared.iteration() != iteration:
                     return  # left early: what is still prefetched will be thrown away
                 self._shared.making(worker, step)
-                reach(schedule.after(start.position, step))
+                reach(schedule.after(start.position, step), schedule.after(start.position, step + 1))
                 yield self.batch(start, step)
 
     def needs(self, start: Start) -> Iterator[Need]:

@@ -293,13 +293,12 @@ class RemoteStore:
 def _ranges(size: int, piece_bytes: int, start: int = 0) -> Iterator[tuple[int, int]]:
     """Yield where the pieces of a blob start and stop.
 
-    Of a blob that takes more than one window the first piece is cut in as many as the window has, so that its head,
-    which is read first, comes before the rest.
+    The first one is short, because the head of a shard is read while the rest of it is on its way.
     """
     while start < size:
-        small = start < piece_bytes and size > PIECES * piece_bytes
-        stop = start + (piece_bytes // PIECES if small else piece_bytes)
-        yield start, min(stop, size)
+        short = start == 0 and size > piece_bytes // 2
+        stop = min(size, start + (piece_bytes // 8 if short else piece_bytes))
+        yield start, stop
         start = stop
 
 

@@ -170,17 +170,24 @@ def test_needs_of_an_epoch_name_every_shard_in_time(
 def test_local_shards_are_left_alone(root: Path) -> None:
     """For shards that are read where they lie there is neither a thread nor a list of needs."""
     with looking_ahead(shardflow.open(root)["train"], iter([]), workers=1, period=1) as reach:
-        reach(0)
+        reach(0, 1)
         assert threads() == 0
 
 
 def test_fetches_in_order_within_the_budget_and_goes_on(root: Path, tmp_path: Path) -> None:
-    """Shards are fetched in the order of need, as many as half of the cache holds, and more when some are done with."""
+    """Shards are fetched in the order of need, as many as half of the cache holds, and more when some are done with.
+
+    Until the first batch has been made, only what it needs is fetched.
+    """
     stream = Stream(root, tmp_path, shards_cached=8)
     needs = iter([Need(shard, 10 * shard, 10 * shard + 10) for shard in range(SHARDS)])
     with looking_ahead(stream.split, needs, workers=IN_FLIGHT, period=10 * SHARDS) as reach:
+        reach(0, 5)
+        assert until(lambda: stream.transfers() == 1)
+        time.sleep(0.1)
+        assert stream.transfers() == 1
         for done in range(4):
-            reach(10 * done)
+            reach(10 * done, 10 * done + 5)
             assert until(lambda done=done: stream.transfers() == 4 + done)  # type: ignore[misc]
             time.sleep(0.05)
             tars = [name for name in (tmp_path / "log").read_text().split() if name.endswith(".tar")]
@@ -193,7 +200,8 @@ def test_ranks_of_a_host_share_the_budget(root: Path, tmp_path: Path, monkeypatc
     stream = Stream(root, tmp_path, shards_cached=8)
     needs = iter([Need(shard, 10 * shard, 10 * shard + 10) for shard in range(SHARDS)])
     with looking_ahead(stream.split, needs, workers=1, period=10 * SHARDS) as reach:
-        reach(0)
+        reach(0, 1)
+        reach(0, 1)
         assert until(lambda: stream.transfers() == 2)
         time.sleep(0.1)
         assert stream.transfers() == 2
@@ -204,7 +212,8 @@ def test_what_is_needed_now_is_fetched_whatever_the_budget(root: Path, tmp_path:
     stream = Stream(root, tmp_path, shards_cached=8)
     needs = iter([Need(shard, shard // 7, 20) for shard in range(SHARDS)])
     with looking_ahead(stream.split, needs, workers=1, period=100) as reach:
-        reach(0)
+        reach(0, 1)
+        reach(0, 1)
         assert until(lambda: stream.transfers() == 7)
         time.sleep(0.1)
         assert stream.transfers() == 7
@@ -232,7 +241,7 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
     start = Start(0, 0, 1)
     read = Read(far, verify=True, keys=True, substitute=False)
     with looking_ahead(far, source.needs(start), workers=1, period=TOTAL) as reach:
-        reach(0)
+        reach(0, 2)
         assert until(lambda: any(tmp_path.glob(f"cache/partial/{split.shards[0].sha256}.*")))
         try:
             (batch,) = read(iter([source.batch(start, 0)]))
@@ -256,9 +265,10 @@ def test_nothing_is_looked_for_twice(root: Path, tmp_path: Path) -> None:
             yield Need(number % 3, number, number + 1)
 
     with looking_ahead(stream.split, needs(), workers=1, period=3) as reach:
-        reach(0)
+        reach(0, 1)
+        reach(0, 1)
         assert len(taken) == 4
-        reach(1)
+        reach(1, 2)
         assert len(taken) == 5
 
 
@@ -280,7 +290,7 @@ def test_what_another_gave_up_is_fetched_after_all(root: Path, tmp_path: Path) -
     thread.start()
     started.wait(10)
     with looking_ahead(stream.split, iter([Need(0, 0, 1), Need(1, 0, 1)]), workers=IN_FLIGHT, period=2) as reach:
-        reach(0)
+        reach(0, 1)
         assert until(lambda: stream.transfers() == 1)
         assert stream.store.taken()["train/000001.tar"] == 1
         given_up.set()

@@ -166,6 +166,8 @@ def test_state_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> N
     other = make_dataset(tmp_path / "other", [61])
     with pytest.raises(ResumeMismatchError, match="fingerprint"):
         loader(other).load_state_dict(loader(dataset).state_dict())
+    with pytest.raises(ResumeMismatchError, match=r"has version 1, and this shardflow reads 2.* begin an epoch anew"):
+        loader(dataset).load_state_dict({**loader(dataset).state_dict(), "version": 1})
     with pytest.raises(ResumeMismatchError, match=r"not from Loader\.state_dict"):
         loader(dataset).load_state_dict({"epoch": 1})
 
