@@ -13,9 +13,10 @@ import math
 import torch
 
 from shardflow.errors import ConfigError
+from shardflow.load.checked import check_probability, check_range
 
 from . import draws
-from .stage import KeyedStage, check_probability, check_range, to_dtype_of, to_float
+from .stage import KeyedStage, to_dtype_of, to_float
 
 _TRIES = 10
 
@@ -47,10 +48,8 @@ class RandomResizedCrop(KeyedStage):
     ) -> None:
         if size < 1:
             raise ConfigError(f"size must be 1 or more, found {size}")
-        if not 0 < ratio[0] <= ratio[1]:
-            raise ConfigError(f"ratio must be a range above 0, found {ratio}")
-        self.size, self.ratio = size, ratio
-        self.scale = check_range("scale", scale, least=2**-24, most=1)
+        self.size = size
+        self.scale, self.ratio = check_range("scale", scale, most=1), check_range("ratio", ratio)
         self.hflip = check_probability("hflip", hflip)
 
     def __call__(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from shardflow.errors import ConfigError
+from shardflow.load.checked import check_probability, check_range
 
 from . import draws
-from .stage import KeyedStage, check_probability, check_range
+from .stage import KeyedStage
 
 _TRIES = 10
 
@@ -36,11 +36,8 @@ class RandomErasing(KeyedStage):
         ratio: tuple[float, float] = (0.3, 3.3),
         value: float = 0.0,
     ) -> None:
-        if not 0 < ratio[0] <= ratio[1]:
-            raise ConfigError(f"ratio must be a range above 0, found {ratio}")
-        self.p = check_probability("p", p)
-        self.scale = check_range("scale", scale, least=0, most=1)
-        self.ratio, self.value = ratio, value
+        self.p, self.value = check_probability("p", p), value
+        self.scale, self.ratio = check_range("scale", scale, most=1, or_zero=True), check_range("ratio", ratio)
 
     def __call__(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Return the images, some with a box of `value`."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from shardflow.load.checked import check_probability
+
 from . import draws
-from .stage import KeyedStage, check_probability
+from .stage import KeyedStage
 
 
 class RandomHorizontalFlip(KeyedStage):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from shardflow.errors import ConfigError
+from shardflow.load.checked import check_probability
 
 from . import draws
-from .stage import KeyedStage, check_range, to_dtype_of, to_float
+from .stage import KeyedStage, to_dtype_of, to_float
 
 _GREY = (0.2989, 0.587, 0.114)  # ITU-R BT.601, as torchvision rounds it
 _HUE = 3
@@ -34,7 +35,7 @@ class ColorJitter(KeyedStage):
         for name, value in spreads.items():
             if value < 0:
                 raise ConfigError(f"{name} must be 0 or more, found {value}")
-        check_range("hue", (-hue, hue), least=-0.5, most=0.5)
+        check_probability("hue", hue, most=0.5)
         self._ranges = [(max(0.0, 1 - value), 1 + value) for value in spreads.values()] + [(-hue, hue)]
         self._active = [number for number, value in enumerate((*spreads.values(), hue)) if value]
 

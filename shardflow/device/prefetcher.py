@@ -119,14 +119,18 @@ class DevicePrefetcher:
         try:
             while True:
                 self._check(iteration)
+                if self._state is None:
+                    self._state = self._loader_state()  # a stage may fail, and the batch is not handed out then
                 asked = time.perf_counter()
                 batch = next(batches, self)
                 if batch is self:
+                    self._state = None
                     return
                 loaded = time.perf_counter()
                 batch, key = self._stages.arrive(batch, self.device)
                 batch = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), batch)
                 batch = self._finish(batch, key)
+                self._state = None
                 self._meter.answered(waiting_s=loaded - asked, stages_s=time.perf_counter() - loaded)
                 yield batch
         finally:
@@ -134,6 +138,8 @@ class DevicePrefetcher:
 
     def _prefetched(self, side: Side) -> Generator[Any, None, None]:
         iteration = self._begin()
+        if self._state is None:
+            self._state = self._loader_state()  # a stage may fail on the first batch
         batches = _closable(self.loader)
         pump = self._pump = Pump(
             batches,

@@ -77,7 +77,7 @@ class StreamSide:
 
     def staging(self, size: int) -> torch.Tensor:
         """Return page-locked memory."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)  # whatever torch's default is
 
     def memory(self, size: int) -> torch.Tensor:
         """Return memory that belongs to the side stream: it comes back to that stream alone."""

@@ -78,7 +78,8 @@ class _Leaf:
 
     def __init__(self, side: Side) -> None:
         self._side = side
-        self._staging = self._memory = torch.empty(0, dtype=torch.uint8)
+        self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._memory = side.memory(0)  # on the device from the start: the first tensor may be empty
         self._source: torch.Tensor | None = None
 
     def fill(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from shardflow.errors import ConfigError
-
 
 class KeyedStage(ABC):
     """Augments each image of a batch by parameters of its own, drawn from its own key.
@@ -58,28 +56,6 @@ class BlendStage(ABC):
             labels: int64 [B].
             keys: int64 [B], the samples' `random_key`.
         """
-
-
-def check_probability(name: str, value: float) -> float:
-    """Return the value if it is a probability.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} must be 0 … 1, found {value}")
-    return value
-
-
-def check_range(name: str, value: tuple[float, float], *, least: float, most: float) -> tuple[float, float]:
-    """Return the value if it is a range (low, high) within [least, most].
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if not least <= value[0] <= value[1] <= most:
-        raise ConfigError(f"{name} must be a range (low, high) within {least} … {most}, found {value}")
-    return value
 
 
 def to_float(images: torch.Tensor) -> torch.Tensor:

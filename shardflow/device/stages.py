@@ -51,7 +51,7 @@ class Stages:
         for stage in stages:
             if isinstance(stage, BlendStage):
                 needed |= {"label", KEY_FIELD}
-            elif isinstance(stage, (KeyedStage, DecodeJpeg)) and stage.needs_keys:
+            elif isinstance(stage, KeyedStage) and stage.needs_keys:
                 needed.add(KEY_FIELD)
         if missing := sorted(needed - set(self._fields)):
             raise ConfigError(
@@ -69,7 +69,7 @@ class Stages:
         keys = named.get(KEY_FIELD)
         key = int(keys[0]) & (2**64 - 1) if isinstance(keys, torch.Tensor) and len(keys) else None
         if self._decode is not None:
-            named["image"] = self._decode(named["image"], keys, device)
+            named["image"] = self._decode(named["image"], device)
             batch = self._like(batch, named)
         return batch, key
 

@@ -24,6 +24,7 @@ from shardflow.errors import ConfigError, DecodeError
 from shardflow.imagesize import image_size
 from shardflow.keyed import U64
 
+from .checked import check_probability, check_range
 from .crop import random_resized_crops
 
 Images = torch.Tensor | list[torch.Tensor]
@@ -89,13 +90,9 @@ class RandomResizedCropDecoder:
     ) -> None:
         if size < 1:
             raise ConfigError(f"size must be 1 or more, found {size}")
-        if not 0 < scale[0] <= scale[1] <= 1:
-            raise ConfigError(f"scale must be a range within (0, 1], found {scale}")
-        if not 0 < ratio[0] <= ratio[1]:
-            raise ConfigError(f"ratio must be a range above 0, found {ratio}")
-        if not 0 <= hflip <= 1:
-            raise ConfigError(f"hflip must be 0 … 1, found {hflip}")
-        self.size, self.scale, self.ratio, self.hflip = size, scale, ratio, hflip
+        self.size = size
+        self.scale, self.ratio = check_range("scale", scale, most=1), check_range("ratio", ratio)
+        self.hflip = check_probability("hflip", hflip)
 
     def __call__(
         self, payloads: Sequence[memoryview | Pixels], keys: U64, empty: Empty = new

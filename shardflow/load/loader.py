@@ -50,7 +50,8 @@ class Loader:
         version: Fingerprint of the version to read, where the dataset was extended since; by default the newest.
         batch_size: Samples per batch and rank.
         decoder: Makes uint8 images of encoded ones, cropping included; called as `decode.Decoder` says. By default
-            `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`.
+            `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`. To decode on the device,
+            `EncodedDecoder()`, with `DecodeJpeg` among the stages of `DevicePrefetcher`.
         transform: Called with each image, a uint8 tensor [3, H, W]; any torchvision v2 transform. What it draws from
             torch's, Python's or numpy's global generator depends on (seed, epoch, sample) alone.
         batch_transform: Called with the fields of each batch as arguments, in the worker; returns what to hand out.
@@ -355,6 +356,11 @@ class Loader:
         missing = sorted({*self._identity(), "epoch", "position"} - set(state))
         if missing:
             raise ResumeMismatchError(f"the state has no {', '.join(missing)}; it is not from Loader.state_dict()")
+        if state["version"] != STATE_VERSION:
+            raise ResumeMismatchError(
+                f"the state has version {state['version']}, and this shardflow reads {STATE_VERSION}, by which samples "
+                "come in another order: begin an epoch anew, or go on with the shardflow that saved the state"
+            )
         ours = self._identity()
         if self._lanes_given is None:
             ours["lanes"] = state["lanes"]

@@ -66,7 +66,10 @@ class Stats:
                 "stages or pack smaller images"
             )
         if copying > stages:
-            return f"copy-bound: {line}; hand uint8 over and normalise in a stage, and leave pin_memory on"
+            return (
+                f"copy-bound: {line}; hand uint8 over and normalise in a stage, and leave pin_memory on; where the "
+                "device decodes, raise EncodedDecoder's cpu_share"
+            )
         return f"stage-bound: {line}; torch.compile the stages, or move some to the workers"
 
 

@@ -11,8 +11,11 @@ import torch
 
 import shardflow
 from device.keys import random_keys
+from device.test_encoded import png
 from device.test_stage import BLENDS, KEYED, pictures
-from making import make_dataset
+from making import jpeg, make_dataset
+from shardflow.device import encoded
+from shardflow.device.rows import Rows
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -109,16 +112,67 @@ def test_compiled_stages_agree(stage: Any) -> None:
     torch.testing.assert_close(compiled, expected, rtol=0, atol=1e-4 if expected.is_floating_point() else 1)
 
 
-def test_decoding_on_the_gpu_is_near_the_cpus(dataset: Path) -> None:
+@pytest.mark.parametrize("share", [0, 0.5, 1])
+def test_decoding_on_the_gpu_is_near_the_cpus(dataset: Path, share: float) -> None:
     """nvJPEG's pixels, cropped and resized on the device, are the CPU's but for a few steps; the crops are the same."""
     crop = shardflow.RandomResizedCropDecoder(32)
-    encoded = loader(dataset, decoder=shardflow.EncodedDecoder())
-    batches = shardflow.DevicePrefetcher(encoded, "cuda", [shardflow.DecodeJpeg(crop)])
+    files = loader(dataset, decoder=shardflow.EncodedDecoder(share, crop))
+    batches = shardflow.DevicePrefetcher(files, "cuda", [shardflow.DecodeJpeg(crop)])
     for (images, labels), (expected, its, _) in zip(batches, loader(dataset, decoder=crop), strict=True):
         assert torch.equal(labels.cpu(), its)
         difference = (images.cpu().int() - expected.int()).abs().float()
         assert difference.mean() < 2
-        assert difference.max() < 40  # at edges, by how chroma is brought to full size
+        assert difference.max() < (40 if share < 1 else 1)  # at edges, by how chroma is brought to full size
+
+
+def test_the_workers_share_arrives_in_its_place() -> None:
+    """Of a batch that both decode, the workers' images are the CPU's bit for bit, and the others near them."""
+    crop, keys = shardflow.RandomResizedCropDecoder(32), random_keys(24)
+    payloads = [memoryview(bytearray(jpeg(number))) for number in range(24)]
+    rows, _ = shardflow.EncodedDecoder(0.5, crop)(payloads, keys.numpy().view("uint64"))
+    ours = torch.from_numpy(Rows(rows).cropped)
+    expected, _ = crop(payloads, keys.numpy().view("uint64"))
+    images = shardflow.DecodeJpeg(crop)(rows, torch.device("cuda", 0)).cpu()
+    assert 4 < int(ours.sum()) < 20
+    assert torch.equal(images[ours], expected[ours])
+    assert (images.int() - expected.int()).abs().amax((1, 2, 3)).max() < 40
+
+
+def test_what_nvjpeg_does_not_take_is_decoded_all_the_same() -> None:
+    """Batches with other formats, and of nothing but those, come out as the CPU decodes them."""
+    crop, keys = shardflow.CenterCropDecoder(32), random_keys(3)
+    for jpegs in (0, 1):
+        payloads = [memoryview(bytearray(png(number) if number >= jpegs else jpeg(number))) for number in range(3)]
+        rows, _ = shardflow.EncodedDecoder()(payloads, keys.numpy().view("uint64"))
+        expected, _ = crop(payloads, keys.numpy().view("uint64"))
+        images = shardflow.DecodeJpeg(crop)(rows, torch.device("cuda", 0)).cpu()
+        assert (images.int() - expected.int()).abs().max() < 40
+
+
+def test_decoding_does_not_overwrite_what_is_still_read() -> None:
+    """While the crops of a batch wait for a busy device, the next batch is not decoded into their images' memory."""
+    stage, device = shardflow.DecodeJpeg(shardflow.RandomResizedCropDecoder(200)), torch.device("cuda", 0)
+    keys = random_keys(32).numpy().view("uint64")
+    first, second = (
+        {n: torch.frombuffer(bytearray(jpeg(begin + n, 400, 300)), dtype=torch.uint8) for n in range(32)}
+        for begin in (0, 32)
+    )
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        expected = stage._crop(encoded._decode_on_gpu(first, device), keys).cpu()
+        for _ in range(5):
+            whole = encoded._decode_on_gpu(first, device)
+            busy(0.1)
+            found = stage._crop(whole, keys)
+            del whole
+            encoded._decode_on_gpu(second, device)
+            assert torch.equal(found.cpu(), expected)
+
+
+def test_an_empty_first_batch_is_on_the_device() -> None:
+    """A rank without a sample gets its empty batch on the device, the first as well."""
+    (images,) = shardflow.DevicePrefetcher([torch.zeros(0, 3, 8, 8)], "cuda", [shardflow.Normalize()])
+    assert images.device.type == "cuda"
+    assert images.shape == (0, 3, 8, 8)
 
 
 def test_state_and_early_exit(dataset: Path) -> None:

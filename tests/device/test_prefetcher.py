@@ -205,6 +205,30 @@ def test_an_error_of_a_stage_ends_the_iteration(dataset: Path) -> None:
 
 
 @pytest.mark.usefixtures("side")
+@pytest.mark.parametrize("good", [0, 2])
+def test_a_batch_that_a_stage_fails_on_is_not_counted(dataset: Path, good: int) -> None:
+    """The state then stands before that batch, the very first one of an epoch included, and a resumed run has it."""
+    whole = contents(loader(dataset))
+    seen: list[int] = []
+
+    def fails(images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        if len(seen) > good:
+            raise ValueError("enough")
+        return images
+
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", [fails], slots=3)
+    got = []
+    with pytest.raises(ValueError, match="enough"):
+        got.extend(contents(batches))
+    state = batches.state_dict()
+    assert (state["epoch"], state["position"]) == (0, 7 * good)
+    resumed = shardflow.DevicePrefetcher(loader(dataset), "cpu")
+    resumed.load_state_dict(state)
+    assert contents(resumed) == whole[good:]
+
+
+@pytest.mark.usefixtures("side")
 def test_an_empty_loader_is_an_empty_iteration() -> None:
     """A loader without batches gives none, twice."""
     batches = shardflow.DevicePrefetcher([], "cpu")
@@ -319,6 +343,20 @@ def test_slots_keep_their_memory() -> None:
         slot.fill(batch)
         assert torch.equal(slot.hand_out(lambda batch: batch), batch)
     assert len({address for kind, address in side.log if kind == "copy"}) == 2
+
+
+def test_an_empty_tensor_is_on_the_device_too() -> None:
+    """The first batch of a rank may have no sample; its tensors are the device's all the same."""
+
+    class Elsewhere(DelayedSide):
+        def memory(self, size: int) -> torch.Tensor:
+            return torch.empty(size, dtype=torch.uint8, device="meta")
+
+    slot = Slot(Elsewhere())
+    slot.fill(torch.zeros(0, 3, 8, 8))
+    empty = slot.hand_out(lambda batch: batch)
+    assert empty.device.type == "meta"
+    assert empty.shape == (0, 3, 8, 8)
 
 
 class Slow:

@@ -1,0 +1,33 @@
+"""Numbers that are probabilities or ranges: one check and one wording for all that crops and augments by them."""
+
+from __future__ import annotations
+
+import math
+
+from shardflow.errors import ConfigError
+
+
+def check_probability(name: str, value: float, *, most: float = 1) -> float:
+    """Return the value if it is a probability, or within 0 … `most`.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not 0 <= value <= most:
+        raise ConfigError(f"{name} must be 0 … {most}, found {value}")
+    return value
+
+
+def check_range(
+    name: str, value: tuple[float, float], *, most: float = math.inf, or_zero: bool = False
+) -> tuple[float, float]:
+    """Return the value if it is a range (low, high) above 0, or from 0 on, up to `most`.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    low, high = value
+    if not ((low > 0 or (or_zero and low == 0)) and low <= high <= most):
+        within = "above 0" if most == math.inf else f"within {'[' if or_zero else '('}0, {most}]"
+        raise ConfigError(f"{name} must be a range (low, high) {within}, found {value}")
+    return value
