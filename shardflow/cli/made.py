@@ -1,4 +1,4 @@
-"""The loader that `bench` and `tune` work on: one for a dataset, or one that the user's own code makes."""
+"""The loader that `bench`, `tune` and `preview` work on: one for a dataset, or one that the user's own code makes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_loader_of(
     import shardflow
 
     if made_by is not None and url is None:
-        return _function(made_by), made_by
+        return loader_function(made_by), made_by
     if made_by is not None or url is None:
         raise click.UsageError("give either the URL of a dataset or --loader FILE.py:FUNCTION")
     make_loader = functools.partial(
@@ -59,7 +59,7 @@ def make_loader_of(
     return make_loader, f"{url}, {split}, {size} pixels"
 
 
-def _function(named: str) -> Callable[..., Any]:
+def loader_function(named: str) -> Callable[..., Any]:
     """Return a function of a file of the user's, who names it himself: running it is what was asked for."""
     from shardflow import Loader
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 import shardflow
@@ -9,14 +11,18 @@ from shardflow.dataset import Dataset
 from shardflow.errors import ConfigError
 from shardflow.system import describe_system
 
+from .made import blamed, loader_function
 from .shown import file_to_write, shard_bar
+
+if TYPE_CHECKING:
+    from shardflow.look.augmented import Augmented
 
 _PICTURE = "preview.png"
 _VERSIONS = "shardflow", "pillow", "torch"
 
 
 @click.command(short_help="Draw samples of a dataset, or write a page about it.")
-@click.argument("url", type=click.Path())
+@click.argument("url", type=click.Path(), required=False)
 @click.option("--split", help="Which split.  [default: train, or the first]")
 @click.option(
     "--output",
@@ -30,7 +36,14 @@ _VERSIONS = "shardflow", "pillow", "torch"
     "--class", "class_name", metavar="NAME", help="Samples of this class alone, for which whole shards are read."
 )
 @click.option("--augment", type=click.IntRange(0), metavar="NUMBER", help="What each epoch makes of this sample.")
-@click.option("--seed", default=0, show_default=True, help="Of the augmentation, as for the loader.")
+@click.option("--seed", type=int, help="Of the augmentation, as for the loader.  [default: 0]")
+@click.option(
+    "--loader",
+    "made_by",
+    metavar="FILE.py:FUNCTION",
+    help="For --augment, in place of URL: the loader that this function of yours returns, with its dataset, decoder, "
+    "transform and seed.",
+)
 @click.option("--quarantine", is_flag=True, help="The inputs that were refused, and why.")
 @click.option("--source", type=click.Path(), metavar="SRC", help="What was packed, to show what --quarantine names.")
 @click.option(
@@ -42,13 +55,14 @@ _VERSIONS = "shardflow", "pillow", "torch"
 )
 @click.option("--verify", is_flag=True, help="Read everything for the page: the exit code is 1 when damage is found.")
 def preview(
-    url: str,
+    url: str | None,
     split: str | None,
     output: str | None,
     count: int,
     class_name: str | None,
     augment: int | None,
-    seed: int,
+    seed: int | None,
+    made_by: str | None,
     quarantine: bool,
     source: str | None,
     html: str | None,
@@ -59,12 +73,16 @@ def preview(
     The samples come from all over the split, read one by one: of a bucket a few of them are fetched, and no whole
     shard. The page is one file that needs no network.
 
+    With --loader the pixels are those that training sees, of the same epochs; batch_transform and stages on a device
+    come later, and are not shown.
+
     \b
     Examples:
       shardflow preview photos256/
       shardflow preview s3://bucket/photos256 --output sheet.png
       shardflow preview photos256/ --class cat
       shardflow preview photos256/ --augment 17
+      shardflow preview --loader train.py:make_loader --augment 17
       shardflow preview photos256/ --quarantine --source photos/
       shardflow preview photos256/ --html photos256.html --verify
     """
@@ -79,56 +97,62 @@ def preview(
     ]
     if len(asked) > 1:
         raise click.UsageError(f"{' and '.join(asked)} are different pictures: ask for one at a time")
-    for name, given, needed in (("--verify", verify, html is not None), ("--source", source is not None, quarantine)):
-        if given and not needed:
-            raise click.UsageError(f"{name} goes with {'--html' if name == '--verify' else '--quarantine'}")
-    dataset = shardflow.open(url)
-    split = split or ("train" if "train" in dataset else next(iter(dataset)))
-    code = _write_page(dataset, html, split, count, verify=verify) if html is not None else 0
+    for name, given, needed, there in (
+        ("--verify", verify, "--html", html is not None),
+        ("--source", source is not None, "--quarantine", quarantine),
+        ("--loader", made_by is not None, "--augment", augment is not None),
+    ):
+        if given and not there:
+            raise click.UsageError(f"{name} goes with {needed}")
+    loader = None
+    if made_by is not None:
+        for name, given in (("URL", url is not None), ("--split", split is not None), ("--seed", seed is not None)):
+            if given:
+                raise click.UsageError(f"{name} does not go with --loader: the loader has its own")
+        loader = loader_function(made_by)()
+        dataset, split = loader.dataset, loader.split.name
+    elif url is not None:
+        dataset = shardflow.open(url)
+        split = split or ("train" if "train" in dataset else next(iter(dataset)))
+    else:
+        raise click.UsageError("give the URL of a dataset, or --augment NUMBER and --loader FILE.py:FUNCTION")
+    shown = None
+    if augment is not None:
+        from shardflow.look.augmented import augmented, augmented_by  # here, because torch takes seconds to import
+
+        with blamed(made_by):
+            if loader is None:
+                shown = augmented(dataset, split, augment, versions=count - 1, seed=seed or 0)
+            else:
+                shown = augmented_by(loader, augment, versions=count - 1)
+    code = 0 if html is None else _write_page(dataset, html, split, count, shown, verify=verify)
     if html is None or output is not None or asked:
         path = output or _PICTURE
-        _draw(dataset, path, split, count, class_name, augment, seed, quarantine=quarantine, source=source)
+        if quarantine:
+            _draw_quarantine(dataset, path, count, source)
+        elif shown is not None:
+            from shardflow.look.sheet import draw_sheet
+
+            draw_sheet(shown.tiles, path, title=shown.title, subtitle=shown.subtitle)
+        else:
+            _draw(dataset, path, split, count, class_name)
         click.echo(f"picture  {path}")
     return code
 
 
-def _draw(
-    dataset: Dataset,
-    path: str,
-    split: str,
-    count: int,
-    class_name: str | None,
-    augment: int | None,
-    seed: int,
-    *,
-    quarantine: bool,
-    source: str | None,
-) -> None:
+def _draw(dataset: Dataset, path: str, split: str, count: int, class_name: str | None) -> None:
     from shardflow.look import choice, peek, sheet, tile  # here: the help does not need them
 
     samples = peek.Peek(dataset, split)
-    total = len(samples.split)
-    if quarantine:
-        _draw_quarantine(dataset, path, count, source)
-    elif augment is not None:
-        if augment >= total:
-            raise ConfigError(f"--augment {augment}: split {split!r} has the samples 0 to {total - 1}")
-        from shardflow.look.augmented import augmented  # here, because torch takes seconds to import
-
-        (sample,) = samples.samples([augment])
-        tiles = [*tile.tiles_of([sample], dataset.classes), *augmented(sample, versions=count - 1, seed=seed)]
-        subtitle = f"as packed, and as a loader with seed {seed} crops and mirrors it in each epoch"
-        sheet.draw_sheet(tiles, path, title=f"Sample {augment} of {split}", subtitle=subtitle)
+    if class_name is not None:
+        with shard_bar(samples.split.shards, "searching") as progress:
+            numbers = choice.of_class(samples.split, dataset.classes, class_name, count, progress)
+        title = f"{class_name}, in {split}"
     else:
-        if class_name is not None:
-            with shard_bar(samples.split.shards, "searching") as progress:
-                numbers = choice.of_class(samples.split, dataset.classes, class_name, count, progress)
-            title = f"{class_name}, in {split}"
-        else:
-            numbers = choice.spread(samples.split, count)
-            title = f"{dataset.url.rstrip('/').rpartition('/')[2]}, {split}"
-        tiles = list(tile.tiles_of(samples.samples(numbers), dataset.classes))
-        sheet.draw_sheet(tiles, path, title=title, subtitle=f"{len(tiles)} of {total:,} samples")
+        numbers = choice.spread(samples.split, count)
+        title = f"{dataset.url.rstrip('/').rpartition('/')[2]}, {split}"
+    tiles = list(tile.tiles_of(samples.samples(numbers), dataset.classes))
+    sheet.draw_sheet(tiles, path, title=title, subtitle=f"{len(tiles)} of {len(samples.split):,} samples")
 
 
 def _draw_quarantine(dataset: Dataset, path: str, count: int, source: str | None) -> None:
@@ -144,7 +168,9 @@ def _draw_quarantine(dataset: Dataset, path: str, count: int, source: str | None
     draw_sheet(tiles, path, title="Quarantine", subtitle=subtitle)
 
 
-def _write_page(dataset: Dataset, path: str, split: str, count: int, *, verify: bool) -> int:
+def _write_page(
+    dataset: Dataset, path: str, split: str, count: int, augmented: Augmented | None, *, verify: bool
+) -> int:
     from shardflow.look.page import write_page
 
     findings = None
@@ -153,6 +179,6 @@ def _write_page(dataset: Dataset, path: str, split: str, count: int, *, verify: 
             findings = shardflow.verify(dataset.url, progress=progress)
     system = describe_system()
     versions = {name: system[name] for name in _VERSIONS}
-    write_page(dataset, path, split=split, count=count, findings=findings, versions=versions)
+    write_page(dataset, path, split=split, count=count, findings=findings, versions=versions, augmented=augmented)
     click.echo(f"page     {path}")
     return 1 if findings else 0

@@ -25,6 +25,16 @@ def table(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
     return f"<table{f' class={kind}' if kind else ''}>{lines}</table>" if lines else ""
 
 
+def note(text: str) -> str:
+    """Return a line that explains."""
+    return f'<p class="faint">{escape(text)}</p>'
+
+
+def sheet(tiles: Iterable[Tile]) -> str:
+    """Return tiles side by side, in as many rows as it takes."""
+    return f'<div class="sheet">{"".join(map(figure, tiles))}</div>'
+
+
 def figure(tile: Tile) -> str:
     """Return a tile with its caption."""
     title, detail = escape(tile.title), escape(tile.detail)

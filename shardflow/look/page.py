@@ -12,9 +12,10 @@ from shardflow.store import translated
 from shardflow.verify import Finding
 
 from . import sections
+from .augmented import Augmented
 from .choice import spread
 from .counted import count_images
-from .markup import figure, section
+from .markup import note, section, sheet
 from .mixing import measure_mixing
 from .peek import Peek
 from .tile import tiles_of
@@ -28,6 +29,7 @@ def write_page(
     count: int,
     findings: Sequence[Finding] | None,
     versions: Mapping[str, str],
+    augmented: Augmented | None = None,
 ) -> None:
     """Write the page.
 
@@ -38,6 +40,7 @@ def write_page(
         count: Samples on the sheet.
         findings: What verification found; None when it was not asked for.
         versions: Of what is running now, by name.
+        augmented: What a loader makes of a sample; None when it was not asked for.
 
     Raises:
         ConfigError: There is no such split.
@@ -49,7 +52,8 @@ def write_page(
     body = "".join(
         [
             sections.head(dataset, counted),
-            section("Samples", f'<div class="sheet">{"".join(map(figure, tiles))}</div>'),
+            section("Samples", sheet(tiles)),
+            "" if augmented is None else section(augmented.title, note(augmented.subtitle) + sheet(augmented.tiles)),
             '<div class="columns">',
             sections.classes(dataset, counted),
             sections.sizes(counted),

@@ -17,9 +17,8 @@ import numpy as np
 from shardflow.dataset import Dataset
 from shardflow.errors import FormatError, IntegrityError, NotFoundError
 from shardflow.files import shard_files
-from shardflow.shard import Row, member_key, packed_rows
+from shardflow.shard import Row, Rows, packed_rows
 from shardflow.shardindex import IMAGE_PARTS
-from shardflow.ustar import BLOCK
 
 _AT_ONCE = 8
 
@@ -61,7 +60,7 @@ class Peek:
         self.split = dataset[split]
         self._store = dataset.store
         self._files = shard_files(dataset.store, self.split.cache)
-        self._indexes: dict[int, tuple[list[Row], list[int]] | None] = {}
+        self._indexes: dict[int, Rows | None] = {}
 
     def rows(self, shard: int) -> list[Row] | None:
         """Return the index of a shard as rows; None when it is missing or damaged.
@@ -72,7 +71,7 @@ class Peek:
         if shard not in self._indexes:
             self._indexes[shard] = packed_rows(self._files, self.split.shards[shard])
         index = self._indexes[shard]
-        return None if index is None else index[0]
+        return None if index is None else index.members
 
     def samples(self, numbers: Iterable[int]) -> Iterator[Peeked]:
         """Yield samples of the split by number, in this order, several being read at a time.
@@ -101,15 +100,14 @@ class Peek:
             return Peeked(number, whole.pop("__key__"), {part: whole[part] for part in whole if part != "__url__"})
         index = self._indexes[shard]
         assert index is not None
-        rows, bounds = index
-        return self._read(number, shard, rows[bounds[record] : bounds[record + 1]])
+        return self._read(number, shard, index, record)
 
-    def _read(self, number: int, shard: int, rows: list[Row]) -> Peeked:
+    def _read(self, number: int, shard: int, index: Rows, record: int) -> Peeked:
         name, url = self.split.shards[shard].name, self.split.url(shard)
-        begin = rows[0][2] - BLOCK  # with the header before it, which holds the key
+        rows, begin = index.of(record), index.begin(record)
         data = self._store.read_range(name, begin, max(offset + size for _, _, offset, size, *_ in rows))
         try:
-            key = member_key(data[:BLOCK], rows[0])
+            key = index.key(record, memoryview(data), begin)
         except IntegrityError as error:
             raise error.at(shard=url) from error.__cause__
         parts = {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
@@ -13,6 +15,26 @@ from making import make_dataset
 from shardflow.cli.main import main
 from shardflow.cli.preview import preview
 from shardflow.manifest import QUARANTINE_NAME
+
+MADE = """
+import shardflow
+
+def make_loader(num_workers=1):
+    decoder = shardflow.RandomResizedCropDecoder(176)
+    return shardflow.Loader({url!r}, split="val", seed=3, batch_size=4, decoder=decoder, num_workers=num_workers)
+
+def too_dark(image):
+    raise ValueError("too dark")
+
+def failing():
+    return shardflow.Loader({url!r}, batch_size=4, transform=too_dark)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's file puts its folder into the path, as a script does; after the test it is gone."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def run(*arguments: object) -> Result:
@@ -77,9 +99,33 @@ def test_writes_a_page_and_says_whether_the_dataset_is_sound(tmp_path: Path) -> 
     assert "findings" in page.read_text()
 
 
+def test_shows_what_the_users_own_loader_makes_of_a_sample(tmp_path: Path) -> None:
+    """The loader that a file of the user's makes says dataset, split, seed and decoder, for picture and page."""
+    url, file = make_dataset(tmp_path / "set", {"train": [4], "val": [8, 8]}), tmp_path / "preview_loader.py"
+    file.write_text(MADE.format(url=str(url)))
+    sheets = []
+    for number, arguments in enumerate(
+        (
+            ["--loader", f"{file}:make_loader", "--html", tmp_path / "page.html"],
+            [url, "--split", "val", "--seed", 3],
+            [url, "--split", "val"],
+        )
+    ):
+        run(*arguments, "--augment", 9, "--count", 6, "--output", tmp_path / f"{number}.png")
+        with Image.open(tmp_path / f"{number}.png") as picture:
+            sheets.append(np.asarray(picture)[100:])  # below the heading
+    assert (sheets[0] == sheets[1]).all()
+    assert (sheets[0] != sheets[2]).any()
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<figure>") == 6 + 6
+    assert "Sample 9 of val" in page
+    assert "as the loader hands it out" in page
+
+
 def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What does not exist, or does not go together, is named in one line, with the exit code of its kind."""
-    url = str(make_dataset(tmp_path / "set", [8]))
+    url, file = str(make_dataset(tmp_path / "set", {"train": [8], "val": [8]})), tmp_path / "wrong_loader.py"
+    file.write_text(MADE.format(url=url))
     for arguments, code, message in (
         ([url, "--class", "dog"], 2, "no class 'dog'"),
         ([url, "--augment", "8"], 2, "samples 0 to 7"),
@@ -88,6 +134,13 @@ def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([url, "--class", "class0", "--augment", "1"], 2, "one at a time"),
         ([url, "--verify"], 2, "--html"),
         ([url, "--source", "x"], 2, "--quarantine"),
+        ([], 2, "URL of a dataset"),
+        ([url, "--loader", f"{file}:make_loader"], 2, "--loader goes with --augment"),
+        ([url, "--loader", f"{file}:make_loader", "--augment", "1"], 2, "URL does not go with --loader"),
+        (["--loader", f"{file}:make_loader", "--augment", "1", "--seed", "3"], 2, "--seed does not go with --loader"),
+        (["--loader", f"{file}:make_loader", "--augment", "8"], 2, "samples 0 to 7"),
+        (["--loader", f"{file}:failing", "--augment", "1"], 2, "line 9: ValueError: too dark"),
+        (["--loader", f"{file}:no_such", "--augment", "1"], 2, "no function 'no_such'"),
         ([url, "--output", str(tmp_path / "no/such/folder.png")], 2, "no/such"),
         ([url, "--html", str(tmp_path / "no/such/page.html")], 2, "no/such"),
         ([url, "--output", str(tmp_path)], 4, str(tmp_path)),

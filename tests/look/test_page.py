@@ -15,6 +15,7 @@ import shardflow
 from look.browser import Browser, Seen, executable
 from look.packed import CLASSES
 from making import make_dataset
+from shardflow.look.augmented import augmented
 from shardflow.look.page import write_page
 
 WIDTHS = 390, 1400
@@ -48,7 +49,8 @@ def page(packed: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
     path = tmp_path_factory.mktemp("page") / "page.html"
     findings = shardflow.verify(packed[1])
     dataset = shardflow.open(packed[1])
-    write_page(dataset, path, split="train", count=12, findings=findings, versions={"shardflow": "1.2.3"})
+    versions, shown = {"shardflow": "1.2.3"}, augmented(dataset, "train", 5, versions=3)
+    write_page(dataset, path, split="train", count=12, findings=findings, versions=versions, augmented=shown)
     return path
 
 
@@ -72,11 +74,11 @@ def test_page_fits_the_screen_and_asks_for_nothing(
     assert look.values["overflow"] <= 0
     assert [url for url in look.requests if not url.startswith("data:")] == [page.as_uri()]
     assert look.complaints == []
-    assert look.values["images"] == 13
+    assert look.values["images"] == 12 + 4 + 1
     assert look.values["unseen"] == 0
     assert look.values["headings"][1:] == [
-        *("Samples", "Classes", "Sizes", "Bytes per image", "Mixing", "Recipe", "Verification", "Quarantine"),
-        "Identity",
+        *("Samples", "Sample 5 of train", "Classes", "Sizes", "Bytes per image", "Mixing", "Recipe"),
+        *("Verification", "Quarantine", "Identity"),
     ]
     assert all(role == "img" and label for role, label in look.values["charts"])
 

@@ -13,6 +13,7 @@ from s3.fixtures import prefix, proxy, server
 from s3.proxy import Proxy
 from s3.server import Server
 from shardflow.cli.preview import preview
+from shardflow.look.augmented import augmented_by
 from shardflow.look.peek import Peek
 
 __all__ = ["prefix", "proxy", "server"]
@@ -21,7 +22,7 @@ __all__ = ["prefix", "proxy", "server"]
 def test_no_whole_shard_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server, proxy: Proxy, prefix: str
 ) -> None:
-    """Sheet and page read manifest, indexes and a few samples by their ranges, and the samples are the right ones."""
+    """Sheet, page and augmentation read manifest, indexes and a few samples by their ranges, and the right ones."""
     local = make_dataset(tmp_path / "set", [200, 200, 200])
     shardflow.sync(local, server.url(prefix), dst_options=server.options())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
@@ -33,6 +34,8 @@ def test_no_whole_shard_is_fetched(
     result = CliRunner().invoke(preview, [*arguments, "--count", "6"], catch_exceptions=False)
     assert result.exit_code == 0
     assert (tmp_path / "page.html").read_text().count("<figure>") == 6
+    loader = shardflow.Loader(server.url(prefix), batch_size=4, num_workers=0)
+    assert len(augmented_by(loader, 250, versions=2).tiles) == 3
     asked = [asked for _, target, asked in proxy.log if ".tar" in target]
     assert asked
     for extent in asked:

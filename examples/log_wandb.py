@@ -1,0 +1,98 @@
+"""Note down in Weights & Biases what a run was trained on and how well it was fed, and go on with the very same data.
+
+    python examples/log_wandb.py photos256 --checkpoint run.pt
+    python examples/log_wandb.py photos256 --checkpoint run.pt
+
+The second command goes on from the checkpoint, as the same run, should the first have been interrupted. Unless it is
+told --online, all is written below `wandb/`: `wandb sync` sends it later, `wandb leet` shows it here. What to look at:
+
+- `loader.describe()` is plain JSON, and so a part of the run's config, to search and compare by.
+- The loader's state in the checkpoint says which version of the dataset the run began with, and `version=` opens that
+  one, though the dataset may have been extended since. Where it was packed anew, it is an error instead of other data.
+- Of several ranks, one logs: they share order and data.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import wandb
+
+import shardflow
+from net import Net
+
+
+def main() -> None:
+    """Parse the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="path or URL of a labelled dataset")
+    parser.add_argument("--checkpoint", type=Path, default=Path("run.pt"), help="loaded if there, and saved")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")
+    parser.add_argument("--workers", type=int, default=None, help="worker processes")
+    parser.add_argument("--stop-after", type=int, metavar="STEPS", help="end early, as an interruption would")
+    parser.add_argument("--project", default="shardflow")
+    parser.add_argument("--online", action="store_true", help="send it at once")
+    arguments = parser.parse_args()
+    saved = torch.load(arguments.checkpoint) if arguments.checkpoint.exists() else None
+    loader = shardflow.Loader(
+        arguments.dataset,
+        version=saved["loader"]["fingerprint"] if saved else None,
+        batch_size=arguments.batch_size,
+        decoder=shardflow.RandomResizedCropDecoder(arguments.size),
+        num_workers=arguments.workers,
+    )
+    run = wandb.init(
+        project=arguments.project,
+        mode="online" if arguments.online else "offline",
+        id=saved["run"] if saved else None,
+        resume="allow",
+        config={"data": loader.describe()},
+    )
+    with run:
+        train(loader, arguments, run, saved)
+
+
+def train(loader: shardflow.Loader, arguments: argparse.Namespace, run: wandb.Run, saved: dict | None) -> None:
+    """Train to the last epoch, and log as it goes."""
+    model = Net(len(loader.dataset.classes))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = 0
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        optimiser.load_state_dict(saved["optimiser"])
+        loader.load_state_dict(saved["loader"])
+        step = saved["step"]
+    for epoch in range(loader.state_dict()["epoch"], arguments.epochs):
+        loader.set_epoch(epoch)
+        samples = 0
+        for images, labels in loader:
+            loss = F.cross_entropy(model(images), labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            step, samples = step + 1, samples + len(labels)
+            run.log({"loss": loss.item()}, step=step)
+            if step == arguments.stop_after:
+                break
+        stats = loader.stats()
+        fed = {
+            "data.images_per_s": arguments.batch_size * (stats.batches - 1) / stats.total_s if stats.total_s else 0.0,
+            "data.waiting_share": stats.waiting_share,
+            "data.first_batch_s": stats.first_s,
+        }
+        run.log(fed, step=step)
+        checkpoint = {"run": run.id, "step": step, "loader": loader.state_dict()}
+        checkpoint.update(model=model.state_dict(), optimiser=optimiser.state_dict())
+        torch.save(checkpoint, arguments.checkpoint)
+        print(f"epoch {epoch}: {samples} samples; {stats}")
+        if step == arguments.stop_after:
+            return
+
+
+if __name__ == "__main__":
+    main()
