@@ -15,8 +15,7 @@ from typing import IO
 from .errors import IntegrityError
 from .files import ShardFiles
 from .manifest import Shard
-from .shard import Sample, member_key, packed_rows
-from .ustar import BLOCK
+from .shard import Sample, packed_rows
 
 
 class Arrived:
@@ -47,15 +46,13 @@ class ArrivingShard:
 
     def __init__(self, files: ShardFiles, shard: Shard) -> None:
         self._url, self._shard = files.url(shard), shard
-        index = packed_rows(files, shard)
-        self._rows, self._bounds = ([], []) if index is None else index
+        self._rows = packed_rows(files, shard)
 
     def sample(self, file: IO[bytes], record: int) -> Arrived | None:
         """Return a sample from the file as it is now; None when it is not there yet, or not right."""
-        if not self._rows:
+        if self._rows is None:
             return None  # the index is damaged or missing: it is rebuilt from the whole tar
-        rows = self._rows[self._bounds[record] : self._bounds[record + 1]]
-        begin = rows[0][2] - BLOCK  # with the header before it
+        rows, begin = self._rows.of(record), self._rows.begin(record)
         data = bytearray(max(offset + size for _, _, offset, size, *_ in rows) - begin)
         if os.preadv(file.fileno(), [data], begin) != len(data):
             return None
@@ -66,6 +63,6 @@ class ArrivingShard:
                 return None
             parts[name.decode()] = payload
         try:
-            return Arrived(self._url, parts, member_key(bytes(data[:BLOCK]), rows[0]))
+            return Arrived(self._url, parts, self._rows.key(record, memoryview(data), begin))
         except IntegrityError:
             return None

@@ -13,6 +13,7 @@ import os
 import zlib
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,49 @@ Sample = dict[str, memoryview]
 
 Row = tuple[int, bytes, int, int, int, int, int]
 """A row of the index, as shardindex.Row."""
+
+
+class Rows(NamedTuple):
+    """The index of a shard.
+
+    Attributes:
+        members: A row each.
+        bounds: Where those of each record begin, and where the last ones end.
+        keys: Record → where its key is, of those whose members have extended headers.
+    """
+
+    members: list[Row]
+    bounds: list[int]
+    keys: dict[int, Row]
+
+    def of(self, record: int) -> list[Row]:
+        """Return the members of a record."""
+        return self.members[self.bounds[record] : self.bounds[record + 1]]
+
+    def begin(self, record: int) -> int:
+        """Return where a record begins in the tar, with all that is needed to tell its key."""
+        header = self.members[self.bounds[record]][2] - ustar.BLOCK
+        return min(header, self.keys[record][2]) if record in self.keys else header
+
+    def key(self, record: int, tar: memoryview, begin: int = 0) -> str:
+        """Return the key of a record: its members' common name without the part.
+
+        Args:
+            record: Which.
+            tar: The tar, or what it has from byte `begin` on.
+            begin: Where that is.
+
+        Raises:
+            IntegrityError: The header that holds it is damaged, or not that of the member which the index has here.
+        """
+        if record not in self.keys:
+            row = self.members[self.bounds[record]]
+            return member_key(bytes(tar[row[2] - ustar.BLOCK - begin : row[2] - begin]), row)
+        _, _, offset, size, crc32, _, _ = self.keys[record]
+        key = bytes(tar[offset - begin : offset - begin + size])
+        if zlib.crc32(key) != crc32:
+            raise IntegrityError(f"record {record}: its name is damaged (its CRC-32 differs); run `shardflow verify`")
+        return key.decode(errors="replace")
 
 
 class MappedShard:
@@ -47,7 +91,7 @@ class MappedShard:
         self._files, self._shard, self._renewed = files, shard, False
         self._map = _map(files, shard)
         self._bytes = memoryview(self._map)
-        self._rows, self._bounds = packed_rows(files, shard) or _rebuilt_rows(files, shard, self._bytes)
+        self._rows = packed_rows(files, shard) or _rebuilt_rows(files, shard, self._bytes)
 
     def sample(self, record: int, *, check: bool, unchecked: Collection[str] = ()) -> Sample:
         """Return the parts of a sample, without copying; each payload is checked by its CRC-32 if asked.
@@ -58,7 +102,7 @@ class MappedShard:
             IntegrityError: A payload is damaged. The error names the shard and the key.
         """
         parts: Sample = {}
-        for _, name, offset, size, crc32, _, _ in self._rows[self._bounds[record] : self._bounds[record + 1]]:
+        for _, name, offset, size, crc32, _, _ in self._rows.of(record):
             part, payload = name.decode(), self._bytes[offset : offset + size]
             if check and part not in unchecked and zlib.crc32(payload) != crc32:
                 if self._renew():
@@ -71,7 +115,8 @@ class MappedShard:
     def image_sizes(self) -> npt.NDArray[np.int64]:
         """Return width and height of each sample's image: int64 [samples, 2], zeros where there is none or unknown."""
         sizes = np.zeros((self._shard.samples, 2), dtype=np.int64)
-        for record, name, _, _, _, width, height in reversed(self._rows):  # of several images, the first is the one
+        # Of several images, the first is the one.
+        for record, name, _, _, _, width, height in reversed(self._rows.members):
             if name.decode() in shardindex.IMAGE_PARTS:
                 sizes[record] = width, height
         return sizes
@@ -95,9 +140,8 @@ class MappedShard:
         Raises:
             IntegrityError: The header that holds it is damaged, or not that of the member which the index has here.
         """
-        row = self._rows[self._bounds[record]]
         try:
-            return member_key(bytes(self._bytes[row[2] - ustar.BLOCK : row[2]]), row)
+            return self._rows.key(record, self._bytes)
         except IntegrityError as error:
             raise error.at(shard=self.url) from error.__cause__
 
@@ -107,8 +151,10 @@ class MappedShard:
         Raises:
             IntegrityError: As for `key`.
         """
-        key, rows = self.key(record), self._rows[self._bounds[record] : self._bounds[record + 1]]
-        return [ustar.Member(f"{key}.{part.decode()}", offset, size) for _, part, offset, size, *_ in rows]
+        key = self.key(record)
+        return [
+            ustar.Member(f"{key}.{part.decode()}", offset, size) for _, part, offset, size, *_ in self._rows.of(record)
+        ]
 
 
 def member_key(header: bytes, row: Row) -> str:
@@ -131,14 +177,22 @@ def member_key(header: bytes, row: Row) -> str:
     return key
 
 
-def packed_rows(files: ShardFiles, shard: Shard) -> tuple[list[Row], list[int]] | None:
-    """Return the rows of the index, and where those of each record begin; None when it is missing or damaged.
+def packed_rows(files: ShardFiles, shard: Shard) -> Rows | None:
+    """Return the rows of the index; None when it is missing or damaged.
 
     Raises:
         StoreError: It is out of reach.
     """
     data = files.index(shard)
     return _parsed(files, shard, data) if hashlib.sha256(data).hexdigest() == shard.index_sha256 else None
+
+
+def rows_of(index: shardindex.Index, samples: int) -> Rows:
+    """Return the rows of an index of so many samples."""
+    are_keys = index["part"] == shardindex.KEY_PART
+    members = index[~are_keys]
+    bounds = np.searchsorted(members["record"], np.arange(samples + 1)).tolist()
+    return Rows(members.tolist(), bounds, {row[0]: row for row in index[are_keys].tolist()})
 
 
 def _map(files: ShardFiles, shard: Shard) -> mmap.mmap:
@@ -152,7 +206,7 @@ def _map(files: ShardFiles, shard: Shard) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-def _rebuilt_rows(files: ShardFiles, shard: Shard, tar: memoryview) -> tuple[list[Row], list[int]]:
+def _rebuilt_rows(files: ShardFiles, shard: Shard, tar: memoryview) -> Rows:
     try:
         index, _ = shardindex.build(tar)
     except FormatError as error:
@@ -164,9 +218,9 @@ def _rebuilt_rows(files: ShardFiles, shard: Shard, tar: memoryview) -> tuple[lis
     return _parsed(files, shard, data)
 
 
-def _parsed(files: ShardFiles, shard: Shard, data: bytes) -> tuple[list[Row], list[int]]:
+def _parsed(files: ShardFiles, shard: Shard, data: bytes) -> Rows:
     try:
         index = shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except IndexError_ as error:
         raise error.at(shard=files.url(shard)) from None
-    return index.tolist(), np.searchsorted(index["record"], np.arange(shard.samples + 1)).tolist()
+    return rows_of(index, shard.samples)

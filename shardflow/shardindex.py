@@ -21,6 +21,9 @@ from .ustar import walk
 IMAGE_PARTS = frozenset({"jpg", "jpeg", "png", "webp"})
 """Parts that hold an image; the first of these in a sample is its image."""
 
+KEY_PART = b""
+"""The part of a row that is no member: what it leads to is the sample's key, where plain headers do not have it."""
+
 DTYPE = np.dtype(
     [
         ("record", "<u4"),  # ordinal of the sample in its shard, 0 … samples-1
@@ -129,10 +132,11 @@ def _header(length: int) -> bytes:
 
 
 def _check(index: Index, samples: int, tar_bytes: int) -> None:
-    records = index["record"].astype(np.int64)
-    steps = np.diff(records, prepend=-1, append=samples)
-    if samples and (len(index) == 0 or records[0] != 0 or steps[-1] != 1 or not np.isin(steps, (0, 1)).all()):
-        raise IndexError_(f"the records do not run from 0 to {samples - 1} in order; rebuild the index")
+    for rows in (index, index[index["part"] != KEY_PART]):
+        records = rows["record"].astype(np.int64)
+        steps = np.diff(records, prepend=-1, append=samples)
+        if samples and (len(rows) == 0 or records[0] != 0 or steps[-1] != 1 or not np.isin(steps, (0, 1)).all()):
+            raise IndexError_(f"the records do not run from 0 to {samples - 1} in order; rebuild the index")
     if not samples and len(index):
         raise IndexError_(f"{len(index)} members for no samples; rebuild the index")
     for part in set(index["part"].tolist()):

@@ -18,7 +18,7 @@ from . import shardindex, ustar
 from .dataset import open_dataset
 from .errors import FormatError, IntegrityError, StoreError, TarError
 from .manifest import Shard
-from .shard import member_key
+from .shard import member_key, rows_of
 from .store import Store
 
 
@@ -156,18 +156,17 @@ def _records(data: bytes, shard: Shard, tar: memoryview, classes: int | None) ->
     except FormatError as error:
         yield Finding(shard.index_name, str(error))
         return
-    keys: list[str] = []
-    for row in index.tolist():
-        record, name, offset, size, crc32, *_ = row
-        key = f"record {record}"
+    rows, keys = rows_of(index, shard.samples), [f"record {record}" for record in range(shard.samples)]
+    for record in range(shard.samples):
         try:
-            key = member_key(bytes(tar[offset - ustar.BLOCK : offset]), row)
+            keys[record] = rows.key(record, tar)
+            for row in () if record in rows.keys else rows.of(record):
+                member_key(bytes(tar[row[2] - ustar.BLOCK : row[2]]), row)
         except IntegrityError as error:
             yield Finding(shard.name, str(error))
-        if record == len(keys):
-            keys.append(key)
-        if zlib.crc32(tar[offset : offset + size]) != crc32:
-            yield Finding(shard.name, f"part {name.decode()!r}: its CRC-32 differs", key=key)
+        for _, name, offset, size, crc32, *_ in rows.of(record):
+            if zlib.crc32(tar[offset : offset + size]) != crc32:
+                yield Finding(shard.name, f"part {name.decode()!r}: its CRC-32 differs", key=keys[record])
     if classes is not None:
         yield from _labels(shard, tar, index, keys, classes, foreign=True)
 

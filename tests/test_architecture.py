@@ -16,14 +16,14 @@ import shardflow
 PACKAGE = Path(shardflow.__file__).parent
 FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 CORE = {"errors", "keyed", "ustar", "imagesize", "layout", "shardindex", "base", "manifest", "plan", "schedule"}
-CORE |= {"statistics"}
+CORE |= {"statistics", "foreign"}
 BYTES = {"arriving", "cache", "dali", "files", "warm", "store", "claim", "spool", "sync", "shard", "dataset", "verify"}
 BYTES |= {"energon", "view", "wids"}
 ROOMS = {"pack", "load", "remote", "native", "device", "cli", "demo", "look", "tuning", "views"}
 
 # Which files may name these at all, lazily or for type checkers included.
 ALLOWED = {
-    "torch": ("system.py", "tuning/", "load/", "device/", "demo/", "pack/recipe.py"),
+    "torch": ("system.py", "tuning/", "look/augmented.py", "load/", "device/", "demo/", "pack/recipe.py"),
     "torchvision": ("load/", "device/encoded.py", "demo/", "pack/recipe.py"),
     "webdataset": ("load/", "demo/"),
     "fsspec": ("remote/",),

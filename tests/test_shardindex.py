@@ -173,6 +173,14 @@ def test_records_run_from_first_to_last(records: list[int]) -> None:
         read(shardindex.to_bytes(index))
 
 
+def test_a_record_needs_a_member() -> None:
+    """A record that has but a key, and no member, belongs to no shard."""
+    rows = [Row(0, b"", 1, 1, 0, 0, 0), Row(0, b"jpg", 512, 1, 0, 0, 0), Row(1, b"", 600, 1, 0, 0, 0)]
+    with pytest.raises(IndexError_, match="from 0 to 1"):
+        read(shardindex.to_bytes(shardindex.from_rows(rows)), 2)
+    assert len(read(shardindex.to_bytes(shardindex.from_rows(rows[:2])), 1)) == 2
+
+
 def test_members_lie_inside_of_the_shard() -> None:
     """A member that ends behind the shard's end is refused, also where its end overflows 64 bits."""
     for offset, size in [(512, 489), (1001, 0), (2**64 - 1, 2), (2**64 - 512, 1024)]:

@@ -12,7 +12,7 @@ import shardflow
 from shardflow.cache import LIMIT, Blob, Cache, size_in_bytes
 from shardflow.warm import warm as warm_splits
 
-from .shown import megabytes, shard_bar, total_bytes
+from .shown import megabytes, number_of, shard_bar, total_bytes
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's
@@ -61,7 +61,7 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
     click.echo(f"directory  {here.directory}")
     click.echo(f"files      {len(blobs):,}, {megabytes(sum(blob.bytes for blob in blobs))}")
     click.echo(f"limit      {megabytes(here.limit_bytes)}, unless the reader says another")
-    click.echo(f"decoded    {len(decoded):,} files, {megabytes(sum(blob.bytes for blob in decoded))}")
+    click.echo(f"decoded    {number_of(len(decoded), 'file')}, {megabytes(sum(blob.bytes for blob in decoded))}")
     click.echo(f"disk       {megabytes(disk.free)} free")
 
 
@@ -85,7 +85,7 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
         raise click.UsageError("give one of --limit, --all and --damaged")
     here = Cache(cache_dir)
     gone: Sequence[Blob] = here.prune_damaged() if damaged else here.prune(limit or 0)
-    click.echo(f"removed {len(gone):,} files, {megabytes(sum(blob.bytes for blob in gone))}")
+    click.echo(f"removed {number_of(len(gone), 'file')}, {megabytes(sum(blob.bytes for blob in gone))}")
 
 
 @cache.command(short_help="Fetch a dataset into the cache before it is needed.")
@@ -107,4 +107,4 @@ def warm(url: str, split: str | None, limit: int, cache_dir: str | None) -> None
     shards = [shard for each in splits for shard in each.shards]
     with shard_bar(shards, "warming") as progress:
         warm_splits(splits, progress=progress)
-    click.echo(f"{len(shards):,} shards, {megabytes(total_bytes(shards))} are in the cache")
+    click.echo(f"in the cache: {number_of(len(shards), 'shard')}, {megabytes(total_bytes(shards))}")

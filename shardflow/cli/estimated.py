@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardflow.pack.estimate import Estimate
 
-from .shown import megabytes
+from .shown import megabytes, number_of
 
 _DESTINATIONS = {
     "free": "is free",
@@ -22,9 +22,9 @@ def estimated(told: Estimate, dst: str) -> Iterator[str]:
     for split, inputs in told.inputs.items():
         counts = told.classes.get(split)
         classes = f" in {len(counts)} classes of {min(counts.values())} to {max(counts.values())}" if counts else ""
-        yield f"{split:<11}  {inputs} inputs{classes}"
-    size = f"about {megabytes(told.bytes)} ± {megabytes(told.plus_minus)}, judged by {told.sampled} inputs"
-    yield f"would write  {told.shards} shards, {size}"
+        yield f"{split:<11}  {number_of(inputs, 'input')}{classes}"
+    size = f"about {megabytes(told.bytes)} ± {megabytes(told.plus_minus)}, judged by {number_of(told.sampled, 'input')}"
+    yield f"would write  {number_of(told.shards, 'shard')}, {size}"
     if told.quarantined:
         named = "; ".join(f"{bad.path!r} ({bad.stage}: {bad.reason})" for bad in told.quarantined[:_NAMED])
         yield f"quarantined  {len(told.quarantined)} of these {told.sampled}: {named}"

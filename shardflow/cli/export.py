@@ -9,7 +9,7 @@ from shardflow.dali import write_dali_indexes
 from shardflow.energon import write_energon
 from shardflow.wids import write_wids
 
-from .shown import shard_bar
+from .shown import number_of, shard_bar
 
 
 @click.group(short_help="Write what other tools need to read a dataset.")
@@ -43,7 +43,7 @@ def dali(url: str, directory: str | None) -> None:
     with shard_bar(shards, "indexing") as progress:
         for shard, _ in zip(shards, write_dali_indexes(dataset, directory), strict=True):
             progress(shard)
-    click.echo(f"wrote {len(shards)} index files below {directory or url}")
+    click.echo(f"wrote {number_of(len(shards), 'index file')} below {directory or url}")
 
 
 @export.command(short_help="Metadata and indexes for Megatron Energon.")
@@ -64,7 +64,7 @@ def energon(url: str, directory: str | None) -> None:
         for number, _ in enumerate(write_energon(dataset, directory)):
             if number < len(shards):
                 progress(shards[number])
-    click.echo(f"wrote .nv-meta and {len(shards)} index files below {directory or url}")
+    click.echo(f"wrote .nv-meta and {number_of(len(shards), 'index file')} below {directory or url}")
 
 
 @export.command(short_help="Lists of shards for wids, WebDataset's random access.")

@@ -9,6 +9,7 @@ import click
 import shardflow
 
 from .packing import Packing
+from .shown import number_of
 from .source import source_from, source_options
 
 
@@ -46,7 +47,7 @@ def extend(
     if not report.inputs:
         click.echo(f"nothing new: the dataset was made from all {report.known} inputs")
         return
-    click.echo(f"added        {report.packed} of {report.inputs} new inputs in {report.shards} shards")
+    click.echo(f"added        {report.packed} of {report.inputs} new inputs in {number_of(report.shards, 'shard')}")
     click.echo(f"known        {report.known} inputs were in the dataset already")
     if report.quarantined:
         click.echo(f"quarantined  {report.quarantined}, listed in quarantine.jsonl")

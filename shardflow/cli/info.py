@@ -91,7 +91,8 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     width = max(len(name) for name, *_ in rows)
     digits = len(f"{described['samples']:,}")
     for number, (name, samples, shards, size) in enumerate(rows):
-        line = f"{name:{width}}  {samples:{digits},} samples  {shards:6,} shards  {megabytes(size):>12}"
+        noun = "shard " if shards == 1 else "shards"
+        line = f"{name:{width}}  {samples:{digits},} samples  {shards:6,} {noun}  {megabytes(size):>12}"
         yield "" if number else "splits", line
     if described["bases"]:
         yield "tars", f"whole, where they are: {', '.join(base['url'] for base in described['bases'].values())}"

@@ -6,6 +6,7 @@ Subcommands are imported when they are asked for, so that those that do not need
 from __future__ import annotations
 
 import importlib
+import io
 import signal
 import sys
 from collections.abc import Sequence
@@ -73,6 +74,8 @@ def shardflow() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     signal.signal(signal.SIGTERM, _terminate)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # names of files may be any bytes
     try:
         result = shardflow.main(arguments, prog_name="shardflow", standalone_mode=False)
     except click.ClickException as error:

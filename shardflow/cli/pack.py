@@ -14,6 +14,7 @@ from .counted import said
 from .estimated import estimated
 from .packing import Packing
 from .recipe import PRESETS_HELP, recipe_options
+from .shown import number_of
 from .source import source_from, source_options
 
 
@@ -83,7 +84,7 @@ def pack(
 def _summary(report: PackReport, dst: str) -> str:
     fresh = report.inputs - report.resumed
     lines = [
-        f"packed       {report.packed} of {report.inputs} inputs into {report.shards} shards below {dst}",
+        f"packed       {report.packed} of {report.inputs} inputs into {number_of(report.shards, 'shard')} below {dst}",
         f"bytes        {_megabytes(report.bytes_in)} -> {_megabytes(report.bytes_out)}",
         f"time         {report.seconds:.1f} s, {fresh / report.seconds:.0f} images/s",
         f"fingerprint  {report.fingerprint}",

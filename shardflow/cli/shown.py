@@ -35,6 +35,11 @@ def total_bytes(shards: Sequence[Shard]) -> int:
     return sum(shard.bytes for shard in shards)
 
 
+def number_of(count: int, noun: str) -> str:
+    """Return how many there are of something: "1 shard", "2,048 shards"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def megabytes(count: int) -> str:
     """Return a number of bytes as people read it."""
     return f"{count / 1e6:,.1f} MB"

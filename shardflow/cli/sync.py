@@ -8,7 +8,7 @@ import click
 
 import shardflow
 
-from .shown import shard_bar
+from .shown import number_of, shard_bar
 
 
 @click.command(short_help="Copy a dataset between disks and buckets, verified.")
@@ -30,6 +30,6 @@ def sync(src: str, dst: str) -> None:
     with shard_bar(shards, "copying") as progress:
         report = shardflow.sync(src, dst, progress=progress)
     seconds = time.perf_counter() - started
-    click.echo(f"copied {report.copied} shards, {report.copied_bytes / 1e6:.1f} MB, in {seconds:.1f} s")
+    click.echo(f"copied {number_of(report.copied, 'shard')}, {report.copied_bytes / 1e6:.1f} MB, in {seconds:.1f} s")
     if report.found:
-        click.echo(f"{report.found} shards, {report.found_bytes / 1e6:.1f} MB, were there already")
+        click.echo(f"{number_of(report.found, 'shard')}, {report.found_bytes / 1e6:.1f} MB, there already")

@@ -12,7 +12,7 @@ import click
 
 import shardflow
 
-from .shown import shard_bar, total_bytes
+from .shown import number_of, shard_bar, total_bytes
 
 
 @click.command(short_help="Read a whole dataset and name everything that is wrong with it.")
@@ -63,11 +63,13 @@ def verify(url: str, as_json: bool, source: str | None) -> int:
             click.echo(f"not repaired: {name}: {reason}")
     for finding in findings:
         click.echo(str(finding))
-    read = f"{len(shards)} shards, {samples} samples, {size / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s"
+    took_s = time.perf_counter() - started
+    read = f"{number_of(len(shards), 'shard')}, {number_of(samples, 'sample')}, {size / 1e6:.1f} MB in {took_s:.1f} s"
     if not findings:
         click.echo(f"sound: {read}")
         return 0
     files = Counter(finding.file for finding in findings)
+    found = f"{number_of(len(findings), 'finding')} in {number_of(len(files), 'file')}"
     remedy = "restore these, --repair them from a copy or from what was packed, or pack again"
-    click.echo(f"damaged: {len(findings)} findings in {len(files)} files, among {read}; {remedy}")
+    click.echo(f"damaged: {found}, among {read}; {remedy}")
     return 1

@@ -92,7 +92,7 @@ def index(
         named = "; ".join(f"{entry.path}: {entry.reason}" for entry in bad[:_NAMED])
         more = f"; {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise PackIncompleteError(
-            f"{len(bad)} samples cannot be used, {max_bad} are allowed: {named}{more}. "
+            f"samples that cannot be used: {len(bad)}, allowed are {max_bad}: {named}{more}. "
             f"Leave them out with --max-bad {len(bad)}"
         )
     report = make_view(

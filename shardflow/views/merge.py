@@ -70,7 +70,9 @@ def _classes(datasets: Sequence[Dataset]) -> tuple[str, ...] | None:
             number = next(number for number, name in enumerate(theirs) if name != names[number])
             raise ConfigError(
                 f"class {number} is {theirs[number]!r} in {dataset.url} and {names[number]!r} in {longest.url}, and "
-                "these numbers are inside the tars; pack the images again with one `--classes FILE` for all"
+                "these numbers are inside the tars. Number them alike with a FILE of all class names, one a line: "
+                f"`shardflow pack {dataset.url} NEW --preset original --classes FILE`, the same for each, which copies "
+                "the images as they are; and merge the new ones"
             )
     return names
 

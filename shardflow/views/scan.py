@@ -21,7 +21,7 @@ from shardflow import shardindex, ustar
 from shardflow.errors import IndexError_, IntegrityError, SampleError
 from shardflow.pack.sources.tars import Sample, samples_of
 from shardflow.shard import member_key
-from shardflow.shardindex import IMAGE_PARTS, Index, Row
+from shardflow.shardindex import IMAGE_PARTS, KEY_PART, Index, Row
 from shardflow.store import LocalStore, Store, translated
 
 
@@ -120,23 +120,34 @@ def _rows(sample: Sample, tar: memoryview) -> list[Row]:
         raise SampleError(sample.problem)
     if not IMAGE_PARTS & sample.parts.keys():
         raise SampleError(f"has no image among its parts: {', '.join(sample.parts)}")
-    rows = []
+    rows, plain = [], True
     for part, (offset, size) in sample.parts.items():
         if offset + size > len(tar):
             raise SampleError(f"its part {part!r} is cut short")
         row = shardindex.make_row(0, part, offset, tar[offset : offset + size])
         # Readers look for the key where the plainest tars have it: in the block before the payload.
-        try:
-            key = member_key(bytes(tar[offset - ustar.BLOCK : offset]), row)
-        except IntegrityError:
-            key = ""
-        if key != sample.key:
-            raise SampleError(
-                f"the name of its part {part!r} is not in a plain header (longer than 100 bytes, or not ASCII), where "
-                "alone it is looked for; write it anew with `shardflow pack`"
-            )
+        plain = plain and _is_plain(bytes(tar[offset - ustar.BLOCK : offset]), row, sample.key)
         rows.append(row)
-    return rows
+    return rows if plain else sorted([*rows, _key_row(sample, tar)], key=lambda row: row.offset)
+
+
+def _is_plain(header: bytes, row: Row, key: str) -> bool:
+    try:
+        return member_key(header, row) == key
+    except IntegrityError:
+        return False
+
+
+def _key_row(sample: Sample, tar: memoryview) -> Row:
+    """Return the row that says where the key of a sample is, whose members have other headers than the plainest."""
+    try:
+        size = len(sample.key.encode())
+    except UnicodeEncodeError:
+        raise SampleError("its name is not UTF-8; rename it, or write it anew with `shardflow pack`") from None
+    if sample.key_offset is None:
+        raise SampleError("its name is nowhere in one piece; write it anew with `shardflow pack`")
+    offset = sample.key_offset
+    return shardindex.make_row(0, KEY_PART.decode(), offset, tar[offset : offset + size])
 
 
 def _label(sample: Sample, tar: memoryview) -> set[int]:

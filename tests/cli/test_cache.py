@@ -81,7 +81,7 @@ def test_prune(far: str, directory: Path) -> None:
     """Pruning keeps at most so much, or nothing, and says what went."""
     run("warm", far)
     held = [blob.bytes for blob in Cache().blobs()]
-    assert "removed 1 files" in run("prune", "--limit", str(sum(held) - 1))
+    assert "removed 1 file" in run("prune", "--limit", str(sum(held) - 1))
     assert len(list(directory.glob("blobs/*"))) == 5
     assert "removed 5 files" in run("prune", "--all")
     assert not list(directory.glob("blobs/*"))
@@ -104,7 +104,7 @@ def test_prune_damaged(far: str, directory: Path) -> None:
     run("warm", far)
     one = next(directory.glob("blobs/*"))
     one.write_bytes(b"other")
-    assert "removed 1 files" in run("prune", "--damaged")
+    assert "removed 1 file" in run("prune", "--damaged")
     assert len(list(directory.glob("blobs/*"))) == 5
     assert not one.exists()
 

@@ -18,7 +18,7 @@ def test_extend(tmp_path: Path) -> None:
     result = CliRunner().invoke(shardflow, arguments)
     assert result.exit_code == 0, result.output
     for line in (
-        "added        1 of 2 new inputs in 1 shards",
+        "added        1 of 2 new inputs in 1 shard",
         "known        30 inputs were in the dataset already",
         "quarantined  1, listed in quarantine.jsonl",
         "new classes  d",

@@ -28,7 +28,7 @@ def test_lists_what_the_manifest_says(tmp_path: Path) -> None:
     assert result.exit_code == 0
     rows = [line[13:].split() for line in result.output.splitlines()]
     assert ["train", "12", "samples", "2", "shards"] in [row[:5] for row in rows]
-    assert ["val", "3", "samples", "1", "shards"] in [row[:5] for row in rows]
+    assert ["val", "3", "samples", "1", "shard"] in [row[:5] for row in rows]
     assert ["all", "15", "samples", "3", "shards"] in [row[:5] for row in rows]
     assert "12: class0, class1, class2, class3, class4, class5, class6, class7, ..." in result.output
     assert shardflow.open(dataset).fingerprint in result.output

@@ -27,7 +27,7 @@ def test_pack(tmp_path: Path) -> None:
     done = _shardflow("pack", src, tmp_path / "dst", "--short-side", 32, "--workers", 2, "--max-bad", 1)
     assert done.returncode == 0, done.stderr
     for said in (
-        r"packed +50 of 51 inputs into 1 shards",
+        r"packed +50 of 51 inputs into 1 shard",
         r"bytes +0\.\d MB -> 0\.\d MB",
         r"time +[\d.]+ s, \d+ images/s",
         r"fingerprint +sha256:[0-9a-f]{64}\n",

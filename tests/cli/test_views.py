@@ -40,7 +40,7 @@ def test_subset(dataset: Path, tmp_path: Path) -> None:
         f"fingerprint   {sf.open(few).fingerprint}\n"
     )
     _, printed = run("subset", dataset, tmp_path / "classes", "--classes", "class1,class2")
-    assert "train         2 samples in 1 shards\n" in printed
+    assert "train         2 samples in 1 shard\n" in printed
     _, printed = run("info", few)
     assert "tars          whole, where they are: ../set\n" in printed
     assert "made by subset of sha256:" in printed
@@ -64,7 +64,7 @@ def test_index(tmp_path: Path) -> None:
     assert printed == (
         f"left out: {tmp_path}/00.tar/bad: has no image among its parts: txt\n"
         f"dataset       {tmp_path}, over tars that stay where they are\n"
-        "train         4 samples in 1 shards\n"
+        "train         4 samples in 1 shard\n"
         f"fingerprint   {sf.open(tmp_path).fingerprint}\n"
     )
     assert run("verify", tmp_path)[0] == 0

@@ -99,6 +99,22 @@ def test_own_dataset(tmp_path: Path) -> None:
     assert contents(tmp_path / "again") == contents(tmp_path / "dst")
 
 
+def test_own_dataset_with_other_numbers(tmp_path: Path) -> None:
+    """The labels of a dataset of ours, one or several, get the numbers that their names have in a list of classes."""
+    images = [{"image": Image.open(io.BytesIO(photo(n))), "label": label} for n, label in enumerate("ab")]
+    images += [{"image": Image.open(io.BytesIO(photo(2))), "label": ["b", "a"]}]
+    sf.pack(images, tmp_path / "old", **SMALL)
+    source = sf.Shards(tmp_path / "old", classes=["b", "c", "a"])
+    sf.pack(source, tmp_path / "new", executor="serial", preset="original", shuffle=False)
+    old, new = (list(sf.open(tmp_path / name)["train"]) for name in ("old", "new"))
+    assert sf.open(tmp_path / "new").classes == ("b", "c", "a")
+    before, after = ([sample.get("cls", sample.get("labels.json")) for sample in samples] for samples in (old, new))
+    assert after == [{b"0": b"2", b"1": b"0", b"[0, 1]": b"[0, 2]"}[label] for label in before]
+    assert [sample["jpg"] for sample in new] == [sample["jpg"] for sample in old]
+    with pytest.raises(ConfigError, match="has the class 'b', not one of the 1 given"):
+        list_source(sf.Shards(tmp_path / "old", classes=["a"]))
+
+
 def test_repacking_scales_what_was_scaled(tmp_path: Path) -> None:
     """Annotations of a dataset of ours follow its images a second time, and several labels stay several."""
     image = Image.open(io.BytesIO(photo(1)))

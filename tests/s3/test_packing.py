@@ -76,7 +76,7 @@ def test_the_command_needs_the_usual_environment_alone(src: Path, server: Server
     packed = run("pack", src, url, "--short-side", 32, "--max-bad", 1, "--workers", 1)
     assert packed.returncode == 0, packed.stderr
     assert json.loads(run("info", url, "--json").stdout)["samples"] == 70
-    assert run("verify", url).stdout.startswith("sound: 1 shards, 70 samples")
+    assert run("verify", url).stdout.startswith("sound: 1 shard, 70 samples")
     tar = bytearray(server.store(prefix).read("train/000000.tar"))
     tar[1000] ^= 1
     server.store(prefix).put("train/000000.tar", bytes(tar))

@@ -62,7 +62,6 @@ def test_what_webdataset_writes_trains(tmp_path: Path) -> None:
 
 def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     """Incomplete, torn, doubled, unreadable and unlabelled samples are named with their reasons; the rest is kept."""
-    long = "x" * 120
     write_tar(
         tmp_path / "a.tar",
         [
@@ -71,8 +70,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
             *(("noimage.txt", b"x"), ("noimage.cls", b"0")),
             *(("torn.jpg", jpeg(2)), ("torn.cls", b"0"), *members_of([3]), ("torn.txt", b"x")),
             *(("twice.jpg", jpeg(4)), ("twice.jpg", jpeg(5)), ("twice.cls", b"0")),
-            *((f"{long}.jpg", jpeg(6)), (f"{long}.cls", b"0")),
-            *(("ünï.jpg", jpeg(7)), ("ünï.cls", b"0")),
+            *(("other\udcfc.jpg", jpeg(6)), ("other\udcfc.cls", b"0")),
             ("unlabelled.jpg", jpeg(8)),
             *(("named.jpg", jpeg(9)), ("named.cls", b"cat")),
             *(("UPPER.JPG", jpeg(10)), ("UPPER.CLS", b"1\n")),
@@ -80,17 +78,16 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
         ],
     )
     write_tar(tmp_path / "b.tar", [("parted.txt", b"x"), *members_of([12])])
-    with pytest.raises(PackIncompleteError, match=r"9 samples cannot be used, 0 are allowed: .*--max-bad 9"):
+    with pytest.raises(PackIncompleteError, match=r"samples that cannot be used: 8, allowed are 0: .*--max-bad 8"):
         sf.index(tmp_path)
     assert not (tmp_path / "shardflow.json").exists()
-    report = sf.index(tmp_path, max_bad=9)
+    report = sf.index(tmp_path, max_bad=8)
     reasons = {bad.path.removeprefix(f"{tmp_path}/"): bad.reason for bad in report.bad}
     for path, reason in {
         "a.tar/noimage": "has no image among its parts: txt, cls",
         "a.tar/torn": "do not stand together",
         "a.tar/twice": "two parts 'jpg'",
-        f"a.tar/{long}": "not in a plain header",
-        "a.tar/ünï": "not in a plain header",
+        "a.tar/other\udcfc": "its name is not UTF-8",
         "a.tar/unlabelled": "has no label",
         "a.tar/named": r"label b'cat' is no number",
         "a.tar/parted": "two tars have a part",
@@ -99,8 +96,8 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
         assert reason in reasons.pop(path)
     assert not reasons
     assert [sample["__key__"] for sample in sf.open(tmp_path)["train"]] == ["00001", "00003", "UPPER", "00012"]
-    assert sf.open(tmp_path).manifest.quarantined == 9
-    assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 9
+    assert sf.open(tmp_path).manifest.quarantined == 8
+    assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 8
     assert sf.verify(tmp_path) == []
 
 

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import shardflow as sf
 from making import make_dataset
 from shardflow import manifest
+from shardflow.cli.main import shardflow as cli
 from shardflow.errors import ConfigError
 
 
@@ -17,6 +19,12 @@ def reclassed(dataset: Path, classes: tuple[str, ...] | None) -> Path:
     file = dataset / manifest.FILE_NAME
     file.write_bytes(replace(manifest.from_bytes(file.read_bytes()), classes=classes).to_bytes())
     return dataset
+
+
+def meaning(url: Path) -> list[tuple[str, bytes]]:
+    """The images of a dataset with the names of their classes."""
+    dataset = sf.open(url)
+    return sorted((dataset.classes[int(sample["cls"])], sample["jpg"]) for sample in dataset["train"])  # type: ignore[index]
 
 
 def test_two_datasets_as_one(tmp_path: Path) -> None:
@@ -45,13 +53,23 @@ def test_a_sample_of_both_is_there_once(tmp_path: Path) -> None:
 
 
 def test_classes_must_mean_the_same(tmp_path: Path) -> None:
-    """A list that the other one begins with is fine; other names for a number, or labels in one alone, are refused."""
+    """A list that the other one begins with is fine; other names for a number, or labels in one alone, are refused, and
+    the remedy that is named for the former does what it says.
+    """
     one, two = make_dataset(tmp_path / "one", [3]), make_dataset(tmp_path / "two", [5])
     sf.merge([one, two], tmp_path / "fine")
     assert sf.open(tmp_path / "fine").classes == tuple(f"class{n}" for n in range(5))
     reclassed(one, ("class0", "dog", "class2"))
-    with pytest.raises(ConfigError, match=r"class 1 is 'dog' in .*one and 'class1' in .*two, .*--classes FILE"):
+    with pytest.raises(ConfigError, match=r"class 1 is 'dog' in .*one and 'class1' in .*two, ") as refused:
         sf.merge([one, two], tmp_path / "view")
+    remedy = str(refused.value).partition("`shardflow ")[2].partition("`")[0]
+    (tmp_path / "all.txt").write_text("dog\nclass4\nclass3\nclass2\nclass1\nclass0\n")
+    for name, url in (("new-one", one), ("new-two", two)):
+        given = {"NEW": str(tmp_path / name), "FILE": str(tmp_path / "all.txt"), str(one): str(url)}
+        arguments = [given.get(word, word) for word in remedy.split()]
+        assert CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False).exception is None
+    sf.merge([tmp_path / "new-one", tmp_path / "new-two"], tmp_path / "all")
+    assert meaning(tmp_path / "all") == sorted(meaning(one) + meaning(two))
     plain = make_dataset(tmp_path / "plain", [3], labelled=False)
     with pytest.raises(ConfigError, match="plain has no labels"):
         sf.merge([two, plain], tmp_path / "view")

@@ -73,7 +73,7 @@ def described(
         raise ConfigError("columns are those of a table, and parts lie beside the images of a folder; give either")
     if columns or (_is_table(url) and classes is not None):
         return Table(url, classes=classes, **columns)
-    if classes is not None and (url.endswith(".tar") or is_pattern(url)):
+    if classes is not None and (url.endswith(".tar") or is_pattern(url) or _is_ours(url, None)):
         return Shards(url, classes=classes)
     return Folder(url, parts=parts, classes=classes) if parts or classes is not None else url
 
@@ -85,7 +85,7 @@ def _behind(url: str, storage_options: Mapping[str, Any] | None) -> Source:
         return Table(url, storage_options=options).list()
     if url.endswith(".tar") or is_pattern(url):
         return Shards(url, storage_options=options).list()
-    if open_store(url, options).size(manifest.FILE_NAME) is not None:
+    if _is_ours(url, options):
         return Shards(url, storage_options=options).list()
     try:
         return Folder(url, storage_options=options).list()
@@ -93,6 +93,10 @@ def _behind(url: str, storage_options: Mapping[str, Any] | None) -> Source:
         if ".tar" not in error.ignored:
             raise
     return Shards(url, storage_options=options).list()
+
+
+def _is_ours(url: str, storage_options: Mapping[str, Any] | None) -> bool:
+    return open_store(url, storage_options).size(manifest.FILE_NAME) is not None
 
 
 def _is_table(url: str) -> bool:

@@ -53,7 +53,7 @@ class Shards:
         url: A dataset of ours; or a directory or URL with tars, below folders named like splits or all for training;
             or a pattern with braces or wildcards: "s3://bucket/{00000..00099}.tar".
         classes: Class names in the order of their labels, or a file with one a line. Without them, numbers in `.cls`
-            are their own names.
+            are their own names. A dataset of ours has names already: its labels get the numbers that these have here.
         storage_options: What fsspec's file system takes.
 
     Example:
@@ -87,8 +87,6 @@ class Shards:
 
     def _ours(self, store: Store, reader: Reader) -> Source:
         about = manifest.from_bytes(store.read(manifest.FILE_NAME))
-        if self.classes is not None:
-            raise ConfigError(f"{store} has class names of its own; leave classes out")
         tars = view_of(store, about.bases, self.storage_options)
         drafts = Items.of(
             item
@@ -96,7 +94,16 @@ class Shards:
             for shard in shards
             for item in _indexed(tars, shard, split, _place(store, about, shard))
         )
-        return numbered(drafts, about.classes, store, reader)
+        if self.classes is None:
+            return numbered(drafts, about.classes, store, reader)
+        names = dict(enumerate(about.classes or ()))
+
+        def named(draft: Any) -> Any:
+            split, label = draft
+            several = isinstance(label, tuple)
+            return split, tuple(names.get(one, one) for one in label) if several else names.get(label, label)
+
+        return numbered(drafts.relabelled(named), self.classes, store, reader)
 
     def _foreign(self, store: Store, reader: Reader, tags: Mapping[str, str]) -> Source:
         folders = {name.partition("/")[0].lower() if "/" in name else "" for name in tags}
@@ -179,7 +186,7 @@ def _indexed(store: Store, shard: manifest.Shard, split: str, where: str) -> Ite
             index = shardindex.from_bytes(packed_index(store, shard), samples=shard.samples, tar_bytes=shard.bytes)
         except (NotFoundError, IntegrityError):
             index, _ = shardindex.build(memoryview(file.read()))
-        rows = (shardindex.Row(*row) for row in index.tolist())
+        rows = (shardindex.Row(*row) for row in index[index["part"] != shardindex.KEY_PART].tolist())
         for record, parts in itertools.groupby(rows, key=lambda row: row.record):
             places = {row.part.decode(): [where, row.offset, row.size, row.crc32] for row in parts}
             yield _drafted(file, split, f"{shard.name}#{record}", places, 0, "")
