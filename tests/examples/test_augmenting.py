@@ -11,12 +11,21 @@ import shardflow
 from examples.scripts import FOLDER, run
 
 
-@pytest.mark.parametrize("name", ["albumentations_transform.py", "gpu_augment_kornia.py"])
+@pytest.mark.parametrize("name", ["albumentations_transform.py", "gpu_augment_kornia.py", "gpu_decode.py"])
 def test_it_runs(name: str, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example trains for an epoch, and says where the time went."""
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
     printed = run(name, dataset, "--batch-size", 16, "--size", 16, "--workers", 2)
     assert re.match(r"4 steps, loss \d+\.\d+; [a-z]+-bound: ", printed)
+
+
+def test_decoding_shares_change_nothing(dataset: Path) -> None:
+    """Without a GPU, training is the same to the last digit whoever decodes how much."""
+    losses = set()
+    for share in ("0", "0.5", "1"):
+        printed = run("gpu_decode.py", dataset, "--batch-size", 16, "--size", 16, "--workers", 0, "--cpu-share", share)
+        losses.add(printed.partition(";")[0])
+    assert len(losses) == 1
 
 
 def test_albumentations_pixels_depend_on_the_sample_alone(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,66 @@
+"""Train with images that are decoded, cropped and augmented on the GPU; the workers only read, or decode a share.
+
+    python examples/gpu_decode.py photos256
+    python examples/gpu_decode.py photos256 --cpu-share 0.25
+
+Without a GPU the same code decodes on the CPU, with the same pixels bit for bit. What to look at:
+
+- `EncodedDecoder` hands the files on as they are, and `DecodeJpeg`, the first of the prefetcher's stages, decodes them
+  with nvJPEG and crops there. Both have the same crop, because it is also what the workers do with their share.
+- The stages after it draw from each sample's key, so a sample is augmented the same whoever decoded it, in whatever
+  batch it comes. MixUp and CutMix make soft targets of the labels, which cross_entropy takes as they are.
+- `stats()` says who is waited for: time for the copy is the GPU's decoding, time for data the workers'.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+
+import shardflow
+from net import Net
+
+
+def main() -> None:
+    """Parse the command line, and train for an epoch."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="path or URL of a labelled dataset")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per step")
+    parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")
+    parser.add_argument("--cpu-share", type=float, default=0.0, help="of the images, decoded by the workers")
+    parser.add_argument("--workers", type=int, default=None, help="worker processes")
+    given = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    crop = shardflow.RandomResizedCropDecoder(given.size)
+    loader = shardflow.Loader(
+        given.dataset,
+        batch_size=given.batch_size,
+        decoder=shardflow.EncodedDecoder(cpu_share=given.cpu_share, crop=crop),
+        fields=("image", "label", "random_key"),
+        num_workers=given.workers,
+    )
+    classes = len(loader.dataset.classes or ())
+    stages = [
+        shardflow.DecodeJpeg(crop),
+        shardflow.ColorJitter(0.4, 0.4, 0.4),
+        shardflow.Normalize(),
+        shardflow.OneOf([shardflow.MixUp(num_classes=classes), shardflow.CutMix(num_classes=classes)]),
+    ]
+    batches = shardflow.DevicePrefetcher(loader, device, stages)
+    torch.manual_seed(0)
+    net = Net(classes).to(device)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    total = torch.zeros((), device=device)
+    for images, targets in batches:
+        loss = F.cross_entropy(net(images), targets)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        total += loss.detach()
+    print(f"{len(batches)} steps, loss {float(total) / len(batches):.6f}; {batches.stats()}")
+
+
+if __name__ == "__main__":
+    main()
