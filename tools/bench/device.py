@@ -1,0 +1,194 @@
+"""What reaches a device, by who decodes, beside what a model takes from it.
+
+    python tools/bench/device.py DATASET
+    python tools/bench/device.py DATASET --device cpu --model resnet18 --size 64 --batch-size 32
+
+Prints a row for every way to decode:
+
+    images/s     batches that are taken from the prefetcher, normalised, and thrown away
+    of training  the same as a share of the rate at which the model trains on one batch that never leaves the device
+    bubble       by how much longer a training step is when it is fed this way, in ms
+
+Training is bfloat16 and channels_last, as in examples/train_imagenet.py. Ways take turns, and medians are given; the
+first turn of each, in which workers start and memory is made, is left out. DALI has a row where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torchvision
+from torchvision.io import decode_jpeg
+from torchvision.transforms import v2
+
+import shardflow
+from shardflow.dali import write_dali_indexes
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+FIELDS = ("image", "label", "random_key")
+SHARES = (0.0, 0.25, 0.5)
+
+
+def torchvision_decoder(size: int) -> Callable[..., Any]:
+    """Return a decoder of torchvision's functions alone, one image after the other."""
+    crop = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
+
+    def decode(payloads: Any, keys: Any, empty: Any = None) -> tuple[torch.Tensor, dict[int, Exception]]:  # noqa: ARG001
+        images = [decode_jpeg(torch.frombuffer(bytearray(payload), dtype=torch.uint8)) for payload in payloads]
+        return torch.stack([crop(image) for image in images]), {}
+
+    return decode
+
+
+def ways(given: argparse.Namespace, indexes: Path) -> dict[str, Iterable[Any]]:
+    """Return what is measured, by name: iterables of (images, labels) on the device, normalised."""
+    crop = shardflow.RandomResizedCropDecoder(given.size)
+
+    def batches(decoder: Any, *stages: Any) -> shardflow.DevicePrefetcher:
+        loader = shardflow.Loader(
+            given.dataset, batch_size=given.batch_size, decoder=decoder, fields=FIELDS, num_workers=given.workers
+        )
+        return shardflow.DevicePrefetcher(
+            loader, given.device, [*stages, shardflow.Normalize()], dtype=torch.bfloat16, channels_last=True
+        )
+
+    found: dict[str, Iterable[Any]] = {
+        "shardflow's kernel in the workers": batches(crop),
+        "torchvision in the workers": batches(torchvision_decoder(given.size)),
+    }
+    for share in SHARES:
+        name = f"DecodeJpeg, {share:.0%} by the workers" if share else "DecodeJpeg"
+        found[name] = batches(shardflow.EncodedDecoder(share, crop), shardflow.DecodeJpeg(crop))
+    try:
+        found["DALI"] = Dali(given, indexes)
+    except ImportError:
+        print("DALI is not installed: no row for it", file=sys.stderr)
+    return found
+
+
+class Dali:
+    """The pipeline of examples/train_dali.py."""
+
+    def __init__(self, given: argparse.Namespace, indexes: Path) -> None:
+        sys.path.insert(0, str(EXAMPLES))
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+        from train_dali import pipeline
+
+        dataset = shardflow.open(given.dataset)
+        names = [Path(shard.name) for shard in dataset["train"].shards]
+        list(write_dali_indexes(dataset, indexes))
+        gpu = given.device == "cuda"
+        self._batches = DALIGenericIterator(
+            pipeline(
+                [str(given.dataset / name) for name in names],
+                [str(indexes / name.with_suffix(".idx")) for name in names],
+                given.size,
+                gpu,
+                batch_size=given.batch_size,
+                num_threads=given.workers,
+                device_id=0 if gpu else None,
+            ),
+            ["images", "labels"],
+            reader_name="reader",
+            auto_reset=True,
+        )
+        self._device = given.device
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for (batch,) in self._batches:
+            digits = batch["labels"].to(self._device, torch.int64) - ord("0")
+            powers = 10 ** (digits >= 0).flip(1).cumsum(1).flip(1).sub(1).clamp(min=0)
+            labels = torch.where(digits >= 0, digits * powers, 0).sum(1)
+            yield batch["images"].to(self._device, torch.bfloat16, memory_format=torch.channels_last), labels
+
+
+def endless(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches of one epoch after another."""
+    while True:
+        yield from batches
+
+
+class Trained:
+    """A model and its training step."""
+
+    def __init__(self, given: argparse.Namespace, classes: int) -> None:
+        model = torchvision.models.get_model(given.model, num_classes=classes).to(given.device)
+        self._model = model.to(memory_format=torch.channels_last)
+        self._optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        self._kind = given.device
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """Train a step."""
+        with torch.autocast(self._kind, torch.bfloat16):
+            loss = F.cross_entropy(self._model(images), labels)
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self._optimiser.step()
+
+
+def step_s(batches: Iterator[Any], steps: int, use: Callable[..., None], device: str, ready: int) -> float:
+    """Return the seconds that a step takes, waiting for its batch included, once those made before are used up."""
+    for _ in range(ready + 1):
+        use(*next(batches))
+    _settle(device)
+    begun = time.perf_counter()
+    for _ in range(steps):
+        use(*next(batches))
+    _settle(device)
+    return (time.perf_counter() - begun) / steps
+
+
+def _settle(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", type=Path, help="a labelled dataset in a local directory")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--workers", type=int, default=8, help="processes, or DALI's threads")
+    parser.add_argument("--steps", type=int, default=50, help="in a turn")
+    parser.add_argument("--turns", type=int, default=3)
+    given = parser.parse_args()
+    train = Trained(given, len(shardflow.open(given.dataset).classes or ()))
+    with tempfile.TemporaryDirectory() as indexes:
+        feeding = {name: endless(batches) for name, batches in ways(given, Path(indexes)).items()}
+        ready = 4 * given.workers  # what waits in queues while other ways have their turn
+        alone: list[float] = []
+        fed: dict[str, list[float]] = {name: [] for name in feeding}
+        taken: dict[str, list[float]] = {name: [] for name in feeding}
+        for _ in range(given.turns + 1):
+            for name, batches in feeding.items():
+                batch = next(batches)
+                alone.append(step_s(itertools.repeat(batch), given.steps, train, given.device, 1))
+                taken[name].append(step_s(batches, given.steps, lambda *_: None, given.device, ready))
+                fed[name].append(step_s(batches, given.steps, train, given.device, ready))
+    training_s = statistics.median(alone[len(feeding) :])
+    print(
+        f"{given.model} on {given.device}: {given.batch_size / training_s:,.0f} images/s on a batch that stays there\n"
+    )
+    print("| decoding | images/s | of training | bubble, ms per step |\n| --- | --- | --- | --- |")
+    for name in feeding:
+        delivered_s, step = statistics.median(taken[name][1:]), statistics.median(fed[name][1:])
+        rate, bubble = given.batch_size / delivered_s, 1000 * max(0.0, step - training_s)
+        print(f"| {name} | {rate:,.0f} | {training_s / delivered_s:.0%} | {bubble:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
