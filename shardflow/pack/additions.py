@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -12,10 +12,11 @@ from shardflow.errors import ConfigError, FormatError, NotFoundError
 from shardflow.layout import Layout, job_name
 from shardflow.manifest import Manifest
 
-from .job import Job, plan_jobs
+from .job import Job, digest_of, plan_jobs
 from .ledger import Ledger
+from .receipt import Receipt
 from .recipe import Recipe
-from .sources import Item, Label, Source
+from .sources import Label, Source
 from .sources.items import Items
 
 
@@ -35,30 +36,51 @@ def recipe_of(made: Manifest) -> Recipe:
     return recipe
 
 
-def known(ledger: Ledger, layout: Layout) -> dict[str, set[str]]:
-    """Return the paths of all inputs that the receipts name, by split."""
-    found: dict[str, set[str]] = {split: set() for split in layout.jobs}
-    names = list(layout.names())
+def receipts_of(ledger: Ledger, layout: Layout) -> dict[str, Receipt]:
+    """Return the receipts of all jobs by their names.
+
+    Raises:
+        NotFoundError: One is missing or damaged.
+    """
     try:
-        for name, receipt in zip(names, ledger.receipts(names), strict=True):
-            paths = found[name.partition("/")[0]]
-            paths.update(receipt.sources)
-            paths.update(bad.path for bad in receipt.quarantined)
+        return {name: ledger.receipt(name) for name in layout.names()}
     except (NotFoundError, FormatError) as error:
         message = f"without all receipts nobody knows what the dataset was made from ({error})"
         raise NotFoundError(f"{message}; restore the .json files beside the shards from where it was packed") from error
-    return found
 
 
-def without(source: Source, paths: Mapping[str, set[str]]) -> Source:
-    """Return the source without the inputs of these paths, by split."""
-    fresh = {split: _fresh(items, paths.get(split, set())) for split, items in source.splits.items()}
+def without(source: Source, receipts: Mapping[str, Receipt]) -> Source:
+    """Return the source without the inputs that receipts name, which are told apart by their split and path."""
+    fresh = {}
+    for split, items in source.splits.items():
+        known: set[str] = set()
+        for _, receipt in _of_split(receipts, split):
+            known.update(receipt.sources, (bad.path for bad in receipt.quarantined))
+        fresh[split] = items.take(np.array([item.path not in known for item in items], dtype=bool))
     return replace(source, splits={split: items for split, items in fresh.items() if items})
 
 
-def _fresh(items: Sequence[Item], paths: set[str]) -> Sequence[Item]:
-    listed = items if isinstance(items, Items) else Items.of(items)
-    return listed.take(np.array([item.path not in paths for item in listed], dtype=bool))
+def refuse_other(source: Source, receipts: Mapping[str, Receipt]) -> None:
+    """Refuse another dataset of ours than the one that receipts know: the names of all datasets' samples are alike.
+
+    Raises:
+        ConfigError: Samples that the receipts name are missing, or are others.
+    """
+    for split, items in source.splits.items() if source.sealed else ():
+        rows = {item.path: row for row, item in enumerate(items)}
+        for name, receipt in _of_split(receipts, split):
+            paths = receipt.inputs()
+            found = items.take(np.array([rows[path] for path in paths if path in rows], dtype=np.int64))
+            if len(found) and (len(found) < len(paths) or digest_of(found, receipt.first) != receipt.items_sha256):
+                raise ConfigError(
+                    f"the source is another dataset than the one of which shard {name} was packed: its sample "
+                    f"{found[0].path!r} has the same name there, so nobody could tell which is new; pack it by itself, "
+                    "and put both together with `shardflow merge`"
+                )
+
+
+def _of_split(receipts: Mapping[str, Receipt], split: str) -> Iterator[tuple[str, Receipt]]:
+    return ((name, receipt) for name, receipt in receipts.items() if name.partition("/")[0] == split)
 
 
 def renumbered(source: Source, old: tuple[str, ...] | None) -> tuple[tuple[str, ...] | None, Source]:
@@ -68,20 +90,21 @@ def renumbered(source: Source, old: tuple[str, ...] | None) -> tuple[tuple[str, 
         raise ConfigError(f"{labelled} has classes and {other} has none; both must have them, or neither")
     if source.classes is None or old is None:
         return None, source
-    classes = (*old, *(name for name in source.classes if name not in set(old)))
+    known = set(old)
+    classes = (*old, *(name for name in source.classes if name not in known))
     places = {name: number for number, name in enumerate(classes)}
     numbers = [places[name] for name in source.classes]
     splits = {split: _relabelled(items, numbers) for split, items in source.splits.items()}
     return classes, replace(source, splits=splits, classes=classes)
 
 
-def _relabelled(items: Sequence[Item], numbers: Sequence[int]) -> Items:
+def _relabelled(items: Items, numbers: Sequence[int]) -> Items:
     def relabel(label: Label) -> Label:
         if isinstance(label, tuple):
             return tuple(sorted(numbers[each] for each in label))
         return None if label is None else numbers[label]
 
-    return (items if isinstance(items, Items) else Items.of(items)).relabelled(relabel)
+    return items.relabelled(relabel)
 
 
 def new_jobs(fresh: Source, layout: Layout, **place: Any) -> list[Job]:

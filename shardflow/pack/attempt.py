@@ -34,7 +34,7 @@ def attempt(
             so_far = replace(
                 so_far,
                 done=so_far.done + len(result.sources) + len(result.quarantined),
-                bytes_in=so_far.bytes_in + result.bytes_in,
+                bytes_in=so_far.bytes_in + result.statistics.counts["bytes_before"],
                 bytes_out=so_far.bytes_out + result.fragment.size,
             )
         if progress is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import PIL
 from PIL import features
 
@@ -19,10 +17,4 @@ def codecs() -> dict[str, str]:
         "zlib": ("zlib_ng", "zlib"),
     }
     found = {library: next(filter(None, map(features.version, known)), "none") for library, known in names.items()}
-    return {"pillow": PIL.__version__, **found, "kernel": kernel()}
-
-
-@functools.cache  # asked for every job, and it reads the library's file
-def kernel() -> str:
-    """Return which libjpeg-turbo the kernel decodes with; its instructions make no difference to the pixels."""
-    return native.why().partition(" (")[0] if native.available() else "none"
+    return {"pillow": PIL.__version__, **found, "kernel": native.version()}

@@ -22,7 +22,7 @@ from shardflow.store import Store
 from .codecs import codecs
 from .ledger import Ledger
 from .pixels import PixelSums
-from .receipt import Quarantined
+from .receipt import Quarantined, Receipt
 from .recipe import Recipe
 from .report import PackReport
 
@@ -38,6 +38,7 @@ def commit(
     max_bad: int,
     ignored: Mapping[str, int],
     replacing: manifest.Manifest | None = None,
+    before: Mapping[str, Receipt] | None = None,
 ) -> PackReport:
     """Write `quarantine.jsonl` and, when no more than `max_bad` inputs are in it, the manifest.
 
@@ -48,6 +49,7 @@ def commit(
         max_bad: Inputs that may be quarantined, besides those that were so in the version that is replaced.
         ignored: For the report.
         replacing: The version whose place the new one takes; it is kept under another name. None for the first one.
+        before: The receipts of that version by the names of the jobs.
 
     Raises:
         PackIncompleteError: More are quarantined, or nothing could be packed.
@@ -55,12 +57,12 @@ def commit(
     """
     splits: dict[str, list[manifest.Shard]] = {split: [] for split in layout.jobs}
     quarantined: list[Quarantined] = []
-    before = replacing.layout if replacing is not None else None
-    old = set(before.names()) if before is not None else set()
+    old = before or {}
     bad: list[Quarantined] = []  # among what is new
     statistics = {split: Statistics() for split in splits}
     pixels, bytes_in = PixelSums(), 0
-    for name, receipt in zip(layout.names(), ledger.receipts(layout.names()), strict=True):
+    for name in layout.names():
+        receipt = old[name] if name in old else ledger.receipt(name)
         quarantined += receipt.quarantined
         if name not in old:
             bad += receipt.quarantined

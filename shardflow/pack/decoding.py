@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from shardflow import native
+from shardflow.imagesize import is_jpeg
 
 from .colour import plain
 from .geometry import Size
@@ -29,7 +30,6 @@ FILTERS: dict[Filter, Image.Resampling] = {
 }
 """The filters that kernel and Pillow have in common, all antialiased."""
 
-_JPEG = b"\xff\xd8"
 _ORIENTATION_TAG = 0x0112
 _ANIMATED = ("GIF", "WEBP", "PNG", "TIFF")  # not JPEG: phones put a gain map or a second view behind the picture
 
@@ -40,7 +40,7 @@ def decode_at(image: ImageFile.ImageFile, data: bytes, size: Size, by: Filter, *
     Raises:
         DecodeError: Its pixels have no defined range. Besides, whatever the codec raises.
     """
-    if size != image.size and data.startswith(_JPEG) and native.available():
+    if size != image.size and is_jpeg(data) and native.available():
         pixels = np.empty((size[1], size[0], 3), np.uint8)
         if native.decode_resized(data, pixels, interpolation=by) is None:
             return Image.fromarray(pixels)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from shardflow import manifest, shardindex, ustar
+from shardflow import manifest, ustar
 from shardflow.errors import ConfigError
-from shardflow.store import LocalStore, open_store, translated
+from shardflow.files import index_of
+from shardflow.spool import temporary_spool
+from shardflow.store import LocalStore, open_store
 
-from .executors import Processes
+from .executors import ExecutorMaker, executor_maker
 from .job import Job, PieceResult, plan_jobs
 from .ledger import Ledger
 from .presets import make_recipe
@@ -74,6 +75,7 @@ def estimate(
         ConfigError, StoreError: As `pack` would.
     """
     recipe = make_recipe(preset, **settings)
+    make_executor = executor_maker("processes", workers)
     if shard_samples < 1:
         raise ConfigError(f"shard_samples is {shard_samples}; 1 is the least")
     store = open_store(dst, storage_options)
@@ -91,7 +93,7 @@ def estimate(
         ledger = Ledger(store)
         destination = _destination(ledger)
         chosen = [jobs[job].items[slot] for job, slot in _evenly([len(job.items) for job in jobs], SAMPLE)]
-        sizes, quarantined = _try(jobs[0], chosen, workers)
+        sizes, quarantined = _try(jobs[0], chosen, make_executor)
         mean, spread = float(np.mean(sizes)), float(np.std(sizes))
         rest = source.inputs - len(sizes)
         names = source.classes or ()
@@ -128,19 +130,17 @@ def _evenly(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
         yield job, place - int(ends[job]) + sizes[job]
 
 
-def _try(job: Job, items: Sequence[Item], workers: int | None) -> tuple[list[int], list[Quarantined]]:
+def _try(job: Job, items: Sequence[Item], make_executor: ExecutorMaker) -> tuple[list[int], list[Quarantined]]:
     """Pack a few inputs for once; return the bytes that each takes in a shard, and which could not be packed."""
     results: list[PieceResult] = []
-    place = Path(tempfile.gettempdir())
-    with translated(place), tempfile.TemporaryDirectory(prefix="shardflow-estimate-") as folder:
-        trial = replace(job, items=tuple(items), dst=folder, spool=Path(folder), storage_options=None)
-        Processes(workers).run([trial], results.append)
+    with temporary_spool() as (folder, lock):
+        trial = replace(job, items=tuple(items), dst=str(folder), spool=folder, storage_options=None)
+        make_executor(lock).run([trial], results.append)
         store = LocalStore(folder)
         shard = from_bytes(store.read(f"{job.name}.json")).shard
         sizes = [0] * len(items)
         if shard is not None:
-            index = shardindex.from_bytes(store.read(shard.index_name), samples=shard.samples, tar_bytes=shard.bytes)
-            for record, size in index[["record", "size"]].tolist():
+            for record, size in index_of(store, shard)[["record", "size"]].tolist():
                 sizes[record] += ustar.BLOCK + size + ustar.padding(size)
     return sizes, [bad for result in results for bad in result.quarantined]
 

@@ -6,10 +6,8 @@ as `manifests/DIGEST.json`, so that whoever holds the old fingerprint can go on 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,11 +21,11 @@ from shardflow.manifest import Manifest
 from shardflow.spool import spool_for
 from shardflow.store import LocalStore, Store, open_store
 
-from .additions import known, new_jobs, recipe_of, renumbered, without
+from .additions import new_jobs, receipts_of, recipe_of, refuse_other, renumbered, without
 from .attempt import attempt
 from .commit import commit
 from .executors import executor_maker
-from .job import Job
+from .job import Job, content_of, layout_of
 from .ledger import Ledger
 from .report import Progress
 from .sources import listed, shared_options
@@ -85,7 +83,7 @@ def extend(
     Raises:
         NotFoundError: There is no dataset, or a receipt of it is missing.
         ConfigError: An argument is wrong, the dataset does not say how it was packed, only one of the two has labels,
-            or another extension has been begun there.
+            `src` is another dataset of ours than the one it was packed from, or another extension has been begun there.
         DatasetExistsError: Somebody else extended it meanwhile.
         PackIncompleteError: More than `max_bad` inputs were quarantined, or workers kept dying.
         StoreError: `dst` cannot be written, or another process is writing to it.
@@ -103,7 +101,9 @@ def extend(
         recipe = recipe_of(old)
         classes, source = renumbered(source, old.classes)
         ledger = Ledger(store)
-        fresh = without(source, known(ledger, layout))
+        receipts = receipts_of(ledger, layout)
+        refuse_other(source, receipts)
+        fresh = without(source, receipts)
         report = ExtendReport(fingerprint=old.fingerprint, previous=old.fingerprint, known=source.inputs - fresh.inputs)
         if not fresh.inputs:
             tidy(store)
@@ -112,10 +112,16 @@ def extend(
         if not isinstance(store, LocalStore):  # which is locked
             _claim(ledger, old.fingerprint, jobs)
         resumed = attempt(ledger, jobs, make_executor(lock), progress)
-        numbers = Counter(job.name.partition("/")[0] for job in jobs)
-        added = layout.extended(numbers, {split: len(items) for split, items in fresh.splits.items()})
+        new = layout_of(jobs, shard_samples=layout.shard_samples, shuffle=layout.shuffle, seed=layout.seed)
         whole = commit(
-            ledger, added, classes=classes, recipe=recipe, max_bad=max_bad, ignored=fresh.ignored, replacing=old
+            ledger,
+            layout.extended(new.jobs, new.inputs),
+            classes=classes,
+            recipe=recipe,
+            max_bad=max_bad,
+            ignored=fresh.ignored,
+            replacing=old,
+            before=receipts,
         )
     packed = whole.packed - old.samples
     return replace(
@@ -143,8 +149,7 @@ def _claim(ledger: Ledger, previous: str, jobs: list[Job]) -> None:
     _refuse_other(store, previous)
     if extends(store) != previous:  # one that is over; only its owner's end was missing
         release(store)
-    lines = "".join(f"{job.name} {job.items_sha256} {job.recipe.digest}\n" for job in jobs)
-    hold(store, {"content": hashlib.sha256(lines.encode()).hexdigest(), "extends": previous})
+    hold(store, {"content": content_of(jobs), "extends": previous})
     try:
         _refuse_other(store, previous)
     except DatasetExistsError:

@@ -13,7 +13,7 @@ import hashlib
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +32,6 @@ from .pixels import PixelSums
 from .receipt import Quarantined, Receipt, from_bytes
 from .recipe import Recipe
 from .sources import Input, Item, Reader, Source
-from .sources.items import Items
 
 PIECE_ITEMS = 32
 """Small enough that a hundred inputs keep several processes busy, and that little is lost with a process that dies."""
@@ -67,9 +66,8 @@ class Job:
 
     @property
     def items_sha256(self) -> str:
-        """Digest of the inputs: paths, labels, sizes, what else they are, and where they stand in the split."""
-        lines = (b"%b\0%a %d\0%b" % (os.fsencode(path), label, size, more) for path, label, size, _, more in self.items)
-        return hashlib.sha256(b"%d\0" % self.first + b"".join(lines)).hexdigest()
+        """Digest of the inputs, see `digest_of`."""
+        return digest_of(self.items, self.first)
 
     def pieces(self) -> list[Piece]:
         """Return the parts of the job that can run at the same time."""
@@ -80,13 +78,19 @@ class Job:
         ]
 
 
+def digest_of(items: Iterable[Item], first: int) -> str:
+    """Return the SHA-256 of inputs: paths, labels, sizes, what else they are, and where they stand in the split."""
+    lines = (b"%b\0%a %d\0%b" % (os.fsencode(path), label, size, more) for path, label, size, _, more in items)
+    return hashlib.sha256(b"%d\0" % first + b"".join(lines)).hexdigest()
+
+
 class PieceResult(NamedTuple):
-    """What became of a piece: its fragment, and the fate of each of its inputs."""
+    """What became of a piece: its fragment, and the fate of each of its inputs; `skipped` are ordinals of the bad."""
 
     fragment: writer.Fragment
     sources: tuple[str, ...]
     quarantined: tuple[Quarantined, ...]
-    bytes_in: int
+    skipped: tuple[int, ...]
     pixels: PixelSums
     statistics: Statistics
 
@@ -113,19 +117,20 @@ class Piece:
         members: list[bytes] = []
         sources: list[str] = []
         quarantined: list[Quarantined] = []
-        pixels, statistics, bytes_in = PixelSums(), Statistics(), 0
+        skipped: list[int] = []
+        pixels, statistics = PixelSums(), Statistics()
         for (ordinal, item), read in zip(enumerate(job.items, job.first), self._reads(), strict=True):
             announce(ordinal)
             outcome = self._process(ordinal, item, read)
             if isinstance(outcome, Quarantined):
                 quarantined.append(outcome)
+                skipped.append(ordinal)
                 continue
             packed, parts = outcome
             members.append(writer.sample(f"{ordinal:09d}", {packed.part: packed.image, **parts}))
             sources.append(item.path)
             pixels += packed.pixels
             packed.count_in(statistics, item.label)
-            bytes_in += packed.bytes_before
         announce(None)
         folder, _, base = job.name.rpartition("/")
         name = f"{folder}/{TEMPORARY}{base}.{job.first:09d}"
@@ -135,7 +140,7 @@ class Piece:
             path.parent.mkdir(exist_ok=True)  # without parents: a disk that was unmounted is not to be made up for
             path.write_bytes(data)  # not made durable: after a crash the piece is done again
         fragment = writer.Fragment(name=name, samples=len(sources), size=len(data), crc32=zlib.crc32(data))
-        return PieceResult(fragment, tuple(sources), tuple(quarantined), bytes_in, pixels, statistics)
+        return PieceResult(fragment, tuple(sources), tuple(quarantined), tuple(skipped), pixels, statistics)
 
     def without(self, ordinal: int, reason: str) -> Piece:
         """Return the piece with one more input marked as deadly."""
@@ -207,17 +212,17 @@ class Finish:
         else:
             store.remove(f"{job.name}.tar")
             store.remove(f"{job.name}.npy")
-        sources = tuple(path for result in self.results for path in result.sources)
+        statistics = sum((result.statistics for result in self.results), Statistics())
         receipt = Receipt(
             first=job.first,
             items_sha256=job.items_sha256,
             recipe_sha256=job.recipe.digest,
-            sources=sources,
-            skipped=_skipped(job.items, sources),
+            sources=tuple(path for result in self.results for path in result.sources),
+            skipped=tuple(ordinal - job.first for result in self.results for ordinal in result.skipped),
             quarantined=tuple(bad for result in self.results for bad in result.quarantined),
-            bytes_in=sum(result.bytes_in for result in self.results),
+            bytes_in=statistics.counts["bytes_before"],
             pixels=sum((result.pixels for result in self.results), PixelSums()),
-            statistics=sum((result.statistics for result in self.results), Statistics()),
+            statistics=statistics,
             shard=shard,
             index_bytes=len(index),
         )
@@ -238,19 +243,6 @@ class Finish:
         raise StoreError(f"{message} there, and run the same command again")
 
 
-def _skipped(items: Sequence[Item], sources: Sequence[str]) -> tuple[int, ...]:
-    """Return where the items stand that are not among the sources, which are in the same order."""
-    packed = iter([*sources, None])
-    awaited = next(packed)
-    skipped = []
-    for slot, item in enumerate(items):
-        if item.path == awaited:
-            awaited = next(packed)
-        else:
-            skipped.append(slot)
-    return tuple(skipped)
-
-
 def plan_jobs(
     source: Source,
     dst: str,
@@ -264,8 +256,7 @@ def plan_jobs(
 ) -> list[Job]:
     """Cut the inputs of each split, shuffled by `seed` if asked, into jobs of `shard_samples` inputs."""
     jobs: list[Job] = []
-    for split, listed in source.splits.items():
-        items = listed if isinstance(listed, Items) else Items.of(listed)
+    for split, items in source.splits.items():
         if shuffle:
             items = items.take(keyed.permutation(keyed.key(seed, "pack", split), len(items)))
         for number, first in enumerate(range(0, len(items), shard_samples)):
@@ -281,6 +272,12 @@ def plan_jobs(
             )
             jobs.append(job)
     return jobs
+
+
+def content_of(jobs: Iterable[Job]) -> str:
+    """Return a digest of all that decides on what these jobs write, by which a writer knows its own claim again."""
+    lines = "".join(f"{job.name} {job.items_sha256} {job.recipe.digest}\n" for job in jobs)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def layout_of(jobs: Sequence[Job], *, shard_samples: int, shuffle: bool, seed: int) -> Layout:

@@ -6,7 +6,6 @@ Without it a directory must be empty; with it, only files that have a pack's nam
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from shardflow.manifest import QUARANTINE_NAME as QUARANTINE
 from shardflow.spool import remove_left
 from shardflow.store import TEMPORARY, LocalStore, Store
 
-from .job import Job
+from .job import Job, content_of
 from .receipt import Quarantined, Receipt, from_bytes
 from .sources import SPLITS
 
@@ -61,8 +60,7 @@ class Ledger:
                 message = f"{self.store} is not empty: it holds {foreign[0]!r}, which no pack wrote"
                 raise ConfigError(f"{message}; choose an empty or a new directory")
         if not isinstance(self.store, LocalStore):  # which is locked
-            lines = (f"{job.name} {job.items_sha256} {job.recipe.digest}\n" for job in jobs)
-            claim(self.store, hashlib.sha256("".join(lines).encode()).hexdigest())
+            claim(self.store, content_of(jobs))
         if self.store.size(QUARANTINE) is None:
             self.write_quarantine(())
 
@@ -89,9 +87,14 @@ class Ledger:
                 return None
         return receipt
 
-    def receipts(self, names: Iterable[str]) -> Iterable[Receipt]:
-        """Yield the receipts of finished jobs, given by their names, in order."""
-        return (from_bytes(self.store.read(f"{name}.json")) for name in names)
+    def receipt(self, name: str) -> Receipt:
+        """Return the receipt of a finished job.
+
+        Raises:
+            NotFoundError: There is none.
+            FormatError: It is none of this version.
+        """
+        return from_bytes(self.store.read(f"{name}.json"))
 
     def write_quarantine(self, quarantined: Iterable[Quarantined]) -> None:
         """Write the list of all inputs that were not packed."""

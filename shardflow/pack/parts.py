@@ -72,7 +72,7 @@ def _moved(part: str, data: bytes, geometry: Geometry) -> bytes:
     if (part == "json" or part.endswith(".json")) and any(f'"{name}"'.encode() in data for name in _COORDINATES):
         try:
             return json.dumps(_followed(json.loads(data), geometry), ensure_ascii=False).encode()
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
             raise DecodeError(f"part {part!r}: {error}") from error
     return data
 
@@ -92,7 +92,7 @@ def _boxes(value: Any, geometry: Geometry) -> list[list[float]]:
 
 
 def _bbox(value: Any, geometry: Geometry) -> list[Any]:
-    single = bool(value) and not isinstance(value[0], list)
+    single = bool(_list(value, "bbox")) and not isinstance(value[0], list)
     boxes = []
     for x, y, width, height in _rows([value] if single else value, "bbox", (4,)):
         x1, y1, x2, y2 = _box(x, y, x + width, y + height, geometry)
@@ -101,7 +101,7 @@ def _bbox(value: Any, geometry: Geometry) -> list[Any]:
 
 
 def _keypoints(value: Any, geometry: Geometry) -> list[Any]:
-    if value and isinstance(value[0], list) and value[0] and isinstance(value[0][0], list):
+    if _list(value, "keypoints") and isinstance(value[0], list) and value[0] and isinstance(value[0][0], list):
         return [_keypoints(inner, geometry) for inner in value]
     if value and not isinstance(value[0], list):
         if len(value) % 3:
@@ -121,6 +121,12 @@ def _box(x1: float, y1: float, x2: float, y2: float, geometry: Geometry) -> list
 
 def _rounded(numbers: tuple[float, ...]) -> list[float]:
     return [round(number, _DIGITS) for number in numbers]
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name}: expected a list, found {value!r}")
+    return value
 
 
 def _rows(value: Any, name: str, lengths: tuple[int, ...]) -> list[list[float]]:

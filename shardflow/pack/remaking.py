@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from shardflow.dataset import Dataset
 from shardflow.errors import FormatError, IntegrityError, NotFoundError
@@ -13,10 +16,11 @@ from shardflow.store import file_sha256
 
 from .additions import recipe_of, renumbered
 from .codecs import codecs
-from .executors import Processes
+from .executors import ExecutorMaker
 from .job import Job
 from .receipt import Receipt, from_bytes
 from .sources import Item, Source
+from .sources.items import Items
 
 
 class Remaking:
@@ -25,22 +29,18 @@ class Remaking:
     Args:
         dataset: The dataset, with the receipts of the shards that are to be made.
         source: What it was packed from, listed; it may have grown since.
-        workers: Processes; None for one per core.
+        make_executor: Who does the shards' jobs.
 
     Raises:
         ConfigError: This version of shardflow does not know the recipe, or only one of the two has classes.
     """
 
-    def __init__(self, dataset: Dataset, source: Source, workers: int | None) -> None:
+    def __init__(self, dataset: Dataset, source: Source, make_executor: ExecutorMaker) -> None:
         self._store = dataset.store
         self._tools = dataset.manifest.tools
         self._recipe = recipe_of(dataset.manifest)
-        self._workers = workers
-        _, listed = renumbered(source, dataset.classes)
-        self._reader = listed.reader
-        self._items: dict[str, dict[str, Item]] = {
-            split: {item.path: item for item in items} for split, items in listed.splits.items()
-        }
+        self._make_executor = make_executor
+        _, self._source = renumbered(source, dataset.classes)
 
     def __call__(self, shard: Shard, target: Path) -> None:
         """Write the tar of a shard to a path.
@@ -59,14 +59,14 @@ class Remaking:
                 name=shard.name.removesuffix(".tar"),
                 first=receipt.first,
                 items=items,
-                reader=self._reader,
+                reader=self._source.reader,
                 dst=str(folder),
                 spool=folder,
                 recipe=self._recipe,
             )
             if job.items_sha256 != receipt.items_sha256:
                 raise IntegrityError(f"the inputs of {shard.name} have changed since they were packed")
-            Processes(self._workers, (lock,)).run([job], lambda _: None)
+            self._make_executor(lock).run([job], lambda _: None)
             made = folder / shard.name
             if not made.exists() or file_sha256(made) != shard.sha256:
                 ours = codecs()
@@ -75,10 +75,19 @@ class Remaking:
                 raise IntegrityError(f"{shard.name} came out with other bytes: {reason}")
             shutil.move(made, target)
 
-    def _items_of(self, shard: Shard, receipt: Receipt) -> tuple[Item, ...]:
-        items = self._items.get(shard.name.partition("/")[0], {})
+    def _items_of(self, shard: Shard, receipt: Receipt) -> Sequence[Item]:
+        items = self._source.splits.get(shard.name.partition("/")[0], Items.of(()))
         paths = receipt.inputs()
-        missing = [path for path in paths if path not in items]
-        if missing:
-            raise NotFoundError(f"the source has no {missing[0]!r}, from which {shard.name} was packed")
-        return tuple(items[path] for path in paths)
+        rows: dict[str, list[int]] = {path: [] for path in paths}
+        for row, item in enumerate(items):
+            if item.path in rows:
+                rows[item.path].append(row)
+        for path, found in rows.items():
+            if not found:
+                raise NotFoundError(f"the source has no {path!r}, from which {shard.name} was packed")
+            if len(found) > 1:
+                raise IntegrityError(
+                    f"the source has {len(found)} inputs {path!r}, and no receipt says from which of them {shard.name} "
+                    "was packed; repair it from a copy"
+                )
+        return items.take(np.array([rows[path][0] for path in paths], dtype=np.int64))

@@ -17,12 +17,13 @@ from typing import Any
 
 from shardflow import shardindex
 from shardflow.dataset import Dataset, open_dataset
-from shardflow.errors import ConfigError, IntegrityError, NotFoundError, ShardflowError
+from shardflow.errors import ConfigError, NotFoundError, ShardflowError
 from shardflow.manifest import Shard
 from shardflow.spool import spool_for, temporary_spool
 from shardflow.store import Store
-from shardflow.verify import Finding, verify, verify_shard
+from shardflow.verify import Finding, findings_of, verify_shard
 
+from .executors import ExecutorMaker, executor_maker
 from .remaking import Remaking
 from .sources import listed
 
@@ -65,24 +66,27 @@ def repair(
     Raises:
         NotFoundError: There is no dataset, or nothing at `source`.
         ManifestError: The manifest is damaged.
-        ConfigError: `source` is neither a copy nor a source, or the shards belong to other datasets.
+        ConfigError: `source` is neither a copy nor a source, the shards belong to other datasets, or `workers` is
+            below 1.
         StoreError: The dataset is out of reach, or another process is writing to it.
     """
+    make_executor = executor_maker("processes", workers)
     dataset = open_dataset(url, storage_options=storage_options)
     if bases := dataset.manifest.bases.values():
         places = ", ".join(base.url for base in bases)
         message = f"{dataset.url} has no shards of its own; repair {places}"
         raise ConfigError(f"{message}, or make it anew if an index is lost")
-    found = verify(url, storage_options=storage_options, progress=progress)
+    found = findings_of(dataset, progress=progress)
     touched = {finding.file for finding in found}
-    shards = [shard for split in dataset.values() for shard in split.shards]
-    broken = [shard for shard in shards if touched & {shard.name, shard.index_name}]
+    broken = [shard for shard in dataset.shards if touched & {shard.name, shard.index_name}]
     repaired: list[str] = []
     failed: dict[str, str] = {}
-    left = [finding for finding in found if not any(finding.file in (s.name, s.index_name) for s in broken)]
+    left: list[Finding] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(spool_for(dataset.store))
-        donor = _donor(dataset, source, source_options, workers, stack) if source is not None and broken else None
+        donor = None
+        if source is not None and broken:
+            donor = _donor(dataset, source, source_options, make_executor, stack)
         for shard in broken:
             try:
                 repaired += _mend(dataset.store, shard, donor)
@@ -97,7 +101,11 @@ Donor = Callable[[Shard, Path], None]
 
 
 def _donor(
-    dataset: Dataset, source: Any, options: Mapping[str, Any] | None, workers: int | None, stack: contextlib.ExitStack
+    dataset: Dataset,
+    source: Any,
+    options: Mapping[str, Any] | None,
+    make_executor: ExecutorMaker,
+    stack: contextlib.ExitStack,
 ) -> Donor:
     """Return who gives the shards, for as long as the stack stands."""
     if isinstance(source, (str, os.PathLike)):
@@ -105,12 +113,12 @@ def _donor(
             return _copy(open_dataset(source, storage_options=options))
         except NotFoundError:  # no copy, so a source
             pass
-    return Remaking(dataset, stack.enter_context(listed(source, options)), workers)
+    return Remaking(dataset, stack.enter_context(listed(source, options)), make_executor)
 
 
 def _copy(copy: Dataset) -> Donor:
     """Return what fetches a shard from a copy, under whatever name it has there."""
-    lines = {shard.sha256: shard for split in copy.values() for shard in split.shards}
+    lines = {shard.sha256: shard for shard in copy.shards}
 
     def fetch(shard: Shard, target: Path) -> None:
         if shard.sha256 not in lines:
@@ -133,9 +141,7 @@ def _mend(store: Store, shard: Shard, donor: Donor | None) -> list[str]:
                 raise NotFoundError(f"{shard.name} is lost; name a copy of the dataset, or what it was packed from")
             donor(shard, path)
             tar = path.read_bytes()
-        rebuilt = shardindex.to_bytes(shardindex.build(memoryview(tar))[0])
-        if hashlib.sha256(rebuilt).hexdigest() != shard.index_sha256:
-            raise IntegrityError(f"the index of {shard.name} cannot be rebuilt: it is of another version of shardflow")
+        rebuilt = shardindex.rebuilt(memoryview(tar), shard.index_sha256)
         if path.exists():
             store.upload(shard.name, path)
             mended.append(shard.name)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import braceexpand
-
 from shardflow.errors import ConfigError
 from shardflow.manifest import is_name
+from shardflow.pack.sources.patterns import ALL, expanded, is_wild, rooted, tars_like
 from shardflow.store import Store, is_remote, open_store
-
-_SPECIAL = re.compile(r"[{*?\[]")
 
 
 class Found(NamedTuple):
@@ -38,15 +33,9 @@ def found_tars(
         ConfigError: There are none, the pattern is none, or a name has other characters than A-Z a-z 0-9 . _ - in it.
         StoreError: The place is out of reach.
     """
-    text = os.fspath(url)
-    special = None if os.path.exists(text) else _SPECIAL.search(text)
-    if special or text.endswith(".tar"):
-        folder, slash, _ = text[: special.start() if special else None].rpartition("/")
-        root, pattern = folder or slash or ".", text[len(folder + slash) :]
-    else:
-        root, pattern = text.rstrip("/") or text, "*.tar"
+    root, pattern = rooted(url)
     store = open_store(root, storage_options if is_remote(root) else None)
-    names = sorted(_names(store, pattern))
+    names = sorted(_names(store, pattern or ALL))
     for name in names:
         if not is_name(name):
             raise ConfigError(f"{store.url(name)}: names may have A-Z a-z 0-9 . _ - alone, rename it")
@@ -57,17 +46,14 @@ def found_tars(
 
 
 def _names(store: Store, pattern: str) -> set[str]:
-    try:
-        patterns = list(braceexpand.braceexpand(pattern))
-    except ValueError as error:  # UnbalancedBracesError is one
-        raise ConfigError(f"{pattern!r} is no pattern: {error}; expected one such as {{00000..00099}}.tar") from error
-    names = {one for one in patterns if not _SPECIAL.search(one)}
-    wild = [one for one in patterns if _SPECIAL.search(one)]
+    patterns = expanded(pattern)
+    names = {one for one in patterns if not is_wild(one)}
+    wild = [one for one in patterns if is_wild(one)]
     if wild:
         listing = store.names()
         for one in wild:
-            matching = {name for name in fnmatch.filter(listing, one) if name.endswith(".tar")}
+            matching = tars_like(one, listing)
             if not matching:
                 raise ConfigError(f"{store} has no tar {one!r} among its {len(listing)} files")
-            names |= matching
+            names.update(matching)
     return names

@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 import shardflow as sf
+from command import COMMAND
 from pack.folders import contents, encoded, write_tree
 from s3.server import Server
 from shardflow.errors import DatasetExistsError, NotFoundError
@@ -31,8 +31,8 @@ from shardflow.remote.s3 import LEAST_PART_BYTES
 from shardflow.store import LocalStore
 
 INSTRUMENT = Path(__file__).parent / "instrument"
+CLASSES = "ababc"  # of the images; the last one is new to an extension
 BAD = 1
-INPUTS = 5 + BAD
 SETTINGS: dict[str, Any] = {"short_side": 1024, "format": "keep", "shard_samples": 3, "max_bad": BAD, "workers": 1}
 ORDER = ["--short-side", "1024", "--format", "keep", "--shard-samples", "3", "--max-bad", str(BAD), "--workers", "1"]
 ORDERS = {"pack": ORDER, "sync": [], "extend": ["--max-bad", str(BAD), "--workers", "1"]}
@@ -126,8 +126,7 @@ class Bucket:
 
     def contents(self, dst: str) -> dict[str, bytes]:
         """Return every blob."""
-        store = self._server.store(self._below(dst))
-        return {name: store.read(name) for name in store.names()}
+        return self._server.contents(self._below(dst))
 
     def left_open(self, dst: str) -> list[str]:
         """Return the keys of the open multipart uploads."""
@@ -162,16 +161,17 @@ class Stage:
         self.place, self.command, self._folder = place, command, folder
         self._spools = folder / "spools"
         self._spools.mkdir(parents=True)
-        images = {f"{'ab'[n % 2]}/{n}.jpg": noise(n, place.side) for n in range(INPUTS - BAD)}
+        images = {f"{name}/{n}.jpg": noise(n, place.side) for n, name in enumerate(CLASSES)}
         self.src = write_tree(folder / "src", {**images, "a/bad.jpg": b"\xff\xd8"})
         self._begun: dict[str, bytes] = {}
+        self._old = ""
         if command == "sync":
             sf.pack(self.src, folder / "dataset", **SETTINGS)
             self.src = folder / "dataset"
         if command == "extend":
-            begun = write_tree(folder / "begun", dict(list(images.items())[:BEGUN]))
+            begun = write_tree(folder / "begun", {**dict(list(images.items())[:BEGUN]), "b/worse.jpg": b""})
             sf.pack(begun, folder / "dataset", **SETTINGS)
-            self._begun = contents(folder / "dataset")
+            self._begun, self._old = contents(folder / "dataset"), sf.open(folder / "dataset").fingerprint
         dst, trace = self._destination(), folder / "trace"
         with self.start(dst, trace=str(trace)) as process:
             assert process.wait(DEADLINE_S) == 0, self.said()
@@ -198,9 +198,8 @@ class Stage:
             "FIRE": json.dumps({"roots": roots, **self.place.plan, **plan}),
         }
         order = [self.command, str(self.src), dst, *ORDERS[self.command]]
-        run = [sys.executable, "-c", "from shardflow.cli.main import main; main()", *order]
         with open(self._folder / "messages", "wb") as messages:
-            process = subprocess.Popen(run, env=environment, stdout=messages, stderr=messages)
+            process = subprocess.Popen([*COMMAND, *order], env=environment, stdout=messages, stderr=messages)
         try:
             yield process
         finally:
@@ -282,7 +281,10 @@ class Stage:
             assert not self._begun
             return "none"
         assert sf.verify(dst, storage_options=self.place.options) == []
-        if self._begun and len(dataset["train"]) == BEGUN:
-            return "old"
-        assert len(dataset["train"]) == INPUTS - BAD
+        if self._begun:
+            old = sf.open(dst, version=self._old, storage_options=self.place.options)
+            assert len(old["train"]) == BEGUN
+            if dataset.fingerprint == self._old:
+                return "old"
+        assert len(dataset["train"]) == len(CLASSES)
         return "whole"

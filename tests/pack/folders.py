@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import json
 import os
 import signal
 import struct
@@ -16,6 +18,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from making import jpeg
+from shardflow.manifest import QUARANTINE_NAME
 from shardflow.pack.packed import Packed
 from shardflow.pack.recipe import Recipe
 
@@ -32,14 +35,25 @@ def encoded(image: Image.Image, format_name: str, **options: object) -> bytes:
     return buffer.getvalue()
 
 
+def turned(orientation: int) -> Image.Exif:
+    """Return metadata that say how to turn the stored picture: from 1, as it is, to 8 (TIFF 6.0, section 8)."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
 def png16(pixels: npt.NDArray[np.uint16], colour_type: int) -> bytes:
     """Return a 16-bit PNG, which Pillow does not write in colour (W3C PNG, 11.2.2)."""
     height, width = pixels.shape[:2]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0))]
-    chunks += [(b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    framed = (struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
+    header = struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0)
+    chunks = {b"IHDR": header, b"IDAT": zlib.compress(rows), b"IEND": b""}
+    return b"\x89PNG\r\n\x1a\n" + b"".join(itertools.starmap(png_chunk, chunks.items()))
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    """Return a chunk of a PNG (W3C PNG, 5.3)."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def write_tree(root: Path, files: Mapping[str, bytes]) -> Path:
@@ -59,6 +73,11 @@ def image_folder(root: Path, count: int = 40, width: int = 96, height: int = 64)
 def contents(root: Path) -> dict[str, bytes]:
     """Return every file below `root`."""
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def quarantined(dst: Path) -> list[dict[str, str]]:
+    """Return the lines of a dataset's quarantine: path, stage and reason of each input that was not packed."""
+    return [json.loads(line) for line in (dst / QUARANTINE_NAME).read_text().splitlines()]
 
 
 def workers_of(pid: int) -> list[int]:

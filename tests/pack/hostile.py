@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageCms, ImageDraw, ImageOps
 
-from pack.folders import encoded, photo
+from pack.folders import encoded, photo, png16, png_chunk
 
 PACKED, READ, DECODE, ENCODE = "packed", "read", "decode", "encode"
 EITHER = "packed, decode or encode"
@@ -42,7 +42,7 @@ def corpus(*, flips: int = 300) -> Corpus:
     return {
         **_damaged(flips),
         **_other_things(),
-        **_forged(),
+        **forged(),
         **_unusual(),
         **_names(),
         **{f"twins/{name}.jpg": (photo(5), PACKED) for name in "abc"},
@@ -93,8 +93,8 @@ def _other_things() -> Corpus:
     return made
 
 
-def _forged() -> Corpus:
-    """Headers that promise pictures of gigabytes: nobody may allocate them before looking."""
+def forged() -> Corpus:
+    """Return headers that promise pictures of gigabytes: nobody may allocate them before looking."""
 
     def put(kind: str, at: int, layout: str, *values: int) -> bytes:
         data = bytearray(FILES[kind])
@@ -113,6 +113,7 @@ def _forged() -> Corpus:
         at = directory + 2 + 12 * entry
         if struct.unpack_from("<H", tiff, at)[0] in (256, 257):  # ImageWidth, ImageLength
             struct.pack_into("<HII", tiff, at + 2, 4, 1, 60_000)
+    bomb = b"a\0\0" + zlib.compress(bytes(100 << 20), 9)
     return {
         "forged/JPEG.jpg": (put("JPEG", frame, ">HH", 65_500, 65_500), DECODE),
         "forged/PNG.png": (png, DECODE),
@@ -123,23 +124,20 @@ def _forged() -> Corpus:
         "forged/BMP.bmp": (put("BMP", 18, "<ii", 60_000, 60_000), DECODE),
         "forged/BMP top down.bmp": (put("BMP", 18, "<ii", 60_000, -60_000), DECODE),
         "forged/PPM.ppm": (b"P6\n60000 60000\n255\n" + bytes(100), DECODE),
-        "forged/text bomb.png": (_png_with(_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(100 << 20), 9))), EITHER),
-        "forged/profile bomb.png": (_png_with(_chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(100 << 20), 9))), EITHER),
+        "forged/text bomb.png": (_png_with(b"zTXt", bomb), EITHER),
+        "forged/profile bomb.png": (_png_with(b"iCCP", bomb), EITHER),
     }
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def _png_with(chunk: bytes) -> bytes:
-    return FILES["PNG"][:33] + chunk + FILES["PNG"][33:]
+def _png_with(kind: bytes, data: bytes) -> bytes:
+    return FILES["PNG"][:33] + png_chunk(kind, data) + FILES["PNG"][33:]
 
 
 def _unusual() -> Corpus:
     frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "green", "blue")]
     moving = {"save_all": True, "append_images": frames[1:], "duration": 50}
     deep = (np.arange(24 * 16, dtype=np.uint16) * 170).reshape(16, 24)
+    noise = np.random.default_rng(0).integers(0, 1 << 16, (16, 24, 3), np.uint16)
     see_through = picture(mode="RGBA")
     see_through.putalpha(Image.radial_gradient("L").resize(see_through.size))
     cmyk = encoded(picture(mode="CMYK"), "JPEG")
@@ -156,7 +154,7 @@ def _unusual() -> Corpus:
         "16 bits.png": encoded(Image.fromarray(deep), "PNG"),
         "16 bits.tif": encoded(Image.fromarray(deep), "TIFF"),
         "16 bits.pgm": encoded(Image.fromarray(deep), "PPM"),
-        "16 bits of colour.png": _deep_png(),
+        "16 bits of colour.png": png16(noise, 2),
         "1 bit.png": encoded(picture(mode="1"), "PNG"),
         "grey.jpg": encoded(picture(mode="L"), "JPEG"),
         "grey and alpha.png": encoded(see_through.convert("LA"), "PNG"),
@@ -176,13 +174,6 @@ def _unusual() -> Corpus:
     made["unusual/too long.png"] = (encoded(Image.new("L", (70_000, 2)), "PNG"), ENCODE)
     made["unusual/floats.tif"] = (encoded(Image.fromarray(deep.astype(np.float32)), "TIFF"), DECODE)
     return made
-
-
-def _deep_png() -> bytes:
-    """A PNG of 16 bits a channel, which Pillow cannot write."""
-    header = struct.pack(">IIBBBBB", 24, 16, 16, 2, 0, 0, 0)
-    rows = b"".join(b"\0" + random.Random(row).randbytes(24 * 6) for row in range(16))
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
 
 
 def _names() -> Corpus:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from shardflow import native
-from shardflow.pack import codecs
 
 
 @contextlib.contextmanager
@@ -16,9 +15,7 @@ def without_kernel() -> Iterator[None]:
     """Let this process have no kernel for a while."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_load", lambda: "switched off by a test")
-        codecs.kernel.cache_clear()
         yield
-    codecs.kernel.cache_clear()
 
 
 @pytest.fixture(scope="module", params=["kernel", "Pillow"])

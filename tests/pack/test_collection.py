@@ -16,7 +16,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import shardflow as sf
-from pack.folders import contents, encoded, image_folder, photo, write_tree
+from pack.folders import contents, encoded, image_folder, photo, quarantined, turned, write_tree
 from shardflow.errors import ConfigError, PackIncompleteError
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
@@ -65,7 +65,7 @@ def test_samples_without_labels(hugging: datasets.Dataset, tmp_path: Path) -> No
     report = sf.pack({"train": hugging, "test": hidden}, tmp_path / "dst", **SMALL, max_bad=1)
     assert (report.inputs, report.packed) == (8, 7)
     assert [sample.get("cls") for sample in sf.open(tmp_path / "dst")["test"]] == [None, None]
-    (row,) = map(json.loads, (tmp_path / "dst" / "quarantine.jsonl").read_text().splitlines())
+    (row,) = quarantined(tmp_path / "dst")
     assert (row["path"], row["stage"]) == ("train#5", "read")
     assert "has no label, as others of its split have" in row["reason"]
     assert sf.verify(tmp_path / "dst") == []
@@ -119,8 +119,9 @@ def test_any_indexable_collection(tmp_path: Path) -> None:
     report = sf.pack(Photos(), tmp_path / "dst", **SMALL, max_bad=1)
     assert (report.inputs, report.packed) == (4, 3)
     assert sf.open(tmp_path / "dst").classes == ("x", "y")
-    assert '"path": "train#2"' in (tmp_path / "dst" / "quarantine.jsonl").read_text()
-    assert "disk on fire" in (tmp_path / "dst" / "quarantine.jsonl").read_text()
+    (row,) = quarantined(tmp_path / "dst")
+    assert row["path"] == "train#2"
+    assert "disk on fire" in row["reason"]
 
 
 @pytest.mark.parametrize(
@@ -150,9 +151,7 @@ def test_images_arrive_without_loss(tmp_path: Path, image: Any, expected: Any) -
 
 def test_pictures_keep_their_orientation(tmp_path: Path) -> None:
     """A Pillow image that was opened from a turned photograph is packed upright, as its file would be."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    file = encoded(Image.fromarray(PIXELS), "PNG", exif=exif)
+    file = encoded(Image.fromarray(PIXELS), "PNG", exif=turned(6))
     from_file, from_image = _packed([file, Image.open(io.BytesIO(file))], tmp_path / "dst")
     assert from_file["png"] == from_image["png"]
     assert _pixels(from_image).shape == (60, 40, 3)
@@ -203,6 +202,7 @@ class _Named(list[Any]):
         ([(PIXELS, 1, 2)], r"expected \(image, target\), found 3 values"),
         ([{"photo": PIXELS}], "has none of image, img, .* but photo"),
         ([{"image": PIXELS, "depth": PIXELS}], "second image, 'depth'"),
+        ([{"image": PIXELS, "cls": b"cat"}], "number or the name of a class as JSON, found b'cat'"),
         ([PIXELS / 255], "array of float64 has no defined range"),
         ([np.zeros((4, 4, 7), np.uint8)], r"shape \(4, 4, 7\)"),
         ({"dev": [PIXELS]}, "split 'dev'; splits are named train, val"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ STRIDES = {
     ("pack", "S3"): 53,
     ("sync", "disk"): 29,
     ("sync", "S3"): 31,
+    ("extend", "disk"): 29,
+    ("extend", "S3"): 37,
 }
 """One in so many points is tried here, and those below; `tools/fire kills` tries all of them."""
 
@@ -23,6 +26,9 @@ ALWAYS = (
     "parent half write dst/.tmp-unfinished.json.* #1",
 )
 """Points after which something that looks like a leftover, or like somebody else's, is all that there is."""
+
+TURNING = re.compile(r"(half write|after (link|replace|put_object)) .*(manifests/|shardflow\.json|dst/.*quarantine)")
+"""Points of an extension, tried as well, at which the ledger or the old version gives way to the new one."""
 
 every_stage = pytest.mark.parametrize(("command", "place"), STRIDES)
 
@@ -41,6 +47,11 @@ def test_a_kill_at_any_point_leaves_no_trace(
         server: Server = request.getfixturevalue("server")
         stage = Stage(tmp_path / "stage", Bucket(server, f"crashes-{command}"), command)
     assert len(stage.points) > 50
+    outcomes = []
     for number, point in enumerate(stage.points):
-        if number % STRIDES[command, place] == 0 or point in ALWAYS:
-            stage.kill_at(point)
+        turning = command == "extend" and TURNING.search(point)
+        if number % STRIDES[command, place] == 0 or point in ALWAYS or turning:
+            outcomes.append(stage.kill_at(point))
+    if command == "extend":
+        found = {outcome.reader for outcome in outcomes if not outcome.point.startswith("worker")}
+        assert found == {"old", "whole"}

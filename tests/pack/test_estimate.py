@@ -51,8 +51,9 @@ def test_destination_is_told(tmp_path: Path) -> None:
     sf.pack(src, tmp_path / "dst", **settings, max_bad=1)
     assert estimate(src, tmp_path / "dst", **settings).destination == "dataset"
     assert estimate(src, tmp_path / "src", **settings).destination == "occupied"
-    with pytest.raises(ConfigError, match="quality"):
-        estimate(src, tmp_path / "dst", quality=0)
+    for wrong in ({"quality": 0}, {"workers": -1}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            estimate(src, tmp_path / "dst", **wrong)  # type: ignore[arg-type]
 
 
 def test_command(tmp_path: Path) -> None:

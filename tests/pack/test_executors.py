@@ -12,25 +12,12 @@ import pytest
 
 import shardflow as sf
 from pack.folders import Deadly, Doomed, contents, image_folder, photo, workers_of, write_tree
+from pack.jobs import jobs_of, run_jobs
 from shardflow.errors import AccessDeniedError, PackIncompleteError, StoreError
-from shardflow.pack.executors import Executor, Processes, Serial
-from shardflow.pack.job import Job, PieceResult, plan_jobs
+from shardflow.pack.executors import Processes, Serial
+from shardflow.pack.job import PieceResult
 from shardflow.pack.receipt import Quarantined, from_bytes
 from shardflow.pack.recipe import Recipe
-from shardflow.pack.sources import list_source
-
-
-def _jobs(src: Path, dst: Path, recipe: Recipe, shard_samples: int = 48) -> list[Job]:
-    if not dst.exists():
-        dst.mkdir()
-    layout = {"shard_samples": shard_samples, "seed": 0, "shuffle": True}
-    return plan_jobs(list_source(src), str(dst), recipe, spool=dst, **layout)
-
-
-def _run(executor: Executor, jobs: list[Job]) -> list[PieceResult]:
-    results: list[PieceResult] = []
-    executor.run(jobs, results.append)
-    return results
 
 
 def _quarantined(dst: Path) -> list[Quarantined]:
@@ -42,7 +29,7 @@ def test_same_bytes_for_any_number_of_workers(tmp_path: Path, workers: int) -> N
     """Shards, indexes and receipts are the same for one process, several, and none at all."""
     src = image_folder(tmp_path / "src", 110)
     for name, executor in {"serial": Serial(), "processes": Processes(workers)}.items():
-        results = _run(executor, _jobs(src, tmp_path / name, Recipe(short_side=32)))
+        results = run_jobs(executor, jobs_of(src, tmp_path / name, Recipe(short_side=32)))
         assert sum(len(result.sources) for result in results) == 110
     assert contents(tmp_path / "serial") == contents(tmp_path / "processes")
     assert len(contents(tmp_path / "serial")) == 3 * 3
@@ -53,7 +40,7 @@ def test_one_shard_keeps_several_processes_busy(tmp_path: Path) -> None:
     src = image_folder(tmp_path / "src", 130)
     seen: set[int] = set()
     executor = Processes(3)
-    executor.run(_jobs(src, tmp_path / "dst", Recipe(), 2048), lambda _: seen.update(workers_of(os.getpid())))
+    executor.run(jobs_of(src, tmp_path / "dst", Recipe(), 2048), lambda _: seen.update(workers_of(os.getpid())))
     assert len(seen) == 3
 
 
@@ -61,7 +48,7 @@ def test_deadly_inputs_are_quarantined(tmp_path: Path) -> None:
     """An input that ends the process that decodes it is quarantined by name, and everything else is packed."""
     src = image_folder(tmp_path / "src", 70)
     write_tree(src, {"a/bad.jpg": b"segfault", "c/worse.jpg": b"segfault"})
-    _run(Processes(2), _jobs(src, tmp_path / "dst", Deadly(short_side=32)))
+    run_jobs(Processes(2), jobs_of(src, tmp_path / "dst", Deadly(short_side=32)))
     reason = "its process ended with SIGSEGV, twice"
     expected = [Quarantined("a/bad.jpg", "decode", reason), Quarantined("c/worse.jpg", "decode", reason)]
     assert sorted(_quarantined(tmp_path / "dst")) == expected
@@ -72,7 +59,7 @@ def test_hanging_input_is_quarantined(tmp_path: Path) -> None:
     """An input that its decoder never lets go of is given up after two deadlines, and the rest is packed."""
     src = write_tree(tmp_path / "src", {f"{n}.jpg": photo(n) for n in range(5)} | {"stuck.jpg": b"hang"})
     started = time.monotonic()
-    _run(Processes(2, item_deadline_s=1), _jobs(src, tmp_path / "dst", Deadly(short_side=32)))
+    run_jobs(Processes(2, item_deadline_s=1), jobs_of(src, tmp_path / "dst", Deadly(short_side=32)))
     assert _quarantined(tmp_path / "dst") == [Quarantined("stuck.jpg", "decode", "it did not end in time, twice")]
     assert time.monotonic() - started < 20
 
@@ -83,14 +70,14 @@ def test_deaths_that_no_input_explains_end_the_pack(tmp_path: Path) -> None:
     with pytest.raises(
         PackIncompleteError, match=r"workers died while 0 inputs were done, .*'[abc]/\d+\.jpg'.*SIGKILL"
     ):
-        _run(Processes(4), _jobs(src, tmp_path / "dst", Doomed(short_side=8)))
+        run_jobs(Processes(4), jobs_of(src, tmp_path / "dst", Doomed(short_side=8)))
     assert not workers_of(os.getpid())
 
 
 def test_killed_worker_is_replaced(tmp_path: Path) -> None:
     """Killing workers from outside costs time only: nothing is quarantined, and the bytes are the same."""
     src = image_folder(tmp_path / "src", 160, 320, 240)
-    _run(Serial(), _jobs(src, tmp_path / "serial", Recipe(short_side=32)))
+    run_jobs(Serial(), jobs_of(src, tmp_path / "serial", Recipe(short_side=32)))
     killed: set[int] = set()
 
     def kill_all(_: PieceResult) -> None:
@@ -100,7 +87,7 @@ def test_killed_worker_is_replaced(tmp_path: Path) -> None:
                 os.kill(worker, signal.SIGKILL)
                 killed.add(worker)
 
-    Processes(2).run(_jobs(src, tmp_path / "processes", Recipe(short_side=32)), kill_all)
+    Processes(2).run(jobs_of(src, tmp_path / "processes", Recipe(short_side=32)), kill_all)
     assert killed
     assert contents(tmp_path / "serial") == contents(tmp_path / "processes")
 
@@ -110,7 +97,7 @@ def test_failing_store_ends_the_run(tmp_path: Path) -> None:
     src = image_folder(tmp_path / "src", 10)
     (tmp_path / "dst").write_text("a file where the folder should be")
     with pytest.raises(StoreError, match="dst"):
-        _run(Processes(2), _jobs(src, tmp_path / "dst", Recipe(short_side=32)))
+        run_jobs(Processes(2), jobs_of(src, tmp_path / "dst", Recipe(short_side=32)))
     assert not workers_of(os.getpid())
 
 
@@ -118,13 +105,13 @@ def test_forbidden_store(tmp_path: Path) -> None:
     """A destination without permission is said to be one."""
     src = image_folder(tmp_path / "src", 4)
     (tmp_path / "dst").mkdir(mode=0o500)
-    jobs = _jobs(src, tmp_path / "dst", Recipe(short_side=32))
+    jobs = jobs_of(src, tmp_path / "dst", Recipe(short_side=32))
     user = os.geteuid()
     if user == 0:
         os.seteuid(65534)  # root may write anywhere
     try:
         with pytest.raises(AccessDeniedError, match="permission"):
-            _run(Serial(), jobs)
+            run_jobs(Serial(), jobs)
     finally:
         os.seteuid(user)
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import shardflow as sf
-from pack.folders import contents, image_folder, photo, write_tree
+from making import make_dataset
+from pack.crashes import INSTRUMENT
+from pack.folders import contents, image_folder, photo, quarantined, write_tree
 from s3.fixtures import prefix, server
 from s3.server import Server
 from shardflow.claim import FILE_NAME as CLAIM
@@ -26,11 +28,14 @@ from shardflow.errors import (
     StoreError,
 )
 from shardflow.manifest import Manifest, from_bytes, kept_name
+from shardflow.pack.additions import renumbered
+from shardflow.pack.sources import Reader, Source
+from shardflow.remote.s3 import LEAST_PART_BYTES
 from shardflow.store import LocalStore
 
 __all__ = ["prefix", "server"]
 
-INSTRUMENT = Path(__file__).parent / "instrument"
+AMID = "parent after put_object train/000003.tar #1"  # of an extension of a dataset in a bucket
 SETTINGS: dict[str, Any] = {"short_side": 32, "shard_samples": 20, "seed": 3, "executor": "serial"}
 
 
@@ -139,6 +144,41 @@ def test_nothing_new(packed: Path, dst: Path) -> None:
     assert contents(dst) == before
 
 
+def test_another_dataset(packed: Path, tmp_path: Path) -> None:
+    """Of datasets, whose samples have the same names, the one that was packed may grow; no other is taken for it."""
+    whole = shutil.copytree(packed / "dst", tmp_path / "whole")
+    other = make_dataset(tmp_path / "other", [25])
+    sf.pack(whole, tmp_path / "dst", **{**SETTINGS, "short_side": 16})
+    before = contents(tmp_path / "dst")
+    with pytest.raises(ConfigError, match=r"another dataset .* 'train/0000.*same name there.*`shardflow merge`"):
+        sf.extend(other, tmp_path / "dst", executor="serial")
+    assert contents(tmp_path / "dst") == before
+    sf.extend(packed / "src", whole, executor="serial")
+    assert sf.extend(whole, tmp_path / "dst", executor="serial").packed == 25
+    assert sf.extend(whole, tmp_path / "dst", executor="serial").inputs == 0
+    sf.pack(packed / "src", tmp_path / "mixed", **SETTINGS, max_bad=1)
+    assert sf.extend(other, tmp_path / "mixed", executor="serial").packed == 25
+
+
+class _Counted(str):
+    """A name that counts how often it is looked up."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        _Counted.hashed += 1
+        return super().__hash__()
+
+
+def test_many_classes() -> None:
+    """Putting the classes of a source behind those of a dataset takes a few looks at each name."""
+    old, new = (tuple(_Counted(f"{kind}{n}") for n in range(300)) for kind in ("old", "new"))
+    source = Source(reader=Reader(base="."), splits={}, classes=new, ignored={})
+    classes, _ = renumbered(source, old)
+    assert classes == (*old, *new)
+    assert _Counted.hashed < 10 * 600
+
+
 def test_bad_inputs(dst: Path, tmp_path: Path) -> None:
     """Too many new bad inputs leave the old version; allowed, each is named in the ledger beside the old ones."""
     src = write_tree(tmp_path / "new", {"a/good.jpg": photo(1), "a/worse.jpg": b"", "b/ugly.jpg": b"x"})
@@ -148,8 +188,7 @@ def test_bad_inputs(dst: Path, tmp_path: Path) -> None:
     assert sf.open(dst).fingerprint == old
     report = sf.extend(src, dst, executor="serial", max_bad=2)
     assert (report.inputs, report.packed, report.quarantined, report.resumed) == (3, 1, 2, 3)
-    lines = (dst / "quarantine.jsonl").read_text().splitlines()
-    assert [json.loads(line)["path"] for line in lines] == ["a/bad.jpg", "a/worse.jpg", "b/ugly.jpg"]
+    assert [row["path"] for row in quarantined(dst)] == ["a/bad.jpg", "a/worse.jpg", "b/ugly.jpg"]
     assert sf.open(dst).manifest.inputs == 54
 
 
@@ -179,43 +218,6 @@ def test_one_extender_at_a_time(packed: Path, dst: Path) -> None:
         sf.extend(packed / "src", dst)
 
 
-def _instrumented(src: Path, dst: Path, root: Path, **plan: str) -> int:
-    """Extend in a process of its own that may be told to die somewhere, and return its exit status."""
-    fire = json.dumps({"roots": {str(dst): "dst"}, "fired": str(root / "fired"), **plan})
-    environment = {**os.environ, "PYTHONPATH": str(INSTRUMENT), "FIRE": fire}
-    script = f"import shardflow as sf; sf.extend({str(src)!r}, {str(dst)!r}, executor='serial')"
-    return subprocess.run([sys.executable, "-c", script], env=environment, timeout=60).returncode
-
-
-def test_killed_anywhere_at_the_end(packed: Path, dst: Path, tmp_path: Path) -> None:
-    """Killed at any point that touches a manifest, a shard or the ledger, the old version is whole, or the new one is.
-
-    The same call then ends with the bytes of an undisturbed extension.
-    """
-    src, old = packed / "src", sf.open(dst).fingerprint
-    fresh = shutil.copytree(dst, tmp_path / "fresh")
-    trace = tmp_path / "trace"
-    assert _instrumented(src, fresh, tmp_path, trace=str(trace)) == 0
-    expected, new = contents(fresh), sf.open(fresh).fingerprint
-    points = [line for line in trace.read_text().splitlines() if " before write" not in line]
-    told = [point for point in points if "manifests/" in point or "shardflow.json" in point]
-    told += [point for point in points if "before replace" in point or "half write" in point][::6]
-    assert len(told) > 10
-    versions = set()
-    for number, point in enumerate(told):
-        victim = shutil.copytree(packed / "dst", tmp_path / f"victim{number}")
-        (tmp_path / "fired").unlink(missing_ok=True)
-        assert _instrumented(src, victim, tmp_path, kill=point) == -signal.SIGKILL, point
-        dataset = sf.open(victim)
-        versions.add(dataset.fingerprint)
-        assert sf.verify(victim) == []
-        assert len(sf.open(victim, version=old)["train"]) == 50
-        sf.extend(src, victim, executor="serial")
-        assert contents(victim) == expected, point
-        shutil.rmtree(victim)
-    assert versions == {old, new}
-
-
 def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix: str) -> None:
     """A dataset in a bucket is extended as one on a disk, goes on after a kill, and is claimed meanwhile."""
     url, options, store = server.url(prefix), server.options(), server.store(prefix)
@@ -228,25 +230,23 @@ def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix:
         sf.pack(packed / "src", url, **SETTINGS, storage_options=options)
     assert store.size(CLAIM) is not None
     store.remove(CLAIM)
-    code = (
-        f"import shardflow as sf; sf.extend({str(packed / 'src')!r}, {url!r}, workers=1, storage_options={options!r})"
-    )
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
-        while store.size("train/000003.tar") is None:
-            assert process.poll() is None
-        process.kill()
+    order = f"{str(packed / 'src')!r}, {url!r}, executor='serial', storage_options={options!r}"
+    command = [sys.executable, "-c", f"import shardflow as sf; sf.extend({order})"]
+    plan = {"roots": {}, "parts": LEAST_PART_BYTES, "kill": AMID, "fired": str(tmp_path / "fired")}
+    environment = {**os.environ, "PYTHONPATH": str(INSTRUMENT), "FIRE": json.dumps(plan)}
+    assert subprocess.run(command, env=environment, timeout=60).returncode == -signal.SIGKILL
     assert sf.open(url, storage_options=options).fingerprint == old
     other = write_tree(tmp_path / "other", {"a/other.jpg": photo(1)})
     with pytest.raises(ConfigError, match="with other inputs or settings"):
         sf.extend(other, url, executor="serial", storage_options=options)
-    twins = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(2)]
+    twins = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
     ends = [(twin.communicate(timeout=60)[1], twin.returncode) for twin in twins]
     assert any(code == 0 for _, code in ends), ends
     assert all(code == 0 or b"somebody else meanwhile" in said for said, code in ends), ends
     hold(store, {"content": "of one that was killed at its very end", "extends": old})
     assert sf.extend(packed / "src", url, executor="serial", storage_options=options).inputs == 0
     sf.extend(packed / "src", dst, executor="serial")
-    assert {name: store.read(name) for name in store.names()} == contents(dst)
+    assert server.contents(prefix) == contents(dst)
 
 
 def test_a_copy_can_be_extended(tmp_path: Path) -> None:

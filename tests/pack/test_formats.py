@@ -10,19 +10,12 @@ from PIL import Image
 
 import shardflow as sf
 from pack import profiles
-from pack.folders import encoded, photo, png16, write_tree
+from pack.folders import encoded, photo, png16, turned, write_tree
 from shardflow.errors import DecodeError
 from shardflow.pack.recipe import Recipe
 
 RGB = Image.open(io.BytesIO(photo(3)))
 KEEP = Recipe(short_side=64, format="keep")
-
-
-def _upside_down() -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = 3
-    return encoded(RGB, "JPEG", exif=exif)
-
 
 KEPT: dict[str, Callable[[], bytes]] = {
     "jpg": lambda: encoded(RGB, "JPEG", quality=77, comment="kept"),
@@ -34,7 +27,7 @@ NOT_KEPT: dict[str, tuple[str, Callable[[], bytes]]] = {
     "progressive": ("jpg", lambda: encoded(RGB, "JPEG", progressive=True)),
     "grey": ("jpg", lambda: encoded(RGB.convert("L"), "JPEG")),
     "CMYK": ("jpg", lambda: encoded(RGB.convert("CMYK"), "JPEG")),
-    "turned": ("jpg", _upside_down),
+    "turned": ("jpg", lambda: encoded(RGB, "JPEG", exif=turned(3))),
     "other colours": ("jpg", lambda: encoded(RGB, "JPEG", icc_profile=profiles.rgb(profiles.ADOBE, 2.2))),
     "with a second view": ("jpg", lambda: encoded(RGB, "MPO", save_all=True, append_images=[RGB])),
     "palette": ("png", lambda: encoded(RGB.convert("P"), "PNG")),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pack.folders import encoded, png16
+from pack.folders import encoded, png16, turned
 from shardflow.errors import DecodeError
 from shardflow.pack.geometry import Geometry
 from shardflow.pack.recipe import Recipe
@@ -35,9 +35,7 @@ def _marked(width: int, height: int, x: int, y: int, orientation: int) -> bytes:
                 stored = stored.transpose(1, 0, 2)
             case "r" | "l":
                 stored = np.rot90(stored, 1 if step == "r" else -1)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return encoded(Image.fromarray(np.ascontiguousarray(stored)), "PNG", exif=exif)
+    return encoded(Image.fromarray(np.ascontiguousarray(stored)), "PNG", exif=turned(orientation))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 import shardflow as sf
-from pack.folders import contents, encoded, image_folder, photo, write_tree
+from command import run
+from pack.folders import contents, encoded, image_folder, photo, quarantined, write_tree
 from pack.hostile import (
     DECODE,
     EITHER,
@@ -24,6 +25,7 @@ from pack.hostile import (
     Corpus,
     corpus,
     fingerprint,
+    forged,
     picture,
     reference,
     write,
@@ -45,8 +47,7 @@ class Packing:
         self.expected = write(self.src, self.files)
         self.before = fingerprint(self.src)
         self.report: PackReport = sf.pack(self.src, self.dst, **SETTINGS, workers=2, max_bad=len(self.expected))
-        rows = map(json.loads, (self.dst / "quarantine.jsonl").read_text().splitlines())
-        self.quarantined: dict[str, dict[str, str]] = {row["path"]: row for row in rows}
+        self.quarantined = {row["path"]: row for row in quarantined(self.dst)}
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_the_same_bytes_without_workers(packing: Packing, tmp_path: Path) -> Non
 
 def test_forged_sizes_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
     """Headers that promise gigabytes, of pixels or of text, cost no more memory than small pictures."""
-    files = {name: data for name, (data, _) in corpus(flips=0).items() if name.startswith("forged/")}
+    files = {name: data for name, (data, _) in forged().items()}
     write_tree(tmp_path / "src", {**files, "sound/1.jpg": photo(1)})
     script = """
 import resource, sys
@@ -155,7 +156,7 @@ def test_unreadable_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         sf.pack("src", "dst", **SETTINGS, executor="serial", max_bad=1)
     finally:
         os.seteuid(user)
-    (row,) = map(json.loads, (tmp_path / "dst" / "quarantine.jsonl").read_text().splitlines())
+    (row,) = quarantined(tmp_path / "dst")
     assert (row["path"], row["stage"], row["reason"]) == ("a/2.jpg", READ, "Permission denied")
 
 
@@ -173,7 +174,7 @@ def test_inputs_that_vanish_or_change_meanwhile(tmp_path: Path) -> None:
 
     report = sf.pack(src, tmp_path / "dst", **SETTINGS, executor="serial", shuffle=False, max_bad=3, progress=disturb)
     assert (report.inputs, report.packed) == (60, 57)
-    rows = list(map(json.loads, (tmp_path / "dst" / "quarantine.jsonl").read_text().splitlines()))
+    rows = quarantined(tmp_path / "dst")
     assert [row["path"] for row in rows] == [path.relative_to(src).as_posix() for path in last]
     assert [row["stage"] for row in rows] == [READ] * 3
     assert "No such file" in rows[0]["reason"]
@@ -186,8 +187,7 @@ def test_messages_survive_odd_names(tmp_path: Path) -> None:
     """Names that no terminal should see stand escaped in the one line that the command says of them."""
     names = [os.fsdecode(name) for name in (b"line\nbreak.jpg", b"no \xff utf-8.jpg", b"\x1b[31mred.jpg")]
     write_tree(tmp_path / "src", {"sound.jpg": photo(1), **dict.fromkeys(names, FILES["JPEG"][:50])})
-    command = [sys.executable, "-c", "from shardflow.cli.main import main; main()", "pack", "src", "dst"]
-    done = subprocess.run([*command, "--workers", "1"], cwd=tmp_path, capture_output=True, check=False, timeout=60)
+    done = run("pack", "src", "dst", "--workers", 1, cwd=tmp_path, text=False)
     last = done.stderr.rstrip(b"\n").splitlines()[-1]
     assert done.returncode == 1
     assert last.startswith(b"shardflow: 3 of 4 inputs could not be packed")
@@ -200,8 +200,7 @@ def test_codecs_do_not_talk_to_the_terminal(tmp_path: Path) -> None:
     tiff = bytearray(encoded(picture(), "TIFF", compression="tiff_lzw"))
     tiff[20:200] = bytes(180)
     write_tree(tmp_path / "src", {"1.tif": bytes(tiff), "2.jpg": photo(1)})
-    command = [sys.executable, "-c", "from shardflow.cli.main import main; main()", "pack", "src", "dst"]
-    order = ["--workers", "1", "--max-bad", "1"]
-    done = subprocess.run([*command, *order], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    done = run("pack", "src", "dst", "--workers", 1, "--max-bad", 1, cwd=tmp_path, check=True)
     assert "LZW" not in done.stderr
-    assert "decoder error" in (tmp_path / "dst" / "quarantine.jsonl").read_text()
+    (row,) = quarantined(tmp_path / "dst")
+    assert "decoder error" in row["reason"]

@@ -11,6 +11,7 @@ from PIL import Image
 
 from pack.folders import encoded, photo
 from pack.kernel import without_kernel
+from pack.reference import decoded
 from shardflow import native
 from shardflow.errors import SampleError
 from shardflow.pack.codecs import codecs
@@ -20,11 +21,12 @@ from shardflow.pack.recipe import Recipe
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.why())
 
 FINE = Recipe(short_side=32, quality=100, subsampling="4:4:4")  # what differs is then not the codec's doing
+LEVELS = 8  # two, and what YCbCr makes of them
 PHOTO = Image.open(io.BytesIO(photo(7)))
 
 
-def _decoded(jpeg: bytes) -> npt.NDArray[np.float64]:
-    return np.asarray(Image.open(io.BytesIO(jpeg))).astype(float)
+def _difference(one: Packed, other: Packed) -> npt.NDArray[np.float64]:
+    return np.abs(decoded(one.image).astype(float) - decoded(other.image))
 
 
 def _outcome(recipe: Recipe, data: bytes) -> Packed | str:
@@ -50,8 +52,8 @@ def test_kernel_and_pillow_agree(size: tuple[int, int], mode: str) -> None:
         one, other = _outcomes(recipe, data)
         assert isinstance(one, Packed)
         assert isinstance(other, Packed)
-        difference = np.abs(_decoded(one.image) - _decoded(other.image))
-        assert difference.max() <= 8  # two levels, and what YCbCr makes of them
+        difference = _difference(one, other)
+        assert difference.max() <= LEVELS
         assert difference.mean() < 0.4
         assert one.pixels.mean == pytest.approx(other.pixels.mean, abs=0.0002)
 
@@ -79,7 +81,7 @@ def test_damaged_files_fare_the_same(data: bytes, flips: list[tuple[int, int]], 
         damaged[position % len(damaged)] = value
     one, other = _outcomes(FINE, bytes(damaged[: 1 + end % (2 * len(damaged))]))
     if isinstance(one, Packed) and isinstance(other, Packed):
-        assert np.abs(_decoded(one.image) - _decoded(other.image)).max() <= 8  # as above
+        assert _difference(one, other).max() <= LEVELS
     else:
         assert one == other
 

@@ -13,7 +13,7 @@ import webdataset as wds
 from PIL import Image
 
 import shardflow as sf
-from pack.folders import contents, image_folder, photo, write_tree
+from pack.folders import contents, image_folder, photo, quarantined, write_tree
 from pack.kernel import without_kernel
 from shardflow import PackReport, native
 from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, StoreError
@@ -36,10 +36,6 @@ def _manifest(dst: Path) -> Manifest:
 
 def _receipts(dst: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_bytes()) for path in sorted(dst.glob("*/*.json"))]
-
-
-def _rows(dst: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (dst / "quarantine.jsonl").read_text().splitlines()]
 
 
 def test_layout_on_disk(tmp_path: Path) -> None:
@@ -122,13 +118,13 @@ def test_accounting(tmp_path: Path) -> None:
     report = sf.pack(src, tmp_path / "dst", **SMALL, max_bad=4, shard_samples=7)
     assert (report.inputs, report.packed, report.quarantined) == (24, 20, 4)
     assert sum(report.reasons.values()) == 4
-    assert [(row["path"], row["stage"]) for row in _rows(tmp_path / "dst")] == [
+    assert [(row["path"], row["stage"]) for row in quarantined(tmp_path / "dst")] == [
         ("a/html.jpg", "decode"),
         ("b/cut.jpg", "decode"),
         ("b/empty.png", "decode"),
         ("c/gone.jpg", "read"),
     ]
-    assert all(row["reason"] for row in _rows(tmp_path / "dst"))
+    assert all(row["reason"] for row in quarantined(tmp_path / "dst"))
     ledger = [path for receipt in _receipts(tmp_path / "dst") for path in receipt["sources"]]
     ledger += [bad["path"] for receipt in _receipts(tmp_path / "dst") for bad in receipt["quarantined"]]
     assert sorted(ledger) == sorted(path.relative_to(src).as_posix() for path in src.glob("*/*"))
@@ -141,7 +137,7 @@ def test_too_many_bad_inputs(tmp_path: Path) -> None:
     with pytest.raises(PackIncompleteError, match=r"3 of 23 inputs .* 'a/html\.jpg' \(decode: .*--max-bad 3"):
         sf.pack(src, tmp_path / "dst", **SMALL, max_bad=2)
     assert not (tmp_path / "dst" / "shardflow.json").exists()
-    assert len(_rows(tmp_path / "dst")) == 3
+    assert len(quarantined(tmp_path / "dst")) == 3
     report = sf.pack(src, tmp_path / "dst", **SMALL, max_bad=3)
     assert (report.resumed, report.packed, report.quarantined) == (23, 20, 3)
 

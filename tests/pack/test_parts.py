@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import shardflow as sf
-from pack.folders import encoded, photo, write_tree
+from pack.folders import encoded, photo, quarantined, turned, write_tree
 from shardflow.errors import DecodeError
 from shardflow.pack.geometry import Geometry
 from shardflow.pack.parts import companions
@@ -71,6 +71,9 @@ def test_labels() -> None:
         ({"json": b'{"boxes": [["1", 2, 3, 4]]}'}, "expected 4 numbers"),
         ({"json": b'{"boxes": 3}'}, "part 'json'"),
         ({"json": b'{"keypoints": [1, 2, 3, 4]}'}, "found 4 numbers"),
+        ({"json": b'{"bbox": {"x": 1}}'}, r"bbox: expected a list, found \{'x': 1\}"),
+        ({"json": b'{"keypoints": {"x": 1}}'}, "keypoints: expected a list"),
+        ({"json": b'{"bbox": [1%s, 0, 1, 1]}' % (b"0" * 400)}, "part 'json': int too large"),
         ({"json": b'{"boxes": [[1, 2'}, "part 'json'"),
         ({"mask.png": b"no image"}, "part 'mask.png': not an image"),
         ({"png": b""}, "would be a second image"),
@@ -101,11 +104,10 @@ def test_image_mask_and_boxes_stay_together(tmp_path: Path, orientation: int, sq
     upright = _quarters(120, 80)
     turns = {1: None, 3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 7: Image.Transpose.TRANSVERSE}
     turn = turns[orientation]
-    exif = Image.Exif()
-    exif[0x0112] = orientation
+    stored = upright.transpose(turn) if turn is not None else upright
     red = (np.asarray(upright) == (255, 0, 0)).all(-1)
     files = {
-        "x.jpg": encoded(upright.transpose(turn) if turn is not None else upright, "JPEG", exif=exif, quality=95),
+        "x.jpg": encoded(stored, "JPEG", exif=turned(orientation), quality=95),
         "x.mask.png": encoded(Image.fromarray(red.astype(np.uint8) * 7), "PNG"),
         "x.json": json.dumps({"boxes": [[60, 0, 120, 40]]}).encode(),
         "x.txt": "a réd corner".encode(),
@@ -134,7 +136,7 @@ def test_a_mask_of_another_size_is_quarantined(tmp_path: Path) -> None:
     source = sf.Folder(write_tree(tmp_path / "src", files), parts=("mask.png",))
     report = sf.pack(source, tmp_path / "dst", executor="serial", max_bad=2)
     assert (report.inputs, report.packed) == (3, 1)
-    rows = [json.loads(line) for line in (tmp_path / "dst" / "quarantine.jsonl").read_text().splitlines()]
+    rows = quarantined(tmp_path / "dst")
     assert [(row["path"], row["stage"]) for row in rows] == [("a.jpg", "decode"), ("b.jpg", "read")]
     assert "lacks mask.png" in rows[1]["reason"]
     assert "5x5" in rows[0]["reason"]

@@ -9,20 +9,19 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
 
 import shardflow as sf
+from command import COMMAND
 from pack.folders import Deadly, contents, image_folder, photo, write_tree
+from pack.jobs import jobs_of, run_jobs
 from shardflow.errors import ConfigError, StoreError
 from shardflow.pack.executors import Processes, Ray, Serial
 from shardflow.pack.executors.premises import marked
-from shardflow.pack.job import Job, PieceResult, plan_jobs
 from shardflow.pack.packed import Packed
 from shardflow.pack.recipe import Recipe
-from shardflow.pack.sources import list_source
 
 TESTS = Path(__file__).parents[1]
 
@@ -67,17 +66,6 @@ def cluster() -> Iterator[str]:
     signal.signal(signal.SIGTERM, handler)
 
 
-def _jobs(src: Path, dst: Path, recipe: Recipe) -> list[Job]:
-    dst.mkdir()
-    return plan_jobs(list_source(src), str(dst), recipe, spool=dst, shard_samples=20, seed=0, shuffle=True)
-
-
-def _run(executor: Any, jobs: list[Job]) -> list[PieceResult]:
-    results: list[PieceResult] = []
-    executor.run(jobs, results.append)
-    return results
-
-
 @pytest.mark.usefixtures("cluster")
 def test_same_bytes_as_in_one_process(tmp_path: Path) -> None:
     """A pack on a cluster has the bytes of a serial one, counts its progress, and leaves nothing else behind."""
@@ -96,10 +84,10 @@ def test_killed_worker_of_the_cluster(tmp_path: Path) -> None:
     """When a process of the cluster is killed, its job is done again: nothing is lost, and the bytes are the same."""
     src = image_folder(tmp_path / "src", 70)
     write_tree(src, {"b/killer.jpg": b"kill %b" % os.fsencode(tmp_path / "killed")})
-    results = _run(Ray(), _jobs(src, tmp_path / "ray", Fatal(short_side=32)))
+    results = run_jobs(Ray(), jobs_of(src, tmp_path / "ray", Fatal(short_side=32), 20))
     assert (tmp_path / "killed").exists()
     assert sum(len(result.sources) for result in results) == 71
-    _run(Serial(), _jobs(src, tmp_path / "serial", Fatal(short_side=32)))
+    run_jobs(Serial(), jobs_of(src, tmp_path / "serial", Fatal(short_side=32), 20))
     assert contents(tmp_path / "ray") == contents(tmp_path / "serial")
 
 
@@ -108,7 +96,7 @@ def test_deadly_input_on_the_cluster(tmp_path: Path) -> None:
     """An input that ends its decoder is quarantined alone, with the receipts that a pack by processes writes."""
     src = write_tree(image_folder(tmp_path / "src", 30), {"a/bad.jpg": b"segfault"})
     for name, executor in {"ray": Ray(), "processes": Processes(1)}.items():
-        results = _run(executor, _jobs(src, tmp_path / name, Deadly(short_side=32)))
+        results = run_jobs(executor, jobs_of(src, tmp_path / name, Deadly(short_side=32), 20))
         bad = [entry for result in results for entry in result.quarantined]
         assert [(entry.path, entry.reason) for entry in bad] == [("a/bad.jpg", "its process ended with SIGSEGV, twice")]
     assert contents(tmp_path / "ray") == contents(tmp_path / "processes")
@@ -117,25 +105,25 @@ def test_deadly_input_on_the_cluster(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_node_with_other_codecs(tmp_path: Path) -> None:
     """A node whose codecs are others is refused, with both named, before it packs anything."""
-    jobs = _jobs(image_folder(tmp_path / "src", 30), tmp_path / "dst", Elsewhere(short_side=32))
+    jobs = jobs_of(image_folder(tmp_path / "src", 30), tmp_path / "dst", Elsewhere(short_side=32), 20)
     with pytest.raises(ConfigError, match=r"has the codecs \{'pillow.* has \{'pillow.*same versions"):
-        _run(Ray(), jobs)
+        run_jobs(Ray(), jobs)
     assert contents(tmp_path / "dst") == {}
 
 
 @pytest.mark.usefixtures("cluster")
 def test_failing_store_on_the_cluster(tmp_path: Path) -> None:
     """A destination that fails on a node ends the run with the store's own error."""
-    jobs = _jobs(image_folder(tmp_path / "src", 30), tmp_path / "dst", Recipe(short_side=32))
+    jobs = jobs_of(image_folder(tmp_path / "src", 30), tmp_path / "dst", Recipe(short_side=32), 20)
     (tmp_path / "dst/train").write_text("a file where the folder should be")
     with pytest.raises(StoreError, match="dst/train"):
-        _run(Ray(), jobs)
+        run_jobs(Ray(), jobs)
 
 
 def test_node_with_another_disk(tmp_path: Path) -> None:
     """A node that finds something else under the name of the source or of the destination says so, and which."""
     src = image_folder(tmp_path / "src", 3)
-    job = _jobs(src, tmp_path / "dst", Recipe(short_side=32))[0]
+    job = jobs_of(src, tmp_path / "dst", Recipe(short_side=32))[0]
     with marked(job) as premises:
         premises.check(job)
         first = src / job.items[0].path
@@ -163,9 +151,9 @@ def test_missing_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _command(src: Path, dst: Path, address: str) -> list[str]:
-    code = "from shardflow.cli.main import main; main()"
+    python, *program = COMMAND
     settings = ["--short-side", "32", "--shard-samples", "4", "--executor", "ray", "--ray-address", address]
-    return [sys.executable, "-W", "error", "-c", code, "pack", str(src), str(dst), *settings]
+    return [python, "-W", "error", *program, "pack", str(src), str(dst), *settings]
 
 
 def test_command_on_the_cluster(tmp_path: Path, cluster: str) -> None:

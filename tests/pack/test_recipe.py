@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, JpegImagePlugin
 
-from pack.folders import encoded, photo, png16
+from pack.folders import encoded, photo, png16, turned
+from pack.reference import decoded
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError
 from shardflow.pack.decoding import FILTERS, Filter
 from shardflow.pack.recipe import Recipe
@@ -34,10 +35,6 @@ def _shades(width: int = 96, height: int = 64) -> Pixels:
 SHADES = _shades()
 GREY = SHADES[..., 2]
 ALPHA = SHADES[..., 0]
-
-
-def _decoded(jpeg: bytes) -> npt.NDArray[np.float64]:
-    return np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB")).astype(float)
 
 
 def _expected(pixels: npt.NDArray[np.float64] | Pixels, size: tuple[int, int] = (48, 32)) -> npt.NDArray[np.float64]:
@@ -133,7 +130,7 @@ COLOURS: dict[str, tuple[bytes, npt.NDArray[np.float64] | Pixels]] = {
 def test_colours(case: str) -> None:
     """Every kind of pixel becomes the RGB that it shows: scaled to 8 bits, on white where it is transparent."""
     data, pixels = COLOURS[case]
-    difference = np.abs(_decoded(FINE.process(data).image) - _expected(pixels))
+    difference = np.abs(decoded(FINE.process(data).image) - _expected(pixels))
     assert difference.mean() < 1.5
     assert difference.max() < 12
 
@@ -149,14 +146,12 @@ def test_pixels_without_a_range_are_refused(image: Image.Image) -> None:
 @pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_orientation(orientation: int, format_name: str) -> None:
     """The picture stands as its EXIF orientation says, and says nothing about it afterwards."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
     options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(format_name, {})
-    data = encoded(RGB, format_name, exif=exif, **options)
+    data = encoded(RGB, format_name, exif=turned(orientation), **options)
     jpeg = FINE.process(data).image
     upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     size = (48, 32) if orientation < 5 else (32, 48)
-    assert np.abs(_decoded(jpeg) - _expected(upright, size)).mean() < 2
+    assert np.abs(decoded(jpeg) - _expected(upright, size)).mean() < 2
     assert not Image.open(io.BytesIO(jpeg)).getexif()
 
 
@@ -165,8 +160,8 @@ def test_large_originals(size: tuple[int, int]) -> None:
     """Decoding at a reduced scale shifts nothing: the result is that of a full decode and the same filter."""
     pixels = _shades(*size)
     data = encoded(Image.fromarray(pixels), "JPEG", quality=95, subsampling=0)
-    decoded = _decoded(FINE.process(data).image)
-    difference = np.abs(decoded - _expected(pixels, (decoded.shape[1], 32)))
+    packed = decoded(FINE.process(data).image)
+    difference = np.abs(packed - _expected(pixels, (packed.shape[1], 32)))
     assert difference.mean() < 1
     assert difference.max() < 12
 
@@ -209,11 +204,9 @@ def test_long_side(width: int, height: int, short_side: int | None, long_side: i
 @pytest.mark.parametrize("orientation", [1, 3, 6])
 def test_square(size: tuple[int, int], side: int, orientation: int) -> None:
     """A square is the centre of what would be packed without one, after the picture was turned."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encoded(Image.fromarray(_shades(*size)), "PNG", exif=exif)
-    cut = _decoded(Recipe(short_side=32, square=True, format="png").process(data).image)
-    whole = _decoded(Recipe(short_side=32, format="png").process(data).image)
+    data = encoded(Image.fromarray(_shades(*size)), "PNG", exif=turned(orientation))
+    cut = decoded(Recipe(short_side=32, square=True, format="png").process(data).image)
+    whole = decoded(Recipe(short_side=32, format="png").process(data).image)
     top, left = ((length - side) // 2 for length in whole.shape[:2])
     assert (cut == whole[top : top + side, left : left + side]).all()
 
@@ -229,7 +222,7 @@ def test_filter(name: Filter, format_name: str) -> None:
     """Each filter is Pillow's of that name, with the kernel and without it."""
     pixels = np.asarray(Image.open(io.BytesIO(photo(5, 120, 90))))
     data = encoded(Image.fromarray(pixels), format_name, **({"quality": 100} if format_name == "JPEG" else {}))
-    found = _decoded(Recipe(short_side=40, filter=name, format="png").process(data).image)
+    found = decoded(Recipe(short_side=40, filter=name, format="png").process(data).image).astype(float)
     shown = Image.open(io.BytesIO(data))
     differences = [np.abs(found - np.asarray(shown.resize((53, 40), by))).mean() for by in FILTERS.values()]
     assert np.argmin(differences) == list(FILTERS).index(name)
@@ -263,7 +256,7 @@ def test_first_frame(format_name: str) -> None:
     """Of an animated image, or one of several pages, the first is packed, and it is said that there were more."""
     frames = [Image.new("RGB", (40, 40), colour) for colour in ("red", "green", "blue")]
     packed = FINE.process(encoded(frames[0], format_name, save_all=True, append_images=frames[1:]))
-    assert _decoded(packed.image)[20, 20] == pytest.approx([255, 0, 0], abs=3)
+    assert decoded(packed.image)[20, 20].tolist() == pytest.approx([255, 0, 0], abs=3)
     assert packed.done == ("first_frame",)
     assert FINE.process(encoded(frames[0], format_name)).done == ()
 
@@ -276,10 +269,8 @@ def test_second_view_is_no_frame() -> None:
 
 def test_done() -> None:
     """What was done to an image is said: turned and enlarged here, nothing where it was only made smaller."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
     recipe = Recipe(short_side=80, enlarge=True)
-    assert recipe.process(encoded(RGB, "JPEG", exif=exif)).done == ("enlarged", "turned")
+    assert recipe.process(encoded(RGB, "JPEG", exif=turned(6))).done == ("enlarged", "turned")
     assert FINE.process(encoded(RGB, "JPEG")).done == ()
 
 

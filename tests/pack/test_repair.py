@@ -8,11 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 import shardflow as sf
+from making import flip
 from pack.folders import contents, image_folder, photo, write_tree
 from s3.fixtures import prefix, server
 from s3.server import Server
 from shardflow.cli.main import shardflow
-from shardflow.errors import StoreError
+from shardflow.errors import ConfigError, StoreError
 from shardflow.store import LocalStore
 
 __all__ = ["prefix", "server"]
@@ -33,9 +34,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damaged(packed: Path, tmp_path: Path) -> Path:
     """The dataset with a flipped bit in one tar, without another, a third one cut, and an index that is garbage."""
     dst = shutil.copytree(packed / "dst", tmp_path / "dst")
-    data = bytearray((dst / "train/000000.tar").read_bytes())
-    data[2000] ^= 1
-    (dst / "train/000000.tar").write_bytes(data)
+    flip(dst / "train/000000.tar", 2000)
     (dst / "train/000001.tar").unlink()
     (dst / "train/000001.npy").unlink()
     (dst / "train/000002.npy").write_bytes(b"garbage")
@@ -102,6 +101,24 @@ def test_sound_dataset(packed: Path) -> None:
     report = sf.repair(packed / "dst", packed / "nowhere")
     assert (report.found, report.repaired) == ((), ())
     assert contents(packed / "dst") == before
+
+
+def test_wrong_number_of_workers(packed: Path, damaged: Path) -> None:
+    """A number of workers that cannot be is refused before anything is read."""
+    with pytest.raises(ConfigError, match="workers is -1; 1 is the least"):
+        sf.repair(damaged, packed / "src", workers=-1)
+
+
+def test_several_captions_of_an_image(tmp_path: Path) -> None:
+    """Where a receipt's path stands for several rows of a table, the repair says so and names a copy as the remedy."""
+    src = image_folder(tmp_path, 3)
+    rows = "".join(f"{path},{text}\n" for path in ("a/0000.jpg", "b/0001.jpg") for text in ("one", "two"))
+    (src / "t.csv").write_text(f"path,text\n{rows}")
+    sf.pack(sf.Table(src / "t.csv", caption="text"), tmp_path / "dst", short_side=32, executor="serial")
+    (tmp_path / "dst/train/000000.tar").unlink()
+    report = sf.repair(tmp_path / "dst", sf.Table(src / "t.csv", caption="text"), workers=1)
+    assert "has 2 inputs" in report.failed["train/000000.tar"]
+    assert "repair it from a copy" in report.failed["train/000000.tar"]
 
 
 def test_one_writer_at_a_time(damaged: Path, packed: Path) -> None:

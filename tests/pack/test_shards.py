@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import functools
+import http.server
 import io
 import json
+import threading
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,9 @@ import webdataset as wds
 from PIL import Image
 
 import shardflow as sf
-from making import make_dataset
-from pack.folders import contents, image_folder, photo
-from shardflow.errors import ConfigError
+from making import flip, make_dataset
+from pack.folders import contents, image_folder, photo, quarantined
+from shardflow.errors import ConfigError, IntegrityError, NotFoundError
 from shardflow.pack.sources import list_source
 from shardflow.pack.sources.tars import samples_of
 
@@ -32,10 +36,6 @@ def _foreign(path: Path, samples: list[dict[str, Any]]) -> Path:
 def _samples(count: int, first: int = 0) -> list[dict[str, Any]]:
     numbers = range(first, first + count)
     return [{"__key__": f"{n:05}", "jpg": photo(n), "txt": f"no {n}", "json": {"url": f"u{n}"}} for n in numbers]
-
-
-def _rows(dst: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (dst / "quarantine.jsonl").read_text().splitlines()]
 
 
 def test_foreign_shards(tmp_path: Path) -> None:
@@ -131,14 +131,11 @@ def test_damaged_samples_of_our_own(tmp_path: Path) -> None:
     """A payload whose CRC-32 is wrong is quarantined by shard and record; everything else is packed."""
     make_dataset(tmp_path / "src", [6])
     tar = tmp_path / "src" / "train" / "000000.tar"
-    data = bytearray(tar.read_bytes())
-    for start in (data.index(b"000000002.jpg"), data.index(b"000000004.cls")):
-        data[start + BLOCK] ^= 1
-    tar.write_bytes(data)
+    flip(tar, *(tar.read_bytes().index(name) + BLOCK for name in (b"000000002.jpg", b"000000004.cls")))
     report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=2)
     assert (report.inputs, report.packed) == (6, 4)
-    assert [row["path"] for row in _rows(tmp_path / "dst")] == ["train/000000.tar#2", "train/000000.tar#4"]
-    assert all("CRC-32" in row["reason"] and row["stage"] == "read" for row in _rows(tmp_path / "dst"))
+    assert [row["path"] for row in quarantined(tmp_path / "dst")] == ["train/000000.tar#2", "train/000000.tar#4"]
+    assert all("CRC-32" in row["reason"] and row["stage"] == "read" for row in quarantined(tmp_path / "dst"))
 
 
 def test_incomplete_samples(tmp_path: Path) -> None:
@@ -146,7 +143,7 @@ def test_incomplete_samples(tmp_path: Path) -> None:
     tar = _foreign(tmp_path / "src" / "0.tar", [*_samples(2), {"__key__": "none", "txt": "alone"}, *_samples(2, 7)])
     report = sf.pack(tar, tmp_path / "dst", **SMALL, max_bad=1)
     assert (report.inputs, report.packed) == (5, 4)
-    (row,) = _rows(tmp_path / "dst")
+    (row,) = quarantined(tmp_path / "dst")
     assert (row["path"], row["stage"]) == ("0.tar/none", "read")
     assert row["reason"] == "has no image among its parts: txt"
 
@@ -171,13 +168,11 @@ def test_a_damaged_tar_loses_nothing_silently(tmp_path: Path) -> None:
     """Behind a damaged header nothing can be found, which the quarantine says; the other shards are packed."""
     for shard in range(2):
         tar = _foreign(tmp_path / "src" / f"{shard}.tar", _samples(4, 4 * shard))
-    data = bytearray(tar.read_bytes())
-    data[data.index(b"00006.jpg")] ^= 1
-    tar.write_bytes(data)
+    flip(tar, tar.read_bytes().index(b"00006.jpg"))
     report = sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=2)
     assert (report.packed, report.quarantined) == (5, 2)
-    assert [row["path"] for row in _rows(tmp_path / "dst")] == ["1.tar", "1.tar/00005"]
-    assert "after sample '00005' the tar cannot be read" in _rows(tmp_path / "dst")[0]["reason"]
+    assert [row["path"] for row in quarantined(tmp_path / "dst")] == ["1.tar", "1.tar/00005"]
+    assert "after sample '00005' the tar cannot be read" in quarantined(tmp_path / "dst")[0]["reason"]
 
 
 def test_images_before_tars(tmp_path: Path) -> None:
@@ -185,3 +180,64 @@ def test_images_before_tars(tmp_path: Path) -> None:
     _foreign(image_folder(tmp_path / "src", 3) / "a" / "x.tar", _samples(1))
     source = list_source(tmp_path / "src")
     assert (source.inputs, source.ignored) == (3, {".tar": 1})
+
+
+def test_an_index_that_cannot_be_rebuilt(tmp_path: Path) -> None:
+    """Where an index is lost and what a tar gives is another, as of a view or of a damaged tar, nothing is packed."""
+    src = make_dataset(tmp_path / "src", [6])
+    sf.subset(src, tmp_path / "half", limit=3)
+    (index,) = (tmp_path / "half").rglob("*.npy")
+    index.unlink()
+    with pytest.raises(IntegrityError, match=r"000000\.tar: neither the index nor one rebuilt from the tar"):
+        sf.pack(tmp_path / "half", tmp_path / "dst", **SMALL)
+    (src / "train/000000.npy").unlink()
+    tar = src / "train/000000.tar"
+    data = bytearray(tar.read_bytes())
+    data[data.index(b"000000002.jpg") + BLOCK] ^= 1
+    tar.write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"000000\.tar: neither the index nor one rebuilt from the tar"):
+        sf.pack(src, tmp_path / "dst", **SMALL)
+    assert not (tmp_path / "dst").exists()
+
+
+def test_tars_without_labels_are_not_looked_at(tmp_path: Path) -> None:
+    """A dataset of ours that has its indexes and no labels is listed without any of its tars."""
+    src = make_dataset(tmp_path / "src", [3], labelled=False)
+    (src / "train/000000.tar").unlink()
+    assert list_source(src).inputs == 3
+
+
+class _Unlisted(http.server.SimpleHTTPRequestHandler):
+    """Serves the files of a folder by their names alone."""
+
+    def list_directory(self, path: object) -> None:  # noqa: ARG002 - the interface's
+        self.send_error(HTTPStatus.FORBIDDEN)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_server_without_listings(tmp_path: Path) -> None:
+    """Braces name the tars of a server that lists none; a name that it does not have is an error."""
+    for number in range(3):
+        _foreign(tmp_path / f"{number}.tar", _samples(2, 2 * number))
+    handler = functools.partial(_Unlisted, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert list_source(f"{url}/{{0..2}}.tar").inputs == 6
+        assert list_source(f"{url}/1.tar").inputs == 2
+        with pytest.raises(NotFoundError, match=r"3\.tar"):
+            list_source(f"{url}/{{2..3}}.tar")
+        server.shutdown()
+
+
+def test_wildcards_mean_tars(tmp_path: Path) -> None:
+    """What others leave beside tars is not taken for one, and one tar beside a manifest is that tar alone."""
+    for number in range(2):
+        _foreign(tmp_path / f"{number}.tar", _samples(2, 2 * number))
+    for name in ("0.parquet", "0_stats.json"):
+        (tmp_path / name).write_bytes(b"{}")
+    assert list_source(f"{tmp_path}/[01]*").inputs == 4
+    sf.index(tmp_path)
+    assert [item.path for item in list_source(tmp_path / "1.tar").splits["train"]] == ["1.tar/00002", "1.tar/00003"]

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import pytest
 
+import shardflow as sf
 from pack.folders import write_tree
 from shardflow.errors import ConfigError, SampleError
 from shardflow.pack.sources import Item, list_source
+from shardflow.pack.sources.folder import NoImagesError
 
 
 def _listed(root: Path, *names: str) -> dict[str, list[tuple[str, int | None]]]:
@@ -79,6 +82,15 @@ def test_other_files_are_counted(tmp_path: Path) -> None:
     source = list_source(tmp_path)
     assert source.inputs == 1
     assert source.ignored == {".heic": 1, "": 1}
+
+
+def test_the_error_of_an_empty_folder_crosses_processes(tmp_path: Path) -> None:
+    """What a folder holds instead of images is still in its error after a way through a pickle."""
+    write_tree(tmp_path, {"notes.txt": b"x"})
+    with pytest.raises(NoImagesError) as caught:
+        sf.Folder(tmp_path).list()
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.ignored) == (str(caught.value), {".txt": 1})
 
 
 def test_order_is_by_bytes(tmp_path: Path) -> None:

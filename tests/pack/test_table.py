@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from PIL import Image
 
 import shardflow as sf
-from pack.folders import contents, image_folder, photo, write_tree
+from pack.folders import contents, encoded, image_folder, photo, quarantined, write_tree
 from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError
 from shardflow.pack.sources import Item, list_source
 
@@ -103,12 +104,22 @@ def test_what_is_missing_is_quarantined(tmp_path: Path) -> None:
     table = _write(tmp_path / "t.csv", [{"path": path, "label": label} for path, label in rows])
     report = sf.pack(table, tmp_path / "dst", **SMALL, max_bad=3)
     assert (report.inputs, report.packed) == (4, 1)
-    found = [json.loads(line) for line in (tmp_path / "dst" / "quarantine.jsonl").read_text().splitlines()]
+    found = quarantined(tmp_path / "dst")
     assert [(row["path"], row["stage"], row["reason"]) for row in found] == [
         ("1.jpg", "read", "row 4 has no label"),
         ("gone.jpg", "read", "No such file or directory"),
         ("row 3", "read", "row 3 has no path"),
     ]
+
+
+def test_the_slot_of_a_bad_row(tmp_path: Path) -> None:
+    """Of two rows with one path, the receipt says which was quarantined."""
+    image_folder(tmp_path, 1)
+    mask = encoded(Image.new("L", (96, 64)), "PNG")
+    write_tree(tmp_path, {"good.png": mask, "bad.png": b""})
+    table = _write(tmp_path / "t.csv", [{"path": "a/0000.jpg", "mask": f"{kind}.png"} for kind in ("bad", "good")])
+    sf.pack(sf.Table(table, mask="mask"), tmp_path / "dst", **SMALL, max_bad=1)
+    assert json.loads((tmp_path / "dst/train/000000.json").read_text())["skipped"] == [0]
 
 
 def test_names_that_no_file_has(tmp_path: Path) -> None:
@@ -119,7 +130,7 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
     sf.pack(sf.Table(_write(tmp_path / "t.jsonl", rows), caption="text"), tmp_path / "dst", **SMALL, max_bad=3)
     (sample,) = sf.open(tmp_path / "dst")["train"]
     assert sample["txt"] == b"? x"
-    found = [json.loads(line) for line in (tmp_path / "dst" / "quarantine.jsonl").read_text().splitlines()]
+    found = quarantined(tmp_path / "dst")
     assert [row["path"] for row in found] == ["row 1", "row 2", "row 4"]
     assert found[1]["reason"] == "row 2: '\\ud800' is no name of a file"
 

@@ -6,21 +6,19 @@ it, ends the caller of `Serial`; it costs `Processes` and `Ray` two workers and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shardflow.errors import ConfigError
 
-from .executor import Executor
+from .executor import Executor, ExecutorMaker
 from .processes import Processes
 from .ray import Ray
 from .serial import Serial
 
-__all__ = ["EXECUTORS", "Executor", "Processes", "Ray", "Serial", "executor_maker"]
+__all__ = ["EXECUTORS", "Executor", "ExecutorMaker", "Processes", "Ray", "Serial", "executor_maker"]
 
 EXECUTORS = ("processes", "ray", "serial")
 
 
-def executor_maker(name: str, workers: int | None = None, ray_address: str | None = None) -> Callable[[int], Executor]:
+def executor_maker(name: str, workers: int | None = None, ray_address: str | None = None) -> ExecutorMaker:
     """Return what makes the executor of a name once the destination is locked; its workers hold the lock as well.
 
     Raises:
@@ -30,7 +28,7 @@ def executor_maker(name: str, workers: int | None = None, ray_address: str | Non
         raise ConfigError(f"executor is {name!r}; allowed are {', '.join(EXECUTORS)}")
     if workers is not None and workers < 1:
         raise ConfigError(f"workers is {workers}; 1 is the least")
-    makers: dict[str, Callable[[int], Executor]] = {
+    makers: dict[str, ExecutorMaker] = {
         "processes": lambda lock: Processes(workers, (lock,)),
         "ray": lambda _: Ray(workers, address=ray_address),
         "serial": lambda _: Serial(),

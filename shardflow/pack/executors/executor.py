@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from shardflow.pack.job import Job, PieceResult
 
@@ -18,3 +18,7 @@ class Executor(Protocol):
             StoreError: The destination failed.
             PackIncompleteError: Workers die for no reason that lies in one input.
         """
+
+
+ExecutorMaker: TypeAlias = Callable[[int], Executor]
+"""Returns an executor whose workers hold the descriptor of a lock as well."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from multiprocessing.connection import wait
 from shardflow.errors import PackIncompleteError, WorkerError
 from shardflow.pack.job import Finish, Job, Piece, PieceResult
 from shardflow.pack.worker import Outcome, Task, Worker
+from shardflow.system import allowed_cores
 
 ITEM_DEADLINE_S = 300.0
 _FINISH_DEADLINE_S = 3600.0  # a shard of any size on a slow disk
@@ -46,7 +46,7 @@ class Processes:
         *,
         item_deadline_s: float = ITEM_DEADLINE_S,
     ) -> None:
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or allowed_cores()
         self.inherited = inherited
         self.item_deadline_s = item_deadline_s
 

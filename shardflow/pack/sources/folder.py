@@ -36,11 +36,7 @@ _LAYOUTS = "expected CLASS/x.jpg, or train/CLASS/x.jpg, or x.jpg directly, or tr
 class NoImagesError(ConfigError):
     """A folder without images; `ignored` says what is there instead."""
 
-    def __init__(self, folder: str, ignored: Counter[str]) -> None:
-        found = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in ignored.most_common(5))
-        known = " ".join(sorted(EXTENSIONS))
-        super().__init__(f"{folder} holds no images ({known}), but {found or 'no files at all'}; {_LAYOUTS}")
-        self.ignored = ignored
+    ignored: Mapping[str, int] = {}
 
 
 class _File(NamedTuple):
@@ -89,14 +85,13 @@ class Folder:
             images = list(images)
         items = Items.of(self._item(file, beside) for file in images)
         if not items:
-            raise NoImagesError(str(store), ignored)
+            raise _no_images(store, ignored)
         place = _placing(items, store)
         labels = Labels(self.classes, {place(ends)[1] for ends in items.labels()}, store)
         splits = items.grouped(lambda ends: place(ends)[0])
         splits = {split: one.relabelled(lambda ends: labels.number(place(ends)[1])) for split, one in splits.items()}
-        base = str(store.root) if isinstance(store, LocalStore) else os.fspath(self.url).rstrip("/")
         return Source(
-            reader=Reader(base=base, remote="://" in base, storage_options=self.storage_options),
+            reader=Reader.at(store, os.fspath(self.url), self.storage_options),
             splits=splits,
             classes=labels.classes,
             ignored=ignored,
@@ -127,6 +122,14 @@ class Folder:
         )
         changed_ns = max(file.changed_ns, *(other.changed_ns for other in found.values()), 0)
         return Item(file.path, _folders(file.path), file.size, changed_ns, about)  # type: ignore[arg-type]
+
+
+def _no_images(store: Store, ignored: Counter[str]) -> NoImagesError:
+    found = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in ignored.most_common(5))
+    known = " ".join(sorted(EXTENSIONS))
+    error = NoImagesError(f"{store} holds no images ({known}), but {found or 'no files at all'}; {_LAYOUTS}")
+    error.ignored = ignored
+    return error
 
 
 def _files(store: Store) -> Iterator[_File]:

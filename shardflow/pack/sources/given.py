@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from shardflow import manifest
 from shardflow.errors import ConfigError
 from shardflow.spool import temporary_spool
-from shardflow.store import open_store
+from shardflow.store import is_remote, open_store, plain
 
 from .classes import Classes
 from .collection import Collection, Scratch
 from .folder import Folder, NoImagesError
+from .patterns import rooted
 from .rows import TABLES
-from .shards import Shards, is_pattern
+from .shards import Shards
 from .source import Source
 from .table import Table
 
@@ -46,8 +48,8 @@ def list_source(src: Any, storage_options: Mapping[str, Any] | None = None, scra
         StoreError: It cannot be read.
     """
     if isinstance(src, str | os.PathLike):
-        return _behind(os.fspath(src), storage_options)
-    if isinstance(src, Folder | Table | Shards):
+        return Given(src, storage_options=storage_options).list()
+    if isinstance(src, Folder | Table | Shards | Given):
         return src.list()
     if scratch is None:
         raise ConfigError(f"expected the path or URL of a source here, found {type(src).__name__}")
@@ -55,9 +57,7 @@ def list_source(src: Any, storage_options: Mapping[str, Any] | None = None, scra
     return collection.list(scratch)
 
 
-def described(
-    url: str, *, columns: Mapping[str, Any], parts: tuple[str, ...], classes: Classes
-) -> str | Folder | Table | Shards:
+def described(url: str, *, columns: Mapping[str, Any], parts: tuple[str, ...], classes: Classes) -> Table | Given:
     """Return the source behind a path or URL, with what else was said about it.
 
     Args:
@@ -71,28 +71,42 @@ def described(
     """
     if columns and parts:
         raise ConfigError("columns are those of a table, and parts lie beside the images of a folder; give either")
-    if columns or (_is_table(url) and classes is not None):
-        return Table(url, classes=classes, **columns)
-    if classes is not None and (url.endswith(".tar") or is_pattern(url) or _is_ours(url, None)):
-        return Shards(url, classes=classes)
-    return Folder(url, parts=parts, classes=classes) if parts or classes is not None else url
+    return Table(url, classes=classes, **columns) if columns else Given(url, parts=parts, classes=classes)
 
 
-def _behind(url: str, storage_options: Mapping[str, Any] | None) -> Source:
-    """List what is behind a path or URL, as what it looks like."""
-    options = storage_options if "://" in url else None
-    if _is_table(url):
-        return Table(url, storage_options=options).list()
-    if url.endswith(".tar") or is_pattern(url):
-        return Shards(url, storage_options=options).list()
-    if _is_ours(url, options):
-        return Shards(url, storage_options=options).list()
-    try:
-        return Folder(url, storage_options=options).list()
-    except NoImagesError as error:
-        if ".tar" not in error.ignored:
-            raise
-    return Shards(url, storage_options=options).list()
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A path or URL, to be taken as what lies there looks like; `parts` are those of a folder."""
+
+    url: str | os.PathLike[str]
+    _: KW_ONLY
+    parts: tuple[str, ...] = ()
+    classes: Classes = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def list(self) -> Source:
+        """List what is there.
+
+        Raises:
+            ConfigError, StoreError: As each of the kinds does.
+        """
+        url = os.fspath(self.url)
+        about: dict[str, Any] = {
+            "classes": self.classes,
+            "storage_options": self.storage_options if is_remote(url) else None,
+        }
+        if self.parts:
+            return Folder(url, parts=self.parts, **about).list()
+        if _is_table(url):
+            return Table(url, **about).list()
+        if rooted(url).pattern is not None or _is_ours(url, about["storage_options"]):
+            return Shards(url, **about).list()
+        try:
+            return Folder(url, **about).list()
+        except NoImagesError as error:
+            if ".tar" not in error.ignored:
+                raise
+        return Shards(url, **about).list()
 
 
 def _is_ours(url: str, storage_options: Mapping[str, Any] | None) -> bool:
@@ -100,4 +114,4 @@ def _is_ours(url: str, storage_options: Mapping[str, Any] | None) -> bool:
 
 
 def _is_table(url: str) -> bool:
-    return os.path.splitext(url)[1].lower() in TABLES and not os.path.isdir(url)
+    return os.path.splitext(url)[1].lower() in TABLES and not os.path.isdir(plain(url))

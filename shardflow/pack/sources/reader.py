@@ -22,10 +22,9 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from shardflow.errors import SampleError, ShardflowError
-from shardflow.store import Store, open_store
+from shardflow.store import LocalStore, Store, is_remote, open_store, plain
 
 if TYPE_CHECKING:
     from .source import Item
@@ -47,7 +46,7 @@ class Reader:
     """Reads inputs. It can be sent to another process, and used by several threads.
 
     Args:
-        base: What relative places are below: a directory, or a URL.
+        base: What relative places are below: a directory's path, or a URL.
         remote: Whether answers take so long that it is worth asking for several things at once.
         storage_options: What fsspec's file system takes where `base` is a URL, or else for every URL.
     """
@@ -55,6 +54,12 @@ class Reader:
     base: str
     remote: bool = False
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @classmethod
+    def at(cls, store: Store, url: str, storage_options: Mapping[str, Any] | None) -> Reader:
+        """Return the reader of what is in a store, which was opened by a path or URL."""
+        base = str(store.root) if isinstance(store, LocalStore) else url.rstrip("/")
+        return cls(base=base, remote=is_remote(base), storage_options=storage_options)
 
     def read(self, item: Item) -> Input:
         """Return an input.
@@ -90,9 +95,8 @@ class Reader:
         if path is not None:
             data = _file(path, offset, size)
         else:
-            url = place if "://" in place else f"{self.base}/{place}"
-            root, name = split_url(url)
-            own = "://" not in self.base or root == split_url(self.base)[0]
+            root, name = split_url(place if is_remote(place) else f"{self.base}/{place}")
+            own = not is_remote(self.base) or root == split_url(self.base)[0]
             store = _store(root, _Options(self.storage_options if own else None))
             data = store.read(name) if size < 0 else store.read_range(name, offset, offset + size)
         if crc32 >= 0 and zlib.crc32(data) != crc32:
@@ -103,12 +107,10 @@ class Reader:
 def local_path(base: str, place: str) -> str | None:
     """Return where a place is on this machine; None when it is behind a URL."""
     if place.startswith("file://"):
-        return unquote(urlsplit(place).path)
-    if "://" in place:
+        return plain(place)
+    if is_remote(place) or (is_remote(base) and not os.path.isabs(place)):
         return None
-    if os.path.isabs(place):
-        return place
-    return None if "://" in base else os.path.join(base, place)
+    return os.path.join(base, place)
 
 
 def split_url(url: str) -> tuple[str, str]:

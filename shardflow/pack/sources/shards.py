@@ -1,30 +1,30 @@
 """Existing shards: the samples of tars in the WebDataset convention, or of a dataset of ours, packed anew.
 
 Of our own datasets the splits, the classes and the places of all parts are known from the manifest and the indexes,
-and each part is checked by its CRC-32 as it is read. Of other tars the headers are read first. A tar behind a URL is
-read through once for all that, whole in memory, one after the other, and a second time, sample by sample, to be packed.
+and each part is checked by its CRC-32 as it is read; the tars are looked at for labels, and where an index is lost. Of
+other tars the headers are read first. A tar behind a URL is read through once for all that, whole in memory, one after
+the other, and a second time, sample by sample, to be packed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import io
 import itertools
-import json
 import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import IO, Any
 
-import braceexpand
+import numpy as np
 
 from shardflow import manifest, shardindex
 from shardflow.base import tar_of
-from shardflow.errors import ConfigError, IntegrityError, NotFoundError, SampleError
-from shardflow.files import packed_index
+from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, SampleError
+from shardflow.files import index_of
+from shardflow.labels import LABELS, numbers
 from shardflow.store import LocalStore, Store, open_store, translated
 from shardflow.view import place, view_of
 
@@ -32,11 +32,11 @@ from .classes import Classes, Named
 from .drafts import draft, numbered
 from .folder import EXTENSIONS
 from .items import Items
+from .patterns import ALL, expanded, is_wild, rooted, tars_like
 from .reader import Reader
-from .source import CLASS, CLASSES, SPLITS, Item, Source, more
+from .source import CLASS, SPLITS, Item, Source, more
 from .tars import samples_of
 
-_SPECIAL = re.compile(r"[{*?\[]")
 _NUMBER = re.compile(r"0|[1-9][0-9]*")
 _IMAGE_PARTS = frozenset(extension[1:] for extension in EXTENSIONS)
 
@@ -72,18 +72,12 @@ class Shards:
             ConfigError: There are no such shards, or a label is not among the classes given.
             StoreError: A shard cannot be read.
         """
-        url = os.fspath(self.url)
-        special = _SPECIAL.search(url) if is_pattern(url) else None
-        if special or url.endswith(".tar"):
-            folder, slash, _ = url[: special.start() if special else None].rpartition("/")
-            base, pattern = folder or slash, url[len(folder + slash) :]
-        else:
-            base, pattern = url.rstrip("/"), "*.tar"
-        store = open_store(base or ".", self.storage_options)
-        reader = Reader(base=base or ".", remote="://" in base, storage_options=self.storage_options)
-        if not special and store.size(manifest.FILE_NAME) is not None:
-            return self._ours(store, reader)
-        return self._foreign(store, reader, _matching(store, pattern))
+        root, pattern = rooted(self.url)
+        store = open_store(root, self.storage_options)
+        reader = Reader.at(store, root, self.storage_options)
+        if pattern is None and store.size(manifest.FILE_NAME) is not None:
+            return replace(self._ours(store, reader), sealed=True)
+        return self._foreign(store, reader, _matching(store, pattern or ALL))
 
     def _ours(self, store: Store, reader: Reader) -> Source:
         about = manifest.from_bytes(store.read(manifest.FILE_NAME))
@@ -118,21 +112,20 @@ class Shards:
         return numbered(drafts, self.classes, store, reader)
 
 
-def is_pattern(url: str) -> bool:
-    """Whether something is a pattern of names, and not the name of what is there."""
-    return _SPECIAL.search(url) is not None and not os.path.exists(url)
-
-
 def _matching(store: Store, pattern: str) -> dict[str, str]:
     """Return the names of the shards that a pattern means, sorted, each with what tells it from another content."""
-    try:
-        patterns = list(braceexpand.braceexpand(pattern))
-    except ValueError as error:  # UnbalancedBracesError is one
-        raise ConfigError(f"{pattern!r} is no pattern: {error}; expected one such as {{00000..00099}}.tar") from error
+    patterns = expanded(pattern)
+    # A bucket's listing tells contents apart. Elsewhere it may be long, and not every server gives one.
+    if isinstance(store, LocalStore):
+        named = all(store.path(one).is_file() for one in patterns)
+    else:
+        named = str(store).startswith(("http:", "https:")) and not any(map(is_wild, patterns))
+    if named:
+        return dict.fromkeys(sorted(patterns, key=os.fsencode), "")
     listing = store.listing()
     found: dict[str, str] = {}
     for one in patterns:
-        names = [one] if one in listing else fnmatch.filter(listing, one)
+        names = [one] if one in listing else tars_like(one, listing)
         if not names:
             tars = sum(name.endswith(".tar") for name in listing)
             raise ConfigError(
@@ -176,26 +169,40 @@ def _place(store: Store, about: manifest.Manifest, shard: manifest.Shard) -> str
         return shard.name
     name, path = tar_of(shard.name)
     base = about.bases[name]
-    return f"{base.url if isinstance(store, LocalStore) else place(store, base)}/{path}"
+    return f"{base.url if isinstance(store, LocalStore) else place(str(store), base)}/{path}"
 
 
 def _indexed(store: Store, shard: manifest.Shard, split: str, where: str) -> Iterator[Item]:
     """Yield the samples of a shard of ours, whose tar is in some place, as drafts."""
-    with _opened(store, shard.name) as file:
-        try:
-            index = shardindex.from_bytes(packed_index(store, shard), samples=shard.samples, tar_bytes=shard.bytes)
-        except (NotFoundError, IntegrityError):
-            index, _ = shardindex.build(memoryview(file.read()))
+    index: shardindex.Index | None
+    try:
+        index = index_of(store, shard)
+        tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABELS]).any())
+    except (NotFoundError, IntegrityError):
+        index, tar_is_read = None, True
+    with _opened(store, shard.name) if tar_is_read else contextlib.nullcontext(io.BytesIO()) as file:
+        if index is None:
+            index = _rebuilt(store, shard, file.read())
         rows = (shardindex.Row(*row) for row in index[index["part"] != shardindex.KEY_PART].tolist())
         for record, parts in itertools.groupby(rows, key=lambda row: row.record):
             places = {row.part.decode(): [where, row.offset, row.size, row.crc32] for row in parts}
-            yield _drafted(file, split, f"{shard.name}#{record}", places, 0, "")
+            yield _drafted(file, split, f"{shard.name}#{record}", places, 0, "", ours=True)
 
 
-def _drafted(file: IO[bytes], split: str, path: str, places: dict[str, Any], changed_ns: int, tag: str) -> Item:
+def _rebuilt(store: Store, shard: manifest.Shard, tar: bytes) -> shardindex.Index:
+    try:
+        data = shardindex.rebuilt(memoryview(tar), shard.index_sha256)
+    except (FormatError, IntegrityError) as error:
+        raise error.at(shard=store.url(shard.name)) from None
+    return shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
+
+
+def _drafted(
+    file: IO[bytes], split: str, path: str, places: dict[str, Any], changed_ns: int, tag: str, *, ours: bool = False
+) -> Item:
     """Return a sample as a draft, from the places of its parts."""
     try:
-        label = _label(file, places)
+        label = _label(file, places, ours=ours)
         image = next((part for part in places if part in _IMAGE_PARTS), None)
         if image is None:
             raise SampleError(f"has no image among its parts: {', '.join(places)}")
@@ -205,9 +212,9 @@ def _drafted(file: IO[bytes], split: str, path: str, places: dict[str, Any], cha
     return draft(split, label, path, place[2], changed_ns, more(image=place, parts=places, tag=tag))
 
 
-def _label(file: IO[bytes], places: dict[str, Any]) -> Named:
-    """Take the label out of the parts of a sample, if there is one."""
-    part = next((part for part in (CLASSES, CLASS) if part in places), None)
+def _label(file: IO[bytes], places: dict[str, Any], *, ours: bool) -> Named:
+    """Take the label out of the parts of a sample, if there is one; of ours it is a number, of others "007" a name."""
+    part = next((part for part in LABELS if part in places), None)
     if part is None:
         return None
     _, offset, size, *crc32 = places.pop(part)
@@ -215,12 +222,13 @@ def _label(file: IO[bytes], places: dict[str, Any]) -> Named:
     if crc32 not in ([], [zlib.crc32(payload)]):
         raise SampleError(f"its part {part!r} is damaged: its CRC-32 is another")
     text = payload.decode(errors="replace").strip()
-    if part == CLASS:
-        return int(text) if _NUMBER.fullmatch(text) else text
+    if part == CLASS and not ours and not _NUMBER.fullmatch(text):
+        return text
     try:
-        return [int(one) for one in json.loads(text)]
-    except (ValueError, TypeError) as error:
-        raise SampleError(f"its part {part!r} is no list of numbers: {text[:40]!r}") from error
+        found = numbers(part, payload)
+    except ValueError as error:
+        raise SampleError(f"its part {part!r} cannot be read: {error}") from error
+    return found[0] if part == CLASS else found
 
 
 def _payload(file: IO[bytes], offset: int, size: int) -> bytes:

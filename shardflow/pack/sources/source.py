@@ -7,11 +7,14 @@ image and what goes with it, whether they are files, objects behind a URL, or sl
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from .reader import Reader
+
+if TYPE_CHECKING:
+    from .items import Items
 
 CLASS, CLASSES = "cls", "labels.json"
 """The parts of a sample that hold the number of its class, or a JSON list of the numbers of its classes."""
@@ -52,12 +55,14 @@ class Source:
         splits: Split → its inputs, in an order that a second listing gives again.
         classes: Class names, label 0 first, shared by all splits; None without labels.
         ignored: Extension → number of files that are no inputs because of it.
+        sealed: Whether it is a dataset of ours, where all names are of one form and never get another content.
     """
 
     reader: Reader
-    splits: Mapping[str, Sequence[Item]]
+    splits: Mapping[str, Items]
     classes: tuple[str, ...] | None
     ignored: Mapping[str, int]
+    sealed: bool = False
 
     @property
     def inputs(self) -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from shardflow.errors import ConfigError
-from shardflow.store import open_store
+from shardflow.store import is_remote, open_store, plain
 
 from .classes import Classes, Named
 from .drafts import draft, numbered
@@ -68,16 +68,17 @@ class Table:
             ConfigError: It is no table, has no rows, lacks a column, or holds a label or split that cannot be.
             StoreError: It cannot be read.
         """
-        folder, slash, name = os.fspath(self.url).rpartition("/")
+        folder, slash, name = plain(self.url).rpartition("/")
         base = folder or slash or "."
-        table = rows(open_store(base, self.storage_options if "://" in base else None).read(name), name)
-        drafts = Items.of(self._drafts(table, base))
+        store = open_store(base, self.storage_options if is_remote(base) else None)
+        drafts = Items.of(self._drafts(rows(store.read(name), name), base))
         if not drafts:
             raise ConfigError(f"{self.url} has no rows")
         if name.lower().endswith(TEXT_TABLES) and all(_is_number(label) for _, label in drafts.labels()):
             drafts = drafts.relabelled(lambda pair: (pair[0], None if pair[1] is None else int(pair[1])))  # type: ignore[arg-type,return-value]
-        remote = "://" in base or any("://" in item.path for item in drafts)
-        reader = Reader(base=base, remote=remote, storage_options=self.storage_options)
+        reader = Reader.at(store, base, self.storage_options)
+        if any(is_remote(item.path) for item in drafts):
+            reader = replace(reader, remote=True)
         return numbered(drafts, self.classes, self.url, reader)
 
     def _drafts(self, table: Iterator[Row], base: str) -> Iterator[Item]:

@@ -91,7 +91,11 @@ def label_of(value: Any) -> Named:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):
-        return label_of(json.loads(value))
+        try:
+            content = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise SampleError(f"expected the number or the name of a class as JSON, found {value[:40]!r}") from error
+        return label_of(content)
     try:
         number = operator.index(value)
     except TypeError:
