@@ -9,7 +9,6 @@ What is not there, or not right, is no error: it will come with the whole shard.
 from __future__ import annotations
 
 import os
-import zlib
 from typing import IO
 
 from .errors import IntegrityError
@@ -52,17 +51,12 @@ class ArrivingShard:
         """Return a sample from the file as it is now; None when it is not there yet, or not right."""
         if self._rows is None:
             return None  # the index is damaged or missing: it is rebuilt from the whole tar
-        rows, begin = self._rows.of(record), self._rows.begin(record)
-        data = bytearray(max(offset + size for _, _, offset, size, *_ in rows) - begin)
+        begin, end = self._rows.span(record)
+        data = bytearray(end - begin)
         if os.preadv(file.fileno(), [data], begin) != len(data):
             return None
-        parts: Sample = {}
-        for _, name, offset, size, crc32, _, _ in rows:
-            payload = memoryview(data)[offset - begin : offset - begin + size]
-            if zlib.crc32(payload) != crc32:
-                return None
-            parts[name.decode()] = payload
         try:
-            return Arrived(self._url, parts, self._rows.key(record, memoryview(data), begin))
+            key, parts = self._rows.cut(record, memoryview(data), self._url)
         except IntegrityError:
             return None
+        return Arrived(self._url, parts, key)

@@ -127,8 +127,10 @@ class Cache:
                         raise
             return self._private(size or 0, fill)
 
-    def fetch(self, sha256: str, size: int | None, fill: Fill) -> Fetched:
-        """Have a file in the cache, but neither wait for others who are at it nor do without room.
+    def fetch(self, sha256: str, size: int | None, fill: Fill, *, patience_s: float = 0) -> Fetched:
+        """Have a file in the cache, but do not do without room.
+
+        Others who are at it are waited for until their file has not grown for `patience_s`.
 
         Raises:
             StoreError: And whatever else `fill` raises.
@@ -137,7 +139,7 @@ class Cache:
             try:
                 file = self._cached(sha256, size)
                 if file is None:
-                    with self._lock(sha256, size or 0, patience_s=0) as held:
+                    with self._lock(sha256, size or 0, patience_s=patience_s) as held:
                         if not held:
                             return Fetched.BUSY
                         file = self._cached(sha256, size)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 from . import manifest
 from .errors import ConfigError, DatasetExistsError, ManifestError, NotFoundError, StoreError
-from .store import TEMPORARY, Store
+from .store import TEMPORARY, LocalStore, Store
 
 FILE_NAME = "unfinished.json"
 
@@ -75,12 +75,13 @@ def release(store: Store) -> None:
 def tidy(store: Store) -> None:
     """Remove what a writer that was killed at its commit has left beside the manifest, if that can be done."""
     with contextlib.suppress(StoreError, ManifestError):  # such as a read-only disk
-        if extends(store) == manifest.from_bytes(store.read(manifest.FILE_NAME)).fingerprint:
+        found = extends(store)
+        if found is not None and found == manifest.from_bytes(store.read(manifest.FILE_NAME)).fingerprint:
             return  # somebody is adding to the dataset
         release(store)
-        for name in store.names():
-            if name.startswith(f"{TEMPORARY}{manifest.FILE_NAME}."):
-                store.remove(name)
+        if isinstance(store, LocalStore):  # other stores have no halves of files
+            for left in store.root.glob(f"{TEMPORARY}{manifest.FILE_NAME}.*"):
+                store.remove(left.name)
 
 
 def close_uploads(store: Store, names: Collection[str]) -> None:

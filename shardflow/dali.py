@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 
 from .dataset import Dataset
 from .errors import ConfigError
+from .files import beside_shards
 from .shard import MappedShard
-from .store import LocalStore
 
 _VERSION = "v1.2"
 
@@ -33,9 +33,7 @@ def write_dali_indexes(dataset: Dataset, directory: str | os.PathLike[str] | Non
         StoreError: A shard is missing, or a file cannot be written.
         IntegrityError: A shard is damaged.
     """
-    if directory is None and not isinstance(dataset.store, LocalStore):
-        raise ConfigError(f"{dataset.url} is no local directory; name one for the index files")
-    root = LocalStore(directory if directory is not None else dataset.url)
+    root = beside_shards(dataset.store, directory)
     for split in dataset.values():
         for number, shard in enumerate(split.shards):
             name = str(PurePosixPath(shard.name).with_suffix(".idx"))

@@ -17,6 +17,7 @@ from .cache import LIMIT, PATIENCE_S, Cache, Fetched
 from .errors import ConfigError, ManifestError, NotFoundError
 from .files import shard_files
 from .shard import MappedShard
+from .shardindex import Index
 from .store import LocalStore, Store, is_remote, open_store
 from .view import view_of
 
@@ -51,12 +52,8 @@ class Split:
             IndexError: There is no such sample.
             IntegrityError: Its bytes are damaged.
         """
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"sample {number} of {len(self)}")
-        number %= len(self)
-        shard = int(np.searchsorted(self._ends, number, side="right"))
+        shard, record = self.locate(number)
         mapped = self.shard(shard)
-        record = number - int(self._ends[shard]) + self.shards[shard].samples
         parts = {part: bytes(payload) for part, payload in mapped.sample(record, check=True).items()}
         return {"__key__": mapped.key(record), "__url__": mapped.url, **parts}
 
@@ -103,6 +100,24 @@ class Split:
         self._arriving.pop(number, None)
         return None
 
+    def soonest(self, number: int, record: int) -> MappedShard | Arrived:
+        """Return what has a record soonest: its shard, or what has arrived of it; for who will read all of the shard.
+
+        Raises:
+            StoreError: It is missing or out of reach.
+            IntegrityError: It is not the one packed.
+        """
+        return self.arrived(number, record) or self.shard(number, announce=True)
+
+    def index(self, number: int) -> Index:
+        """Return the index of a shard.
+
+        Raises:
+            StoreError: It is missing or out of reach.
+            IntegrityError: It is not the one packed.
+        """
+        return self._files.index(self.shards[number])
+
     def url(self, number: int) -> str:
         """Return how messages name a shard."""
         return self._files.url(self.shards[number])
@@ -117,18 +132,32 @@ class Split:
         """What the shards are fetched into; None when they are read where they lie."""
         return self._files.cache
 
-    def fetch(self, number: int) -> Fetched:
-        """Have a shard in the cache, without waiting for others who are at it. Any thread may do this.
+    def fetch(self, number: int, *, patience_s: float = 0) -> Fetched:
+        """Have a shard in the cache. Any thread may do this.
+
+        Others who are at it are waited for until their file has not grown for `patience_s`.
 
         Raises:
             StoreError: It is missing or out of reach.
             IntegrityError: It is not the one packed.
         """
-        return self._files.fetch(self.shards[number])
+        return self._files.fetch(self.shards[number], patience_s=patience_s)
 
     def at_hand(self, number: int) -> bool:
         """Return whether a shard can be mapped now without reaching for another machine."""
         return self._files.has(self.shards[number])
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Return in which shard sample `number` lies, and which record it is there; numbers as for `[]`.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        number %= len(self)
+        shard = int(np.searchsorted(self._ends, number, side="right"))
+        return shard, number - int(self._ends[shard]) + self.shards[shard].samples
 
     def first_sample(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number that the first sample of each of these shards has in the split."""
@@ -181,6 +210,11 @@ class Dataset(Mapping[str, Split]):
     def splits(self) -> tuple[str, ...]:
         """The names of the splits."""
         return tuple(self._splits)
+
+    @property
+    def shards(self) -> tuple[manifest.Shard, ...]:
+        """The shards of all splits, in order."""
+        return tuple(shard for split in self._splits.values() for shard in split.shards)
 
     @property
     def classes(self) -> tuple[str, ...] | None:

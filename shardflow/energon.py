@@ -13,13 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from . import shardindex, ustar
+from . import ustar
 from .dataset import Dataset
 from .errors import ConfigError
-from .files import packed_index
-from .manifest import Shard
+from .files import beside_shards
 from .shardindex import IMAGE_PARTS, Index
-from .store import LocalStore, Store
 
 _META = ".nv-meta"
 
@@ -41,13 +39,11 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
     """
     if dataset.manifest.bases:
         raise ConfigError(f"{dataset.url} has no shards of its own, and Energon reads whole ones; `shardflow sync` it")
-    if directory is None and not isinstance(dataset.store, LocalStore):
-        raise ConfigError(f"{dataset.url} is no local directory; name one for the index files")
-    root = LocalStore(directory if directory is not None else dataset.url)
+    root = beside_shards(dataset.store, directory)
     images: set[str] = set()
     for split in dataset.values():
-        for shard in split.shards:
-            index = _index(dataset.store, shard)
+        for number, shard in enumerate(split.shards):
+            index = split.index(number)
             images |= {part.decode() for part in np.unique(index["part"]).tolist()} & IMAGE_PARTS
             root.put(f"{shard.name}.idx", _places(index))
             yield root.path(f"{shard.name}.idx")
@@ -56,10 +52,6 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
     for name, content in _described(dataset, images.pop()).items():
         root.put(f"{_META}/{name}", json.dumps(content, indent=1).encode() + b"\n")
         yield root.path(f"{_META}/{name}")
-
-
-def _index(store: Store, shard: Shard) -> Index:
-    return shardindex.from_bytes(packed_index(store, shard), samples=shard.samples, tar_bytes=shard.bytes)
 
 
 def _places(index: Index) -> bytes:
@@ -75,7 +67,7 @@ def _described(dataset: Dataset, image: str) -> dict[str, object]:
     labelled = dataset.classes is not None
     return {
         ".info.json": {
-            "shard_counts": {shard.name: shard.samples for split in dataset.values() for shard in split.shards},
+            "shard_counts": {shard.name: shard.samples for shard in dataset.shards},
         },
         "split.yaml": {
             "split_parts": {name: [shard.name for shard in split.shards] for name, split in dataset.items()},

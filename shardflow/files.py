@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 from pathlib import Path
 from typing import IO, Protocol
 
+from . import shardindex
 from .cache import Cache, Fetched
-from .errors import IntegrityError, NotFoundError
+from .errors import ConfigError, IndexError_, IntegrityError, NotFoundError
 from .manifest import Shard
+from .shardindex import Index
 from .store import LocalStore, Store, translated
 
 logger = logging.getLogger(__name__)
@@ -40,10 +43,13 @@ class ShardFiles(Protocol):
         """
         ...
 
-    def index(self, shard: Shard) -> bytes:
-        """Return the index as it lies there, not checked; nothing when it is missing.
+    def index(self, shard: Shard) -> Index:
+        """Return the index.
 
         Raises:
+            NotFoundError: It is missing.
+            IntegrityError: It is not the one packed.
+            IndexError_: It was not made for this tar.
             StoreError: It is out of reach.
         """
         ...
@@ -52,8 +58,10 @@ class ShardFiles(Protocol):
         """Throw away a damaged copy of the tar; return False where there are no copies, so nothing would change."""
         ...
 
-    def fetch(self, shard: Shard) -> Fetched:
-        """Have both files at hand without waiting for others who are at it; the answer is about the tar.
+    def fetch(self, shard: Shard, *, patience_s: float = 0) -> Fetched:
+        """Have both files at hand; the answer is about the tar.
+
+        Others who are at it are waited for until their file has not grown for `patience_s`.
 
         Raises:
             StoreError: The tar is missing or out of reach.
@@ -88,18 +96,15 @@ class LocalFiles:
         with translated(path):
             return open(path, "rb")
 
-    def index(self, shard: Shard) -> bytes:
-        """Return the index; nothing when it is missing."""
-        try:
-            return self._store.read(shard.index_name)
-        except NotFoundError:
-            return b""
+    def index(self, shard: Shard) -> Index:
+        """Return the index."""
+        return index_of(self._store, shard)
 
     def renew(self, shard: Shard) -> bool:  # noqa: ARG002 - the interface's
         """Return False: these are no copies."""
         return False
 
-    def fetch(self, shard: Shard) -> Fetched:  # noqa: ARG002 - the interface's
+    def fetch(self, shard: Shard, *, patience_s: float = 0) -> Fetched:  # noqa: ARG002 - the interface's
         """Do nothing: they are here."""
         return Fetched.HERE
 
@@ -127,19 +132,22 @@ class CachedFiles:
         """Return the tar, open for reading."""
         return self.cache.open(shard.sha256, shard.bytes, lambda target: self._get(shard, target))
 
-    def index(self, shard: Shard) -> bytes:
-        """Return the index; nothing when it is missing or damaged."""
+    def index(self, shard: Shard) -> Index:
+        """Return the index; a damaged copy is fetched once more."""
         try:
-            with self.cache.open(shard.index_sha256, None, lambda target: self._get_index(shard, target)) as file:
-                return file.read()
-        except (NotFoundError, IntegrityError):
-            return b""
+            return self._index(shard)
+        except IntegrityError:
+            if not self.cache.discard_damaged(shard.index_sha256):
+                raise
+            return self._index(shard)
 
-    def fetch(self, shard: Shard) -> Fetched:
+    def fetch(self, shard: Shard, *, patience_s: float = 0) -> Fetched:
         """Have both files in the cache, the index first: with it, samples are read while the tar arrives."""
         with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
             self.cache.fetch(shard.index_sha256, None, lambda target: self._get_index(shard, target))
-        return self.cache.fetch(shard.sha256, shard.bytes, lambda target: self._get(shard, target))
+        return self.cache.fetch(
+            shard.sha256, shard.bytes, lambda target: self._get(shard, target), patience_s=patience_s
+        )
 
     def renew(self, shard: Shard) -> bool:
         """Throw away the copy of the tar if it is damaged."""
@@ -154,6 +162,10 @@ class CachedFiles:
     def arriving(self, shard: Shard) -> IO[bytes] | None:
         """Return what has been fetched of the tar so far, not verified; None when nobody is at it."""
         return self.cache.arriving(shard.sha256)
+
+    def _index(self, shard: Shard) -> Index:
+        with self.cache.open(shard.index_sha256, None, lambda target: self._get_index(shard, target)) as file:
+            return _parsed(self._store, shard, file.read())
 
     def _get(self, shard: Shard, target: Path) -> None:
         self._store.get(shard.name, target, size=shard.bytes, sha256=shard.sha256)
@@ -171,10 +183,44 @@ def packed_index(store: Store, shard: Shard) -> bytes:
         NotFoundError: It is missing.
         IntegrityError: It is not the one packed.
     """
-    data = store.read(shard.index_name)
+    return _checked(store, shard, store.read(shard.index_name))
+
+
+def index_of(store: Store, shard: Shard) -> Index:
+    """Return the index of a shard from its store, parsed.
+
+    Raises:
+        NotFoundError: It is missing.
+        IntegrityError: It is not the one packed.
+        IndexError_: It was not made for this tar.
+    """
+    return _parsed(store, shard, store.read(shard.index_name))
+
+
+def _parsed(store: Store, shard: Shard, data: bytes) -> Index:
+    try:
+        return shardindex.from_bytes(_checked(store, shard, data), samples=shard.samples, tar_bytes=shard.bytes)
+    except IndexError_ as error:
+        raise error.at(shard=store.url(shard.name)) from None
+
+
+def _checked(store: Store, shard: Shard, data: bytes) -> bytes:
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
         raise IntegrityError(f"{store.url(shard.index_name)} is not the index packed; run `shardflow verify`")
     return data
+
+
+def beside_shards(store: Store, directory: str | os.PathLike[str] | None) -> LocalStore:
+    """Return where files for other readers go: a directory, or else beside the shards.
+
+    Raises:
+        ConfigError: There is no directory, and the shards are not on a local disk.
+    """
+    if directory is not None:
+        return LocalStore(directory)
+    if not isinstance(store, LocalStore):
+        raise ConfigError(f"{store} is no local directory; name one for these files")
+    return LocalStore(store.root)
 
 
 def shard_files(store: Store, cache: Cache | None) -> ShardFiles:

@@ -26,9 +26,19 @@ I64 = npt.NDArray[np.int64]
 FIRST_WINDOW = 32
 """Samples in a lane's first window: what a batch of 256 takes from each of eight lanes.
 
-Windows end at 32, 64, 128, …, W, 2W, 3W, …, so that the first batch of an epoch waits for the head of one shard per lane,
+Windows end at 32, 64, 128, …, W, 2W, 3W, …, so that the first batch of an epoch waits for the head of a shard per lane,
 and not for all the shards that a full window spans.
 """
+
+WINDOW = 8192
+LANES_PER_RANK = 8
+"""For shards packed in class order: several lanes mix from the first batch on, and a window of half the size would
+leave half as much again of the noise that is left, for 30 open shards per rank in place of 45 (docs/mixing.md)."""
+
+
+def default_lanes(world_size: int, shuffle: bool) -> int:
+    """Return how many lanes there are when nobody says."""
+    return LANES_PER_RANK * world_size if shuffle else 1
 
 
 class Plan:

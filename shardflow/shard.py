@@ -7,7 +7,6 @@ result is the right one.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import zlib
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import shardindex, ustar
-from .errors import FormatError, IndexError_, IntegrityError, TarError
+from .errors import FormatError, IntegrityError, NotFoundError, TarError
 from .files import ShardFiles
 from .manifest import Shard
 from .store import translated
@@ -48,10 +47,31 @@ class Rows(NamedTuple):
         """Return the members of a record."""
         return self.members[self.bounds[record] : self.bounds[record + 1]]
 
-    def begin(self, record: int) -> int:
-        """Return where a record begins in the tar, with all that is needed to tell its key."""
-        header = self.members[self.bounds[record]][2] - ustar.BLOCK
-        return min(header, self.keys[record][2]) if record in self.keys else header
+    def span(self, record: int) -> tuple[int, int]:
+        """Return where a record begins in the tar, with all that is needed to tell its key, and where it ends."""
+        rows = self.of(record)
+        begin = rows[0][2] - ustar.BLOCK
+        if record in self.keys:
+            begin = min(begin, self.keys[record][2])
+        return begin, max(offset + size for _, _, offset, size, *_ in rows)
+
+    def cut(self, record: int, span: memoryview, url: str) -> tuple[str, Sample]:
+        """Return the key and the parts of a record out of the bytes of its span, each checked, without copying.
+
+        Raises:
+            IntegrityError: They are not what the index says. The error names the shard, which messages call `url`.
+        """
+        begin, _ = self.span(record)
+        try:
+            key = self.key(record, span, begin)
+        except IntegrityError as error:
+            raise error.at(shard=url) from error.__cause__
+        parts: Sample = {}
+        for _, part, offset, size, crc32, *_ in self.of(record):
+            parts[part.decode()] = payload = span[offset - begin : offset - begin + size]
+            if len(payload) != size or zlib.crc32(payload) != crc32:  # the tar may have been cut short
+                raise _damaged(part.decode()).at(shard=url, key=key)
+        return key, parts
 
     def key(self, record: int, tar: memoryview, begin: int = 0) -> str:
         """Return the key of a record: its members' common name without the part.
@@ -102,15 +122,21 @@ class MappedShard:
             IntegrityError: A payload is damaged. The error names the shard and the key.
         """
         parts: Sample = {}
-        for _, name, offset, size, crc32, _, _ in self._rows.of(record):
+        for row in self._rows.of(record):
+            _, name, offset, size, crc32, _, _ = row
             part, payload = name.decode(), self._bytes[offset : offset + size]
-            if check and part not in unchecked and zlib.crc32(payload) != crc32:
-                if self._renew():
-                    return self.sample(record, check=check, unchecked=unchecked)
-                error = IntegrityError(f"part {part!r} is damaged (its CRC-32 differs); run `shardflow verify`")
-                raise error.at(shard=self.url, key=self.key(record))
-            parts[part] = payload
+            damaged = check and part not in unchecked and zlib.crc32(payload) != crc32
+            parts[part] = self._sound(row) if damaged else payload
         return parts
+
+    def part(self, record: int, name: str) -> memoryview | None:
+        """Return one part of a sample, checked by its CRC-32; None where the sample has none of that name.
+
+        Raises:
+            IntegrityError: It is damaged. The error names the shard and the key.
+        """
+        found = next((row for row in self._rows.of(record) if row[1].decode() == name), None)
+        return None if found is None else self._sound(found)
 
     def image_sizes(self) -> npt.NDArray[np.int64]:
         """Return width and height of each sample's image: int64 [samples, 2], zeros where there is none or unknown."""
@@ -120,6 +146,16 @@ class MappedShard:
             if name.decode() in shardindex.IMAGE_PARTS:
                 sizes[record] = width, height
         return sizes
+
+    def _sound(self, row: Row) -> memoryview:
+        """Return the payload of a member, checked; where a copy is damaged, from another."""
+        record, part, offset, size, crc32, *_ = row
+        payload = self._bytes[offset : offset + size]
+        if zlib.crc32(payload) == crc32:
+            return payload
+        if self._renew():
+            return self._sound(row)
+        raise _damaged(part.decode()).at(shard=self.url, key=self.key(record))
 
     def _renew(self) -> bool:
         """Map the shard anew, once, if it was a copy: that may have been damaged since it was fetched."""
@@ -146,7 +182,7 @@ class MappedShard:
             raise error.at(shard=self.url) from error.__cause__
 
     def members(self, record: int) -> list[ustar.Member]:
-        """Return the members of a sample: their names in the tar, and where their payloads lie.
+        """Return the members of a sample: where their payloads lie, and their names, with the index's parts.
 
         Raises:
             IntegrityError: As for `key`.
@@ -177,14 +213,21 @@ def member_key(header: bytes, row: Row) -> str:
     return key
 
 
+def _damaged(part: str) -> IntegrityError:
+    return IntegrityError(f"part {part!r} is damaged (its CRC-32 differs); run `shardflow verify`")
+
+
 def packed_rows(files: ShardFiles, shard: Shard) -> Rows | None:
     """Return the rows of the index; None when it is missing or damaged.
 
     Raises:
         StoreError: It is out of reach.
+        IndexError_: It was not made for this tar.
     """
-    data = files.index(shard)
-    return _parsed(files, shard, data) if hashlib.sha256(data).hexdigest() == shard.index_sha256 else None
+    try:
+        return rows_of(files.index(shard), shard.samples)
+    except (NotFoundError, IntegrityError):
+        return None
 
 
 def rows_of(index: shardindex.Index, samples: int) -> Rows:
@@ -208,19 +251,8 @@ def _map(files: ShardFiles, shard: Shard) -> mmap.mmap:
 
 def _rebuilt_rows(files: ShardFiles, shard: Shard, tar: memoryview) -> Rows:
     try:
-        index, _ = shardindex.build(tar)
-    except FormatError as error:
-        raise error.at(shard=files.url(shard)) from None
-    data = shardindex.to_bytes(index)
-    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
-        message = "neither the index nor one rebuilt from the tar is the one packed; run `shardflow verify`"
-        raise IntegrityError(message).at(shard=files.url(shard))
-    return _parsed(files, shard, data)
-
-
-def _parsed(files: ShardFiles, shard: Shard, data: bytes) -> Rows:
-    try:
+        data = shardindex.rebuilt(tar, shard.index_sha256)
         index = shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
-    except IndexError_ as error:
+    except (FormatError, IntegrityError) as error:
         raise error.at(shard=files.url(shard)) from None
     return rows_of(index, shard.samples)

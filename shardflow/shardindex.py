@@ -7,6 +7,7 @@ SHA-256. An index can be rebuilt from its shard alone.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .errors import IndexError_, TarError
+from .errors import IndexError_, IntegrityError, TarError
 from .imagesize import image_size
 from .ustar import walk
 
@@ -97,6 +98,21 @@ def build(tar: memoryview) -> tuple[Index, list[str]]:
         payload = tar[member.offset : member.offset + member.size]
         rows.append(make_row(len(keys) - 1, part, member.offset, payload))
     return from_rows(rows), keys
+
+
+def rebuilt(tar: memoryview, sha256: str) -> bytes:
+    """Return the contents of a lost index, rebuilt from its shard.
+
+    Raises:
+        TarError, IndexError_: As for `build`.
+        IntegrityError: It has another SHA-256: the tar is damaged, or the index was made in another way, as of a view.
+    """
+    data = to_bytes(build(tar)[0])
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise IntegrityError(
+            "neither the index nor one rebuilt from the tar is the one packed; run `shardflow verify` and restore them"
+        )
+    return data
 
 
 def from_rows(rows: Sequence[Row]) -> Index:

@@ -68,7 +68,7 @@ class Store(Protocol):
         """Return the bytes of a blob from `start` to `stop`, fewer where it ends before. They are not checked.
 
         Raises:
-            NotFoundError: There is none of that name.
+            NotFoundError: There is none of that name; of a range that is empty a store may not find that out.
         """
         ...
 
@@ -160,7 +160,7 @@ class LocalStore:
         """Return the bytes of a blob from `start` to `stop`, fewer where it ends before."""
         with translated(self.path(name)), open(self.path(name), "rb") as file:
             file.seek(start)
-            return file.read(stop - start)
+            return file.read(max(0, stop - start))
 
     def size(self, name: str) -> int | None:
         """Return the size of a blob in bytes, None when there is none."""
@@ -290,7 +290,13 @@ def open_store(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
         raise ConfigError(
             f"{text}: storage_options are for URLs such as s3://bucket/prefix; leave them out for a directory"
         )
-    return LocalStore(unquote(urlsplit(text).path) if text.startswith("file:") else text)
+    return LocalStore(plain(text))
+
+
+def plain(url: str | os.PathLike[str]) -> str:
+    """Return a `file:` URL as the path that it means, and anything else as it is."""
+    text = os.fspath(url)
+    return unquote(urlsplit(text).path) if text.startswith("file:") else text
 
 
 def is_remote(url: str | os.PathLike[str]) -> bool:

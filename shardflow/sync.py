@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from . import manifest
-from .base import tar_of
 from .claim import FILE_NAME as CLAIM
 from .claim import claim, close_uploads, release, tidy
-from .dataset import open_dataset
+from .dataset import Dataset, open_dataset
 from .errors import ConfigError, DatasetExistsError, NotFoundError
 from .files import packed_index
 from .manifest import Shard
@@ -31,7 +30,7 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
-    """What a sync did: shards copied and shards that were there, their bytes, and the dataset's fingerprint."""
+    """What a sync did: tars copied and tars that were there, their bytes, and the dataset's fingerprint."""
 
     copied: int
     copied_bytes: int
@@ -67,33 +66,32 @@ def sync(
         StoreError: One of the ends failed.
     """
     dataset = open_dataset(src, storage_options=src_options)
-    source, target = dataset.store, open_store(dst, dst_options)
-    shards = [shard for split in dataset.values() for shard in split.shards]
     bases = {name: replace(base, url=f"bases/{name}") for name, base in dataset.manifest.bases.items()}
     copied = replace(dataset.manifest, bases=bases)
-    with spool_for(target) as (spool, _):
+    source, own = dataset.store, open_store(dst, dst_options)
+    target, shards = view_of(own, bases, dst_options), dataset.shards
+    # Several shards of a view may share a tar: the first of them stands for it.
+    firsts = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())
+    with spool_for(own) as (spool, _):
         if target.size(manifest.FILE_NAME) is not None:
             if manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
                 raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")
             tidy(target)
-            return _report(dataset.fingerprint, [(shard, False) for shard in shards])
-        _begin(target, dataset.fingerprint)
-        target = view_of(target, bases, dst_options)
+            return _report(dataset.fingerprint, [(shard, False) for shard in shards if shard.name in firsts])
+        _begin(own, dataset.fingerprint)
         done: list[tuple[Shard, bool]] = []
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            tars = {tar_of(shard.name) if bases else shard.name: shard for shard in reversed(shards)}
-            first = {shard.name for shard in tars.values()}  # of several that share a tar, who copies it
-            copies = [pool.submit(_copy, source, target, spool, shard, shard.name in first) for shard in shards]
+            copies = [pool.submit(_copy, source, target, spool, shard, shard.name in firsts) for shard in shards]
             try:
                 for shard, copy in zip(shards, copies, strict=True):
-                    done.append((shard, copy.result()))
+                    fresh = copy.result()
+                    if shard.name in firsts:
+                        done.append((shard, fresh))
                     if progress is not None:
                         progress(shard)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-        layout = dataset.manifest.layout  # it knows of jobs as well of whose inputs none could be packed
-        jobs = list(layout.names()) if layout is not None else [shard.name.removesuffix(".tar") for shard in shards]
-        for name in (manifest.QUARANTINE_NAME, *(f"{job}.json" for job in jobs)):
+        for name in (manifest.QUARANTINE_NAME, *_receipts(dataset)):
             with contextlib.suppress(NotFoundError):
                 target.put(name, source.read(name))
         close_uploads(target, {shard.name for shard in shards})
@@ -111,6 +109,16 @@ def _copy(source: Store, target: Store, spool: Path, shard: Shard, first: bool) 
         target.upload(shard.name, path)
     target.put(shard.index_name, packed_index(source, shard))
     return fresh
+
+
+def _receipts(dataset: Dataset) -> list[str]:
+    """Return the names that the receipts of a dataset have, as far as they are still there; views have none."""
+    if dataset.manifest.bases:
+        return []
+    if dataset.manifest.layout is None:
+        return [shard.receipt_name for shard in dataset.shards]
+    # It knows of jobs as well of whose inputs none could be packed.
+    return [f"{job}.json" for job in dataset.manifest.layout.names()]
 
 
 def _is_there(target: Store, shard: Shard) -> bool:

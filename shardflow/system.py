@@ -12,8 +12,8 @@ from pathlib import Path
 from . import native
 from .cache import default_directory
 
-_PACKAGES = ("torch", "torchvision", "webdataset", "numpy", "pillow", "fsspec")
-_S3_CLIENT = ("s3fs", "aiobotocore", "botocore", "aiohttp")
+_PACKAGES = ("torch", "torchvision", "webdataset", "numpy", "pillow")
+_S3_CLIENT = ("fsspec", "s3fs", "aiobotocore", "botocore", "aiohttp")
 _OPTIONAL = ("pyarrow", "ray", "kornia", "lightning", "datasets")
 
 

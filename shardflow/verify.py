@@ -7,16 +7,16 @@ against its CRC-32. A finding names the file and, where one is touched, the samp
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import shardindex, ustar
-from .dataset import open_dataset
+from .dataset import Dataset, open_dataset
 from .errors import FormatError, IntegrityError, StoreError, TarError
+from .labels import LABELS, numbers
 from .manifest import Shard
 from .shard import member_key, rows_of
 from .store import Store
@@ -36,8 +36,13 @@ class Finding:
     problem: str
     key: str | None = None
 
+    @property
+    def where(self) -> str:
+        """The file, and the sample if it is one."""
+        return self.file if self.key is None else f"{self.file}, sample {self.key}"
+
     def __str__(self) -> str:
-        return f"{self.file}: {self.problem}" if self.key is None else f"{self.file}, sample {self.key}: {self.problem}"
+        return f"{self.where}: {self.problem}"
 
 
 def verify(
@@ -58,69 +63,96 @@ def verify(
         ManifestError: The manifest itself is damaged, so nothing can be held against it.
         StoreError: The store is out of reach; a single file that cannot be read is a finding.
     """
-    dataset = open_dataset(url, storage_options=storage_options)
+    return findings_of(open_dataset(url, storage_options=storage_options), progress=progress)
+
+
+def findings_of(dataset: Dataset, *, progress: Callable[[Shard], None] | None = None) -> list[Finding]:
+    """Return everything that is wrong with a dataset that is open already; see `verify`."""
+    tars: dict[str, list[Shard]] = {}  # of a view, several shards may be of one tar, which is read once
+    for shard in dataset.shards:
+        tars.setdefault(dataset.store.url(shard.name), []).append(shard)
     findings: list[Finding] = []
     classes, whole = None if dataset.classes is None else len(dataset.classes), not dataset.manifest.bases
-    for split in dataset.values():
-        for shard in split.shards:
-            findings += verify_shard(dataset.store, shard, classes, whole=whole)
+    for shards in tars.values():
+        tar = _read(dataset.store, shards[0].name)
+        for shard in shards:
+            findings += _findings(dataset.store, shard, tar, classes, whole=whole)
             if progress is not None:
                 progress(shard)
+        del tar  # before the next one takes as much memory
     return findings
 
 
-def verify_shard(store: Store, shard: Shard, classes: int | None, *, whole: bool = True) -> Iterator[Finding]:
-    """Yield everything that is wrong with a shard of a dataset with so many classes, or none.
+def verify_shard(store: Store, shard: Shard, classes: int | None) -> Iterator[Finding]:
+    """Yield everything that is wrong with a shard of a dataset with so many classes, or none, that is no view."""
+    yield from _findings(store, shard, _read(store, shard.name), classes, whole=True)
 
-    `whole` says that the index is one of all that the tar holds, as it is but in a view.
-    """
-    index_data = _read_index(store, shard)
-    if isinstance(index_data, Finding):
-        yield index_data
-    elif hashlib.sha256(index_data).hexdigest() != shard.index_sha256:
-        yield Finding(shard.index_name, "its SHA-256 differs from the manifest's; readers rebuild it from the shard")
+
+class _Tar(NamedTuple):
+    """The bytes of a tar, and their SHA-256."""
+
+    bytes: memoryview
+    sha256: str
+
+
+def _read(store: Store, name: str) -> _Tar | StoreError:
     try:
-        tar = store.read(shard.name)
+        data = store.read(name)
     except StoreError as error:
-        yield Finding(shard.name, str(error))
+        return error
+    return _Tar(memoryview(data), hashlib.sha256(data).hexdigest())
+
+
+def _findings(
+    store: Store, shard: Shard, tar: _Tar | StoreError, classes: int | None, *, whole: bool
+) -> Iterator[Finding]:
+    """Yield what is wrong with a shard; `whole` says that its index is of all that the tar holds."""
+    problems, index = _index(store, shard)
+    yield from problems
+    if isinstance(tar, StoreError):
+        yield Finding(shard.name, str(tar))
         return
-    if len(tar) != shard.bytes:
-        yield Finding(shard.name, f"has {len(tar)} bytes, the manifest says {shard.bytes}")
-    if hashlib.sha256(tar).hexdigest() != shard.sha256:
+    if len(tar.bytes) != shard.bytes:
+        yield Finding(shard.name, f"has {len(tar.bytes)} bytes, the manifest says {shard.bytes}")
+    if tar.sha256 != shard.sha256:
         yield Finding(shard.name, "its SHA-256 differs from the manifest's")
     if not whole:
-        if not isinstance(index_data, Finding):
-            yield from _records(index_data, shard, memoryview(tar), classes)
+        if index is not None:
+            yield from _records(index, shard, tar.bytes, classes)
         return
     try:
-        rebuilt, keys = shardindex.build(memoryview(tar))
+        rebuilt, keys = shardindex.build(tar.bytes)
     except FormatError as error:
         yield Finding(shard.name, str(error))
-        if not isinstance(index_data, Finding) and len(tar) == shard.bytes:
-            yield from _members_by_index(index_data, shard, memoryview(tar), str(error))
+        if index is not None and not problems and len(tar.bytes) == shard.bytes:
+            yield from _members_by_index(index, shard, tar.bytes, str(error))
         return
     if len(keys) != shard.samples:
         yield Finding(shard.name, f"holds {len(keys)} samples, the manifest says {shard.samples}")
-    if not isinstance(index_data, Finding):
-        yield from _members(index_data, shard, rebuilt, keys)
+    if index is not None:
+        yield from _members(index, shard, rebuilt, keys)
     if classes is not None:
-        yield from _labels(shard, memoryview(tar), rebuilt, keys, classes)
+        yield from _labels(shard, tar.bytes, rebuilt, keys, classes)
 
 
-def _read_index(store: Store, shard: Shard) -> bytes | Finding:
+def _index(store: Store, shard: Shard) -> tuple[list[Finding], shardindex.Index | None]:
+    """Return what is wrong with an index, and the index as far as it can be read."""
     try:
-        return store.read(shard.index_name)
+        data = store.read(shard.index_name)
     except StoreError as error:
-        return Finding(shard.index_name, str(error))
-
-
-def _members(data: bytes, shard: Shard, rebuilt: shardindex.Index, keys: list[str]) -> Iterator[Finding]:
-    """Hold each member of the tar against its row in the index, as far as the index can be read."""
+        return [Finding(shard.index_name, str(error))], None
+    findings = []
+    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+        problem = "its SHA-256 differs from the manifest's; readers rebuild it from the shard"
+        findings.append(Finding(shard.index_name, problem))
     try:
-        index = shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
+        return findings, shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except FormatError as error:
-        yield Finding(shard.index_name, str(error))
-        return
+        return [*findings, Finding(shard.index_name, str(error))], None
+
+
+def _members(index: shardindex.Index, shard: Shard, rebuilt: shardindex.Index, keys: list[str]) -> Iterator[Finding]:
+    """Hold each member of the tar against its row in the index."""
     if len(index) != len(rebuilt):
         yield Finding(shard.index_name, f"has {len(index)} members, the shard has {len(rebuilt)}")
     for expected, found in zip(index.tolist(), rebuilt.tolist(), strict=False):
@@ -133,11 +165,8 @@ def _members(data: bytes, shard: Shard, rebuilt: shardindex.Index, keys: list[st
             yield Finding(shard.name, problem, key=keys[found[0]])
 
 
-def _members_by_index(data: bytes, shard: Shard, tar: memoryview, known: str) -> Iterator[Finding]:
+def _members_by_index(index: shardindex.Index, shard: Shard, tar: memoryview, known: str) -> Iterator[Finding]:
     """Look at each member where the packed index has it: a tar cannot be walked beyond its first damaged header."""
-    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
-        return
-    index = shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     for record, name, offset, size, crc32, *_ in index.tolist():
         where = f"record {record}, part {name.decode()!r}"
         try:
@@ -149,13 +178,8 @@ def _members_by_index(data: bytes, shard: Shard, tar: memoryview, known: str) ->
             yield Finding(shard.name, f"{where}: its CRC-32 differs")
 
 
-def _records(data: bytes, shard: Shard, tar: memoryview, classes: int | None) -> Iterator[Finding]:
+def _records(index: shardindex.Index, shard: Shard, tar: memoryview, classes: int | None) -> Iterator[Finding]:
     """Look at the records that the index has, and at nothing else in the tar."""
-    try:
-        index = shardindex.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
-    except FormatError as error:
-        yield Finding(shard.index_name, str(error))
-        return
     rows, keys = rows_of(index, shard.samples), [f"record {record}" for record in range(shard.samples)]
     for record in range(shard.samples):
         try:
@@ -168,7 +192,7 @@ def _records(data: bytes, shard: Shard, tar: memoryview, classes: int | None) ->
             if zlib.crc32(tar[offset : offset + size]) != crc32:
                 yield Finding(shard.name, f"part {name.decode()!r}: its CRC-32 differs", key=keys[record])
     if classes is not None:
-        yield from _labels(shard, tar, index, keys, classes, foreign=True)
+        yield from _labels(shard, tar, index, keys, classes, strict=False)  # others write them otherwise
 
 
 def _labels(
@@ -178,34 +202,17 @@ def _labels(
     keys: list[str],
     classes: int,
     *,
-    foreign: bool = False,
+    strict: bool = True,
 ) -> Iterator[Finding]:
     labelled = set()
-    for record, part, offset, size, *_ in index.tolist():
-        if part == b"labels.json":
+    for record, name, offset, size, *_ in index.tolist():
+        if (part := name.decode()) in LABELS:
             labelled.add(record)
-            numbers = bytes(tar[offset : offset + size])
-            if not _are_classes(numbers, classes):
-                problem = f"labels {numbers[:20]!r} are not a list of numbers from 0 to {classes - 1}"
-                yield Finding(shard.name, problem, key=keys[record])
-        if part == b"cls":
-            labelled.add(record)
-            text = bytes(tar[offset : offset + size])
-            if foreign:  # others end it with a line break
-                text = text.strip()
-            # Python refuses to read numbers of thousands of digits.
-            if not (text.isdigit() and len(text) < 20 and int(text) < classes):
-                problem = f"label {text[:20]!r} is not a number from 0 to {classes - 1}"
-                yield Finding(shard.name, problem, key=keys[record])
+            try:
+                numbers(part, bytes(tar[offset : offset + size]), classes=classes, strict=strict)
+            except ValueError as error:
+                yield Finding(shard.name, str(error), key=keys[record])
     if not labelled:  # a split may have no labels, where others have
         return
     for record in sorted(set(range(len(keys))) - labelled):
         yield Finding(shard.name, "has no label", key=keys[record])
-
-
-def _are_classes(text: bytes, classes: int) -> bool:
-    try:
-        numbers = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(numbers, list) and all(isinstance(number, int) and 0 <= number < classes for number in numbers)

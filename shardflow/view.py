@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from .base import Base, tar_of
 from .errors import ConfigError
-from .store import Listed, LocalStore, Store, open_store
+from .store import Listed, LocalStore, Store, is_remote, open_store
 
 
 class LocalView(LocalStore):
@@ -107,9 +107,10 @@ class View:
 
     def close_uploads(self, names: Collection[str]) -> None:
         """Give up the uploads of these blobs that were begun and not completed."""
-        for name in names:
-            store, path = self._at(name)
-            store.close_uploads({path})
+        places = [self._at(name) for name in names]
+        for store in (self._own, *self._bases.values()):
+            if mine := {path for at, path in places if at is store}:
+                store.close_uploads(mine)
 
 
 def view_of(store: Store, bases: Mapping[str, Base], storage_options: Mapping[str, Any] | None = None) -> Store:
@@ -123,35 +124,32 @@ def view_of(store: Store, bases: Mapping[str, Base], storage_options: Mapping[st
     Raises:
         ConfigError: A base is where this dataset may not lead to, or the options have no use, or more than one.
     """
-    places = {name: place(store, base) for name, base in bases.items()}
-    hosts = {urlsplit(url)[:2] for url in places.values() if "://" in url}
-    if isinstance(store, LocalStore):
-        if storage_options and len(hosts) != 1:
-            found = f"its tars are in {len(hosts)} places" if hosts else "leave them out for a directory"
-            raise ConfigError(f"{store}: storage_options are for one place such as s3://bucket/prefix; {found}")
-        if not bases:
-            return store
-        if not hosts:
-            return LocalView(store.root, {name: Path(path) for name, path in places.items()})
-    elif not bases:
+    places = {name: place(str(store), base) for name, base in bases.items()}
+    hosts = {urlsplit(url)[:2] for url in places.values() if is_remote(url)}
+    if storage_options and isinstance(store, LocalStore) and len(hosts) != 1:
+        found = f"its tars are in {len(hosts)} places" if hosts else "leave them out for a directory"
+        raise ConfigError(f"{store}: storage_options are for one place such as s3://bucket/prefix; {found}")
+    if not bases:
         return store
-    stores = {name: open_store(url, storage_options if "://" in url else None) for name, url in places.items()}
+    if isinstance(store, LocalStore) and not hosts:
+        return LocalView(store.root, {name: Path(path) for name, path in places.items()})
+    stores = {name: open_store(url, storage_options if is_remote(url) else None) for name, url in places.items()}
     return View(store, stores)
 
 
-def place(store: Store, base: Base) -> str:
-    """Return the path or URL of a base of a dataset in this store.
+def place(root: str, base: Base) -> str:
+    """Return the path or URL of a base of a dataset below a path or URL.
 
     Raises:
         ConfigError: A remote dataset leads out of its own bucket or host.
     """
-    if isinstance(store, LocalStore):
-        return str(store.root / base.url) if base.is_relative else base.url
-    scheme, host, path, _, _ = urlsplit(str(store))
+    if not is_remote(root):
+        return str(Path(root, base.url)) if base.is_relative else base.url
+    scheme, host, path, _, _ = urlsplit(root)
     parts = path.strip("/").split("/") if path.strip("/") else []
     if not base.is_relative or base.url.split("/").count("..") > len(parts):
         raise ConfigError(
-            f"{store}: its shards are in {base.url}, and a dataset behind a URL may only lead to its own bucket or "
+            f"{root}: its shards are in {base.url}, and a dataset behind a URL may only lead to its own bucket or "
             "host; copy its manifest and indexes to a local disk if you trust it"
         )
     joined = posixpath.normpath(posixpath.join("/", *parts, base.url)).rstrip("/")

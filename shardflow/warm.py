@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from .cache import Fetched
+from .cache import PATIENCE_S, Fetched
 from .dataset import Split
-from .errors import ConfigError, StoreError
+from .errors import ConfigError, DeadlineError, StoreError
 from .manifest import Shard
 
 _AT_A_TIME = 8
-_RETRY_S = 0.1
 
 
 def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = None) -> None:
@@ -24,7 +22,7 @@ def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = 
 
     Raises:
         ConfigError: They are read where they lie, or are more than the cache may hold.
-        StoreError: A shard is out of reach, or the disk is full.
+        StoreError: A shard is out of reach, or the disk is full, or who fetches a shard already does not get on.
         IntegrityError: A shard is not the one packed.
     """
     places = [(split, number) for split in splits for number in range(len(split.shards))]
@@ -45,8 +43,10 @@ def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = 
 
 
 def _fetch(split: Split, number: int) -> Shard:
-    while (fetched := split.fetch(number)) is Fetched.BUSY:
-        time.sleep(_RETRY_S)  # somebody else is at it, and somebody else has an end
+    fetched = split.fetch(number, patience_s=PATIENCE_S)
+    if fetched is Fetched.BUSY:
+        message = f"another process fetches it, and has not got on for {PATIENCE_S:g} s"
+        raise DeadlineError(f"{split.url(number)}: {message}; end that process, if it was stopped, and try again")
     if fetched is Fetched.FULL:
         raise StoreError("the disk of the cache has no room; free some space, or choose another cache directory")
     return split.shards[number]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .dataset import Dataset
 from .errors import ConfigError
+from .files import beside_shards
 from .store import LocalStore
 
 
@@ -30,10 +31,7 @@ def write_wids(dataset: Dataset, directory: str | os.PathLike[str] | None = None
     """
     if dataset.manifest.bases:
         raise ConfigError(f"{dataset.url} has no shards of its own, and wids reads whole ones; `shardflow sync` it")
-    store = dataset.store
-    if directory is None and not isinstance(store, LocalStore):
-        raise ConfigError(f"{dataset.url} is no local directory; name one for the JSON files")
-    root = LocalStore(directory if directory is not None else dataset.url)
+    store, root = dataset.store, beside_shards(dataset.store, directory)
     if isinstance(store, LocalStore):
         place = os.path.relpath(os.path.realpath(store.root), os.path.realpath(root.root))
     else:

@@ -22,6 +22,7 @@ INDEX, OTHER_INDEX = "train/000000.npy", "train/000001.npy"
 MANIFEST = "shardflow.json"
 PAGE = 4096
 
+Files = Mapping[str, bytes]  # file -> what it holds
 Damage = Mapping[str, bytes | None]  # file -> what it holds then; None when it is missing
 Sample = tuple[object, ...]
 
@@ -114,42 +115,46 @@ class Harm:
     lost: int
 
 
-def damages(files: Mapping[str, bytes]) -> dict[str, Callable[[], Iterator[Damage]]]:
-    """Return every kind of damage, each with all of its cases for these files."""
-    members = list(ustar.walk(memoryview(files[TAR])))
-    manifest_bytes = len(files[MANIFEST])
-    spans = {
-        "a header": [(member.offset - ustar.BLOCK, member.offset) for member in members],
-        "a payload": [(member.offset, member.offset + member.size) for member in members],
-        "padding": [(m.offset + m.size, m.offset + m.size + ustar.padding(m.size)) for m in members],
-        "the end": [(len(files[TAR]) - len(ustar.END), len(files[TAR]))],
-        "an index": [(0, len(files[INDEX]))],
-        # Nothing depends on the versions of the tools, and so no digest does.
-        "the manifest": [(0, files[MANIFEST].index(b'"tools"')), (files[MANIFEST].index(b'"version"'), manifest_bytes)],
-    }
-    names = {"an index": INDEX, "the manifest": MANIFEST}
-    flips = {
-        f"a bit of {place} flipped": lambda place=place: _flips(files, names.get(place, TAR), spans[place])
-        for place in spans
-    }
-    return {
-        **flips,
-        "a shard cut at 512 bytes": lambda: _cuts(files, TAR, ustar.BLOCK),
-        "an index cut at 64 bytes": lambda: _cuts(files, INDEX, 64),
-        "the manifest cut at 64 bytes": lambda: _cuts(files, MANIFEST, 64),
-        "a block of 512 zeroed": lambda: _zeroed(files, ustar.BLOCK),
-        "a page of 4096 zeroed": lambda: _zeroed(files, PAGE),
-        "bytes appended": lambda: ({name: data + b"\0" * more} for name, data in files.items() for more in (1, 512)),
-        "a file missing": lambda: ({name: None} for name in files),
-        "files exchanged": lambda: _exchanged(files),
-        "members taken out": lambda: _rebuilt(files, members, lambda kept, n: kept[:n] + kept[n + 1 :]),
-        "members doubled": lambda: _rebuilt(files, members, lambda kept, n: [*kept[: n + 1], *kept[n:]]),
-        "members moved": lambda: _rebuilt(files, members, lambda kept, n: [*kept[n:], *kept[:n]]),
-        "payloads exchanged": lambda: _crossed(files, members),
-    }
+def _members(files: Files) -> list[ustar.Member]:
+    return list(ustar.walk(memoryview(files[TAR])))
 
 
-def _flips(files: Mapping[str, bytes], name: str, spans: list[tuple[int, int]]) -> Iterator[Damage]:
+DAMAGES: dict[str, Callable[[Files], Iterator[Damage]]] = {
+    "a bit of a header flipped": lambda files: _flips(
+        files, TAR, *((member.offset - ustar.BLOCK, member.offset) for member in _members(files))
+    ),
+    "a bit of a payload flipped": lambda files: _flips(
+        files, TAR, *((member.offset, member.offset + member.size) for member in _members(files))
+    ),
+    "a bit of padding flipped": lambda files: _flips(
+        files, TAR, *((m.offset + m.size, m.offset + m.size + ustar.padding(m.size)) for m in _members(files))
+    ),
+    "a bit of the end flipped": lambda files: _flips(files, TAR, (len(files[TAR]) - len(ustar.END), len(files[TAR]))),
+    "a bit of an index flipped": lambda files: _flips(files, INDEX, (0, len(files[INDEX]))),
+    # Nothing depends on the versions of the tools, and so no digest does.
+    "a bit of the manifest flipped": lambda files: _flips(
+        files,
+        MANIFEST,
+        (0, files[MANIFEST].index(b'"tools"')),
+        (files[MANIFEST].index(b'"version"'), len(files[MANIFEST])),
+    ),
+    "a shard cut at 512 bytes": lambda files: _cuts(files, TAR, ustar.BLOCK),
+    "an index cut at 64 bytes": lambda files: _cuts(files, INDEX, 64),
+    "the manifest cut at 64 bytes": lambda files: _cuts(files, MANIFEST, 64),
+    "a block of 512 zeroed": lambda files: _zeroed(files, ustar.BLOCK),
+    "a page of 4096 zeroed": lambda files: _zeroed(files, PAGE),
+    "bytes appended": lambda files: ({name: data + b"\0" * n} for name, data in files.items() for n in (1, 512)),
+    "a file missing": lambda files: ({name: None} for name in files),
+    "files exchanged": lambda files: _exchanged(files),
+    "members taken out": lambda files: _rebuilt(files, lambda kept, n: kept[:n] + kept[n + 1 :]),
+    "members doubled": lambda files: _rebuilt(files, lambda kept, n: [*kept[: n + 1], *kept[n:]]),
+    "members moved": lambda files: _rebuilt(files, lambda kept, n: [*kept[n:], *kept[:n]]),
+    "payloads exchanged": lambda files: _crossed(files),
+}
+"""Every kind of damage: each returns all of its cases for the files of a dataset."""
+
+
+def _flips(files: Files, name: str, *spans: tuple[int, int]) -> Iterator[Damage]:
     for first, last in spans:
         for position in range(first, last):
             data = bytearray(files[name])
@@ -157,11 +162,11 @@ def _flips(files: Mapping[str, bytes], name: str, spans: list[tuple[int, int]]) 
             yield {name: bytes(data)}
 
 
-def _cuts(files: Mapping[str, bytes], name: str, step: int) -> Iterator[Damage]:
+def _cuts(files: Files, name: str, step: int) -> Iterator[Damage]:
     return ({name: files[name][:size]} for size in range(0, len(files[name]), step))
 
 
-def _zeroed(files: Mapping[str, bytes], size: int) -> Iterator[Damage]:
+def _zeroed(files: Files, size: int) -> Iterator[Damage]:
     for name, data in files.items():
         for start in range(0, len(data), size):
             zeroed = data[:start] + bytes(len(data[start : start + size])) + data[start + size :]
@@ -169,16 +174,14 @@ def _zeroed(files: Mapping[str, bytes], size: int) -> Iterator[Damage]:
                 yield {name: zeroed}
 
 
-def _exchanged(files: Mapping[str, bytes]) -> Iterator[Damage]:
+def _exchanged(files: Files) -> Iterator[Damage]:
     shards, indexes = {TAR: files[OTHER], OTHER: files[TAR]}, {INDEX: files[OTHER_INDEX], OTHER_INDEX: files[INDEX]}
     yield from (shards, indexes, {**shards, **indexes}, {TAR: files[OTHER]}, {INDEX: files[OTHER_INDEX]})
     yield from ({TAR: files[INDEX]}, {INDEX: files[TAR]}, {MANIFEST: files[INDEX]})
 
 
-def _rebuilt(
-    files: Mapping[str, bytes], members: list[ustar.Member], change: Callable[[list[bytes], int], list[bytes]]
-) -> Iterator[Damage]:
-    data = files[TAR]
+def _rebuilt(files: Files, change: Callable[[list[bytes], int], list[bytes]]) -> Iterator[Damage]:
+    data, members = files[TAR], _members(files)
     ends = [member.offset + member.size + ustar.padding(member.size) for member in members]
     whole = [data[member.offset - ustar.BLOCK : end] for member, end in zip(members, ends, strict=True)]
     for number in range(len(members)):
@@ -187,8 +190,9 @@ def _rebuilt(
             yield {TAR: damaged}
 
 
-def _crossed(files: Mapping[str, bytes], members: list[ustar.Member]) -> Iterator[Damage]:
+def _crossed(files: Files) -> Iterator[Damage]:
     """Put the payload of a member in the place of another's of the same size: the classes of two samples."""
+    members = _members(files)
     for one in members:
         for other in members:
             if one.size == other.size and one.offset < other.offset:

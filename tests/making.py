@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from PIL import Image
 from shardflow import shardindex, ustar
 from shardflow.manifest import FILE_NAME, Manifest, Shard
 from shardflow.store import LocalStore
+
+Sample = tuple[str, Mapping[str, bytes]]  # its key, and its parts
 
 
 @functools.lru_cache(maxsize=4096)
@@ -30,7 +33,7 @@ def jpeg(number: int, width: int = 48, height: int = 40, quality: int = 90) -> b
     return buffer.getvalue()
 
 
-def write_shard(store: LocalStore, name: str, samples: Sequence[tuple[str, Mapping[str, bytes]]]) -> Shard:
+def write_shard(store: LocalStore, name: str, samples: Sequence[Sample]) -> Shard:
     """Write a tar and its index, and return the shard's line in a manifest."""
     tar, rows = bytearray(), []
     for record, (key, parts) in enumerate(samples):
@@ -52,27 +55,52 @@ def write_shard(store: LocalStore, name: str, samples: Sequence[tuple[str, Mappi
     )
 
 
+def write_dataset(
+    root: Path,
+    splits: Mapping[str, Sequence[Sequence[Sample]]],
+    *,
+    classes: tuple[str, ...] | None = None,
+    inputs: int | None = None,
+) -> Path:
+    """Write a dataset of the given samples, shard by shard of each split, and return its path.
+
+    It was made of `inputs`; of as many as there are samples where nothing is said.
+    """
+    store = LocalStore(root)
+    lines = {
+        split: tuple(write_shard(store, f"{split}/{number:06}.tar", samples) for number, samples in enumerate(shards))
+        for split, shards in splits.items()
+    }
+    if inputs is None:
+        inputs = sum(shard.samples for shards in lines.values() for shard in shards)
+    store.put_new(FILE_NAME, Manifest(splits=lines, classes=classes, inputs=inputs).to_bytes())
+    return root
+
+
 def make_dataset(root: Path, splits: Mapping[str, Sequence[int]] | Sequence[int], *, labelled: bool = True) -> Path:
     """Write a dataset with shards of the given numbers of samples, and return its path.
 
     Sample n of a split has the key `{n:09}` and the label n, so that what a loader delivered can be counted.
     """
-    store = LocalStore(root)
     if not isinstance(splits, Mapping):
         splits = {"train": splits}
-    lines, most = {}, 0
+    shards: dict[str, list[list[Sample]]] = {}
     for split, sizes in splits.items():
-        number, shards = 0, []
-        for ordinal, size in enumerate(sizes):
-            samples = []
-            for n in range(number, number + size):
-                parts = {"jpg": jpeg(n % 97, 48 + n % 3, 40 + n % 5)}
-                if labelled:
-                    parts["cls"] = str(n).encode()
-                samples.append((f"{n:09}", parts))
-            shards.append(write_shard(store, f"{split}/{ordinal:06}.tar", samples))
-            number += size
-        lines[split], most = tuple(shards), max(most, number)
+        numbers = iter(range(sum(sizes)))
+        shards[split] = [[_sample(n, labelled) for n in itertools.islice(numbers, size)] for size in sizes]
+    most = max(sum(sizes) for sizes in splits.values())
     classes = tuple(f"class{n}" for n in range(most)) if labelled else None
-    store.put_new(FILE_NAME, Manifest(splits=lines, classes=classes, inputs=most).to_bytes())
-    return root
+    return write_dataset(root, shards, classes=classes, inputs=most)
+
+
+def _sample(number: int, labelled: bool) -> Sample:
+    label = {"cls": str(number).encode()} if labelled else {}
+    return f"{number:09}", {"jpg": jpeg(number % 97, 48 + number % 3, 40 + number % 5), **label}
+
+
+def flip(path: Path, *positions: int) -> None:
+    """Turn a bit over in each of these bytes of a file."""
+    data = bytearray(path.read_bytes())
+    for position in positions:
+        data[position] ^= 1
+    path.write_bytes(data)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardflow
-from making import jpeg, make_dataset
+from making import flip, jpeg, make_dataset
 from shardflow import dataset as dataset_module
 from shardflow import shardindex, ustar
 from shardflow.errors import ConfigError, IntegrityError, ManifestError, NotFoundError, ShardflowError, StoreError
@@ -37,13 +37,6 @@ def expected(number: int, root: Path, split: str = "train") -> dict[str, Any]:
         "cls": str(number).encode(),
         "jpg": jpeg(number % 97, 48 + number % 3, 40 + number % 5),
     }
-
-
-def flip(path: Path, position: int) -> None:
-    """Change one byte of a file."""
-    data = bytearray(path.read_bytes())
-    data[position] ^= 0x01
-    path.write_bytes(data)
 
 
 def all_samples(url: Path) -> list[dict[str, Any]]:
@@ -278,3 +271,24 @@ def test_missing_shard_is_named(root: Path) -> None:
     (root / "train/000001.tar").mkdir()
     with pytest.raises(StoreError, match=r"train/000001\.tar"):
         all_samples(root)
+
+
+def test_shards_of_all_splits(root: Path) -> None:
+    """The shards of a dataset are those of its splits, in order."""
+    dataset = shardflow.open(root)
+    assert dataset.shards == (*dataset["train"].shards, *dataset["val"].shards)
+
+
+def test_a_damaged_copy_of_an_index_is_fetched_again(root: Path, tmp_path: Path) -> None:
+    """The index of a shard far away is whole though its copy in the cache was damaged; a missing one is said."""
+    split = shardflow.open(f"local://{root}", cache_dir=tmp_path / "cache")["train"]
+    whole = split.index(0).tolist()
+    copy = tmp_path / "cache/blobs" / split.shards[0].index_sha256
+    flip(copy, 300)
+    assert split.index(0).tolist() == whole == shardflow.open(root)["train"].index(0).tolist()
+    assert copy.stat().st_size == (root / "train/000000.npy").stat().st_size
+    for number, damage in ((1, Path.unlink), (2, lambda path: flip(path, 300))):
+        damage(root / f"train/{number:06}.npy")
+        for url in (root, f"local://{root}"):
+            with pytest.raises((NotFoundError, IntegrityError), match=rf"{number:06}\.npy"):
+                shardflow.open(url, cache_dir=tmp_path / "cache")["train"].index(number)

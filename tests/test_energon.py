@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 import shardflow as sf
-from making import make_dataset, write_shard
+from making import make_dataset, write_dataset
 from shardflow.energon import write_energon
 from shardflow.errors import ConfigError
-from shardflow.manifest import FILE_NAME, Manifest
-from shardflow.store import LocalStore
 
 
 def test_places_are_those_of_the_tar(tmp_path: Path) -> None:
@@ -50,8 +48,6 @@ def test_description(tmp_path: Path) -> None:
 
 def test_images_of_several_kinds(tmp_path: Path) -> None:
     """Energon takes one part for the image, so a dataset with several kinds is refused."""
-    store = LocalStore(tmp_path)
-    shard = write_shard(store, "train/000000.tar", [("a", {"jpg": b"x"}), ("b", {"png": b"x"})])
-    store.put_new(FILE_NAME, Manifest(splits={"train": (shard,)}, inputs=2).to_bytes())
+    dataset = write_dataset(tmp_path, {"train": [[("a", {"jpg": b"x"}), ("b", {"png": b"x"})]]})
     with pytest.raises(ConfigError, match=r"\['jpg', 'png'\]"):
-        list(write_energon(sf.open(tmp_path)))
+        list(write_energon(sf.open(dataset)))

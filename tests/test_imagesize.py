@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from making import jpeg
+from pack.folders import turned
 from shardflow.imagesize import image_size
 
 SIZES = [(1, 1), (300, 200), (1, 999), (4000, 3), (17, 65_500)]
@@ -67,9 +68,7 @@ def test_thumbnail_is_not_taken_for_the_image() -> None:
 
 def test_orientation_is_not_applied() -> None:
     """The size is that of the stored pixels, whatever the EXIF orientation says."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    assert image_size(encoded("RGB", (30, 20), "JPEG", exif=exif)) == (30, 20)
+    assert image_size(encoded("RGB", (30, 20), "JPEG", exif=turned(6))) == (30, 20)
 
 
 def test_memoryview_and_bytes_agree() -> None:

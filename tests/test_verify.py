@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import shardflow
-from making import jpeg, make_dataset, write_shard
+from making import flip, jpeg, make_dataset, write_shard
 from shardflow import shardindex, ustar
 from shardflow.errors import IntegrityError, ManifestError, NotFoundError, ShardflowError
 from shardflow.manifest import FILE_NAME, Manifest, Shard
@@ -188,9 +188,7 @@ def test_findings_name_sample_and_part(tmp_path: Path) -> None:
     root = small(tmp_path / "set")
     tar = root / f"{TRAIN}.tar"
     member = list(ustar.walk(memoryview(tar.read_bytes())))[3]
-    data = bytearray(tar.read_bytes())
-    data[member.offset + 400] ^= 0xFF
-    tar.write_bytes(data)
+    flip(tar, member.offset + 400)
     by_key = {finding.key: finding for finding in shardflow.verify(root)}
     assert set(by_key) == {None, "000000001"}
     assert str(by_key[None]) == "train/000000.tar: its SHA-256 differs from the manifest's"
@@ -201,11 +199,8 @@ def test_all_damages_are_found_at_once(tmp_path: Path) -> None:
     """Damages in many places are all reported, in the order of the splits and shards."""
     root = make_dataset(tmp_path / "set", {"train": [3] * 6, "val": [2]})
     paths = [root / f"train/{ordinal:06}.tar" for ordinal in range(6)]
-    damaged = bytearray(paths[0].read_bytes())
-    members = list(ustar.walk(memoryview(bytes(damaged))))
-    for number in (1, 3, 5):
-        damaged[members[number].offset + 300] ^= 1
-    paths[0].write_bytes(damaged)
+    members = list(ustar.walk(memoryview(paths[0].read_bytes())))
+    flip(paths[0], *(members[number].offset + 300 for number in (1, 3, 5)))
     paths[1].with_suffix(".npy").unlink()
     paths[2].write_bytes(paths[2].read_bytes()[:-1024])
     paths[3].unlink()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from shardflow.base import Base
 from shardflow.errors import ConfigError
 from shardflow.store import LocalStore, open_store
-from shardflow.view import place, url_from, view_of
+from shardflow.view import View, place, url_from, view_of
 
 BUCKET = "s3://bucket/data/view"
 
@@ -23,30 +24,30 @@ BUCKET = "s3://bucket/data/view"
 )
 def test_places_in_a_bucket(url: str, expected: str) -> None:
     """A relative path leads to a place in the same bucket, up to its root."""
-    assert place(open_store(BUCKET), Base(url=url)) == expected
+    assert place(BUCKET, Base(url=url)) == expected
 
 
 @pytest.mark.parametrize("url", ["../../..", "../../../other", "s3://other/x", "s3://bucket/x", "https://host/x"])
 def test_places_out_of_a_bucket(url: str) -> None:
     """What is behind a URL leads nowhere else: not above its bucket's root, and not by any absolute URL."""
     with pytest.raises(ConfigError, match="may only lead to its own bucket or host"):
-        place(open_store(BUCKET), Base(url=url))
+        place(BUCKET, Base(url=url))
 
 
 def test_places_from_a_disk(tmp_path: Path) -> None:
     """A manifest on a disk leads to directories relative to it, and to URLs."""
-    store = LocalStore(tmp_path / "view")
-    assert place(store, Base(url="../set")) == str(tmp_path / "view/../set")
-    assert place(store, Base(url="s3://bucket/set")) == "s3://bucket/set"
+    root = str(tmp_path / "view")
+    assert place(root, Base(url="../set")) == str(tmp_path / "view/../set")
+    assert place(root, Base(url="s3://bucket/set")) == "s3://bucket/set"
 
 
 @pytest.mark.parametrize("url", ["../a/b", "..", ".", "deep/er"])
 def test_names_lead_back_to_the_place(tmp_path: Path, url: str) -> None:
     """The name that a view is given for a place leads there, on disks and in buckets."""
     local, remote = LocalStore(tmp_path / "x/view"), open_store(BUCKET)
-    there = LocalStore(place(local, Base(url=url)))
+    there = LocalStore(place(str(local), Base(url=url)))
     assert url_from(local, there) == url
-    assert url_from(remote, open_store(place(remote, Base(url=url)))) == url
+    assert url_from(remote, open_store(place(BUCKET, Base(url=url)))) == url
 
 
 def test_names_that_no_reader_would_follow(tmp_path: Path) -> None:
@@ -66,3 +67,23 @@ def test_options_go_to_one_place_alone(tmp_path: Path) -> None:
         view_of(LocalStore(tmp_path), bases, {"key": "k"})
     view_of(LocalStore(tmp_path), bases)
     view_of(LocalStore(tmp_path), {"0": bases["0"], "1": Base(url="..")}, {"key": "k"})
+
+
+class Recording(LocalStore):
+    """A store that writes down which uploads it is told to give up."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.closed: list[set[str]] = []
+
+    def close_uploads(self, names: Collection[str]) -> None:
+        """Write down the names."""
+        self.closed.append({*names})
+
+
+def test_uploads_are_closed_store_by_store(tmp_path: Path) -> None:
+    """Of all uploads that are given up, each store of a view is told once, and one that has none of them never."""
+    own, *bases = (Recording(tmp_path / name) for name in ("view", "a", "b", "c"))
+    view = View(own, dict(zip("012", bases, strict=True)))
+    view.close_uploads({"train/0/x.tar", "train/0/y.tar", "val/0/x.tar", "val/2/x.tar"})
+    assert [store.closed for store in (own, *bases)] == [[], [{"x.tar", "y.tar"}], [], [{"x.tar"}]]

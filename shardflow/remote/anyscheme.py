@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
+from shardflow.store import Listed
 
 from .attempts import Failure, Patience, in_time, persist
 from .transport import Head
@@ -76,7 +77,7 @@ class AnyTransport:
         if head is None or head.size != size:
             raise IntegrityError(f"{self._url}/{name}: {size} bytes were written, and others are there; write it again")
 
-    async def listing(self) -> dict[str, Head]:
+    async def listing(self) -> dict[str, Listed]:
         """Return the names of all files below the root, with their sizes, -1 where the server does not say."""
         try:
             found = await self._persist(lambda: self._call("find", "", detail=True), "")
@@ -84,7 +85,7 @@ class AnyTransport:
             return {}
         root = self._key("").partition("?")[0].rstrip("/") + "/"
         sizes = ((path, about.get("size")) for path, about in found.items())
-        return {path.removeprefix(root): Head(size=-1 if size is None else size) for path, size in sizes}
+        return {path.removeprefix(root): Listed(-1 if size is None else size) for path, size in sizes}
 
     async def remove(self, name: str) -> None:
         """Delete a file, if there is one."""

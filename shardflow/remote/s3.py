@@ -13,13 +13,13 @@ import functools
 import hashlib
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, ShardflowError, StoreError, TransientError
-from shardflow.store import file_sha256
+from shardflow.store import Listed, file_sha256
 
 from .attempts import ChangedError, Failure, Patience, in_time, persist
 from .transport import Head
@@ -100,7 +100,7 @@ class S3Transport:
             except Exception as error:
                 if _status(error) != 416:
                     raise
-                head = await self._empty(name, error)
+                head = await self._ended(name, start, error)
                 heard(head)
                 return
             body = answer["Body"]
@@ -126,7 +126,7 @@ class S3Transport:
                 answer = await self._call("get_object", name, Range="bytes=0-0")
             except Exception as error:
                 if _status(error) == 416:
-                    return await self._empty(name, error)
+                    return await self._ended(name, 0, error)
                 if _code(error) in ("NoSuchKey", "404"):
                     return None
                 raise
@@ -171,16 +171,16 @@ class S3Transport:
             if upload:
                 await asyncio.shield(self._abort(name, upload))
 
-    async def listing(self) -> dict[str, Head]:
+    async def listing(self) -> dict[str, Listed]:
         """Return the names of all objects below the prefix, with size and tag."""
-        found: dict[str, Head] = {}
+        found: dict[str, Listed] = {}
         more: dict[str, str] = {}
         while True:
             page = await self._request("list_objects_v2", "", Prefix=self._prefix, **more)
             for item in page.get("Contents", ()):
-                found[item["Key"].removeprefix(self._prefix)] = Head(size=item["Size"], tag=item.get("ETag"))
+                found[item["Key"].removeprefix(self._prefix)] = Listed(item["Size"], item.get("ETag") or "")
             if not page.get("IsTruncated"):
-                return {name: head for name, head in found.items() if name and not name.endswith("/")}
+                return {name: listed for name, listed in found.items() if name and not name.endswith("/")}
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
     async def remove(self, name: str) -> None:
@@ -189,16 +189,10 @@ class S3Transport:
 
     async def close_uploads(self, names: Collection[str]) -> None:
         """Abort the uploads of these objects."""
-        more: dict[str, str] = {}
-        while True:
-            page = await self._request("list_multipart_uploads", "", Prefix=self._prefix, **more)
-            for upload in page.get("Uploads", ()):
-                name = upload["Key"].removeprefix(self._prefix)
-                if name in names:
-                    await self._abort(name, upload["UploadId"])
-            if not page.get("IsTruncated"):
-                return
-            more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+        async for upload in self._uploads(""):
+            name = upload["Key"].removeprefix(self._prefix)
+            if name in names:
+                await self._abort(name, upload["UploadId"])
 
     async def close(self) -> None:
         """Close the connections."""
@@ -257,12 +251,13 @@ class S3Transport:
             goal = min(want, piece.held + self._patience.pace_bytes)
             await in_time(read_to(goal), self._patience.pace_s, f"expected {goal - piece.held} more bytes of an answer")
 
-    async def _empty(self, name: str, error: Exception) -> Head:
-        """Make sure that an object of which no range can be read is empty."""
+    async def _ended(self, name: str, start: int, error: Exception) -> Head:
+        """Make sure that an object of which no range from `start` on can be read has ended there."""
         answer = await self._call("head_object", name)
-        if answer["ContentLength"]:
-            raise TransientError(f"{self._url(name)}: the store refuses a range of a blob that is not empty") from error
-        return Head(size=0, tag=answer.get("ETag"), metadata=answer.get("Metadata", {}))
+        size = int(answer["ContentLength"])
+        if size > start:
+            raise TransientError(f"{self._url(name)}: the store refuses a range that the blob has") from error
+        return Head(size=size, tag=answer.get("ETag"), metadata=answer.get("Metadata", {}))
 
     async def _open_upload(self, name: str, mark: dict[str, str]) -> str:
         """Open a multipart upload and return its identifier; what an answer that was lost has opened is closed."""
@@ -286,13 +281,23 @@ class S3Transport:
                     await self._abort_others(name, mine, began)
         return mine
 
+    async def _uploads(self, beginning: str) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield the open uploads of all objects whose names begin so."""
+        more: dict[str, str] = {}
+        while True:
+            page = await self._request("list_multipart_uploads", "", Prefix=self._prefix + beginning, **more)
+            for upload in page.get("Uploads", ()):
+                yield upload
+            if not page.get("IsTruncated"):
+                return
+            more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
     async def _abort_others(self, name: str, mine: str, began: datetime) -> None:
         """Abort the uploads of an object that were opened since, save one.
 
         They cannot be told from those of another writer of the same object, who then has to start again.
         """
-        found = await self._request("list_multipart_uploads", "", Prefix=self._prefix + name)
-        for upload in found.get("Uploads", ()):
+        async for upload in self._uploads(name):
             is_new = upload["Initiated"] >= began - _CLOCKS_DIFFER
             if upload["Key"] == self._prefix + name and upload["UploadId"] != mine and is_new:
                 await self._abort(name, upload["UploadId"])

@@ -18,11 +18,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardflow.errors import ConfigError, IntegrityError, NotFoundError
+from shardflow.errors import ConfigError, DeadlineError, IntegrityError, NotFoundError
 from shardflow.store import Listed, new_file, receive, translated
 
 from .address import Address
@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 PIECE_BYTES = 8 << 20
 PIECES = 4
 _CLOSE_S = 10.0
+_PULSE_S = 60.0
 
 
 class _Connecting:
@@ -121,7 +122,9 @@ class RemoteStore:
         return self._twice(name, attempt)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return a part of a blob, in one request."""
+        """Return a part of a blob, in one request; for an empty part none is made."""
+        if start >= stop:
+            return b""
         return bytes(self._run(self._transport().fetch(name, start, stop, None, _ignored)))
 
     def size(self, name: str) -> int | None:
@@ -170,8 +173,7 @@ class RemoteStore:
 
     def listing(self) -> dict[str, Listed]:
         """Return name → size and tag of all blobs, sorted by name."""
-        found = self._run(self._transport().listing())
-        return {name: Listed(found[name].size, found[name].tag or "") for name in sorted(found)}
+        return dict(sorted(self._run(self._transport().listing()).items()))
 
     def remove(self, name: str) -> None:
         """Delete a blob, if there is one."""
@@ -203,12 +205,12 @@ class RemoteStore:
             window[0].add_done_callback(lambda done: _pass_on(done, found))
             if size is not None:
                 fill(Head(size=size))
-            heard(head := found.result())
+            heard(head := _awaited(found))
             if size is None:
                 ranges = _ranges(head.size, self._piece_bytes, start=stop)
             while window:
                 fill(head)
-                yield window.popleft().result()
+                yield _awaited(window.popleft())
         finally:
             for future in window:
                 future.cancel()
@@ -283,11 +285,27 @@ class RemoteStore:
 
         future = self._submit(watched())
         try:
-            return future.result()
+            return _awaited(future)
         except BaseException:
             if future.cancel():
                 ended.wait(_CLOSE_S)
             raise
+
+
+def _awaited(future: Future[T]) -> T:
+    """Return what comes of work on the event loop. All that it does has deadlines, so only the loop can make us wait.
+
+    Raises:
+        DeadlineError: The loop stands still, as when something else that runs on it blocks.
+    """
+    from fsspec.asyn import get_loop
+
+    while not wait([future], _PULSE_S).done:
+        either: list[Future[Any]] = [asyncio.run_coroutine_threadsafe(asyncio.sleep(0), get_loop()), future]
+        if not wait(either, _PULSE_S, FIRST_COMPLETED).done:
+            message = f"the event loop of this process has stood still for {_PULSE_S:g} s; start the process anew"
+            raise DeadlineError(f"{message}, and find out what blocks fsspec's thread")
+    return future.result()
 
 
 def _ranges(size: int, piece_bytes: int, start: int = 0) -> Iterator[tuple[int, int]]:

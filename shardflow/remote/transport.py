@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from shardflow.store import Listed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
@@ -58,7 +60,7 @@ class Transport(Protocol):
         """Publish a file."""
         ...
 
-    async def listing(self) -> dict[str, Head]:
+    async def listing(self) -> dict[str, Listed]:
         """Return the names of all blobs, in any order, with what a listing says of each."""
         ...
 

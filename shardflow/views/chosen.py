@@ -15,7 +15,6 @@ from shardflow import keyed
 from shardflow.dataset import Dataset
 from shardflow.shardindex import IMAGE_PARTS, Index
 
-from .labels import index_of
 from .made import Chosen, selected, tars_of
 
 Records = npt.NDArray[np.bool_]
@@ -30,7 +29,7 @@ def lots(dataset: Dataset, split: str, seed: int) -> keyed.U64:
         IntegrityError: It is not the one packed.
     """
     key = keyed.key(seed, "view")
-    drawn = [contents(index_of(dataset.store, shard)) for shard in dataset[split].shards]
+    drawn = [contents(dataset[split].index(number)) for number in range(len(dataset[split].shards))]
     return keyed.fold_array(key, np.concatenate([np.empty(0, dtype=np.uint64), *drawn]))
 
 
@@ -44,14 +43,13 @@ def lowest(records: Records, drawn: keyed.U64, count: int) -> Records:
 
 def taken(dataset: Dataset, choice: Mapping[str, tuple[str, Records]]) -> Iterator[Chosen]:
     """Yield the shards of a view: for each of its splits, which records of which split of a dataset it gets."""
-    tars = tars_of(dataset)
     for name, (source, records) in choice.items():
-        split, begin = dataset[source], 0
+        split, tars, begin = dataset[source], tars_of(dataset, source), 0
         for number, shard in enumerate(split.shards):
             mine = records[begin : begin + shard.samples]
             begin += shard.samples
             if mine.any():
-                yield Chosen(name, tars[source][number], selected(index_of(dataset.store, shard), mine))
+                yield Chosen(name, tars[number], selected(split.index(number), mine))
 
 
 def contents(index: Index) -> keyed.U64:

@@ -14,7 +14,6 @@ from shardflow.manifest import Shard
 from shardflow.pack.receipt import from_bytes
 
 from .chosen import contents
-from .labels import index_of
 
 _NAMED = 5
 
@@ -105,7 +104,8 @@ def diff(
 
 
 def _split_diff(a: Dataset, b: Dataset, split: str, progress: Callable[[Shard], None] | None) -> SplitDiff:
-    sides = tuple(_Side(dataset, split, progress) for dataset in (a, b))
+    receipts = not (a.manifest.bases or b.manifest.bases)  # views have none
+    sides = tuple(_Side(dataset, split, receipts, progress) for dataset in (a, b))
     tars = [Counter(shard.sha256 for shard in side.shards) for side in sides]
     by_source = all(side.sources is not None for side in sides)
     first, second = (Counter[Any](side.sources if by_source else side.contents) for side in sides)
@@ -128,20 +128,27 @@ def _split_diff(a: Dataset, b: Dataset, split: str, progress: Callable[[Shard], 
 
 
 class _Side:
-    """A split of one of the datasets; `sources` are the inputs of its samples, None where a receipt is missing."""
+    """A split of one of the datasets; `sources` are the inputs of its samples, None where a receipt is of no use."""
 
-    def __init__(self, dataset: Dataset, split: str, progress: Callable[[Shard], None] | None) -> None:
+    def __init__(self, dataset: Dataset, split: str, receipts: bool, progress: Callable[[Shard], None] | None) -> None:
         self.shards = dataset[split].shards if split in dataset else ()
         self.contents: list[int] = []
-        self.sources: list[str] | None = []
-        for shard in self.shards:
-            self.contents += contents(index_of(dataset.store, shard)).tolist()
-            try:
-                if self.sources is not None and not dataset.manifest.bases:
-                    self.sources += from_bytes(dataset.store.read(shard.receipt_name)).sources
-                else:
+        self.sources: list[str] | None = [] if receipts else None
+        for number, shard in enumerate(self.shards):
+            self.contents += contents(dataset[split].index(number)).tolist()
+            if self.sources is not None:
+                if (sources := _sources(dataset, shard)) is None:
                     self.sources = None
-            except (NotFoundError, FormatError):
-                self.sources = None
+                else:
+                    self.sources += sources
             if progress is not None:
                 progress(shard)
+
+
+def _sources(dataset: Dataset, shard: Shard) -> tuple[str, ...] | None:
+    """Return the inputs of the samples of a shard; None where its receipt is missing, or is not of this shard."""
+    try:
+        sources = from_bytes(dataset.store.read(shard.receipt_name)).sources
+    except (NotFoundError, FormatError):
+        return None
+    return sources if len(sources) == shard.samples else None

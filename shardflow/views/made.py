@@ -58,19 +58,18 @@ class Chosen(NamedTuple):
     rows: Index
 
 
-def tars_of(dataset: Dataset) -> dict[str, list[Tar]]:
-    """Return where the tars of a dataset lie, split by split in order; those of a view are in its bases."""
+def tars_of(dataset: Dataset, split: str) -> list[Tar]:
+    """Return where the tars of a split lie, in order; those of a view are in its bases."""
     own = resolved(dataset.url)
     bases = dataset.manifest.bases
-    store = open_store(dataset.url)
-    roots = {name: (resolved(place(store, base)), base.fingerprint) for name, base in bases.items()}
+    roots = {name: (resolved(place(dataset.url, base)), base.fingerprint) for name, base in bases.items()}
 
     def tar(shard: Shard) -> Tar:
         base, path = tar_of(shard.name) if bases else ("", shard.name)
         root, fingerprint = roots[base] if bases else (own, dataset.fingerprint)
         return Tar(root, fingerprint, path, shard.bytes, shard.sha256)
 
-    return {name: [tar(shard) for shard in split.shards] for name, split in dataset.items()}
+    return [tar(shard) for shard in dataset[split].shards]
 
 
 def selected(index: Index, records: npt.NDArray[np.bool_]) -> Index:

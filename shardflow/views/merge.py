@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from shardflow.dataset import Dataset, open_dataset
+from shardflow.dataset import Dataset, Split, open_dataset
 from shardflow.errors import ConfigError
 from shardflow.shardindex import Index
 
-from .labels import index_of
 from .made import Chosen, Tar, ViewReport, make_view, tars_of
 
 
@@ -79,14 +78,13 @@ def _classes(datasets: Sequence[Dataset]) -> tuple[str, ...] | None:
 
 def _together(datasets: Sequence[Dataset], split: str) -> Iterator[Chosen]:
     """Yield the shards of a split: each tar once, with all records that any of the datasets has of it."""
-    found: dict[str, list[tuple[Tar, Dataset, int]]] = {}
+    found: dict[str, list[tuple[Tar, Split, int]]] = {}
     for dataset in datasets:
         if split in dataset:
-            for number, tar in enumerate(tars_of(dataset)[split]):
-                found.setdefault(tar.sha256, []).append((tar, dataset, number))
+            for number, tar in enumerate(tars_of(dataset, split)):
+                found.setdefault(tar.sha256, []).append((tar, dataset[split], number))
     for places in found.values():
-        indexes = [index_of(dataset.store, dataset[split].shards[number]) for _, dataset, number in places]
-        yield Chosen(split, places[0][0], _united(indexes))
+        yield Chosen(split, places[0][0], _united([its.index(number) for _, its, number in places]))
 
 
 def _united(indexes: Sequence[Index]) -> Index:

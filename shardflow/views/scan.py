@@ -19,6 +19,7 @@ import numpy as np
 
 from shardflow import shardindex, ustar
 from shardflow.errors import IndexError_, IntegrityError, SampleError
+from shardflow.labels import numbers
 from shardflow.pack.sources.tars import Sample, samples_of
 from shardflow.shard import member_key
 from shardflow.shardindex import IMAGE_PARTS, KEY_PART, Index, Row
@@ -155,7 +156,9 @@ def _label(sample: Sample, tar: memoryview) -> set[int]:
     if "cls" not in sample.parts:
         return set()
     offset, size = sample.parts["cls"]
-    text = bytes(tar[offset : offset + size]).strip()
-    if not (text.isdigit() and len(text) < 20):
-        raise SampleError(f"its label {text[:40]!r} is no number; names are numbered by `shardflow pack` alone")
-    return {int(text)}
+    text = bytes(tar[offset : offset + size])
+    try:
+        return set(numbers("cls", text))
+    except ValueError:
+        message = f"its label {text[:40]!r} is no number; names are numbered by `shardflow pack` alone"
+        raise SampleError(message) from None

@@ -15,7 +15,7 @@ from shardflow.errors import ConfigError
 from shardflow.manifest import Shard
 
 from .chosen import Records, lots, lowest, taken
-from .labels import index_of, labels_of
+from .labels import labels_of
 from .made import ViewReport, make_view
 
 
@@ -78,7 +78,7 @@ def _groups(dataset: Dataset, progress: Callable[[Shard], None] | None) -> npt.N
         return np.full(len(train), -1, dtype=np.int64)
     groups: list[int] = []
     for number, shard in enumerate(train.shards):
-        groups += [min(several, default=-1) for several in labels_of(train, number, index_of(dataset.store, shard))]
+        groups += [min(several, default=-1) for several in labels_of(train, number)]
         train.let_go(number)
         if progress is not None:
             progress(shard)

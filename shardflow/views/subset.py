@@ -13,7 +13,7 @@ from shardflow.errors import ConfigError
 from shardflow.manifest import Shard
 
 from .chosen import Records, lots, lowest, taken
-from .labels import index_of, keys_of, labels_of
+from .labels import keys_of, labels_of
 from .made import ViewReport, make_view
 
 _NAMED = 3
@@ -104,8 +104,7 @@ def _keep_classes(
     for name, split in dataset.items():
         kept: list[bool] = []
         for number, shard in enumerate(split.shards):
-            labels = labels_of(split, number, index_of(dataset.store, shard))
-            kept += [not wanted.isdisjoint(several) for several in labels]
+            kept += [not wanted.isdisjoint(several) for several in labels_of(split, number)]
             split.let_go(number)
             if progress is not None:
                 progress(shard)

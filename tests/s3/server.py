@@ -62,6 +62,18 @@ class Server:
             return RemoteStore(self.url(prefix), self.options())
         return RemoteStore(self.url(prefix), self.options(endpoint), patience=QUICK, piece_bytes=PIECE_BYTES)
 
+    def put(self, prefix: str, folder: Path) -> str:
+        """Put the files of a folder below a prefix, and return its URL."""
+        store = self.store(prefix)
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            store.put(path.relative_to(folder).as_posix(), path.read_bytes())
+        return self.url(prefix)
+
+    def contents(self, prefix: str) -> dict[str, bytes]:
+        """Return every blob below a prefix."""
+        store = self.store(prefix)
+        return {name: store.read(name) for name in store.names()}
+
     def client(self) -> Any:
         """Return s3fs as it is, to look at things that a store does not show."""
         return _client(self.endpoint)

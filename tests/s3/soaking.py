@@ -61,16 +61,13 @@ def soak(
         AssertionError: An epoch was not exact, or the cache exceeded its limit.
     """
     local = make_dataset(folder / "set", [SHARD_SAMPLES] * SHARDS)
-    prefix = f"soak-{os.getpid()}-{time.time_ns()}"
-    store = server.store(prefix)
-    for path in sorted(path for path in local.rglob("*") if path.is_file()):
-        store.put(path.relative_to(local).as_posix(), path.read_bytes())
+    url = server.put(f"soak-{os.getpid()}-{time.time_ns()}", local)
     context = multiprocessing.get_context("spawn")
     with proxying(server.endpoint) as proxy:
         weather = Weather(faults, share, seed)
         proxy.rules.append(weather)
         far, said = context.Pipe(duplex=False)
-        arguments = (local, server.url(prefix), server.options(proxy.endpoint), folder / "cache", epochs, every, said)
+        arguments = (local, url, server.options(proxy.endpoint), folder / "cache", epochs, every, said)
         child = context.Process(target=_train, args=arguments)
         child.start()
         said.close()

@@ -74,7 +74,7 @@ def test_a_file_that_is_there_stays(store: Store, tmp_path: Path) -> None:
 
 
 def test_listing_and_ranges(store: Store) -> None:
-    """A listing has sizes, and tags that follow the content if there are any; a range is cut at the end of the blob."""
+    """A listing has sizes, and tags that follow the content if there are any; ranges are cut at the end of the blob."""
     store.put("b", b"12345")
     store.put("a/c", b"")
     before = store.listing()
@@ -82,6 +82,9 @@ def test_listing_and_ranges(store: Store) -> None:
     store.put("b", b"54321")
     assert (store.listing()["b"].tag != before["b"].tag) == bool(before["b"].tag)
     assert (store.read_range("b", 1, 3), store.read_range("b", 3, 9)) == (b"43", b"21")
+    for start, stop in ((2, 2), (3, 2), (5, 5), (5, 7), (8, 9)):
+        assert store.read_range("b", start, stop) == b""
+    assert store.read_range("a/c", 0, 4) == b""
     with pytest.raises(NotFoundError):
         store.read_range("none", 0, 1)
 

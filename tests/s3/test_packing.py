@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 import shardflow as sf
+from command import run
 from pack.folders import contents, image_folder, write_tree
 from s3.proxy import Fault, Proxy
 from s3.server import SECRET_KEY, Server
@@ -44,46 +46,34 @@ def spools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def stored(server: Server, prefix: str) -> dict[str, bytes]:
-    """Return every blob below a prefix."""
-    store = server.store(prefix)
-    return {name: store.read(name) for name in store.names()}
-
-
 def test_a_bucket_holds_what_a_disk_would(src: Path, tmp_path: Path, server: Server, prefix: str, spools: Path) -> None:
     """The blobs are the files of a local pack, byte for byte, and nothing else is left there or here."""
     url, options = server.url(prefix), server.options()
     local = sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
     report = sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
-    assert stored(server, prefix) == contents(tmp_path / "dst")
+    assert server.contents(prefix) == contents(tmp_path / "dst")
     assert (report.fingerprint, report.packed, report.quarantined) == (local.fingerprint, 70, 1)
     assert sf.verify(url, storage_options=options) == []
     assert list(spools.iterdir()) == []
-    assert SECRET_KEY.encode() not in b"".join(stored(server, prefix).values())
+    assert SECRET_KEY.encode() not in b"".join(server.contents(prefix).values())
     with pytest.raises(DatasetExistsError, match="already holds a dataset"):
         sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
 
 
 def test_the_command_needs_the_usual_environment_alone(src: Path, server: Server, prefix: str) -> None:
     """`shardflow pack`, `info` and `verify` take an s3:// URL in the place of a path, and say so when it is damaged."""
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from shardflow.cli.main import main; main()", *map(str, arguments)]
-        environment = {**os.environ, **server.environment()}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-
-    url = server.url(prefix)
-    packed = run("pack", src, url, "--short-side", 32, "--max-bad", 1, "--workers", 1)
+    command, url = functools.partial(run, env={**os.environ, **server.environment()}), server.url(prefix)
+    packed = command("pack", src, url, "--short-side", 32, "--max-bad", 1, "--workers", 1)
     assert packed.returncode == 0, packed.stderr
-    assert json.loads(run("info", url, "--json").stdout)["samples"] == 70
-    assert run("verify", url).stdout.startswith("sound: 1 shard, 70 samples")
+    assert json.loads(command("info", url, "--json").stdout)["samples"] == 70
+    assert command("verify", url).stdout.startswith("sound: 1 shard, 70 samples")
     tar = bytearray(server.store(prefix).read("train/000000.tar"))
     tar[1000] ^= 1
     server.store(prefix).put("train/000000.tar", bytes(tar))
-    damaged = run("verify", url)
+    damaged = command("verify", url)
     assert damaged.returncode == 1
     assert "train/000000.tar: its SHA-256 differs" in damaged.stdout
-    again = run("pack", src, url)
+    again = command("pack", src, url)
     assert (again.returncode, again.stdout) == (3, "")
 
 
@@ -111,7 +101,7 @@ def test_a_killed_pack_goes_on(
     except DatasetExistsError:  # it was quicker than the signal
         pass
     sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
-    assert stored(server, prefix) == contents(tmp_path / "dst")
+    assert server.contents(prefix) == contents(tmp_path / "dst")
     assert list(spools.iterdir()) == []
 
 
@@ -136,16 +126,16 @@ def test_packers_of_different_things_do_not_mix(src: Path, server: Server, prefi
     url, options = server.url(prefix), server.options()
     with pytest.raises(PackIncompleteError):
         sf.pack(src, url, **SETTINGS, storage_options=options)
-    before = stored(server, prefix)
+    before = server.contents(prefix)
     assert CLAIM in before
     for other in ({"short_side": 16}, {"seed": 1}, {"shard_samples": 10}):
         with pytest.raises(ConfigError, match="with other inputs or settings") as caught:
             sf.pack(src, url, **{**SETTINGS, **other}, max_bad=1, storage_options=options)
         assert caught.value.exit_code == 2
-    assert stored(server, prefix) == before
+    assert server.contents(prefix) == before
     report = sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
     assert report.resumed == 71
-    assert CLAIM not in stored(server, prefix)
+    assert CLAIM not in server.contents(prefix)
 
 
 def test_what_is_not_a_packs_is_left_alone(src: Path, server: Server, prefix: str) -> None:
@@ -153,7 +143,7 @@ def test_what_is_not_a_packs_is_left_alone(src: Path, server: Server, prefix: st
     server.store(prefix).put("mine.txt", b"mine")
     with pytest.raises(ConfigError, match=r"is not empty: it holds 'mine\.txt'"):
         sf.pack(src, server.url(prefix), **SETTINGS, storage_options=server.options())
-    assert stored(server, prefix) == {"mine.txt": b"mine"}
+    assert server.contents(prefix) == {"mine.txt": b"mine"}
 
 
 def test_inputs_that_changed_are_packed_again(src: Path, tmp_path: Path, server: Server, prefix: str) -> None:
@@ -192,5 +182,5 @@ def test_faults_on_the_way(
         proxy.clear()
         sf.pack(src, server.url(prefix), **SETTINGS, max_bad=1, storage_options=options)
     sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
-    assert stored(server, prefix) == contents(tmp_path / "dst")
+    assert server.contents(prefix) == contents(tmp_path / "dst")
     assert server.open_uploads(prefix) == []

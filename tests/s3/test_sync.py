@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import shardflow as sf
+from command import run
+from making import flip
 from pack.folders import contents, image_folder
 from s3.proxy import Fault, Proxy
 from s3.server import Server
@@ -48,9 +48,7 @@ def test_between_directories(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "copy" / CLAIM).write_bytes(b'{\n "content": "%b"\n}\n' % sf.open(dataset).fingerprint.encode())
     (tmp_path / "copy/train/000003.tar").unlink()
     (tmp_path / "copy/train/.tmp-000003.tar.abcd").write_bytes(b"half")
-    damaged = bytearray(expected["train/000001.tar"])
-    damaged[700] ^= 1
-    (tmp_path / "copy/train/000001.tar").write_bytes(damaged)
+    flip(tmp_path / "copy/train/000001.tar", 700)
     report = sf.sync(dataset, tmp_path / "copy")
     assert (report.copied, report.found) == (2, 2)
     assert contents(tmp_path / "copy") == expected
@@ -69,16 +67,15 @@ def test_a_copy_that_failed_goes_on(dataset: Path, server: Server, proxy: Proxy,
     proxy.clear()
     report = sf.sync(dataset, server.url(prefix), dst_options=options)
     assert report.found == len(there)
-    assert {name: store.read(name) for name in store.names()} == contents(dataset)
+    assert server.contents(prefix) == contents(dataset)
 
 
 @pytest.mark.parametrize("name", ["train/000002.tar", "train/000002.npy"])
 def test_damage_is_not_copied(dataset: Path, tmp_path: Path, name: str) -> None:
     """A shard or an index that is not the one packed is an error, and nothing becomes a dataset."""
     sf.sync(dataset, tmp_path / "damaged")
-    data = bytearray((tmp_path / "damaged" / name).read_bytes())
-    data[len(data) // 2] ^= 1
-    (tmp_path / "damaged" / name).write_bytes(data)
+    damaged = tmp_path / "damaged" / name
+    flip(damaged, damaged.stat().st_size // 2)
     with pytest.raises(IntegrityError, match=name.replace(".", r"\.")):
         sf.sync(tmp_path / "damaged", tmp_path / "copy")
     with pytest.raises(ShardflowError):
@@ -103,14 +100,9 @@ def test_destinations_that_are_taken(dataset: Path, tmp_path: Path, server: Serv
 
 def test_the_command(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:
     """`shardflow sync` says what it copied, and what was there already."""
-
-    def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from shardflow.cli.main import main; main()", "sync", *map(str, arguments)]
-        environment = {**os.environ, **server.environment()}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-
-    there = run(dataset, server.url(prefix))
+    sync = functools.partial(run, "sync", env={**os.environ, **server.environment()})
+    there = sync(dataset, server.url(prefix))
     assert there.stdout.startswith("copied 4 shards, "), there.stderr
-    again = run(dataset, server.url(prefix))
+    again = sync(dataset, server.url(prefix))
     assert again.stdout.splitlines()[1].startswith("4 shards, ")
-    assert (again.returncode, run(tmp_path / "nowhere", tmp_path / "x").returncode) == (0, 4)
+    assert (again.returncode, sync(tmp_path / "nowhere", tmp_path / "x").returncode) == (0, 4)

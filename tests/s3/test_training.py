@@ -38,10 +38,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def url(server: Server, prefix: str, local: Path) -> str:
     """The same dataset in a bucket."""
-    store = server.store(prefix)
-    for path in sorted(path for path in local.rglob("*") if path.is_file()):
-        store.put(path.relative_to(local).as_posix(), path.read_bytes())
-    return server.url(prefix)
+    return server.put(prefix, local)
 
 
 def loader(url: str | Path, **options: Any) -> shardflow.Loader:
@@ -143,12 +140,9 @@ def test_what_does_not_fit_is_transferred_about_once_per_epoch(
     """A dataset several times as large as the cache streams through it, and the limit holds all the while."""
     shards = 24
     root = make_dataset(tmp_path / "set", [8] * shards)
-    store = server.store(prefix)
-    for path in sorted(path for path in root.rglob("*") if path.is_file()):
-        store.put(path.relative_to(root).as_posix(), path.read_bytes())
     limit = 8 * max(path.stat().st_size for path in root.glob("train/*.tar"))
     some = loader(
-        server.url(prefix),
+        server.put(prefix, root),
         storage_options=server.options(proxy.endpoint),
         cache_dir=tmp_path / "cache",
         cache_limit=limit,

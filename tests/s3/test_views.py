@@ -8,19 +8,11 @@ import pytest
 
 import shardflow as sf
 from making import make_dataset
-from pack.folders import contents
+from s3.proxy import Proxy
 from s3.server import Server
 from shardflow.errors import ConfigError
 from shardflow.warm import warm
 from views.foreign import members_of, write_tar
-
-
-def put(server: Server, prefix: str, folder: Path) -> str:
-    """Put a folder into the bucket, and return its URL."""
-    store = server.store(prefix)
-    for name, data in contents(folder).items():
-        store.put(name, data)
-    return server.url(prefix)
 
 
 def labels(url: str | Path, tmp_path: Path, server: Server) -> list[int]:
@@ -39,7 +31,7 @@ def labels(url: str | Path, tmp_path: Path, server: Server) -> list[int]:
 
 def test_a_subset_of_a_bucket(tmp_path: Path, server: Server, prefix: str) -> None:
     """A subset beside its dataset in the bucket, and one on this disk, are the same, and are read through the cache."""
-    url = put(server, f"{prefix}/set", make_dataset(tmp_path / "set", [12, 9]))
+    url = server.put(f"{prefix}/set", make_dataset(tmp_path / "set", [12, 9]))
     options = server.options()
     there = server.url(f"{prefix}/few")
     settings = {"fraction": 0.4, "src_options": options}
@@ -65,10 +57,27 @@ def test_tars_in_a_bucket_are_indexed(tmp_path: Path, server: Server, prefix: st
     """Tars that others have put into a bucket are indexed there and from here, with equal results."""
     for number in range(2):
         write_tar(tmp_path / f"tars/{number:05}.tar", members_of(range(4 * number, 4 * number + 4)))
-    url, options = put(server, prefix, tmp_path / "tars"), server.options()
+    url, options = server.put(prefix, tmp_path / "tars"), server.options()
     sf.index(f"{url}/{{00000..00001}}.tar", tmp_path / "view", src_options=options)
     report = sf.index(url, src_options=options)
     assert report.fingerprint == sf.open(tmp_path / "view", storage_options=options).fingerprint
     assert (
         labels(url, tmp_path, server) == labels(tmp_path / "view", tmp_path, server) == sorted(n % 3 for n in range(8))
     )
+
+
+def test_files_are_fetched_once(
+    tmp_path: Path, server: Server, proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the index of a shard is looked at for a view, one request brings it; so of tars to be verified."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    url = server.put(f"{prefix}/set", make_dataset(tmp_path / "set", [6, 5]))
+    options = server.options(proxy.endpoint)
+    sf.split(url, tmp_path / "parts", val=0.3, src_options=options)
+    assert proxy.count("GET", ".npy") == 2
+    sf.subset(url, tmp_path / "few", classes=["class1", "class9"], fraction=0.5, src_options=options)
+    sf.diff(url, url, a_options=options, b_options=options)
+    assert proxy.count("GET", ".npy") == 2
+    proxy.clear()
+    assert sf.verify(tmp_path / "parts", storage_options=options) == []
+    assert proxy.count("GET", ".tar") == 2

@@ -51,3 +51,14 @@ def test_renumbered_classes(tmp_path: Path) -> None:
     assert names is not None
     sf.pack(sf.Folder(src, classes=(names[1], names[0], *names[2:])), tmp_path / "b", **settings)
     assert sf.diff(tmp_path / "a", tmp_path / "b").renumbered == names[:2]
+
+
+def test_a_receipt_that_is_another_shards_is_none(tmp_path: Path) -> None:
+    """Where a receipt names another number of inputs than the shard has samples, samples are told by content."""
+    settings = {"short_side": 32, "executor": "serial", "shard_samples": 8}
+    sf.pack(image_folder(tmp_path / "src", 20), tmp_path / "a", **settings)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.copy(tmp_path / "a/train/000002.json", tmp_path / "b/train/000001.json")
+    assert sf.diff(tmp_path / "a", tmp_path / "a").splits["train"].by == "source"
+    split = sf.diff(tmp_path / "a", tmp_path / "b").splits["train"]
+    assert (split.by, split.both, split.only) == ("content", 20, (0, 0))

@@ -14,6 +14,7 @@ import shardflow as sf
 from making import jpeg, make_dataset
 from pack.folders import contents
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
+from shardflow.look.peek import Peek
 from views.foreign import members_of, write_tar
 
 
@@ -194,3 +195,21 @@ def test_our_own_tars_give_what_was_packed(tmp_path: Path) -> None:
     packed = make_dataset(tmp_path / "set", [5])
     sf.index(f"{packed}/train/*.tar", tmp_path / "view")
     assert (tmp_path / "view/train/0/000000.npy").read_bytes() == (packed / "train/000000.npy").read_bytes()
+
+
+def test_numbers_as_others_write_them(tmp_path: Path) -> None:
+    """Labels with zeros before them and a line break behind are the same numbers to everything that reads labels."""
+    members = [(name, data) for n in range(6) for name, data in members_of([n]) if not name.endswith(".cls")]
+    members += [(f"{n:05}.cls", b"%03d\n" % (n % 2)) for n in range(6)]
+    write_tar(tmp_path / "a.tar", sorted(members))
+    sf.index(tmp_path)
+    assert sf.verify(tmp_path) == []
+    loader = sf.Loader(tmp_path, batch_size=6, fields=("label", "labels"), num_workers=0, shuffle=False)
+    labels, hot = next(iter(loader))
+    assert labels.tolist() == hot.argmax(1).tolist() == [0, 1] * 3
+    sf.subset(tmp_path, tmp_path / "ones", classes=["1"])
+    assert [sample["__key__"] for sample in sf.open(tmp_path / "ones")["train"]] == ["00001", "00003", "00005"]
+    assert sf.split(tmp_path, tmp_path / "parts", val=0.34).samples == {"train": 4, "val": 2}
+    assert [peeked.labels for peeked in Peek(sf.open(tmp_path), "train").samples(range(3))] == [[0], [1], [0]]
+    sf.pack(tmp_path, tmp_path / "packed", executor="serial", short_side=32, shuffle=False)
+    assert [sample["cls"] for sample in sf.open(tmp_path / "packed")["train"]] == [b"0", b"1"] * 3

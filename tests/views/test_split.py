@@ -6,24 +6,17 @@ from pathlib import Path
 import pytest
 
 import shardflow as sf
-from making import jpeg, make_dataset, write_shard
-from shardflow.errors import ConfigError
-from shardflow.manifest import FILE_NAME, Manifest
-from shardflow.store import LocalStore
+from making import jpeg, make_dataset, write_dataset
+from shardflow.errors import ConfigError, IntegrityError
 
 
 def classed(root: Path, sizes: list[int]) -> Path:
     """A dataset of two shards with so many samples of each class."""
     labels = [label for label, size in enumerate(sizes) for _ in range(size)]
     samples = [(f"{n:05}", {"jpg": jpeg(n), "cls": b"%d" % label}) for n, label in enumerate(labels)]
-    store = LocalStore(root)
     half = len(samples) // 2
-    shards = tuple(
-        write_shard(store, f"train/{n:06}.tar", some) for n, some in enumerate((samples[:half], samples[half:]))
-    )
     names = tuple(f"class{label}" for label in range(len(sizes)))
-    store.put_new(FILE_NAME, Manifest(splits={"train": shards}, classes=names, inputs=len(samples)).to_bytes())
-    return root
+    return write_dataset(root, {"train": [samples[:half], samples[half:]]}, classes=names)
 
 
 def test_every_class_gives_its_share(tmp_path: Path) -> None:
@@ -61,3 +54,17 @@ def test_what_cannot_be_split(tmp_path: Path) -> None:
         sf.split(single, tmp_path / "view", val=0.01)
     with pytest.raises(ConfigError, match="above 0 and below 1"):
         sf.split(single, tmp_path / "view", val=1)
+
+
+def test_labels_that_cannot_be_trusted(tmp_path: Path) -> None:
+    """A label that is damaged, or is no number, is an error that names the sample."""
+    samples = [(f"{n}", {"jpg": jpeg(n), "cls": label}) for n, label in enumerate((b"0", b"1", b"zero"))]
+    dataset = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x", "y"))
+    with pytest.raises(IntegrityError, match=r"000000\.tar, sample 2: its part 'cls' cannot be read as labels: .*zero"):
+        sf.split(dataset, tmp_path / "view")
+    tar = dataset / "train/000000.tar"
+    data = bytearray(tar.read_bytes())
+    data[sf.open(dataset)["train"].shard(0).members(1)[0].offset] ^= 1  # which makes a 0 of the 1
+    tar.write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"000000\.tar, sample 1: part 'cls' is damaged"):
+        sf.split(dataset, tmp_path / "view")

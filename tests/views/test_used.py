@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 import shardflow as sf
-from making import make_dataset
+from making import flip, make_dataset
 from pack.folders import contents, image_folder
+from shardflow.claim import FILE_NAME as CLAIM
 from shardflow.dali import write_dali_indexes
 from shardflow.energon import write_energon
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
+from shardflow.store import LocalStore
 from shardflow.warm import warm
 from shardflow.wids import write_wids
 
@@ -24,27 +26,19 @@ def view(tmp_path: Path) -> Path:
     return tmp_path / "view"
 
 
-def damage(path: Path, position: int) -> None:
-    """Turn a bit over."""
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.chmod(0o644)
-    path.write_bytes(data)
-
-
 def test_verify_names_what_is_damaged(view: Path, tmp_path: Path) -> None:
     """A damaged sample is named in the split that has it, by its key; a damaged index and a missing tar as well."""
     dataset = sf.open(view)
     tar = tmp_path / "set/train/000000.tar"
     sample = dataset["val"].shard(0).members(0)[-1]
-    damage(tar, sample.offset + 5)
+    flip(tar, sample.offset + 5)
     findings = sf.verify(view)
     key = sample.name.partition(".")[0]
     assert [(finding.file, finding.key) for finding in findings if finding.key] == [("val/0/train/000000.tar", key)]
     assert {finding.file for finding in findings} == {"train/0/train/000000.tar", "val/0/train/000000.tar"}
     with pytest.raises(IntegrityError, match="is damaged"):
         sf.open(view)["val"][0]
-    damage(view / "val/0/train/000001.npy", 300)
+    flip(view / "val/0/train/000001.npy", 300)
     assert any(finding.file == "val/0/train/000001.npy" for finding in sf.verify(view))
     tar.unlink()
     assert any("does not exist" in finding.problem for finding in sf.verify(view))
@@ -61,7 +55,8 @@ def test_sync_copies_the_tars_along(view: Path, tmp_path: Path) -> None:
     """The copy of a view has each tar once, needs nothing else, has the same fingerprint and samples; so its copy."""
     expected = [sample["jpg"] for split in sf.open(view).values() for sample in split]
     report = sf.sync(view, tmp_path / "copy")
-    assert (report.copied, report.found) == (2, 2)
+    assert (report.copied, report.found) == (2, 0)
+    assert sf.sync(view, tmp_path / "copy").found == 2
     assert report.fingerprint == sf.open(view).fingerprint
     (tmp_path / "set").rename(tmp_path / "gone")
     sf.sync(tmp_path / "copy", tmp_path / "again")
@@ -70,6 +65,19 @@ def test_sync_copies_the_tars_along(view: Path, tmp_path: Path) -> None:
         assert [sample["jpg"] for split in sf.open(copy).values() for sample in split] == expected
         assert sf.verify(copy) == []
     assert contents(tmp_path / "copy") == contents(tmp_path / "again")
+
+
+def test_a_copy_that_was_killed_goes_on(view: Path, tmp_path: Path) -> None:
+    """What a killed sync of a view has left, half a tar among it, is cleared away or used."""
+    sf.sync(view, tmp_path / "copy")
+    expected = contents(tmp_path / "copy")
+    (tmp_path / "copy/shardflow.json").unlink()
+    (tmp_path / "copy/bases/0/train/000001.tar").unlink()
+    (tmp_path / "copy/.tmp-train-0-train-000001.tar").write_bytes(b"half")
+    LocalStore(tmp_path / "copy").put(CLAIM, b'{\n "content": "%b"\n}\n' % sf.open(view).fingerprint.encode())
+    report = sf.sync(view, tmp_path / "copy")
+    assert (report.copied, report.found) == (1, 1)
+    assert contents(tmp_path / "copy") == expected
 
 
 def test_what_a_view_refuses(view: Path, tmp_path: Path) -> None:
