@@ -88,7 +88,9 @@ def train(loader: shardflow.Loader, arguments: argparse.Namespace, run: wandb.Ru
         run.log(fed, step=step)
         checkpoint = {"run": run.id, "step": step, "loader": loader.state_dict()}
         checkpoint.update(model=model.state_dict(), optimiser=optimiser.state_dict())
-        torch.save(checkpoint, arguments.checkpoint)
+        unfinished = arguments.checkpoint.with_name(f"{arguments.checkpoint.name}.unfinished")
+        torch.save(checkpoint, unfinished)
+        unfinished.replace(arguments.checkpoint)  # an interruption leaves the last checkpoint whole
         print(f"epoch {epoch}: {samples} samples; {stats}")
         if step == arguments.stop_after:
             return

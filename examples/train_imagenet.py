@@ -100,6 +100,7 @@ class Training:
         self.leading = not dist.is_initialized() or dist.get_rank() == 0
         self.samples = len(dataset["train"])
         self.batches = train_batches(given, device, self.classes)
+        self.val = val_batches(given, device)
         torch.manual_seed(0)
         model = torchvision.models.get_model(given.model, num_classes=self.classes)
         self.net = model.to(device, memory_format=torch.channels_last)
@@ -138,8 +139,9 @@ class Training:
 
     def step(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Take one step of the optimiser, and return the loss, on the device."""
+        rate = self.rate()
         for group in self.optimiser.param_groups:
-            group["lr"] = self.rate()
+            group["lr"] = rate
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
             loss = F.cross_entropy(self.model(images), targets, label_smoothing=self.given.smoothing)
         self.optimiser.zero_grad()
@@ -163,7 +165,7 @@ class Training:
         """Return how many samples of the split val are classified rightly, and how many there are, over all ranks."""
         model = (self.average.module if self.average is not None else self.net).eval()
         counts = torch.zeros(2, dtype=torch.int64, device=self.device)
-        for images, labels in val_batches(self.given, self.device):
+        for images, labels in self.val:
             with torch.autocast(self.device.type, dtype=torch.bfloat16):
                 right = model(images).argmax(1) == labels if len(images) else labels.bool()
             counts += torch.stack([right.sum(), torch.tensor(len(labels), device=self.device)])

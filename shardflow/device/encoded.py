@@ -16,15 +16,14 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardflow import keyed
 from shardflow.errors import ConfigError, DecodeError
+from shardflow.imagesize import is_jpeg
 from shardflow.keyed import U64
 from shardflow.load.checked import check_probability
-from shardflow.load.crop import random_resized_crops
 from shardflow.load.decode import CenterCropDecoder, Empty, ImageDecoder, RandomResizedCropDecoder, new
 from shardflow.load.described import described_object
 
 from .rows import STEP_BYTES, Rows, row_bytes
 
-_JPEG = b"\xff\xd8"
 _SHARE = keyed.key("cpu_share")
 
 Crop = RandomResizedCropDecoder | CenterCropDecoder
@@ -133,22 +132,8 @@ class DecodeJpeg:
 
     def _crop(self, images: list[torch.Tensor], keys: U64) -> torch.Tensor:
         """Crop and resize whole images, uint8 [3, H, W], on whatever device they are."""
-        sizes = np.array([(image.shape[2], image.shape[1]) for image in images], dtype=np.int64)
-        if isinstance(self.crop, RandomResizedCropDecoder):
-            boxes, flips = random_resized_crops(sizes, keys, self.crop.scale, self.crop.ratio)
-            mirrored = (flips < self.crop.hflip).tolist()
-            cut = [image[:, y : y + h, x : x + w] for image, (x, y, w, h) in zip(images, boxes.tolist(), strict=True)]
-            resized = [_resize(image, self.crop.size, self.crop.size) for image in cut]
-            return torch.stack(
-                [image.flip(-1) if flip else image for image, flip in zip(resized, mirrored, strict=True)]
-            )
-        cropped = []
-        for image, (width, height) in zip(images, sizes.tolist(), strict=True):
-            height, width = (side * self.crop.resize // min(image.shape[1:]) for side in (height, width))
-            top, left = round((height - self.crop.size) / 2), round((width - self.crop.size) / 2)
-            whole = _resize(image, height, width)
-            cropped.append(whole[:, top : top + self.crop.size, left : left + self.crop.size])
-        return torch.stack(cropped)
+        crops = self.crop.crops(np.array([image.shape[:0:-1] for image in images]), keys)
+        return torch.stack([crops.cut(index, image, _resize) for index, image in enumerate(images)])
 
 
 def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -165,7 +150,7 @@ def _decode_on_gpu(files: Mapping[int, torch.Tensor], device: torch.device) -> l
         # torchvision decodes on a stream of its own, which does not wait for this one, into memory that this one has
         # set free: what is queued here may still read there the images of the batch before.
         torch.cuda.current_stream(device).synchronize()
-    jpegs = [index for index, file in files.items() if bytes(file[:2].numpy()) == _JPEG]
+    jpegs = [index for index, file in files.items() if is_jpeg(file.numpy().data)]
     decoded: dict[int, torch.Tensor] = {}
     try:
         if jpegs:

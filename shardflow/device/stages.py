@@ -82,7 +82,8 @@ class Stages:
         with _generators(key, batch) if self._are_foreign() else contextlib.nullcontext():
             for place, stage in enumerate(self._stages):
                 if isinstance(stage, KeyedStage):
-                    named["image"] = stage(named["image"], draws.fold(keys, place))
+                    own = draws.fold(keys, place) if stage.needs_keys else keys
+                    named["image"] = stage(named["image"], own)
                 elif isinstance(stage, BlendStage):
                     named["image"], named["label"] = stage(named["image"], named["label"], draws.fold(keys, place))
                 else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,11 +21,11 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardflow import native
 from shardflow.errors import ConfigError, DecodeError
-from shardflow.imagesize import image_size
+from shardflow.imagesize import image_size, is_jpeg
 from shardflow.keyed import U64
 
 from .checked import check_probability, check_range
-from .crop import random_resized_crops
+from .crop import Crops, Sizes, random_resized_crops
 
 Images = torch.Tensor | list[torch.Tensor]
 """uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]."""
@@ -35,9 +35,10 @@ Empty = Callable[[tuple[int, ...]], torch.Tensor]
 """Makes a uint8 tensor of a shape, its values arbitrary."""
 
 Pixels = npt.NDArray[np.uint8]
-"""A decoded image: [H, W, 3], RGB, contiguous. The decoders of this module take it in the place of an encoded one."""
+"""A decoded image: [H, W, 3], RGB, contiguous."""
 
-_JPEG = b"\xff\xd8"
+Payload = memoryview | Pixels
+"""An encoded image, or a decoded one in its place: the decoders of this module take either."""
 
 
 def new(shape: tuple[int, ...]) -> torch.Tensor:
@@ -95,27 +96,16 @@ class RandomResizedCropDecoder:
         self.hflip = check_probability("hflip", hflip)
 
     def __call__(
-        self, payloads: Sequence[memoryview | Pixels], keys: U64, empty: Empty = new
+        self, payloads: Sequence[Payload], keys: U64, empty: Empty = new
     ) -> tuple[torch.Tensor, dict[int, DecodeError]]:
         """Return uint8 [B, 3, size, size]."""
-        sizes = _sizes(payloads)
+        return _cropped(self, payloads, keys, empty)
+
+    def crops(self, sizes: Sizes, keys: U64) -> Crops:
+        """Return what becomes of images of these sizes."""
         boxes, flip = random_resized_crops(np.maximum(sizes, 1), keys, self.scale, self.ratio)
-        flips = flip < self.hflip
-
-        def crop(index: int, image: torch.Tensor) -> torch.Tensor:
-            x, y, w, h = boxes[index].tolist()
-            height, width = image.shape[1:]
-            if (width, height) != tuple(sizes[index]):  # what the header says was not known, or not true
-                own, _ = random_resized_crops(
-                    np.array([[width, height]]), keys[index : index + 1], self.scale, self.ratio
-                )
-                x, y, w, h = own[0].tolist()
-            cropped = _resize(image[:, y : y + h, x : x + w], self.size, self.size)
-            return cropped.flip(-1) if flips[index] else cropped
-
-        batch = empty((len(payloads), 3, self.size, self.size))
-        left = _decode_natively(payloads, sizes, boxes, flips, batch)
-        return batch, _decode_generally(payloads, left, crop, batch)
+        resized = np.full((len(sizes), 4), (self.size, self.size, 0, 0), dtype=np.int32)
+        return Crops(self.size, boxes, resized, flip < self.hflip)
 
 
 class CenterCropDecoder:
@@ -136,27 +126,19 @@ class CenterCropDecoder:
             raise ConfigError(f"size must be 1 … resize, found size {self.size} and resize {self.resize}")
 
     def __call__(
-        self,
-        payloads: Sequence[memoryview | Pixels],
-        keys: U64,  # noqa: ARG002 - nothing random here
-        empty: Empty = new,
+        self, payloads: Sequence[Payload], keys: U64, empty: Empty = new
     ) -> tuple[torch.Tensor, dict[int, DecodeError]]:
         """Return uint8 [B, 3, size, size]."""
-        sizes = _sizes(payloads)
+        return _cropped(self, payloads, keys, empty)
+
+    def crops(self, sizes: Sizes, keys: U64) -> Crops:  # noqa: ARG002 - nothing random here
+        """Return what becomes of images of these sizes."""
+        whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
         # Rounded down as torchvision's Resize does.
         resized = sizes * self.resize // np.maximum(sizes.min(axis=1, keepdims=True), 1)
         window = np.rint((resized - self.size) / 2).astype(np.int64)
-
-        def crop(_index: int, image: torch.Tensor) -> torch.Tensor:
-            height, width = (side * self.resize // min(image.shape[1:]) for side in image.shape[1:])
-            top, left = round((height - self.size) / 2), round((width - self.size) / 2)
-            return _resize(image, height, width)[:, top : top + self.size, left : left + self.size]
-
-        batch = empty((len(payloads), 3, self.size, self.size))
-        whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
         placed = np.concatenate([resized, window], axis=1).astype(np.int32)
-        left = _decode_natively(payloads, sizes, whole, np.zeros(len(payloads), dtype=np.bool_), batch, placed)
-        return batch, _decode_generally(payloads, left, crop, batch)
+        return Crops(self.size, whole, placed, np.zeros(len(sizes), dtype=np.bool_))
 
 
 class ImageDecoder:
@@ -164,7 +146,7 @@ class ImageDecoder:
 
     def __call__(
         self,
-        payloads: Sequence[memoryview | Pixels],
+        payloads: Sequence[Payload],
         keys: U64,  # noqa: ARG002 - nothing random here
         empty: Empty = new,  # noqa: ARG002 - nothing that is one size
     ) -> tuple[Images, dict[int, DecodeError]]:
@@ -185,8 +167,8 @@ def decoder_versions(decoder: Decoder) -> str | None:
     """Name what `decode_whole` decodes with: other versions may give other pixels. None when the decoder takes none."""
     if type(decoder) not in (RandomResizedCropDecoder, CenterCropDecoder, ImageDecoder):
         return None  # not those derived from them either, which may expect bytes
-    kernel = native.why() if _natively(decoder) else "no kernel"
-    return f"{kernel}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}"
+    kernel = native.version() if _natively(decoder) else "none"
+    return f"kernel {kernel}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}"
 
 
 def decode_whole(decoder: Decoder, payload: memoryview, width: int, height: int) -> Pixels | None:
@@ -194,14 +176,14 @@ def decode_whole(decoder: Decoder, payload: memoryview, width: int, height: int)
 
     Called with them in the image's place, the decoder returns what it returns for the encoded image, bit by bit.
     """
+    if image_size(payload) != (width, height):
+        return None
     if _natively(decoder):
         pixels = np.empty((height, width, 3), dtype=np.uint8)
-        box = np.array([[0, 0, width, height]], dtype=np.int32)
-        planes = pixels.transpose(2, 0, 1)[np.newaxis]
-        problems = native.decode_crops([payload], box, np.zeros(1, dtype=np.bool_), planes)
-        if not problems:
+        problem = native.decode_resized(payload, pixels, oversampling=0)
+        if problem is None:
             return pixels
-        if bytes(payload[:2]) == _JPEG and problems[0].status is not native.Status.UNSUPPORTED:
+        if is_jpeg(payload) and problem.status is not native.Status.UNSUPPORTED:
             return None
     try:
         image = _decode(payload)
@@ -214,54 +196,52 @@ def _natively(decoder: Decoder) -> bool:
     return native.available() and not isinstance(decoder, ImageDecoder)
 
 
-def _sizes(payloads: Sequence[memoryview | Pixels]) -> npt.NDArray[np.int64]:
-    """Return width and height as the headers say: int64 [B, 2], zeros where not known."""
+def _sizes(payloads: Sequence[Payload]) -> Sizes:
+    """Return sizes as the headers say, zeros where not known."""
     return np.array(
         [payload.shape[1::-1] if isinstance(payload, np.ndarray) else image_size(payload) for payload in payloads],
         dtype=np.int64,
     )
 
 
-def _decode_natively(
-    payloads: Sequence[memoryview | Pixels],
-    sizes: npt.NDArray[np.int64],
-    boxes: npt.NDArray[np.int32],
-    flips: npt.NDArray[np.bool_],
-    batch: torch.Tensor,
-    resized: npt.NDArray[np.int32] | None = None,
-) -> list[int]:
-    """Decode with the native kernel, and return the indexes of the images that are left for the general decoder."""
+def _cropped(
+    decoder: RandomResizedCropDecoder | CenterCropDecoder, payloads: Sequence[Payload], keys: U64, empty: Empty
+) -> tuple[torch.Tensor, dict[int, DecodeError]]:
+    """Decode and crop a batch: with the native kernel, and what that leaves as whole images. Failed ones are black."""
+    sizes = _sizes(payloads)
+    crops, batch = decoder.crops(sizes, keys), empty((len(payloads), 3, decoder.size, decoder.size))
+    failures = {}
+    for index in _left_by_the_kernel(payloads, sizes, crops, batch):
+        try:
+            image = _decode(payloads[index])
+        except DecodeError as error:
+            batch[index] = 0
+            failures[index] = error
+            continue
+        size = np.array([image.shape[:0:-1]])
+        if (size == sizes[index]).all():
+            batch[index] = crops.cut(index, image, _resize)
+        else:  # what the header says was not known, or not true
+            batch[index] = decoder.crops(size, keys[index : index + 1]).cut(0, image, _resize)
+    return batch, failures
+
+
+def _left_by_the_kernel(payloads: Sequence[Payload], sizes: Sizes, crops: Crops, batch: torch.Tensor) -> list[int]:
+    """Decode into the batch with the native kernel, and return the indexes of the images that it leaves."""
     if not native.available():
         return list(range(len(payloads)))
     # Other formats are problems to it; that they are none to their neighbours keeps pixels independent of the batch.
-    problems = native.decode_crops(payloads, boxes, flips, batch.numpy(), resized=resized)
+    problems = native.decode_crops(payloads, crops.boxes, crops.flips, batch.numpy(), resized=crops.resized)
     # Corrupt data that decodes all the same is accepted, as torchvision and Pillow do: the CRC says it was packed so.
     left = {problem.index for problem in problems if problem.status is not native.Status.DAMAGED}
     # The crop of a JPEG whose header does not say its size was made up.
     return sorted(left.union(np.flatnonzero(~sizes.all(axis=1)).tolist()))
 
 
-def _decode_generally(
-    payloads: Sequence[memoryview | Pixels],
-    indexes: Iterable[int],
-    crop: Callable[[int, torch.Tensor], torch.Tensor],
-    batch: torch.Tensor,
-) -> dict[int, DecodeError]:
-    """Decode whole images and crop them into the batch; return what went wrong, those images black."""
-    failures = {}
-    for index in indexes:
-        try:
-            batch[index] = crop(index, _decode(payloads[index]))
-        except DecodeError as error:
-            batch[index] = 0
-            failures[index] = error
-    return failures
-
-
-def _decode(payload: memoryview | Pixels) -> torch.Tensor:
+def _decode(payload: Payload) -> torch.Tensor:
     if isinstance(payload, np.ndarray):
         return torch.from_numpy(payload).permute(2, 0, 1)
-    decode: Callable[[memoryview], torch.Tensor] = _decode_jpeg if bytes(payload[:2]) == _JPEG else _decode_other
+    decode: Callable[[memoryview], torch.Tensor] = _decode_jpeg if is_jpeg(payload) else _decode_other
     try:
         return decode(payload)
     # torchvision raises RuntimeError; Pillow nearly anything, SyntaxError included.

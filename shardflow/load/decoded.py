@@ -17,6 +17,7 @@ without complaint, from bytes whose CRC-32 was checked, gets in.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -156,7 +157,8 @@ class _ShardPixels:
     def has(self, record: int) -> bool:
         """Return whether the pixels of a record may be here by now."""
         if self.kept[record] and not self._sums[record]:
-            os.preadv(self._descriptor, [self._sums[record : record + 1].data], record * _WORD_BYTES)
+            with contextlib.suppress(OSError):  # what cannot be read is not here
+                os.preadv(self._descriptor, [self._sums[record : record + 1].data], record * _WORD_BYTES)
         return bool(self.kept[record] and self._sums[record])
 
     def read(self, record: int, memory: Words) -> Pixels | None:

@@ -12,8 +12,6 @@ from typing import Any
 from shardflow.dataset import Dataset
 from shardflow.system import describe_versions
 
-_VERSIONS = ("shardflow", "torch", "torchvision", "webdataset", "numpy", "pillow", "native kernel")
-
 
 def described_dataset(dataset: Dataset) -> dict[str, Any]:
     """Return which dataset it is and how it was made; without credentials, as its URL is known by them alone."""
@@ -29,8 +27,7 @@ def described_dataset(dataset: Dataset) -> dict[str, Any]:
 
 def described_versions() -> dict[str, str]:
     """Return the versions of what the pixels may depend on."""
-    versions = describe_versions()
-    return {"python": platform.python_version(), **{name: versions[name] for name in _VERSIONS}}
+    return {"python": platform.python_version(), **describe_versions()}
 
 
 def described_object(thing: Any) -> str | None:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from shardflow.cache import LIMIT, Cache
 from shardflow.dataset import open_dataset
 from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError, ShardflowError, WorkerError
+from shardflow.plan import WINDOW, default_lanes
 from shardflow.schedule import Schedule
 
 from .batchsampler import BatchSampler
@@ -28,8 +29,8 @@ from .described import described_dataset, described_object, described_versions
 from .handover import SLOTS_BEYOND_PREFETCH, Handover
 from .meter import Meter, Stats
 from .received import end_workers, received
-from .source import WINDOW, Order, PlanSource, Shared, Start, default_lanes
-from .stages import Augment, Collate, Decode, Keep, Read, guard
+from .source import Order, PlanSource, Shared, Start
+from .stages import Augment, Collate, Decode, Read, guard
 from .topology import resolve_rank, usable_cores
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,13 @@ class Loader:
         verify: Check the CRC-32 of every part that is read. Images that are kept as pixels were checked when they were
             decoded, and are checked as such.
 
+    Attributes:
+        dataset, split: What was opened, and the split of it that is read.
+        fields: What a batch consists of.
+        decoder: What makes the images.
+        decoded_cache: Where they are kept as pixels, if they are.
+        substituted: What was wrong with each sample that another one has stood in for.
+
     Raises:
         ConfigError: An argument is wrong.
         NotFoundError: There is no dataset.
@@ -141,13 +149,13 @@ class Loader:
                 raise ConfigError(f"{name} must be {least} or more, found {value}")
         if on_error not in ("raise", "substitute"):
             raise ConfigError(f"on_error must be 'raise' or 'substitute', found {on_error!r}")
-        dataset = open_dataset(
+        self.dataset = open_dataset(
             url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version
         )
+        self.split = self.dataset[split]
         rank, world_size = resolve_rank(rank, world_size)
-        self._fingerprint, self._has_version = dataset.fingerprint, dataset.has_version
         self._order = Order(
-            dataset[split],
+            self.split,
             seed=seed,
             window=window,
             shuffle=shuffle,
@@ -178,8 +186,8 @@ class Loader:
         self._source.batch(self._begin_at(), 0)  # a wrong window or lanes is found here and not in a worker
         self._max_substituted = max_substituted
         self.substituted: set[str] = set()
-        fields = tuple(fields) if fields is not None else _default_fields(dataset.classes is not None, tail)
-        self.fields = fields
+        classes = self.dataset.classes
+        self.fields = fields = tuple(fields) if fields is not None else _default_fields(classes is not None, tail)
         self._meter = Meter()
         if decoder is None:
             decoder = RandomResizedCropDecoder() if shuffle else CenterCropDecoder()
@@ -187,8 +195,9 @@ class Loader:
         if decoded_cache is not None:
             if "image" not in fields:
                 raise ConfigError(f"decoded_cache needs 'image' among the fields, found {fields}")
-            beside = self._order.split.cache or Cache(cache_dir)
-            decoded = DecodedCache(beside, decoded_cache, len(self._order.split), decoder)
+            beside = self.split.cache or Cache(cache_dir)
+            decoded = DecodedCache(beside, decoded_cache, len(self.split), decoder)
+        self.decoder, self.decoded_cache = decoder, decoded
         handover = Handover(slots=prefetch_factor + SLOTS_BEYOND_PREFETCH)
         # Transforms may keep what they were given, so only batches that meet none are decoded into memory that is lent.
         empty = handover.empty if transform is None and batch_transform is None else new
@@ -197,17 +206,16 @@ class Loader:
             wds.DataPipeline(
                 self._source,
                 Read(
-                    self._order.split,
+                    self.split,
                     verify=verify,
                     keys="key" in fields,
                     substitute=may_substitute,
                     decoded=decoded,
                     fields=fields,
                 ),
-                Keep(decoded) if decoded is not None else None,
-                Decode(decoder, empty, substitute=may_substitute) if "image" in fields else None,
+                Decode(decoder, empty, substitute=may_substitute, decoded=decoded) if "image" in fields else None,
                 Augment(transform) if transform is not None and "image" in fields else None,
-                Collate(fields, batch_transform, len(dataset.classes or ())),
+                Collate(fields, batch_transform, len(classes or ())),
                 guard,
                 handover,
             ),
@@ -222,19 +230,7 @@ class Loader:
             generator=torch.Generator(),
         )
         self._persistent = persistent_workers
-        self.dataset, self.split, self.decoder = dataset, self._order.split, decoder
-        self._described = {
-            **described_dataset(dataset),
-            "fields": list(fields),
-            "decoder": described_object(decoder),
-            "transform": described_object(transform),
-            "batch_transform": described_object(batch_transform),
-            "batch_size": batch_size,
-            "world_size": world_size,
-            "tail": tail,
-            "on_error": on_error,
-            "num_workers": num_workers,
-        }
+        self._transform, self._batch_transform, self._on_error = transform, batch_transform, on_error
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch."""
@@ -296,7 +292,7 @@ class Loader:
         for worker in range(self._shared.workers):
             if (step := self._shared.made_by(worker)) >= 0:
                 batch = self._source.batch(start, step)
-                split, shard, record = self._order.split, int(batch.shards[0]), int(batch.records[0])
+                split, shard, record = self.split, int(batch.shards[0]), int(batch.records[0])
                 # The worker may have died for want of the very shard: an error message does not wait for it.
                 sample = f"sample {split.shard(shard).key(record)}" if split.at_hand(shard) else f"record {record}"
                 others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
@@ -310,12 +306,27 @@ class Loader:
     def describe(self) -> dict[str, Any]:
         """Return what a run's log needs to name its data, and to have it again: plain JSON, without credentials.
 
-        The same for all ranks of a run and from start to end of it. `fingerprint` is what `version=` takes.
+        The same from start to end of a run, and for all its ranks on machines that are alike. `fingerprint` is what
+        `version=` takes.
 
         >>> mlflow.log_dict(loader.describe(), "data.json")      # doctest: +SKIP
         """
         plan = {name: value for name, value in self._identity().items() if name != "version"}
-        return {**self._described, **plan, "samples": self._order.pass_length, "versions": described_versions()}
+        return {
+            **described_dataset(self.dataset),
+            "fields": list(self.fields),
+            "decoder": described_object(self.decoder),
+            "transform": described_object(self._transform),
+            "batch_transform": described_object(self._batch_transform),
+            "batch_size": self._schedule.batch_size,
+            "world_size": self._schedule.world_size,
+            "tail": self._schedule.tail,
+            "on_error": self._on_error,
+            "num_workers": self.data_loader.num_workers,
+            **plan,
+            "samples": self._order.pass_length,
+            "versions": described_versions(),
+        }
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the one that the next iteration runs through, from its start.
@@ -371,7 +382,7 @@ class Loader:
         ]
         if differing:
             remedy = "make these equal"
-            if state["fingerprint"] != ours["fingerprint"] and self._has_version(str(state["fingerprint"])):
+            if state["fingerprint"] != ours["fingerprint"] and self.dataset.has_version(str(state["fingerprint"])):
                 remedy = f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads the old"
             raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differing)}; {remedy}")
         self._lanes = int(state["lanes"])
@@ -382,8 +393,8 @@ class Loader:
         order = self._order
         return {
             "version": STATE_VERSION,
-            "fingerprint": self._fingerprint,
-            "split": order.split.name,
+            "fingerprint": self.dataset.fingerprint,
+            "split": self.split.name,
             "limit": order.limit,
             "samples_per_epoch": order.samples_per_epoch,
             "shuffle": order.shuffle,

@@ -13,13 +13,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 from shardflow.cache import LIMIT
 from shardflow.dataset import open_dataset
 from shardflow.errors import ConfigError
-from shardflow.plan import I64
+from shardflow.plan import I64, WINDOW, default_lanes
 
 from .ahead import looking_ahead
-from .source import WINDOW, Order, default_lanes
+from .source import Order
 from .topology import resolve_rank
 
-_CHUNK = 1024
+_CHUNK = 256
 
 
 class Samples(IterableDataset[dict[str, Any]]):
@@ -98,7 +98,7 @@ class Samples(IterableDataset[dict[str, Any]]):
     def _read(self, epoch: int, positions: I64) -> Iterator[dict[str, Any]]:
         shards, records, _ = self._order.locate(epoch, positions, self._lanes)
         for number, record in zip(shards.tolist(), records.tolist(), strict=True):
-            shard = self._order.split.shard(number, announce=True)
+            shard = self._order.split.soonest(number, record)
             parts = shard.sample(record, check=self._verify)
             payloads = {part: bytes(payload) for part, payload in parts.items()}
             yield {"__key__": shard.key(record), "__url__": shard.url, **payloads}

@@ -21,16 +21,6 @@ from .ahead import Need, looking_ahead
 from .batch import Batch
 from .orphan import end_with
 
-WINDOW = 8192
-LANES_PER_RANK = 8
-"""For shards packed in class order: several lanes mix from the first batch on, and a window of half the size would
-leave half as much again of the noise that is left, for 30 open shards per rank in place of 45 (docs/mixing.md)."""
-
-
-def default_lanes(world_size: int, shuffle: bool) -> int:
-    """Return how many lanes there are when nobody says."""
-    return LANES_PER_RANK * world_size if shuffle else 1
-
 
 def augmentation_keys(seed: int, number: int, samples: I64) -> keyed.U64:
     """Return the keys that a pass over the split has for samples, given by their numbers in it: uint64 [B]."""

@@ -14,6 +14,7 @@ import torch
 
 from shardflow.dataset import Split
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
+from shardflow.labels import LABELS, numbers
 from shardflow.shard import MappedShard
 from shardflow.shardindex import IMAGE_PARTS
 
@@ -56,7 +57,7 @@ class Read:
             failures: dict[int, ShardflowError] = {}
             places = zip(batch.shards.tolist(), batch.records.tolist(), strict=True)
             for index, (number, record) in enumerate(places):
-                shard = self._split.arrived(number, record) or self._split.shard(number, announce=True)
+                shard = self._split.soonest(number, record)
                 parts: Mapping[str, memoryview] = {}
                 pixels = None
                 try:
@@ -75,23 +76,6 @@ class Read:
             yield batch
 
 
-class Keep:
-    """Decodes whole the images that the cache of decoded ones lacks, and keeps them there."""
-
-    def __init__(self, decoded: DecodedCache) -> None:
-        self._decoded = decoded
-
-    def __call__(self, batches: Batches) -> Batches:
-        """Return the batches, with the pixels of what is kept."""
-        for batch in batches:
-            for index, (parts, shard, record, pixels) in enumerate(batch.samples):
-                if pixels is None and isinstance(shard, MappedShard):
-                    payload = parts[image_part(batch.samples[index])]
-                    pixels = self._decoded.add(shard, record, payload)
-                    batch.samples[index] = Sample(parts, shard, record, pixels)
-            yield batch
-
-
 class Decode:
     """Fills in `images`.
 
@@ -99,21 +83,32 @@ class Decode:
         decoder: What decodes.
         empty: Makes the memory for the images.
         substitute: Let other samples stand in for those that do not decode.
+        decoded: Where images are kept as pixels; those that it lacks are decoded whole for it.
     """
 
-    def __init__(self, decoder: Decoder, empty: Empty, *, substitute: bool) -> None:
-        self._decoder, self._empty, self._substitute = decoder, empty, substitute
+    def __init__(
+        self, decoder: Decoder, empty: Empty, *, substitute: bool, decoded: DecodedCache | None = None
+    ) -> None:
+        self._decoder, self._empty, self._substitute, self._decoded = decoder, empty, substitute, decoded
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
         for batch in batches:
-            payloads: list[Any] = [  # pixels come for decoders that take them alone
-                sample.parts[image_part(sample)] if sample.pixels is None else sample.pixels for sample in batch.samples
-            ]
+            payloads = [self._payload(sample) for sample in batch.samples]
             batch.images, errors = self._decoder(payloads, batch.keys, self._empty)
             failures = {index: batch.samples[index].blame(error) for index, error in errors.items()}
             substitute(batch, failures, self._substitute)
             yield batch
+
+    def _payload(self, sample: Sample) -> Any:
+        """Return a sample's image as the decoder gets it: the file, or its pixels where these are kept."""
+        if sample.pixels is not None:
+            return sample.pixels
+        payload = sample.parts[image_part(sample)]
+        if self._decoded is None or not isinstance(sample.shard, MappedShard):
+            return payload
+        pixels = self._decoded.add(sample.shard, sample.record, payload)
+        return payload if pixels is None else pixels
 
 
 def substitute(batch: Batch, failures: Mapping[int, ShardflowError], allowed: bool) -> None:
@@ -212,7 +207,7 @@ def _column(field: str, batch: Batch, classes: int) -> Any:
     if field == "key":
         return [sample.key for sample in batch.samples]
     if field == "label":
-        return torch.tensor([_parsed(sample, "cls") for sample in batch.samples], dtype=torch.int64)
+        return torch.tensor([_labels(sample, "cls")[0] for sample in batch.samples], dtype=torch.int64)
     if field == "labels":
         return torch.stack([_several_hot(sample, classes) for sample in batch.samples])
     return [_parsed(sample, field) for sample in batch.samples]
@@ -220,14 +215,18 @@ def _column(field: str, batch: Batch, classes: int) -> Any:
 
 def _several_hot(sample: Sample, classes: int) -> torch.Tensor:
     """Return the classes of a sample as float32 [classes], 1 for each that it has."""
-    several = "labels.json" in sample.parts
-    numbers = _parsed(sample, "labels.json") if several else [_parsed(sample, "cls")]
+    part = next((part for part in LABELS if part in sample.parts), "cls")
     hot = torch.zeros(classes)
-    try:
-        hot[numbers] = 1
-    except (IndexError, TypeError) as error:
-        raise sample.blame(DecodeError(f"labels {numbers!r} are not numbers of {classes} classes")) from error
+    hot[list(_labels(sample, part, classes))] = 1
     return hot
+
+
+def _labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int, ...]:
+    """Return the numbers of classes in a part."""
+    try:
+        return numbers(part, bytes(_payload(sample, part)), classes=classes)
+    except ValueError as error:
+        raise sample.blame(DecodeError(f"{error}; run `shardflow verify`")) from error
 
 
 _PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
@@ -235,14 +234,18 @@ _PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json
 
 def _parsed(sample: Sample, part: str) -> Any:
     """Return a part's value: `.txt` as str, `.json` as what it holds, `.cls` as int, anything else as bytes."""
-    payload = sample.parts.get(part)
-    if payload is None:
-        found = ", ".join(sample.parts)
-        raise sample.blame(ConfigError(f"the sample has no part {part!r}, it has {found}; choose other `fields`"))
+    payload = bytes(_payload(sample, part))
     try:
-        return _PARSERS.get(part.rpartition(".")[2], bytes)(bytes(payload))
+        return _PARSERS.get(part.rpartition(".")[2], bytes)(payload)
     except ValueError as error:
         raise sample.blame(DecodeError(f"part {part!r} cannot be read: {error}")) from error
+
+
+def _payload(sample: Sample, part: str) -> memoryview:
+    if part not in sample.parts:
+        found = ", ".join(sample.parts)
+        raise sample.blame(ConfigError(f"the sample has no part {part!r}, it has {found}; choose other `fields`"))
+    return sample.parts[part]
 
 
 def _stack(images: Any) -> Any:

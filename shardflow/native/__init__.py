@@ -43,13 +43,13 @@ __all__ = [
     "MAX_PIXELS",
     "Header",
     "Interpolation",
-    "Payload",
     "Problem",
     "Status",
     "available",
     "decode_crops",
     "decode_resized",
     "read_header",
+    "version",
     "why",
 ]
 
@@ -104,10 +104,16 @@ def available() -> bool:
 def why() -> str:
     """Say which libjpeg-turbo and which instructions the kernel uses, or why there is no kernel."""
     kernel = _load()
-    if isinstance(kernel, str):
-        return kernel
-    version = re.search(rb"libjpeg-turbo version ([\d.]+)", Path(kernel.libjpeg).read_bytes())
-    return f"libjpeg-turbo {version[1].decode() if version else '(unknown version)'} ({kernel.libjpeg}), {kernel.simd}"
+    return kernel if isinstance(kernel, str) else f"{kernel.version} ({kernel.libjpeg}), {kernel.simd}"
+
+
+def version() -> str:
+    """Return which libjpeg-turbo the kernel decodes with, "none" without a kernel.
+
+    That is all its pixels depend on: where the library lies and which instructions are used make no difference.
+    """
+    kernel = _load()
+    return "none" if isinstance(kernel, str) else kernel.version
 
 
 def decode_crops(
@@ -271,6 +277,12 @@ class _Kernel:
         self.library = library
         self.libjpeg = libjpeg
         self.simd = _Decoder(self).simd
+
+    @functools.cached_property
+    def version(self) -> str:
+        """What the library says it is."""
+        found = re.search(rb"libjpeg-turbo version ([\d.]+)", Path(self.libjpeg).read_bytes())
+        return f"libjpeg-turbo {found[1].decode() if found else '(unknown version)'}"
 
 
 class _Decoder:

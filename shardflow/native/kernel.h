@@ -39,9 +39,10 @@ typedef struct {
     int32_t progressive;
 } sf_header;
 
-/* Image i, encoded or, where `decoded` has its size, RGB pixels row by row, is cropped to boxes[i] = (x, y, width, height), the crop is resized to resized[i] = (width, height, left,
- * top), and of that the window of batch width x height pixels at (left, top) is written, mirrored when flips[i] is not
- * zero. Without `boxes` crops are whole images; without `resized` they are resized to the batch's width and height. */
+/* Image i, encoded or, where `decoded` has its size, RGB pixels row by row, is cropped to boxes[i] = (x, y, width,
+ * height), the crop is resized to resized[i] = (width, height, left, top), and of that the window of batch width x
+ * height pixels at (left, top) is written, mirrored when flips[i] is not zero. Without `boxes` crops are whole images;
+ * without `resized` they are resized to the batch's width and height. */
 typedef struct {
     const uint8_t *const *images;
     const size_t *sizes;

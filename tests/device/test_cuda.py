@@ -10,16 +10,13 @@ import pytest
 import torch
 
 import shardflow
+from device.given import BLENDS, FIELDS, KEYED, pictures, png
 from device.keys import random_keys
-from device.test_encoded import png
-from device.test_stage import BLENDS, KEYED, pictures
 from making import jpeg, make_dataset
 from shardflow.device import encoded
 from shardflow.device.rows import Rows
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
-
-FIELDS = ("image", "label", "random_key")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +51,7 @@ def busy(seconds: float) -> None:
     torch.cuda._sleep(int(seconds * 1e9))
 
 
-def test_copies_and_reads_keep_out_of_each_others_way(dataset: Path) -> None:  # noqa: ARG001 - a warm interpreter
+def test_copies_and_reads_keep_out_of_each_others_way() -> None:
     """Large batches that a busy stream reads late are not overwritten, whatever their number and the slots'."""
 
     class Numbers:

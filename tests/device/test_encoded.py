@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import re
 import time
 from collections.abc import Callable
@@ -12,26 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 import shardflow
 from device.delayed import DelayedSide
-from making import jpeg, make_dataset, write_shard
+from device.given import FIELDS, png
+from making import jpeg, write_dataset
 from shardflow import keyed
 from shardflow.device import encoded, prefetcher
 from shardflow.device.rows import STEP_BYTES, Rows
 from shardflow.errors import ConfigError, DecodeError
-from shardflow.manifest import FILE_NAME, Manifest
-from shardflow.store import LocalStore
-
-FIELDS = ("image", "label", "random_key")
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 40 labelled samples in three shards."""
-    return make_dataset(tmp_path_factory.mktemp("data") / "set", [13, 20, 7])
-
 
 CROPS: dict[str, Any] = {
     "random": shardflow.RandomResizedCropDecoder(12),
@@ -68,13 +56,6 @@ def damaged(number: int) -> bytes:
     """A JPEG whose tables are gone."""
     whole = jpeg(number)
     return whole[:2] + bytes(200) + whole[202:]
-
-
-def png(number: int) -> bytes:
-    """A PNG of the picture."""
-    buffer = io.BytesIO()
-    Image.open(io.BytesIO(jpeg(number, 30 + number))).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def said(error: Exception) -> str:
@@ -146,22 +127,18 @@ def test_a_row_can_stand_in_for_another(share: float) -> None:
 
 def test_the_workers_share_of_damaged_samples_is_substituted(tmp_path: Path) -> None:
     """With all images decoded in the workers, `on_error` and `substituted` are what they are for the crop itself."""
-    store = LocalStore(tmp_path / "set")
     samples = [(f"{n:09}", {"jpg": damaged(n) if n == 5 else jpeg(n), "cls": b"%d" % n}) for n in range(12)]
-    shard = write_shard(store, "train/000000.tar", samples)
-    manifest = Manifest(splits={"train": (shard,)}, classes=tuple(f"class{n}" for n in range(12)), inputs=12)
-    store.put_new(FILE_NAME, manifest.to_bytes())
-    crop = CROPS["random"]
+    url, crop = write_dataset(tmp_path / "set", {"train": [samples]}, classes=tuple("abcdefghijkl")), CROPS["random"]
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "on_error": "substitute"}
-    plain = shardflow.Loader(tmp_path / "set", decoder=crop, **options)
-    loader = shardflow.Loader(tmp_path / "set", decoder=shardflow.EncodedDecoder(1, crop), **options)
+    plain = shardflow.Loader(url, decoder=crop, **options)
+    loader = shardflow.Loader(url, decoder=shardflow.EncodedDecoder(1, crop), **options)
     batches = shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(crop)])
     torch.testing.assert_close([*batches], [*plain], rtol=0, atol=0)
     assert loader.substituted == plain.substituted
     assert len(loader.substituted) == 1
     options["on_error"] = "raise"
     with pytest.raises(DecodeError, match="000000005"):
-        list(shardflow.Loader(tmp_path / "set", decoder=shardflow.EncodedDecoder(1, crop), **options))
+        list(shardflow.Loader(url, decoder=shardflow.EncodedDecoder(1, crop), **options))
 
 
 @pytest.mark.parametrize(

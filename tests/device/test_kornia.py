@@ -5,23 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import kornia.augmentation as K  # noqa: N812 - everybody's name for it
-import pytest
 import torch
 from torchvision.transforms import v2
 
 import shardflow
-from making import make_dataset
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 40 labelled samples in three shards."""
-    return make_dataset(tmp_path_factory.mktemp("data") / "set", [13, 20, 7])
+from device.given import FIELDS
 
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader that hands keys out."""
-    options = {"batch_size": 8, "num_workers": 0, "fields": ("image", "label", "random_key"), **options}
+    options = {"batch_size": 8, "num_workers": 0, "fields": FIELDS, **options}
     return shardflow.Loader(url, decoder=shardflow.CenterCropDecoder(16), **options)
 
 

@@ -92,11 +92,7 @@ def test_workers_are_used(dataset: Path) -> None:
 @pytest.mark.parametrize("end", ["exhausted", "left early", "failed"])
 def test_nothing_is_left_to_the_garbage_collector(end: str) -> None:
     """However an iteration ends, the loader goes with the last reference: workers kept by a cycle do not end well."""
-
-    class Loader(Failing):
-        pass
-
-    loader = Loader()
+    loader = Failing() if end == "failed" else TwoBatches()
     gone = weakref.ref(loader)
     batches = shardflow.DevicePrefetcher(loader, "cpu")
     gc.disable()
@@ -105,7 +101,8 @@ def test_nothing_is_left_to_the_garbage_collector(end: str) -> None:
             next(iter(batches))
         else:
             with pytest.raises(DecodeError) if end == "failed" else contextlib.nullcontext():
-                [*itertools.islice(batches, 2 if end == "exhausted" else None)]
+                for _ in batches:
+                    pass
         del loader, batches
         assert gone() is None
     finally:
@@ -171,11 +168,18 @@ def test_one_iteration_at_a_time(dataset: Path) -> None:
     assert len([*second]) == len(batches) - 1
 
 
-class Failing:
-    """A loader that fails after two batches."""
+class TwoBatches:
+    """A loader of two batches, the first of zeros and the second of ones."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         yield from (torch.full((2, 2), number) for number in range(2))
+
+
+class Failing(TwoBatches):
+    """A loader that fails after those."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from super().__iter__()
         raise DecodeError("the third batch is bad")
 
 

@@ -9,34 +9,14 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F  # noqa: N812 - everybody's name for it
 
 import shardflow
+from device.given import BLENDS, KEYED, pictures
 from device.keys import kolmogorov_smirnov, random_keys
 from shardflow.device.crop import crop_and_resize, random_boxes
 from shardflow.device.draws import uniforms
 from shardflow.device.jitter import jitter
-from shardflow.device.stage import BlendStage
 from shardflow.errors import ConfigError
 
-KEYED: dict[str, Any] = {
-    "flip": shardflow.RandomHorizontalFlip(),
-    "crop": shardflow.RandomResizedCrop(12, hflip=0.5),
-    "jitter": shardflow.ColorJitter(0.4, 0.4, 0.4, 0.1),
-    "jitter without hue": shardflow.ColorJitter(0.4, 0.0, 0.4),
-    "erasing": shardflow.RandomErasing(0.7),
-    "normalize": shardflow.Normalize(),
-}
-BLENDS: dict[str, BlendStage] = {
-    "mixup": shardflow.MixUp(num_classes=9),
-    "cutmix": shardflow.CutMix(num_classes=9),
-    "cutmix pairs": shardflow.CutMix(alpha=0.3, per_pair=True),
-    "one of": shardflow.OneOf([shardflow.MixUp(alpha=0.2, num_classes=9), shardflow.CutMix(num_classes=9)]),
-}
 DRAWS = 4000
-
-
-def pictures(count: int, height: int = 18, width: int = 23) -> torch.Tensor:
-    """Images of noise, uint8."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(256, (count, 3, height, width), dtype=torch.uint8, generator=generator)
 
 
 @pytest.mark.parametrize("stage", KEYED.values(), ids=KEYED)

@@ -8,22 +8,15 @@ import torch
 from torchvision.transforms import v2
 
 import shardflow
-from making import make_dataset
+from device.given import FIELDS
 from shardflow.errors import ConfigError
 
-FIELDS = ("image", "label", "random_key")
 STAGES = [
     shardflow.RandomResizedCrop(8, hflip=0.5),
     shardflow.ColorJitter(0.4, 0.4, 0.4, 0.1),
     shardflow.Normalize(),
     shardflow.RandomErasing(0.5),
 ]
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 40 labelled samples in three shards."""
-    return make_dataset(tmp_path_factory.mktemp("data") / "set", [13, 20, 7])
 
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:

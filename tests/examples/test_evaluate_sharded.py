@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,7 @@ import torch
 
 import shardflow
 from examples.scripts import FOLDER, run
-from making import jpeg, write_shard
-from shardflow.manifest import FILE_NAME, Manifest
-from shardflow.store import LocalStore
+from making import jpeg, write_dataset
 
 SAMPLES = [11, 6, 20]
 CLASSES = ("zero", "one", "two")
@@ -19,13 +18,9 @@ CLASSES = ("zero", "one", "two")
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     """A split of 37 samples of three classes, so that even a fresh net gets some of them right."""
-    store, shards, number = LocalStore(tmp_path / "set"), [], 0
-    for ordinal, size in enumerate(SAMPLES):
-        samples = [(f"{n:09}", {"jpg": jpeg(n), "cls": b"%d" % (n % 3)}) for n in range(number, number + size)]
-        shards.append(write_shard(store, f"val/{ordinal:06}.tar", samples))
-        number += size
-    store.put_new(FILE_NAME, Manifest(splits={"val": tuple(shards)}, classes=CLASSES, inputs=number).to_bytes())
-    return tmp_path / "set"
+    samples = ((f"{n:09}", {"jpg": jpeg(n), "cls": b"%d" % (n % 3)}) for n in range(sum(SAMPLES)))
+    shards = [[*itertools.islice(samples, size)] for size in SAMPLES]
+    return write_dataset(tmp_path / "set", {"val": shards}, classes=CLASSES)
 
 
 def test_several_ranks_agree_with_one_process(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,10 @@ def test_an_interrupted_run_goes_on_with_the_data_it_began_with(
     first = run("log_wandb.py", url, *options, "--stop-after", 2)
     began_with = shardflow.open(url).fingerprint
     grow(tmp_path)
+    began_at = (tmp_path / "run.pt").read_bytes()
+    (tmp_path / "held.pt").hardlink_to(tmp_path / "run.pt")
     second = run("log_wandb.py", url, *options)
+    assert (tmp_path / "held.pt").read_bytes() == began_at  # a checkpoint is replaced, and never overwritten
     lines = [line.partition(";")[0] for line in (first + second).splitlines()]
     assert lines == ["epoch 0: 8 samples", "epoch 0: 16 samples", "epoch 1: 24 samples"]
 

@@ -22,14 +22,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import shardflow
-from making import make_dataset, write_shard
+from making import make_dataset, write_dataset
 from native import jpegs
 from shardflow import keyed, native
 from shardflow.errors import ConfigError
 from shardflow.load import decoded as decoded_module
 from shardflow.load.decode import decode_whole
-from shardflow.manifest import FILE_NAME, Manifest
-from shardflow.store import LocalStore
 
 SHARDS = [13, 20, 7]
 DECODERS = {
@@ -215,9 +213,35 @@ def test_pixels_stand_for_the_encoded_image(
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def test_an_image_of_another_size_is_not_kept() -> None:
+    """An image that is not of the size that the index says has no pixels for the cache, larger or smaller."""
+    payload = memoryview(bytearray(jpegs.make(1, 40, 30)))
+    for decoder in (DECODERS["random"], shardflow.ImageDecoder()):
+        assert decode_whole(decoder, payload, 40, 30) is not None
+        for width, height in ((20, 10), (30, 40), (80, 60)):
+            assert decode_whole(decoder, payload, width, height) is None
+
+
+@pytest.mark.skipif(not native.available(), reason="needs the native kernel")
+def test_pixels_are_found_wherever_their_decoder_lies(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same version of libjpeg-turbo in another environment uses what was kept, whatever its path."""
+    epoch(loader(dataset, decoded_cache="1GB"), 0)
+    before = files(dataset)
+    ours = native._load()
+    assert not isinstance(ours, str)
+    copy = shutil.copy(ours.libjpeg, tmp_path / "elsewhere.so")
+    theirs = native._open(Path(native.__file__).parent, [str(copy)])
+    monkeypatch.setattr(native, "_load", lambda: theirs)
+    assert str(copy) in native.why()
+    epoch(loader(dataset, decoded_cache="1GB"), 0)
+    assert files(dataset) == before
+
+
 def broken_dataset(root: Path) -> Path:
     """A dataset of 12 images: the fourth was packed cut off, the sixth with a spoilt middle, the rest are sound."""
-    store, samples = LocalStore(root), []
+    samples = []
     for number in range(12):
         image = jpegs.make(number, 60, 50)
         if number == 3:
@@ -225,9 +249,7 @@ def broken_dataset(root: Path) -> Path:
         if number == 5:
             image = image[: len(image) // 2] + b"\xff\xd3\xff\xd5" + image[len(image) // 2 + 4 :]
         samples.append((f"{number:09}", {"jpg": image, "cls": b"0"}))
-    shard = write_shard(store, "train/000000.tar", samples)
-    store.put_new(FILE_NAME, Manifest(splits={"train": (shard,)}, classes=("a",), inputs=12).to_bytes())
-    return root
+    return write_dataset(root, {"train": [samples]}, classes=("a",))
 
 
 def test_damaged_images_are_never_kept(tmp_path: Path) -> None:
@@ -268,9 +290,10 @@ def test_two_processes_fill_it_at_a_time(dataset: Path) -> None:
     """Two training runs that start together over one empty cache both get the right batches."""
     command = [sys.executable, "-c", READER, str(dataset), str(dataset.parent / "cache"), "2"]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    expected = digests(dataset)
     for process in running:
         printed, _ = process.communicate(timeout=120)
-        assert [line for line in printed.split() if line != "batch"] == digests(dataset)
+        assert [line for line in printed.split() if line != "batch"] == expected
 
 
 @pytest.mark.parametrize("batches", [1, 4])
@@ -325,6 +348,22 @@ def test_training_goes_on_when_the_cache_is_deleted(dataset: Path, caplog: pytes
     assert same([first, *(tuple(batch) for batch in batches)], epoch(plain, 0))
     assert same(epoch(cached, 1), epoch(plain, 1))
     assert len(caplog.messages) <= 1
+
+
+def test_training_goes_on_when_the_disk_fails(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files that can be neither read nor written any more do no harm, and one warning says so."""
+    cached = loader(dataset, decoded_cache="1GB")
+    batches = iter(cached)
+    first = tuple(part.clone() for part in next(batches))
+    broken = os.open(dataset, os.O_RDONLY)  # a directory: whatever is done with it fails
+    for number in descriptors():
+        if f"{dataset.parent}/cache/decoded/" in os.readlink(f"/proc/self/fd/{number}"):
+            os.dup2(broken, int(number))
+    os.close(broken)
+    rest = [tuple(part.clone() for part in batch) for batch in batches]
+    assert same([first, *rest], epoch(loader(dataset), 0))
+    assert same(epoch(cached, 1), epoch(loader(dataset), 1))
+    assert len(caplog.messages) == 1
 
 
 def test_links_are_not_followed(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:

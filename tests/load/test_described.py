@@ -25,6 +25,17 @@ class Plain:
         self.size, self._secret = 3, object()
 
 
+class Unspeakable:
+    """A transform that cannot be put into words."""
+
+    def __call__(self, image: Any) -> Any:
+        """Return it as it came."""
+        return image
+
+    def __repr__(self) -> str:
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("thing", "expected"),
     [
@@ -57,6 +68,13 @@ def test_a_loader_describes_itself(tmp_path: Path) -> None:
     next(iter(loader))
     assert loader.describe() == said
     sf.Loader(dataset, version=said["fingerprint"], batch_size=4, num_workers=0)
+
+
+def test_nobody_is_described_unasked(tmp_path: Path) -> None:
+    """A loader works with transforms whose `__repr__` does not."""
+    dataset = make_dataset(tmp_path / "set", [4])
+    loader = sf.Loader(dataset, batch_size=4, num_workers=0, transform=Unspeakable())
+    assert len(list(loader)) == 1
 
 
 def test_a_mix_describes_its_sources(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import shardflow
-from making import make_dataset
+from making import flip, make_dataset
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, WorkerError
 
 
@@ -36,10 +36,8 @@ def damage(url: Path, numbers: list[int]) -> None:
     dataset = shardflow.open(url)["train"]
     for number in numbers:
         path = url / f"train/{number // 20:06}.tar"
-        data = bytearray(path.read_bytes())
         payload = dataset[number]["jpg"]
-        data[data.index(payload) + len(payload) // 2] ^= 0xFF
-        path.write_bytes(data)
+        flip(path, path.read_bytes().index(payload) + len(payload) // 2)
 
 
 def children() -> set[int]:

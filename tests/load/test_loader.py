@@ -10,7 +10,7 @@ import torch
 from torchvision.transforms import v2
 
 import shardflow
-from making import make_dataset
+from making import flip, jpeg, make_dataset, write_dataset
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, NotFoundError
 
 SIZES = [50, 7, 33, 60]
@@ -232,10 +232,8 @@ def test_damaged_payload_is_named(tmp_path: Path, workers: int) -> None:
     """A flipped byte raises IntegrityError naming shard and sample; `verify=False` leaves it to the decoder."""
     url = make_dataset(tmp_path / "set", [10, 10])
     shard = url / "train/000001.tar"
-    data = bytearray(shard.read_bytes())
     payload = shardflow.open(url)["train"][10]["jpg"]
-    data[data.index(payload) + len(payload) // 2] ^= 0xFF
-    shard.write_bytes(data)
+    flip(shard, shard.read_bytes().index(payload) + len(payload) // 2)
     with pytest.raises(IntegrityError, match=r"000001\.tar, sample 000000010: .*shardflow verify") as caught:
         list(loader(url, num_workers=workers, tail="short"))
     assert (caught.value.shard, caught.value.key) == (str(shard), "000000010")
@@ -254,6 +252,25 @@ def test_undecodable_image_is_named(tmp_path: Path, workers: int) -> None:
     with pytest.raises(DecodeError, match=r"000001\.tar, sample 000000010: the image cannot be decoded"):
         list(some)
     assert some.state_dict()["position"] == 8
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"labels.json": text} for text in (b"[null]", b"null", b"[-1]", b"[0.5]", b"[3]", b"[%d]" % 10**30, b"[")),
+        *({"cls": text} for text in (b"-1", b"3", b"%d" % 10**30, b"cat")),
+    ],
+    ids=repr,
+)
+def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) -> None:
+    """What is no list of numbers of classes raises DecodeError naming the sample, and sets no class."""
+    samples = [("a", {"jpg": jpeg(0), "labels.json": b"[0, 2]"}), ("b", {"jpg": jpeg(1), **part})]
+    url = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x", "y", "z"))
+    some = loader(url, fields=("labels",), batch_size=1, shuffle=False, num_workers=0)
+    batches = iter(some)
+    assert next(batches)[0].tolist() == [[1.0, 0.0, 1.0]]
+    with pytest.raises(DecodeError, match=r"000000\.tar, sample b: label.* from 0 to 2"):
+        next(batches)
 
 
 @pytest.mark.parametrize(
