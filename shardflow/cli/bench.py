@@ -46,13 +46,14 @@ def bench(
       shardflow bench photos256/ --batch-size 256 --step-ms 180 --plot bench.png
       shardflow bench --loader train.py:make_loader
     """
-    from shardflow.tuning.bench import bench as measure  # here, because torch takes seconds to import
+    from shardflow.tuning.bench import STEPS  # here, because torch takes seconds to import
+    from shardflow.tuning.bench import bench as measure
     from shardflow.tuning.picture import draw_bench
 
     settings = {} if workers is None else {"num_workers": workers}
     make_loader, told = make_loader_of(url, split=split, batch_size=batch_size, size=size, made_by=made_by)
     bar_format = "{desc} {bar} {elapsed}"
-    with blamed(made_by), tqdm(total=8, desc="measuring", bar_format=bar_format, disable=as_json) as bar:
+    with blamed(made_by), tqdm(total=STEPS, desc="measuring", bar_format=bar_format, disable=as_json) as bar:
         found = measure(make_loader(**settings), seconds=seconds, step_ms=step_ms, progress=bar.update)
     if plot is not None:
         draw_bench(found, plot, f"{told}: {found.workers} workers, batches of {found.batch_size}")

@@ -27,7 +27,7 @@ def diff(a: str, b: str, as_json: bool) -> int:
     Example:
       shardflow diff photos256/ s3://bucket/photos256
     """
-    shards = [shard for url in (a, b) for split in shardflow.open(url).values() for shard in split.shards]
+    shards = shardflow.open(a).shards + shardflow.open(b).shards
     with shard_bar(shards, "comparing", disable=as_json) as progress:
         found = shardflow.diff(a, b, progress=progress)
     if as_json:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardflow.pack.estimate import Estimate
 
-from .shown import megabytes, number_of
+from .shown import ignored_line, megabytes, number_of
 
 _DESTINATIONS = {
     "free": "is free",
@@ -29,6 +29,5 @@ def estimated(told: Estimate, dst: str) -> Iterator[str]:
         named = "; ".join(f"{bad.path!r} ({bad.stage}: {bad.reason})" for bad in told.quarantined[:_NAMED])
         yield f"quarantined  {len(told.quarantined)} of these {told.sampled}: {named}"
     if told.ignored:
-        kinds = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in told.ignored.items())
-        yield f"no images    {kinds}"
+        yield ignored_line(told.ignored)
     yield f"destination  {dst} {_DESTINATIONS[told.destination].format(finished=told.finished, shards=told.shards)}"

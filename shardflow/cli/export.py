@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import click
 
 import shardflow
@@ -39,11 +41,10 @@ def dali(url: str, directory: str | None) -> None:
       shardflow export dali s3://bucket/photos256 indexes/
     """
     dataset = shardflow.open(url)
-    shards = [shard for split in dataset.values() for shard in split.shards]
-    with shard_bar(shards, "indexing") as progress:
-        for shard, _ in zip(shards, write_dali_indexes(dataset, directory), strict=True):
+    with shard_bar(dataset.shards, "indexing") as progress:
+        for shard, _ in zip(dataset.shards, write_dali_indexes(dataset, directory), strict=True):
             progress(shard)
-    click.echo(f"wrote {number_of(len(shards), 'index file')} below {directory or url}")
+    click.echo(f"wrote {number_of(len(dataset.shards), 'index file')} below {directory or url}")
 
 
 @export.command(short_help="Metadata and indexes for Megatron Energon.")
@@ -59,12 +60,11 @@ def energon(url: str, directory: str | None) -> None:
       shardflow export energon photos256/
     """
     dataset = shardflow.open(url)
-    shards = [shard for split in dataset.values() for shard in split.shards]
-    with shard_bar(shards, "indexing") as progress:
-        for number, _ in enumerate(write_energon(dataset, directory)):
-            if number < len(shards):
-                progress(shards[number])
-    click.echo(f"wrote .nv-meta and {number_of(len(shards), 'index file')} below {directory or url}")
+    with shard_bar(dataset.shards, "indexing") as progress:
+        for shard, _ in itertools.zip_longest(dataset.shards, write_energon(dataset, directory)):
+            if shard is not None:  # after them comes the description of the whole
+                progress(shard)
+    click.echo(f"wrote .nv-meta and {number_of(len(dataset.shards), 'index file')} below {directory or url}")
 
 
 @export.command(short_help="Lists of shards for wids, WebDataset's random access.")

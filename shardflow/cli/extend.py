@@ -8,6 +8,7 @@ import click
 
 import shardflow
 
+from .executor import executor_options
 from .packing import Packing
 from .shown import number_of
 from .source import source_from, source_options
@@ -17,9 +18,7 @@ from .source import source_from, source_options
 @click.argument("src", type=click.Path())
 @click.argument("dst", type=click.Path())
 @source_options
-@click.option("--workers", type=int, help="Processes.  [default: one per core]")
-@click.option("--executor", type=click.Choice(["processes", "ray", "serial"]), default="processes", show_default=True)
-@click.option("--ray-address", help="Of the Ray cluster, such as auto.  [default: one on this machine]")
+@executor_options
 @click.option("--max-bad", default=0, show_default=True, help="New inputs that may be quarantined.")
 def extend(
     src: str, dst: str, workers: int | None, executor: str, ray_address: str | None, max_bad: int, **settings: Any

@@ -15,27 +15,26 @@ import click
 
 from shardflow.errors import ShardflowError
 
-ENDLESS = 1 << 20
+from .options import together
+
+_ENDLESS = 1 << 20
 """Batches of an epoch: one that does not end while it is measured, however small the dataset is."""
 
 
-def loader_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what says which loader: URL, --split, --batch-size, --size, --loader."""
-    for option in (
-        click.option(
-            "--loader",
-            "made_by",
-            metavar="FILE.py:FUNCTION",
-            help="Use the loader that this function of yours returns, in place of one for URL; it is called with "
-            "the settings that are tried: num_workers, prefetch_factor.",
-        ),
-        click.option("--size", default=224, show_default=True, help="Pixels of the random crops."),
-        click.option("--batch-size", default=256, show_default=True, type=click.IntRange(1), help="Samples per batch."),
-        click.option("--split", default="train", show_default=True, help="Which split."),
-        click.argument("url", type=click.Path(), required=False),
-    ):
-        command = option(command)
-    return command
+loader_options = together(
+    click.argument("url", type=click.Path(), required=False),
+    click.option("--split", default="train", show_default=True, help="Which split."),
+    click.option("--batch-size", default=256, show_default=True, type=click.IntRange(1), help="Samples per batch."),
+    click.option("--size", default=224, show_default=True, help="Pixels of the random crops."),
+    click.option(
+        "--loader",
+        "made_by",
+        metavar="FILE.py:FUNCTION",
+        help="Use the loader that this function of yours returns, in place of one for URL; it is called with "
+        "the settings that are tried: num_workers, prefetch_factor.",
+    ),
+)
+"""What says which loader."""
 
 
 def make_loader_of(
@@ -54,7 +53,7 @@ def make_loader_of(
         split=split,
         batch_size=batch_size,
         decoder=shardflow.RandomResizedCropDecoder(size),
-        samples_per_epoch=batch_size * ENDLESS,
+        samples_per_epoch=batch_size * _ENDLESS,
     )
     return make_loader, f"{url}, {split}, {size} pixels"
 
@@ -81,8 +80,7 @@ def loader_function(named: str) -> Callable[..., Any]:
         raise click.UsageError(f"--loader {named}: {file} has no function {name!r}")
 
     def made(**settings: Any) -> Loader:
-        with blamed(named):
-            loader = function(**settings)
+        loader = function(**settings)
         if not isinstance(loader, Loader):
             raise click.UsageError(f"--loader {named}: it must return a shardflow.Loader, and returned {loader!r:.80}")
         return loader

@@ -12,9 +12,10 @@ from shardflow.pack.estimate import estimate
 
 from .counted import said
 from .estimated import estimated
+from .executor import executor_options
 from .packing import Packing
 from .recipe import PRESETS_HELP, recipe_options
-from .shown import number_of
+from .shown import ignored_line, megabytes, number_of
 from .source import source_from, source_options
 
 
@@ -26,9 +27,7 @@ from .source import source_from, source_options
 @click.option("--no-shuffle", is_flag=True, help="Keep the order of the paths.")
 @click.option("--seed", default=0, show_default=True, help="Of the shuffle.")
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
-@click.option("--workers", type=int, help="Processes.  [default: one per core]")
-@click.option("--executor", type=click.Choice(["processes", "ray", "serial"]), default="processes", show_default=True)
-@click.option("--ray-address", help="Of the Ray cluster, such as auto.  [default: one on this machine]")
+@executor_options
 @click.option("--dry-run", is_flag=True, help="Say what would be packed, and about how many bytes; write nothing.")
 @click.option("--max-bad", default=0, show_default=True, help="Inputs that may be quarantined.")
 def pack(
@@ -85,7 +84,7 @@ def _summary(report: PackReport, dst: str) -> str:
     fresh = report.inputs - report.resumed
     lines = [
         f"packed       {report.packed} of {report.inputs} inputs into {number_of(report.shards, 'shard')} below {dst}",
-        f"bytes        {_megabytes(report.bytes_in)} -> {_megabytes(report.bytes_out)}",
+        f"bytes        {megabytes(report.bytes_in)} -> {megabytes(report.bytes_out)}",
         f"time         {report.seconds:.1f} s, {fresh / report.seconds:.0f} images/s",
         f"fingerprint  {report.fingerprint}",
     ]
@@ -99,10 +98,5 @@ def _summary(report: PackReport, dst: str) -> str:
             f"  {count:6d}  {reason}" for reason, count in sorted(report.reasons.items(), key=lambda entry: -entry[1])
         ]
     if report.ignored:
-        kinds = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in report.ignored.items())
-        lines.append(f"no images    {kinds}")
+        lines.append(ignored_line(report.ignored))
     return "\n".join([*lines, f"next         shardflow verify {dst}"])
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"

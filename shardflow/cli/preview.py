@@ -9,7 +9,8 @@ import click
 import shardflow
 from shardflow.dataset import Dataset
 from shardflow.errors import ConfigError
-from shardflow.system import describe_system
+from shardflow.system import describe_versions
+from shardflow.verify import findings_of
 
 from .made import blamed, loader_function
 from .shown import file_to_write, shard_bar
@@ -109,7 +110,8 @@ def preview(
         for name, given in (("URL", url is not None), ("--split", split is not None), ("--seed", seed is not None)):
             if given:
                 raise click.UsageError(f"{name} does not go with --loader: the loader has its own")
-        loader = loader_function(made_by)()
+        with blamed(made_by):
+            loader = loader_function(made_by)()
         dataset, split = loader.dataset, loader.split.name
     elif url is not None:
         dataset = shardflow.open(url)
@@ -175,10 +177,10 @@ def _write_page(
 
     findings = None
     if verify:
-        with shard_bar([shard for each in dataset.values() for shard in each.shards], "verifying") as progress:
-            findings = shardflow.verify(dataset.url, progress=progress)
-    system = describe_system()
-    versions = {name: system[name] for name in _VERSIONS}
+        with shard_bar(dataset.shards, "verifying") as progress:
+            findings = findings_of(dataset, progress=progress)
+    installed = describe_versions()
+    versions = {name: installed[name] for name in _VERSIONS}
     write_page(dataset, path, split=split, count=count, findings=findings, versions=versions, augmented=augmented)
     click.echo(f"page     {path}")
     return 1 if findings else 0

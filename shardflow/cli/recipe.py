@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import click
 
 from shardflow.pack.decoding import FILTERS
@@ -12,10 +9,10 @@ from shardflow.pack.encoding import FORMATS, SUBSAMPLINGS
 from shardflow.pack.presets import PRESETS
 from shardflow.pack.recipe import KEEP
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+from .options import together
 
 # None stands for "as the preset has it"; the values of a default recipe are named for those who use no preset.
-_OPTIONS = (
+recipe_options = together(
     click.option(
         "--preset", type=click.Choice(list(PRESETS)), default="imagenet", show_default=True, help="See below."
     ),
@@ -30,6 +27,7 @@ _OPTIONS = (
     click.option("--quality", type=int, help="Of JPEG and WebP, 1 to 100.  [default: 90]"),
     click.option("--subsampling", type=click.Choice(SUBSAMPLINGS), help="Of JPEG's colours.  [default: 4:2:0]"),
 )
+"""A command takes them as `preset` and `**settings`, None for those that were not given."""
 
 PRESETS_HELP = "\n".join(
     (
@@ -38,10 +36,3 @@ PRESETS_HELP = "\n".join(
         *(f"  {name:10}{preset.purpose}" for name, preset in PRESETS.items()),
     )
 )
-
-
-def recipe_options(command: Command) -> Command:
-    """Give a command the options; it takes them as `preset` and `**settings`, None for those that were not given."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -38,6 +38,12 @@ def total_bytes(shards: Sequence[Shard]) -> int:
 def number_of(count: int, noun: str) -> str:
     """Return how many there are of something: "1 shard", "2,048 shards"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def ignored_line(ignored: Mapping[str, int]) -> str:
+    """Return the line about files that are not images: how many there are by extension."""
+    kinds = (f"{count} {extension or 'without extension'}" for extension, count in ignored.items())
+    return f"no images    {', '.join(kinds)}"
 
 
 def megabytes(count: int) -> str:

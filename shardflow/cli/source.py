@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from shardflow.pack.sources import described
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+from .options import together
 
 COLUMNS = ("image", "label", "split", "caption", "mask")
-_OPTIONS = (
+source_options = together(
     click.option("--image-column", metavar="NAME", help="Of a table: paths or URLs.  [default: image, path, url, …]"),
     click.option("--label-column", metavar="NAME", help="Of a table: classes.  [default: label]"),
     click.option("--split-column", metavar="NAME", help="Of a table: train, val, ….  [default: split]"),
@@ -21,13 +20,7 @@ _OPTIONS = (
     click.option("--parts", metavar="PARTS", help="What lies beside the images of a folder: txt,json,mask.png."),
     click.option("--classes", type=click.Path(), help="File with the class names, one a line, in their order."),
 )
-
-
-def source_options(command: Command) -> Command:
-    """Give a command the options; `source_from` takes them out of its settings."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+"""`source_from` takes them out of the command's settings."""
 
 
 def source_from(src: str, settings: dict[str, Any]) -> Any:

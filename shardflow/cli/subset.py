@@ -46,8 +46,9 @@ def subset(
       shardflow subset photos256/ good256/ --samples good.txt
     """
     keys = None if samples is None else [line.strip() for line in _lines(samples) if line.strip()]
-    shards = [shard for split in shardflow.open(url).values() for shard in split.shards]
-    with shard_bar(shards, "reading", disable=classes is None and keys is None) as progress:
+    passes = (classes is not None) + (keys is not None)
+    shards = shardflow.open(url).shards * passes if passes else ()
+    with shard_bar(shards, "reading", disable=not passes) as progress:
         report = shardflow.subset(
             url,
             dst,

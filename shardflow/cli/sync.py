@@ -8,7 +8,7 @@ import click
 
 import shardflow
 
-from .shown import number_of, shard_bar
+from .shown import megabytes, number_of, shard_bar
 
 
 @click.command(short_help="Copy a dataset between disks and buckets, verified.")
@@ -26,10 +26,10 @@ def sync(src: str, dst: str) -> None:
       shardflow sync photos256/ s3://bucket/photos256
     """
     started = time.perf_counter()
-    shards = [shard for split in shardflow.open(src).values() for shard in split.shards]
+    shards = shardflow.open(src).shards
     with shard_bar(shards, "copying") as progress:
         report = shardflow.sync(src, dst, progress=progress)
     seconds = time.perf_counter() - started
-    click.echo(f"copied {number_of(report.copied, 'shard')}, {report.copied_bytes / 1e6:.1f} MB, in {seconds:.1f} s")
+    click.echo(f"copied {number_of(report.copied, 'shard')}, {megabytes(report.copied_bytes)}, in {seconds:.1f} s")
     if report.found:
-        click.echo(f"{number_of(report.found, 'shard')}, {report.found_bytes / 1e6:.1f} MB, there already")
+        click.echo(f"{number_of(report.found, 'shard')}, {megabytes(report.found_bytes)}, there already")

@@ -11,8 +11,9 @@ from dataclasses import asdict
 import click
 
 import shardflow
+from shardflow.verify import findings_of
 
-from .shown import number_of, shard_bar, total_bytes
+from .shown import megabytes, number_of, shard_bar, total_bytes
 
 
 @click.command(short_help="Read a whole dataset and name everything that is wrong with it.")
@@ -40,12 +41,12 @@ def verify(url: str, as_json: bool, source: str | None) -> int:
       shardflow verify photos256/ --repair photos/
     """
     started = time.perf_counter()
-    shards = [shard for split in shardflow.open(url).values() for shard in split.shards]
-    size = total_bytes(shards)
+    dataset = shardflow.open(url)
+    shards, size = dataset.shards, total_bytes(dataset.shards)
     repairs: dict[str, object] = {}
     with shard_bar(shards, "verifying", disable=as_json) as progress:
         if source is None:
-            findings: Sequence[shardflow.Finding] = shardflow.verify(url, progress=progress)
+            findings: Sequence[shardflow.Finding] = findings_of(dataset, progress=progress)
         else:
             report = shardflow.repair(url, source or None, progress=progress)
             findings = report.left
@@ -64,7 +65,7 @@ def verify(url: str, as_json: bool, source: str | None) -> int:
     for finding in findings:
         click.echo(str(finding))
     took_s = time.perf_counter() - started
-    read = f"{number_of(len(shards), 'shard')}, {number_of(samples, 'sample')}, {size / 1e6:.1f} MB in {took_s:.1f} s"
+    read = f"{number_of(len(shards), 'shard')}, {number_of(samples, 'sample')}, {megabytes(size)} in {took_s:.1f} s"
     if not findings:
         click.echo(f"sound: {read}")
         return 0

@@ -15,6 +15,7 @@ import shardflow
 from shardflow.errors import ConfigError
 from shardflow.pack import PackReport
 from shardflow.store import translated
+from shardflow.system import allowed_cores
 
 from .pictures import make_pictures
 from .scenes import SCENES
@@ -75,7 +76,7 @@ def take_tour(
     for name, value in (("epochs", epochs), ("workers", workers)):
         if value is not None and value < 0:
             raise ConfigError(f"{name} must be 0 or more, found {value}")
-    processes = workers if workers is not None else min(len(os.sched_getaffinity(0)), WORKERS)
+    processes = workers if workers is not None else min(allowed_cores(), WORKERS)
     folder = _fresh_folder(Path(output))
     if folder != Path(output):
         say("output", f"{output} is in use; this run writes to {folder}")
@@ -160,7 +161,7 @@ def _verify(url: Path, say: Say, outcome: Outcome) -> None:
         outcome.complaints.append(f"verify found {len(findings)} things wrong with what was just packed")
     else:
         seconds = time.perf_counter() - started
-        size = sum(shard.bytes for split in shardflow.open(url).values() for shard in split.shards)
+        size = sum(shard.bytes for shard in shardflow.open(url).shards)
         say("", f"sound: {size / 1e6:.1f} MB in {seconds:.2f} s, {size / 1e6 / seconds:.0f} MB/s")
 
 

@@ -12,7 +12,8 @@ from shardflow.manifest import Shard
 
 from .peek import labels_of
 
-_SHARDS = 4
+SHARDS = 4
+"""Of a split, whose indexes are read."""
 
 
 def spread(split: Split, count: int) -> list[int]:
@@ -20,7 +21,7 @@ def spread(split: Split, count: int) -> list[int]:
 
     Few shards, because each needs its index; the first samples that a split has say little about the others.
     """
-    chosen = evenly(len(split.shards), _SHARDS)
+    chosen = evenly(len(split.shards), SHARDS)
     firsts = split.first_sample(np.array(chosen, dtype=np.int64)).tolist()
     numbers: list[int] = []
     for place, (shard, first) in enumerate(zip(chosen, firsts, strict=True)):

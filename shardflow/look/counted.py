@@ -2,80 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from typing import NamedTuple
 
 from shardflow.dataset import Dataset
 from shardflow.shardindex import IMAGE_PARTS
 from shardflow.statistics import Statistics
 
-from .choice import evenly
+from .choice import SHARDS, evenly
 from .peek import Peek
 
-_SHARDS = 4
 
+class Counted(NamedTuple):
+    """Counts over images, and whether these are all of the split.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """Counts over images.
-
-    Attributes:
-        images: How many were counted.
-        whole: Whether these are all of the split.
-        bytes_before, bytes_after: Encoded bytes of them all; None where it is not known.
-        widths_before, heights_before, widths_after, heights_after: Side in pixels, rounded down to a few digits →
-            images; empty where it is not known.
-        classes: Label → images; empty where it is not known.
-        done: What was done to how many of them while packing.
+    Of what only packing knows there is nothing where the manifest has no statistics: classes, sizes and bytes before.
     """
 
-    images: int
+    statistics: Statistics
     whole: bool
-    bytes_before: int | None
-    bytes_after: int
-    widths_before: Mapping[int, int] = field(default_factory=dict)
-    heights_before: Mapping[int, int] = field(default_factory=dict)
-    widths_after: Mapping[int, int] = field(default_factory=dict)
-    heights_after: Mapping[int, int] = field(default_factory=dict)
-    classes: Mapping[int, int] = field(default_factory=dict)
-    done: Mapping[str, int] = field(default_factory=dict)
 
 
-def count_images(dataset: Dataset, split: str) -> Counted:
-    """Count the images of a split."""
-    known = (dataset.manifest.statistics or {}).get(split)
-    if known is None:
-        return _from_indexes(dataset, split)
-    basic = ("images", "bytes_before", "bytes_after")
-    return Counted(
-        images=known.counts["images"],
-        whole=True,
-        bytes_before=known.counts["bytes_before"],
-        bytes_after=known.counts["bytes_after"],
-        widths_before=known.widths_before,
-        heights_before=known.heights_before,
-        widths_after=known.widths_after,
-        heights_after=known.heights_after,
-        classes=known.classes,
-        done={name: number for name, number in known.counts.items() if name not in basic and number},
-    )
-
-
-def _from_indexes(dataset: Dataset, split: str) -> Counted:
-    peek = Peek(dataset, split)
-    chosen = evenly(len(peek.split.shards), _SHARDS)
-    seen, images, size = Statistics(), 0, 0
+def count_images(dataset: Dataset, peek: Peek) -> Counted:
+    """Count the images of the split that is peeked into."""
+    known = (dataset.manifest.statistics or {}).get(peek.split.name)
+    if known is not None:
+        return Counted(known, whole=True)
+    counts, sizes = Counter[str](), Statistics()
+    chosen = evenly(len(peek.split.shards), SHARDS)
     for shard in chosen:
-        for _, part, _, payload_bytes, _, width, height in peek.rows(shard) or ():
-            if part.decode().rpartition(".")[2] in IMAGE_PARTS:
-                images, size = images + 1, size + payload_bytes
+        rows = peek.rows(shard)
+        for _, part, _, payload_bytes, _, width, height in () if rows is None else rows.members:
+            if part.decode() in IMAGE_PARTS:
+                counts.update(images=1, bytes_after=payload_bytes)
                 if width and height:
-                    seen.count(before=(width, height), after=(width, height), labels=())
-    return Counted(
-        images=images,
-        whole=len(chosen) == len(peek.split.shards),
-        bytes_before=None,
-        bytes_after=size,
-        widths_after=seen.widths_after,
-        heights_after=seen.heights_after,
-    )
+                    sizes.count(before=(width, height), after=(width, height), labels=())
+    found = Statistics(counts=counts, widths_after=sizes.widths_after, heights_after=sizes.heights_after)
+    return Counted(found, whole=len(chosen) == len(peek.split.shards))

@@ -15,8 +15,7 @@ from PIL import Image
 
 from shardflow.dataset import Split
 from shardflow.errors import ShardflowError
-from shardflow.load.source import WINDOW, default_lanes
-from shardflow.plan import I64, Plan
+from shardflow.plan import I64, WINDOW, Plan, default_lanes
 from shardflow.schedule import Schedule
 
 from .peek import labels_of

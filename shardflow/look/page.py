@@ -6,19 +6,22 @@ import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardflow.dataset import Dataset
 from shardflow.store import translated
 from shardflow.verify import Finding
 
 from . import sections
-from .augmented import Augmented
 from .choice import spread
 from .counted import count_images
 from .markup import note, section, sheet
 from .mixing import measure_mixing
 from .peek import Peek
 from .tile import tiles_of
+
+if TYPE_CHECKING:
+    from .augmented import Augmented  # which imports torch
 
 
 def write_page(
@@ -48,18 +51,18 @@ def write_page(
     """
     peek = Peek(dataset, split)
     tiles = tiles_of(peek.samples(spread(peek.split, count)), dataset.classes)
-    counted = count_images(dataset, split)
+    counted = count_images(dataset, peek)
     body = "".join(
         [
-            sections.head(dataset, counted),
+            sections.head(dataset, counted.statistics),
             section("Samples", sheet(tiles)),
             "" if augmented is None else section(augmented.title, note(augmented.subtitle) + sheet(augmented.tiles)),
             '<div class="columns">',
-            sections.classes(dataset, counted),
+            sections.classes(dataset, counted.statistics),
             sections.sizes(counted),
             sections.image_bytes(counted),
             sections.mixing(measure_mixing(peek.split)),
-            sections.recipe(dataset, counted),
+            sections.recipe(dataset, counted.statistics),
             sections.state(dataset, findings, versions),
             "</div>",
         ]

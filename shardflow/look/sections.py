@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from shardflow.dataset import Dataset
+from shardflow.statistics import Statistics
 from shardflow.verify import Finding
 
 from . import charts
@@ -18,31 +19,31 @@ from .quarantine import quarantined, reasons
 _BARS = 40
 _LISTED = 20
 _LARGEST = 8
+_NOT_DONE = ("images", "bytes_before", "bytes_after")
 
 
-def head(dataset: Dataset, counted: Counted) -> str:
+def head(dataset: Dataset, counted: Statistics) -> str:
     """Return the facts that come first."""
-    shards = [shard for split in dataset.values() for shard in split.shards]
     facts = [
         *((f"samples in {name}", f"{len(split):,}") for name, split in dataset.items()),
-        ("shards", f"{len(shards):,}"),
-        ("size", f"{sum(shard.bytes for shard in shards) / 1e6:,.1f} MB"),
+        ("shards", f"{len(dataset.shards):,}"),
+        ("size", f"{sum(shard.bytes for shard in dataset.shards) / 1e6:,.1f} MB"),
         ("classes", "none" if dataset.classes is None else f"{len(dataset.classes):,}"),
     ]
-    if counted.images:
-        facts.append(("per image", f"{counted.bytes_after / counted.images / 1000:,.1f} kB"))
+    if images := counted.counts["images"]:
+        facts.append(("per image", f"{counted.counts['bytes_after'] / images / 1000:,.1f} kB"))
     cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     return f'<dl class="facts">{cells}</dl>'
 
 
-def classes(dataset: Dataset, counted: Counted) -> str:
+def classes(dataset: Dataset, counted: Statistics) -> str:
     """Return how many samples each class has."""
     names = dataset.classes
     if names is None:
         return section("Classes", "<p>The samples have no labels.</p>")
     if not counted.classes:
         return section("Classes", f"<p>{len(names):,} classes; how many samples each has is not known.</p>")
-    numbers = [counted.classes.get(label, 0) for label in range(len(names))]
+    numbers = [counted.classes[label] for label in range(len(names))]
     if len(names) <= _BARS:
         return section("Classes", charts.bars(list(zip(names, numbers, strict=True))))
     label = f"samples of {len(names):,} classes: {max(numbers):,} at most, {min(numbers):,} at least"
@@ -54,14 +55,15 @@ def classes(dataset: Dataset, counted: Counted) -> str:
 
 def sizes(counted: Counted) -> str:
     """Return the sizes of the images, before and after."""
-    if not counted.widths_after:
+    known = counted.statistics
+    if not known.widths_after:
         return section("Sizes", "<p>Not known.</p>")
     key = '<p><span class="key after"></span>packed'
-    key += ' &ensp; <span class="key before"></span>before</p>' if counted.widths_before else "</p>"
+    key += ' &ensp; <span class="key before"></span>before</p>' if known.widths_before else "</p>"
     parts = []
     for name, before, after in (
-        ("width", counted.widths_before, counted.widths_after),
-        ("height", counted.heights_before, counted.heights_after),
+        ("width", known.widths_before, known.widths_after),
+        ("height", known.heights_before, known.heights_after),
     ):
         label = f"{name}s packed: {_range(after)}" + (f"; before: {_range(before)}" if before else "")
         parts.append(f"<h3>{name.capitalize()}, pixels</h3>{charts.sizes(before, after, label)}")
@@ -75,21 +77,22 @@ def _range(sides: Mapping[int, int]) -> str:
 
 def image_bytes(counted: Counted) -> str:
     """Return what an image takes, before and after."""
-    if not counted.images:
+    counts = counted.statistics.counts
+    if not counts["images"]:
         return section("Bytes per image", "<p>Not known.</p>")
-    after = counted.bytes_after / counted.images
+    before, after = (counts[name] / counts["images"] for name in ("bytes_before", "bytes_after"))
     rows = [("packed", round(after))]
-    if counted.bytes_before:
-        before = counted.bytes_before / counted.images
+    note = ""
+    if before and after:
         rows.insert(0, ("before", round(before)))
-    note = f"<p>Packing made them {before / after:,.1f} times smaller.</p>" if counted.bytes_before and after else ""
-    if counted.bytes_before and before < after:
-        note = f"<p>Packing made them {after / before:,.1f} times larger.</p>"
+        times, change = (after / before, "larger") if before < after else (before / after, "smaller")
+        note = f"<p>Packing made them {times:,.1f} times {change}.</p>"
     return section("Bytes per image", charts.bars(rows) + note + _sampled(counted))
 
 
 def _sampled(counted: Counted) -> str:
-    return "" if counted.whole else f'<p class="faint">Counted over {counted.images:,} images of a few shards.</p>'
+    images = counted.statistics.counts["images"]
+    return "" if counted.whole else f'<p class="faint">Counted over {images:,} images of a few shards.</p>'
 
 
 def mixing(found: Mixing | None) -> str:
@@ -113,14 +116,15 @@ def mixing(found: Mixing | None) -> str:
     )
 
 
-def recipe(dataset: Dataset, counted: Counted) -> str:
+def recipe(dataset: Dataset, counted: Statistics) -> str:
     """Return how the images were made."""
     manifest = dataset.manifest
     rows = [(name.replace("_", " "), _plain(value)) for name, value in manifest.recipe.items()]
     for name, values in (("mean (RGB)", manifest.mean), ("deviation (RGB)", manifest.std)):
         if values is not None:
             rows.append((name, ", ".join(f"{value:.3f}" for value in values)))
-    rows += [(f"{name.replace('_', ' ')} while packing", f"{number:,}") for name, number in counted.done.items()]
+    done = {name: number for name, number in counted.counts.items() if number and name not in _NOT_DONE}
+    rows += [(f"{name.replace('_', ' ')} while packing", f"{number:,}") for name, number in done.items()]
     return section("Recipe", table(rows) if rows else "<p>The manifest does not say.</p>")
 
 
@@ -131,7 +135,7 @@ def state(dataset: Dataset, findings: Sequence[Finding] | None, versions: Mappin
     elif not findings:
         verified = '<p class="good">Sound: every shard, index and member is what was packed.</p>'
     else:
-        listed = table([(each.file, each.problem) for each in findings[:_LISTED]])
+        listed = table([(each.where, each.problem) for each in findings[:_LISTED]])
         verified = f'<p class="bad">{len(findings):,} findings, of which the first:</p>{listed}'
     refused = quarantined(dataset)
     quarantine = "<p>No input was refused.</p>"

@@ -21,6 +21,9 @@ from .stages import stage_cpu_ms
 from .window import Window
 
 _ROUNDS = 4
+STEPS = 2 * _ROUNDS
+"""How often `bench` says that it got further."""
+
 _LOADER, _LIMIT, _STAGES = 0.6, 0.25, 0.15
 """Shares of the time."""
 _CALM = 0.9
@@ -130,10 +133,10 @@ def bench(
         loader: What to measure.
         seconds: How long, about; what starting the workers takes, four times, comes on top.
         step_ms: Milliseconds that the user's model takes for a batch.
-        progress: Called from time to time.
+        progress: Called `STEPS` times.
 
     Raises:
-        ConfigError: An argument is not above 0, or the loader hands out no images.
+        ConfigError: An argument is not above 0, or the loader hands out no images, or keeps them decoded.
         ShardflowError: Whatever the loader meets.
     """
     for name, value in (("seconds", seconds), ("step_ms", step_ms)):
@@ -141,30 +144,34 @@ def bench(
             raise ConfigError(f"{name} must be above 0, found {value}")
     if "image" not in loader.fields:
         raise ConfigError("the loader hands out no images, so there is nothing to hold it against: add 'image'")
+    if loader.decoded_cache is not None:
+        raise ConfigError(
+            "the limit that a loader is held against is decoding, which this one does once: bench a loader without "
+            "decoded_cache"
+        )
     tell = progress or (lambda: None)
     cores = usable_cores()
     window, decoded = Window(), Window()
-    first_batches_s = []
     with contextlib.ExitStack() as stack:
         limit = None
+        first_batch_s = 0.0
         for _ in range(_ROUNDS):
             with Driven(loader) as driven:
                 window += driven.measure(seconds * _LOADER / _ROUNDS)
-            first_batches_s.append(driven.first_batch_s)
             tell()
             if limit is None:  # now shards are at hand to take images from
+                first_batch_s = driven.first_batch_s
                 limit = stack.enter_context(Limit(payloads(loader.split), loader.decoder, cores))
             decoded += limit.measure(seconds * _LIMIT / _ROUNDS)
             tell()
     stages = stage_cpu_ms(loader, seconds * _STAGES)
-    shards = loader.split.shards
     return Bench(
         batch_size=loader.batch_sampler.batch_size,
         workers=loader.data_loader.num_workers,
         cores=cores,
         window=window,
-        first_batch_s=first_batches_s[0],
-        image_bytes=sum(shard.bytes for shard in shards) / sum(shard.samples for shard in shards),
+        first_batch_s=first_batch_s,
+        image_bytes=sum(shard.bytes for shard in loader.split.shards) / len(loader.split),
         limit=decoded,
         stage_cpu_ms=stages,
         step_ms=step_ms,

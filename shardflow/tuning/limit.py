@@ -7,8 +7,8 @@ and handing over leave.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from shardflow.dataset import Split
 from shardflow.errors import DeadlineError
 from shardflow.load.batch import Sample
 from shardflow.load.decode import Decoder
+from shardflow.load.orphan import end_with
 from shardflow.load.stages import image_part
 
 from .window import Window
@@ -58,7 +59,8 @@ class Limit:
         self._processes = []
         for seed in range(processes):
             ours, theirs = multiprocessing.Pipe()
-            process = multiprocessing.Process(target=_work, args=(theirs, encoded, decoder, seed), daemon=True)
+            args = (theirs, encoded, decoder, seed, os.getpid())
+            process = multiprocessing.Process(target=_work, args=args, daemon=True)
             process.start()
             theirs.close()
             self._ends.append(ours)
@@ -82,14 +84,11 @@ class Limit:
         return Window(images=sum(images), wall_s=sum(wall_s) / len(done), workers_cpu_s=sum(cpu_s))
 
     def close(self) -> None:
-        """End the processes."""
-        for end in self._ends:
-            with contextlib.suppress(OSError):  # it has ended by itself
-                end.send(None)
-            end.close()
-        for process in self._processes:
-            process.join(_PATIENCE_S)
+        """End the processes, which have nothing to lose."""
+        for end, process in zip(self._ends, self._processes, strict=True):
             process.kill()
+            process.join()
+            end.close()
 
     def __enter__(self) -> Limit:
         return self
@@ -98,7 +97,8 @@ class Limit:
         self.close()
 
 
-def _work(requests: Connection, encoded: Sequence[bytes], decoder: Decoder, seed: int) -> None:
+def _work(requests: Connection, encoded: Sequence[bytes], decoder: Decoder, seed: int, owner: int) -> None:
+    end_with(owner)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair, which then ends this process
     torch.set_num_threads(1)  # as in a DataLoader's worker
     memory: dict[tuple[int, ...], torch.Tensor] = {}
@@ -111,7 +111,8 @@ def _work(requests: Connection, encoded: Sequence[bytes], decoder: Decoder, seed
     views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, as those of a shard's map are
     batches = [views[begin : begin + BATCH] for begin in range(0, len(views), BATCH)]
     keys = np.random.default_rng(seed)
-    while (seconds := requests.recv()) is not None:
+    while True:
+        seconds = requests.recv()
         cpu, begin = time.process_time(), time.perf_counter()
         now, images, turn = begin, 0, seed  # each process starts elsewhere
         while now - begin < seconds:

@@ -26,7 +26,7 @@ def stage_cpu_ms(loader: Loader, seconds: float) -> dict[str, float]:
     """
     source, *rest = loader.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     clocks = [_Clock(iter(source))]
-    for stage in rest[: len(rest) - 2]:  # the last two guard errors and hand over; neither does anything here
+    for stage in rest[:-2]:  # the last two guard errors and hand over; neither does anything here
         clocks.append(_Clock(stage(clocks[-1])))
     names = ["plan", *(type(stage).__name__.lower() for stage in rest)]
     threads = torch.get_num_threads()

@@ -13,9 +13,8 @@ import torch
 
 from shardflow import native
 from shardflow.dataset import Split
-from shardflow.load.handover import SLOTS_BEYOND_PREFETCH
 from shardflow.load.loader import Loader
-from shardflow.load.topology import local_ranks, usable_cores
+from shardflow.load.topology import usable_cores
 
 _SMALL_SHARD, _LARGE_SHARD = 4_000_000, 4_000_000_000
 _MANY_SHARDS = 64
@@ -28,15 +27,15 @@ class Suspect(NamedTuple):
     line: str
 
 
-def usual_suspects(loader: Loader, *, batch_bytes: int) -> list[Suspect]:
+def usual_suspects(loader: Loader, *, shared_bytes: int) -> list[Suspect]:
     """Return what is likely to cost this loader speed, or to end it.
 
     Args:
         loader: With the settings that it is to run with.
-        batch_bytes: Size of the tensors of a batch.
+        shared_bytes: The most shared memory that its batches take.
     """
-    found = [
-        *_shared_memory(loader, batch_bytes),
+    return [
+        *_shared_memory(shared_bytes),
         *_threads(),
         *_fork(loader),
         *_pinning(loader),
@@ -44,21 +43,15 @@ def usual_suspects(loader: Loader, *, batch_bytes: int) -> list[Suspect]:
         *_shards(loader.split),
         *_storage(loader.split),
     ]
-    return [Suspect(name, line) for name, line in found]
 
 
-Found = Iterator[tuple[str, str]]
-
-
-def _shared_memory(loader: Loader, batch_bytes: int) -> Found:
-    inside = loader.data_loader
-    if not inside.num_workers or not os.path.isdir("/dev/shm"):
+def _shared_memory(needed: int) -> Iterator[Suspect]:
+    if not os.path.isdir("/dev/shm"):
         return
-    needed = inside.num_workers * ((inside.prefetch_factor or 0) + SLOTS_BEYOND_PREFETCH) * batch_bytes
     # What the loader has taken already counts as free: this is asked while it may be running.
     total = shutil.disk_usage("/dev/shm").total
     if needed > total:
-        yield (
+        yield Suspect(
             "shared memory",
             f"batches may take {needed / 1e9:.1f} GB of /dev/shm, which has {total / 1e9:.1f} GB: enlarge it "
             "(docker run --shm-size=16g, in Kubernetes an emptyDir of medium Memory), or lower num_workers or "
@@ -66,71 +59,75 @@ def _shared_memory(loader: Loader, batch_bytes: int) -> Found:
         )
 
 
-def _threads() -> Found:
-    cores, ranks = usable_cores() * local_ranks(), local_ranks()
-    if ranks * torch.get_num_threads() > cores:
-        yield (
+def _threads() -> Iterator[Suspect]:
+    threads, cores = torch.get_num_threads(), usable_cores()
+    if threads > cores:
+        yield Suspect(
             "threads",
-            f"torch uses {torch.get_num_threads()} threads in each of {ranks} ranks on {cores} cores: call "
-            f"torch.set_num_threads({max(1, cores // ranks)}), or set OMP_NUM_THREADS to that",
+            f"torch uses {threads} threads, and this rank may use {cores} cores: call torch.set_num_threads({cores}), "
+            "or set OMP_NUM_THREADS to that",
         )
 
 
-def _fork(loader: Loader) -> Found:
+def _fork(loader: Loader) -> Iterator[Suspect]:
     context = loader.data_loader.multiprocessing_context
     method = context.get_start_method() if context is not None else torch.multiprocessing.get_start_method()
     if not loader.data_loader.num_workers or method != "fork":
         return
     remedy = "pass multiprocessing_context='forkserver' to the loader"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        yield "fork", f"CUDA was initialised before the workers are forked; if a transform uses it they fail: {remedy}"
+        yield Suspect(
+            "fork", f"CUDA was initialised before the workers are forked; if a transform uses it they fail: {remedy}"
+        )
     others = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.name != "MainThread"]
     if others:
-        yield (
+        yield Suspect(
             "fork",
             f"{len(others)} other threads run while workers are forked ({', '.join(others[:3])}): clients and locks "
             f"that they hold break in the workers; open them after the fork, or {remedy}",
         )
 
 
-def _pinning(loader: Loader) -> Found:
+def _pinning(loader: Loader) -> Iterator[Suspect]:
     if loader.data_loader.pin_memory and not torch.cuda.is_available():
-        yield "pin_memory", "pin_memory=True, but there is no GPU: leave the argument out, it follows the machine"
+        yield Suspect(
+            "pin_memory", "pin_memory=True, but there is no GPU: leave the argument out, it follows the machine"
+        )
     if torch.cuda.is_available() and not loader.data_loader.pin_memory:
-        yield "pin_memory", "pin_memory=False, but there is a GPU: leave the argument out, copies then overlap"
+        yield Suspect("pin_memory", "pin_memory=False, but there is a GPU: leave the argument out, copies then overlap")
 
 
-def _kernel() -> Found:
+def _kernel() -> Iterator[Suspect]:
     if not native.available():
-        yield (
+        yield Suspect(
             "native kernel",
             f"the native decoder is not active ({native.why()}): apt install gcc libjpeg-dev, then install shardflow "
             "again; it takes half the time of the general one",
         )
 
 
-def _shards(split: Split) -> Found:
+def _shards(split: Split) -> Iterator[Suspect]:
     sizes = [shard.bytes for shard in split.shards]
     mean = sum(sizes) / len(sizes)
     if mean < _SMALL_SHARD and len(sizes) > _MANY_SHARDS:
-        yield (
+        yield Suspect(
             "small shards",
             f"{len(sizes):,} shards of {mean / 1e6:.1f} MB: opening them costs more than reading them; pack again with "
             "a larger --shard-samples",
         )
     if max(sizes) > _LARGE_SHARD:
-        yield (
+        yield Suspect(
             "large shards",
             f"a shard of {max(sizes) / 1e9:.1f} GB: ranks wait for whole shards, and the cache holds few of them; pack "
             "again with a smaller --shard-samples",
         )
 
 
-def _storage(split: Split) -> Found:
+def _storage(split: Split) -> Iterator[Suspect]:
     size = sum(shard.bytes for shard in split.shards)
     if split.cache is not None:
         if split.cache.limit_bytes < size:
-            yield (
+            yield Suspect(
                 "cache",
                 f"the cache may hold {split.cache.limit_bytes / 1e9:.1f} GB, the split has {size / 1e9:.1f} GB: every "
                 "epoch fetches it anew; raise cache_limit",
@@ -139,7 +136,7 @@ def _storage(split: Split) -> Found:
     else:
         place = Path(split.url(0))
     if rotates(place):
-        yield (
+        yield Suspect(
             "rotating disk",
             f"{place} lies on a disk that says it rotates: fine once in memory ({size / 1e9:.1f} GB); else put it on "
             "an SSD, or read in fewer streams with lanes=1",

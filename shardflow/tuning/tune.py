@@ -38,6 +38,9 @@ _FROM_DISK = 0.5
 MakeLoader = Callable[..., Loader]
 """Called with `num_workers` and `prefetch_factor`, it returns a new loader that is like the user's in all else."""
 
+Tries = dict[tuple[int, int], list[tuple[Window, float, int]]]
+"""Workers and prefetch factor → of each time that they were tried: the window, first_batch_s and batch_bytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
@@ -152,51 +155,58 @@ def tune(
     with warnings.catch_warnings():
         # More workers than cores are tried on purpose: where images come from afar, they help.
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        trials = _tried(make_loader, [(number, _MIDDLE) for number in numbers], share, tell)
-        fewest = _best(trials).num_workers
+        tries: Tries = {}
+        _try(make_loader, tries, [(number, _MIDDLE) for number in numbers], share, tell)
+        fewest = _best(_trials(tries)).num_workers
         # The depth in the middle is tried again beside the others: what is known of it is from other rounds.
-        depths = _tried(make_loader, [(fewest, depth) for depth in PREFETCH], seconds - share, tell)
-        best = _best(depths)
+        _try(make_loader, tries, [(fewest, depth) for depth in PREFETCH], seconds - share, tell)
+        # All rounds count: what is taken is not to be slower than anything else that was seen.
+        trials = _trials(tries)
+        best = _best(trials)
         loader = make_loader(num_workers=best.num_workers, prefetch_factor=best.prefetch_factor)
     limit, advice = _limit(best, loader, cores)
     return Tuning(
-        trials=(*(trial for trial in trials if trial.num_workers != fewest), *depths),
+        trials=tuple(trials),
         best=best,
         limit=limit,
         advice=advice,
-        suspects=tuple(usual_suspects(loader, batch_bytes=best.batch_bytes)),
+        suspects=tuple(usual_suspects(loader, shared_bytes=best.shared_bytes)),
     )
 
 
-def _tried(
-    make_loader: MakeLoader, settings: Sequence[tuple[int, int]], seconds: float, tell: Callable[[], object]
-) -> list[Trial]:
-    """Try settings (workers, prefetch factor) in turn until the time is over, each once at least."""
-    begin = time.monotonic()
-    windows: dict[tuple[int, int], list[Window]] = {setting: [] for setting in settings}
-    firsts: dict[tuple[int, int], list[float]] = {setting: [] for setting in settings}
-    batch_bytes, longest = 0, 0.0
+def _try(
+    make_loader: MakeLoader,
+    tries: Tries,
+    settings: Sequence[tuple[int, int]],
+    seconds: float,
+    tell: Callable[[], object],
+) -> None:
+    """Try settings in turn until the time is over, each once at least."""
+    begin, longest = time.monotonic(), 0.0
     # A setting whose try would end after the time is not begun; the next one in turn would not end earlier.
     for turn in range(_ROUNDS * len(settings)):
         setting = settings[turn % len(settings)]
         started = time.monotonic()
-        if windows[setting] and started + longest > begin + seconds:
+        if turn >= len(settings) and started + longest > begin + seconds:
             break
         with Driven(make_loader(num_workers=setting[0], prefetch_factor=setting[1])) as driven:
-            windows[setting].append(driven.measure(seconds / (_ROUNDS * len(settings)) / 2))
-        firsts[setting].append(driven.first_batch_s)
-        batch_bytes = driven.batch_bytes
+            window = driven.measure(seconds / (_ROUNDS * len(settings)) / 2)
+        tries.setdefault(setting, []).append((window, driven.first_batch_s, driven.batch_bytes))
         longest = max(longest, time.monotonic() - started)
         tell()
+
+
+def _trials(tries: Tries) -> list[Trial]:
+    """Return what was measured of each setting, the most modest first."""
     return [
         Trial(
             num_workers=workers,
             prefetch_factor=depth,
-            windows=tuple(windows[workers, depth]),
-            first_batch_s=median(firsts[workers, depth]),
-            batch_bytes=batch_bytes,
+            windows=tuple(window for window, _, _ in tries[workers, depth]),
+            first_batch_s=median(first_batch_s for _, first_batch_s, _ in tries[workers, depth]),
+            batch_bytes=tries[workers, depth][0][2],
         )
-        for workers, depth in settings
+        for workers, depth in sorted(tries)
     ]
 
 
@@ -229,11 +239,11 @@ def _limit(best: Trial, loader: Loader, cores: int) -> tuple[str, str]:
             "shards were still being fetched: `shardflow cache warm URL` fetches all of them before they are needed, "
             "and later epochs need no network"
         )
-    image_bytes = sum(shard.bytes for shard in split.shards) / sum(shard.samples for shard in split.shards)
-    if window.storage_bytes >= _FROM_DISK * window.images * image_bytes:
+    size = sum(shard.bytes for shard in split.shards)
+    if window.storage_bytes >= _FROM_DISK * window.images * size / len(split):
         return "disk", (
             "images come from the disk: a faster one helps, or memory in which the dataset fits "
-            f"({sum(shard.bytes for shard in split.shards) / 1e9:.1f} GB), or smaller images"
+            f"({size / 1e9:.1f} GB), or smaller images"
         )
     return (
         "not known",

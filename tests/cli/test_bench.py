@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from command import exit_code
 from making import make_dataset
 from shardflow.cli.bench import bench
-from shardflow.cli.main import main
 from shardflow.cli.tune import tune
 
 MADE = """
@@ -110,9 +110,8 @@ def test_wrong_usage_is_one_line(url: Path, tmp_path: Path, capsys: pytest.Captu
         (["tune", str(url), "--seconds", "-1"], 2, "seconds must be above 0"),
         (["bench", str(tmp_path / "nothing")], 4, "does not exist"),
     ):
-        with pytest.raises(SystemExit) as caught:
-            main(arguments)
+        found = exit_code(*arguments)
         error = capsys.readouterr().err
-        assert caught.value.code == code, (arguments, error)
+        assert found == code, (arguments, error)
         assert message in error, (arguments, error)
         assert "Traceback" not in error

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import shardflow
+from command import exit_code
 from making import make_dataset
 from shardflow.cache import Cache
 from shardflow.cli.cache import cache
-from shardflow.cli.main import main
 
 
 @pytest.fixture
@@ -71,9 +71,7 @@ def test_warm_refuses_what_cannot_be(far: str, tmp_path: Path, capsys: pytest.Ca
         ([far, "--limit", "much"], "'64GiB'"),
         ([far, "--split", "test"], "no split 'test'"),
     ):
-        with pytest.raises(SystemExit) as caught:
-            main(["cache", "warm", *arguments])
-        assert caught.value.code == 2
+        assert exit_code("cache", "warm", *arguments) == 2
         assert message in capsys.readouterr().err
 
 

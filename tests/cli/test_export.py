@@ -9,12 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 import shardflow
-from making import jpeg, make_dataset, write_shard
+from making import jpeg, make_dataset, write_dataset
 from shardflow.cli.export import export
 from shardflow.dali import write_dali_indexes
 from shardflow.errors import ConfigError
-from shardflow.manifest import FILE_NAME, Manifest
-from shardflow.store import LocalStore
 
 
 def expected_index(tar: Path) -> str:
@@ -52,8 +50,6 @@ def test_dali_indexes_may_go_elsewhere(tmp_path: Path) -> None:
 
 def test_names_that_dali_cannot_read_are_refused(tmp_path: Path) -> None:
     """A member whose name has a blank would shift the columns; the error names it."""
-    store = LocalStore(tmp_path / "set")
-    shard = write_shard(store, "train/000000.tar", [("a b", {"jpg": jpeg(1)})])
-    store.put_new(FILE_NAME, Manifest(splits={"train": (shard,)}, classes=None, inputs=1).to_bytes())
+    dataset = write_dataset(tmp_path / "set", {"train": [[("a b", {"jpg": jpeg(1)})]]})
     with pytest.raises(ConfigError, match=r"member 'a b\.jpg', whose name has a blank"):
-        [*write_dali_indexes(shardflow.open(tmp_path / "set"))]
+        [*write_dali_indexes(shardflow.open(dataset))]

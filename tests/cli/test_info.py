@@ -14,7 +14,7 @@ from PIL import Image
 
 import shardflow
 from making import make_dataset
-from pack.folders import encoded, photo, write_tree
+from pack.folders import encoded, photo, turned, write_tree
 from shardflow import native
 from shardflow.cli.info import info
 from shardflow.cli.residency import in_memory_bytes
@@ -75,9 +75,7 @@ def test_shows_how_a_dataset_was_made(tmp_path: Path) -> None:
 
 def test_shows_what_was_counted(tmp_path: Path) -> None:
     """Sizes before and after, what was done to how many images, and how even the classes are, from a real pack."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    write_tree(tmp_path / "src", {"train/a/1.jpg": encoded(Image.new("RGB", (900, 600)), "JPEG", exif=exif)})
+    write_tree(tmp_path / "src", {"train/a/1.jpg": encoded(Image.new("RGB", (900, 600)), "JPEG", exif=turned(6))})
     write_tree(tmp_path / "src", {f"train/b/{number}.jpg": photo(number, 500, 400) for number in range(2)})
     write_tree(tmp_path / "src", {"val/a/1.jpg": photo(3, 96, 64), "val/b/1.jpg": photo(4, 96, 64)})
     shardflow.pack(tmp_path / "src", tmp_path / "data", executor="serial", shard_samples=2)

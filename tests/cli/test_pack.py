@@ -1,30 +1,18 @@
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import pytest
-
 import shardflow
-from pack.folders import contents, image_folder, write_tree
-
-COMMAND = [sys.executable, "-c", "from shardflow.cli.main import main; main()"]
-
-
-def _shardflow(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+from command import run
+from pack.folders import image_folder, write_tree
 
 
 def test_pack(tmp_path: Path) -> None:
     """A pack says what it did, which dataset came out, and what to do next."""
     src = image_folder(tmp_path / "src", 50)
     write_tree(src, {"a/readme.txt": b"", "b/cut.jpg": b"\xff\xd8\xff"})
-    done = _shardflow("pack", src, tmp_path / "dst", "--short-side", 32, "--workers", 2, "--max-bad", 1)
+    done = run("pack", src, tmp_path / "dst", "--short-side", 32, "--workers", 2, "--max-bad", 1)
     assert done.returncode == 0, done.stderr
     for said in (
         r"packed +50 of 51 inputs into 1 shard",
@@ -44,7 +32,7 @@ def test_exit_codes(tmp_path: Path) -> None:
     src = image_folder(tmp_path / "src", 5)
     bad = write_tree(tmp_path / "bad", {"1.jpg": (src / "a" / "0000.jpg").read_bytes(), "2.jpg": b"", "3\n.jpg": b""})
     (tmp_path / "file").write_text("")
-    assert _shardflow("pack", src, tmp_path / "dst", "--workers", 1).returncode == 0
+    assert run("pack", src, tmp_path / "dst", "--workers", 1).returncode == 0
     failures = [
         (1, (bad, tmp_path / "bad-dst", "--workers", 1)),
         (2, (tmp_path / "nowhere", tmp_path / "x")),
@@ -54,7 +42,7 @@ def test_exit_codes(tmp_path: Path) -> None:
         (4, (src, tmp_path / "file")),
     ]
     for exit_code, arguments in failures:
-        done = _shardflow("pack", *arguments)
+        done = run("pack", *arguments)
         assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
         lines = [line for line in done.stderr.splitlines() if line and not line.startswith("packing:")]
         assert len(lines) == 1, done.stderr
@@ -70,62 +58,36 @@ def test_sources(tmp_path: Path) -> None:
     (src / "t.tsv").write_text("\n".join(["file\tkind\tsays", *rows]))
     options = ["--workers", 1, "--no-shuffle", "--short-side", 16]
     columns = ["--image-column", "file", "--label-column", "kind", "--caption-column", "says"]
-    done = _shardflow("pack", src / "t.tsv", tmp_path / "1", *options, *columns, "--classes", src / "names")
+    done = run("pack", src / "t.tsv", tmp_path / "1", *options, *columns, "--classes", src / "names")
     assert done.returncode == 0, done.stderr
     dataset = shardflow.open(tmp_path / "1")
     assert dataset.classes == ("c", "b", "a")
     assert (dataset["train"][0]["cls"], dataset["train"][0]["txt"]) == (b"2", b"said 0000")
-    done = _shardflow("pack", src, tmp_path / "2", *options, "--parts", "txt")
+    done = run("pack", src, tmp_path / "2", *options, "--parts", "txt")
     assert done.returncode == 0, done.stderr
     assert shardflow.open(tmp_path / "2")["train"][0]["txt"] == b"hello"
-    done = _shardflow("pack", tmp_path / "1" / "train" / "{000000..000000}.tar", tmp_path / "3", *options)
+    done = run("pack", tmp_path / "1" / "train" / "{000000..000000}.tar", tmp_path / "3", *options)
     assert done.returncode == 0, done.stderr
     wrong = [["--parts", "txt", "--label-column", "kind"], ["--label-column", "nothing"], ["--classes", src / "none"]]
     for arguments, exit_code in zip(wrong, (2, 2, 4), strict=True):
-        done = _shardflow("pack", src / "t.tsv", tmp_path / "x", *arguments)
+        done = run("pack", src / "t.tsv", tmp_path / "x", *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (exit_code, 1), done.stderr
 
 
 def test_wrong_usage() -> None:
     """Unknown commands and options are refused with a hint and exit code 2."""
     for arguments in (["frobnicate"], ["pack"], ["pack", "a", "b", "--frob"], ["pack", "a", "b", "--seed", "x"]):
-        done = _shardflow(*arguments)
+        done = run(*arguments)
         assert done.returncode == 2
         assert "Try 'shardflow" in done.stderr
 
 
 def test_help_and_version() -> None:
     """The help lists commands, options with defaults, an example and the exit codes."""
-    assert re.fullmatch(r"shardflow \d+\.\d+\.\d+\n", _shardflow("--version").stdout)
-    overview = _shardflow("--help").stdout
+    assert re.fullmatch(r"shardflow \d+\.\d+\.\d+\n", run("--version").stdout)
+    overview = run("--help").stdout
     assert "  pack " in overview
     assert all(f"  {code} " in overview for code in (0, 1, 2, 3, 4, 130))
-    help_text = _shardflow("pack", "--help").stdout
+    help_text = run("pack", "--help").stdout
     assert "shardflow pack photos/ photos256/" in help_text
     assert "[default: 256]" in help_text
-
-
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals(tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
-    """A signal ends a pack quickly, without half-done files, and the same command goes on to the same bytes."""
-    src = image_folder(tmp_path / "src", 240, 640, 480)
-    arguments = ["pack", str(src), str(tmp_path / "dst"), "--shard-samples", "40", "--workers", "2"]
-    with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        deadline = time.monotonic() + 30
-        while not any(tmp_path.glob("dst/train/*.json")):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        os.killpg(process.pid, number)  # the whole group, as a terminal does
-        sent = time.monotonic()
-        assert process.wait(10) == exit_code
-        assert time.monotonic() - sent < 3
-        assert process.stderr is not None
-        said = process.stderr.read()
-    assert "run the same command again to go on" in said
-    assert "Traceback" not in said
-    assert not list(tmp_path.rglob(".tmp-*"))
-    assert not (tmp_path / "dst" / "shardflow.json").exists()
-    again = _shardflow(*arguments)
-    assert re.search(r"resumed +\d+ inputs", again.stdout)
-    assert _shardflow("pack", src, tmp_path / "fresh", "--shard-samples", 40).returncode == 0
-    assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
+from command import exit_code
 from making import make_dataset
-from shardflow.cli.main import main
 from shardflow.cli.preview import preview
 from shardflow.manifest import QUARANTINE_NAME
 
@@ -83,20 +84,36 @@ def test_draws_a_class_an_augmentation_and_the_quarantine(tmp_path: Path) -> Non
     assert len(set(drawn)) == len(drawn) == 5
 
 
-def test_writes_a_page_and_says_whether_the_dataset_is_sound(tmp_path: Path) -> None:
+def test_writes_a_page_and_says_whether_the_dataset_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--html` writes a page and no picture; with `--verify` it says what was found, and damage is exit code 1."""
+    monkeypatch.chdir(tmp_path)
     url, page = make_dataset(tmp_path / "set", [8]), tmp_path / "page.html"
     run(url, "--html", page)
     assert "Not asked for" in page.read_text()
     run(url, "--html", page, "--verify")
     assert "Sound" in page.read_text()
-    assert not list(Path.cwd().glob("preview.png"))
+    assert not (tmp_path / "preview.png").exists()
     with open(url / "train/000000.tar", "r+b") as tar:
         tar.seek(-1500, 2)
         tar.write(b"damage")
     result = CliRunner().invoke(preview, [str(url), "--html", str(page), "--verify"], standalone_mode=False)
     assert result.return_value == 1
     assert "findings" in page.read_text()
+
+
+def test_torch_is_not_waited_for(tmp_path: Path) -> None:
+    """Without `--augment`, picture and page are made without importing torch, which takes seconds."""
+    url, page, picture = make_dataset(tmp_path / "set", [8]), tmp_path / "page.html", tmp_path / "picture.png"
+    code = f"""
+import sys
+from shardflow.cli.preview import preview
+preview([{str(url)!r}, "--html", {str(page)!r}, "--output", {str(picture)!r}], standalone_mode=False)
+print(sorted({{"torch", "torchvision"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert page.exists()
+    assert picture.exists()
 
 
 def test_shows_what_the_users_own_loader_makes_of_a_sample(tmp_path: Path) -> None:
@@ -146,9 +163,7 @@ def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([url, "--output", str(tmp_path)], 4, str(tmp_path)),
         ([str(tmp_path / "nothing")], 4, "does not exist"),
     ):
-        with pytest.raises(SystemExit) as caught:
-            main(["preview", *arguments])
-        assert caught.value.code == code, arguments
+        assert exit_code("preview", *arguments) == code, arguments
         error = capsys.readouterr().err
         assert message in error, (arguments, error)
         assert "Traceback" not in error

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 import shardflow
-from pack.folders import encoded, image_folder, write_tree
+from pack.folders import encoded, image_folder, turned, write_tree
 from shardflow.cli.pack import pack
 from shardflow.errors import ConfigError
 from shardflow.pack.presets import PRESETS
@@ -43,10 +43,8 @@ def test_options_reach_the_recipe(tmp_path: Path) -> None:
 def test_what_was_done_is_said(tmp_path: Path) -> None:
     """A pack says how many images were more than made smaller: here one animation, and one that was turned."""
     frames = [Image.new("RGB", (60, 40), colour) for colour in ("red", "green")]
-    exif = Image.Exif()
-    exif[0x0112] = 8
     animation = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    write_tree(tmp_path / "src", {"1.gif": animation, "2.jpg": encoded(frames[0], "JPEG", exif=exif)})
+    write_tree(tmp_path / "src", {"1.gif": animation, "2.jpg": encoded(frames[0], "JPEG", exif=turned(8))})
     assert (
         "\ndone         1 first frames of several; 1 turned upright\n"
         in _packed(tmp_path / "src", tmp_path / "dst").output

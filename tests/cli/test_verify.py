@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from click.testing import CliRunner
 
-from making import make_dataset
+from command import run
+from making import flip, make_dataset
 from shardflow import shardindex
 from shardflow.cli.verify import verify
 from shardflow.manifest import FILE_NAME
@@ -18,17 +17,9 @@ from shardflow.manifest import FILE_NAME
 def damage(dataset: Path, shard: str, record: int) -> None:
     """Flip one bit in the middle of a member of a sample."""
     path = dataset / shard
-    tar = bytearray(path.read_bytes())
-    index, _ = shardindex.build(memoryview(tar))
+    index, _ = shardindex.build(memoryview(path.read_bytes()))
     row = index[index["record"] == record][-1]
-    tar[int(row["offset"]) + int(row["size"]) // 2] ^= 1
-    path.write_bytes(tar)
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does."""
-    program = "from shardflow.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    flip(path, int(row["offset"]) + int(row["size"]) // 2)
 
 
 def test_a_sound_dataset_exits_0(tmp_path: Path) -> None:
@@ -43,7 +34,7 @@ def test_every_flipped_bit_is_named(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", [5, 7])
     damage(dataset, "train/000000.tar", 3)
     damage(dataset, "train/000001.tar", 0)
-    answer = run("verify", str(dataset))
+    answer = run("verify", dataset)
     assert answer.returncode == 1
     lines = answer.stdout.splitlines()
     for place in ("train/000000.tar, sample 000000003: ", "train/000001.tar, sample 000000005: "):
@@ -56,7 +47,7 @@ def test_json_lists_the_findings(tmp_path: Path) -> None:
     """`--json` prints one object and nothing else, with the same exit code."""
     dataset = make_dataset(tmp_path / "data", [5])
     damage(dataset, "train/000000.tar", 3)
-    answer = run("verify", str(dataset), "--json")
+    answer = run("verify", dataset, "--json")
     assert answer.returncode == 1
     assert not answer.stderr
     checked = json.loads(answer.stdout)
@@ -68,7 +59,7 @@ def test_json_lists_the_findings(tmp_path: Path) -> None:
 def test_a_missing_path_is_one_line_and_exit_code_4(tmp_path: Path) -> None:
     """Neither command shows a traceback where there is no dataset."""
     for command in ("info", "verify"):
-        answer = run(command, str(tmp_path / "nothing"))
+        answer = run(command, tmp_path / "nothing")
         assert answer.returncode == 4
         assert answer.stderr.startswith("shardflow: ")
         assert "does not exist" in answer.stderr
@@ -80,7 +71,7 @@ def test_a_damaged_manifest_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     """Without a manifest to hold anything against, the command says so."""
     dataset = make_dataset(tmp_path / "data", [5])
     (dataset / FILE_NAME).write_text("{}")
-    answer = run("verify", str(dataset))
+    answer = run("verify", dataset)
     assert answer.returncode == 1
     assert len(answer.stderr.splitlines()) == 1
     assert FILE_NAME in answer.stderr

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import shardflow as sf
+from command import exit_code
 from making import make_dataset
 from shardflow.cli.main import shardflow
 from views.foreign import members_of, write_tar
@@ -41,6 +42,10 @@ def test_subset(dataset: Path, tmp_path: Path) -> None:
     )
     _, printed = run("subset", dataset, tmp_path / "classes", "--classes", "class1,class2")
     assert "train         2 samples in 1 shard\n" in printed
+    result = CliRunner().invoke(
+        shardflow, ["subset", str(dataset), str(tmp_path / "both"), "--classes", "class4", "--samples", str(keys)]
+    )
+    assert "reading: 100%" in result.stderr
     _, printed = run("info", few)
     assert "tars          whole, where they are: ../set\n" in printed
     assert "made by subset of sha256:" in printed
@@ -108,13 +113,9 @@ def test_errors_are_one_line(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
 ) -> None:
     """Every refusal is one line with the reason, and the documented exit code."""
-    from shardflow.cli.main import main
-
     write_tar(tmp_path / "tars/00.tar", [("bad.txt", b"x")])
     places = {"SET": str(dataset), "NEW": str(tmp_path / "new"), "TARS": str(tmp_path / "tars")}
-    with pytest.raises(SystemExit) as ended:
-        main([places.get(argument, argument) for argument in arguments])
-    assert ended.value.code == code
+    assert exit_code(*(places.get(argument, argument) for argument in arguments)) == code
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("shardflow: ")]
     assert len(said) == 1
     assert message in said[0]

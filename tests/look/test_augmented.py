@@ -14,12 +14,10 @@ import torch
 from torchvision.transforms import v2
 
 import shardflow
-from making import jpeg, make_dataset, write_shard
+from making import jpeg, make_dataset, write_dataset
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.look.augmented import augmented, augmented_by
 from shardflow.look.tile import SIDE, Tile
-from shardflow.manifest import FILE_NAME, Manifest
-from shardflow.store import LocalStore
 
 SAMPLE = 7
 
@@ -178,11 +176,8 @@ def test_what_cannot_be_shown_is_refused(url: Path, options: dict[str, Any], mes
 
 def test_a_sample_without_an_image_is_refused(tmp_path: Path) -> None:
     """The message names the sample and what it has, or what is wrong with its image."""
-    store = LocalStore(tmp_path)
     samples = [("a", {"txt": b"words"}), ("b", {"jpg": jpeg(1)[:300]})]
-    lines = {"train": (write_shard(store, "train/000000.tar", samples),)}
-    store.put_new(FILE_NAME, Manifest(splits=lines, classes=None, inputs=2).to_bytes())
-    dataset = shardflow.open(tmp_path)
+    dataset = shardflow.open(write_dataset(tmp_path, {"train": [samples]}))
     with pytest.raises(DecodeError, match="sample a has no image, only txt"):
         augmented(dataset, "train", 0, versions=1)
     with pytest.raises(DecodeError, match="cannot be decoded"):

@@ -8,22 +8,16 @@ import numpy as np
 import pytest
 
 import shardflow
-from making import jpeg, make_dataset, write_shard
+from making import jpeg, make_dataset, write_dataset
 from shardflow.look.mixing import class_noise, measure_mixing
-from shardflow.manifest import FILE_NAME, Manifest
-from shardflow.store import LocalStore
 
 
 def labelled(root: Path, labels: list[int], shard_samples: int) -> Path:
     """A dataset of samples with these labels, in this order."""
-    store, lines = LocalStore(root), []
-    for first in range(0, len(labels), shard_samples):
-        part = enumerate(labels[first : first + shard_samples], first)
-        samples = [(f"{number:09}", {"jpg": jpeg(0), "cls": b"%d" % label}) for number, label in part]
-        lines.append(write_shard(store, f"train/{first // shard_samples:06}.tar", samples))
+    samples = [(f"{number:09}", {"jpg": jpeg(0), "cls": b"%d" % label}) for number, label in enumerate(labels)]
+    shards = [samples[first : first + shard_samples] for first in range(0, len(labels), shard_samples)]
     classes = tuple(f"class{number}" for number in range(max(labels) + 1))
-    store.put_new(FILE_NAME, Manifest(splits={"train": tuple(lines)}, classes=classes, inputs=len(labels)).to_bytes())
-    return root
+    return write_dataset(root, {"train": shards}, classes=classes)
 
 
 def test_noise_of_a_full_shuffle_is_one() -> None:

@@ -135,10 +135,11 @@ def test_page_says_what_the_dataset_is(packed: tuple[Path, Path], page: Path) ->
 def test_page_of_a_bare_dataset(tmp_path: Path) -> None:
     """Without labels, statistics or a quarantine, and with damage, there is still a page, which says what it lacks."""
     url = make_dataset(tmp_path / "set", [30, 30], labelled=False)
-    tar = url / "train/000001.tar"
-    data = bytearray(tar.read_bytes())
-    data[-4000:-1500] = bytes(2500)
-    tar.write_bytes(data)
+    for shard, place in (("000000", slice(700, 710)), ("000001", slice(-4000, -1500))):
+        tar = url / f"train/{shard}.tar"
+        data = bytearray(tar.read_bytes())
+        data[place] = bytes(len(data[place]))
+        tar.write_bytes(data)
     findings = shardflow.verify(url)
     assert findings
     path = tmp_path / "page.html"
@@ -146,6 +147,7 @@ def test_page_of_a_bare_dataset(tmp_path: Path) -> None:
     html = path.read_text()
     for expected in ("The samples have no labels", f"{len(findings)} findings", "No input was refused", "needs labels"):
         assert expected in html, expected
+    assert "train/000000.tar, sample 000000000" in html
     assert html.count("<figure>") == 6
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import shardflow
-from making import make_dataset
+from making import flip, make_dataset
 from shardflow.cache import Cache
 from shardflow.errors import ConfigError
 from shardflow.look.choice import of_class, spread
@@ -47,11 +47,12 @@ def test_peeked_samples_are_those_of_the_split(tmp_path: Path, monkeypatch: pyte
         ({}, []),
         ({"cls": b"cat"}, []),
         ({"cls": b"-1"}, []),
-        ({"labels.json": b'["x", 3]'}, [3]),
+        ({"labels.json": b'["x", 3]'}, []),
+        ({"cls": b"007\n"}, [7]),
     ],
 )
 def test_labels_are_read_or_left_out(parts: dict[str, bytes], labels: list[int]) -> None:
-    """One class, several, or none; what is no number of a class is left out."""
+    """One class, several, or none, also where what is there are no numbers of classes."""
     assert Peeked(0, "a", parts).labels == labels
 
 
@@ -60,9 +61,7 @@ def test_damage_is_said_and_the_others_are_there(tmp_path: Path) -> None:
     url = make_dataset(tmp_path / "set", [4, 4])
     tar = url / "train/000000.tar"
     payload = shardflow.open(url)["train"][2]["jpg"]
-    data = bytearray(tar.read_bytes())
-    data[data.index(payload) + 50] ^= 1
-    tar.write_bytes(data)
+    flip(tar, tar.read_bytes().index(payload) + 50)
     (url / "train/000001.npy").unlink()
     peeked = list(Peek(shardflow.open(url), "train").samples(range(8)))
     assert [bool(sample.problem) for sample in peeked] == [False, False, True] + [False] * 5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 import shardflow
 from making import make_dataset
 from shardflow.errors import ConfigError, DeadlineError
-from shardflow.tuning.bench import Bench, bench
+from shardflow.tuning.bench import STEPS, Bench, bench
 from shardflow.tuning.driven import Driven
 from shardflow.tuning.limit import Limit, payloads
 from shardflow.tuning.stages import STAGES, stage_cpu_ms
@@ -64,6 +66,13 @@ def test_stages_cost_what_they_compute(url: Path) -> None:
     assert measured()["augment"] == 0
 
 
+def test_every_stage_is_timed(url: Path, tmp_path: Path) -> None:
+    """Whatever a loader is told to do, its pipeline has no stage but those that are timed."""
+    fullest = loader(url, num_workers=0, transform=rest, decoded_cache="1GB", cache_dir=tmp_path)
+    _, *rest_of, _, _ = fullest.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
+    assert ("plan", *(type(stage).__name__.lower() for stage in rest_of)) == STAGES
+
+
 def test_workers_are_counted_and_ended(url: Path) -> None:
     """What workers compute is found in the window, what they wait is not, and no worker is left."""
     before = multiprocessing.active_children()
@@ -92,6 +101,30 @@ def test_limit_is_what_processes_decode(url: Path) -> None:
             limit.measure(0.1)
 
 
+def test_limit_ends_with_the_process_that_measures(url: Path) -> None:
+    """When the process that measures is killed, those that only decode end with it."""
+    encoded, (ours, theirs) = payloads(shardflow.open(url)["train"]), multiprocessing.Pipe()
+
+    def measuring() -> None:
+        with Limit(encoded, shardflow.RandomResizedCropDecoder(32), 2) as limit:
+            theirs.send([process.pid for process in limit._processes])
+            time.sleep(60)
+
+    process = multiprocessing.get_context("fork").Process(target=measuring)
+    process.start()
+    assert ours.poll(30)
+    decoding = ours.recv()
+    process.kill()
+    process.join()
+    deadline = time.monotonic() + 10
+    while (alive := [pid for pid in decoding if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)  # or a failure would leave them
+    assert len(decoding) == 2
+    assert not alive
+
+
 def test_bench_adds_up(url: Path) -> None:
     """Shares add up to 1, the transform is most of them, and the verdict follows from the step."""
     progress: list[int] = []
@@ -104,17 +137,19 @@ def test_bench_adds_up(url: Path) -> None:
     assert found.waiting is not None
     assert found.waiting > 0.5
     assert found.image_bytes > 1000
-    assert progress
+    assert len(progress) == STEPS
 
 
-def test_bench_refuses_what_it_cannot_measure(url: Path) -> None:
-    """A time that is no time, and a loader without images, are refused."""
+def test_bench_refuses_what_it_cannot_measure(url: Path, tmp_path: Path) -> None:
+    """A time that is no time, a loader without images, and one that decodes them once for all are refused."""
     with pytest.raises(ConfigError, match="seconds"):
         bench(loader(url), seconds=0)
     with pytest.raises(ConfigError, match="step_ms"):
         bench(loader(url), step_ms=-1)
     with pytest.raises(ConfigError, match="no images"):
         bench(loader(url, fields=("label",)))
+    with pytest.raises(ConfigError, match="without decoded_cache"):
+        bench(loader(url, decoded_cache="1GB", cache_dir=tmp_path))
 
 
 def made(**changes: Any) -> Bench:

@@ -24,11 +24,11 @@ def url(tmp_path: Path) -> Path:
     return make_dataset(tmp_path / "set", [8])
 
 
-def found(url: object, *, batch_bytes: int = 1000, **options: Any) -> dict[str, str]:
+def found(url: object, *, shared_bytes: int = 1000, **options: Any) -> dict[str, str]:
     """The suspects of a loader, name → line."""
     options = {"num_workers": 2, "multiprocessing_context": "fork", **options}
     loader = shardflow.Loader(str(url), batch_size=4, **options)
-    suspects = usual_suspects(loader, batch_bytes=batch_bytes)
+    suspects = usual_suspects(loader, shared_bytes=shared_bytes)
     assert all(isinstance(suspect, Suspect) and "\n" not in suspect.line for suspect in suspects)
     return dict(suspects)
 
@@ -40,10 +40,10 @@ def test_a_sound_setting_has_none(url: Path) -> None:
 
 
 def test_too_little_shared_memory(url: Path) -> None:
-    """Batches that cannot all be in /dev/shm are a suspect; without workers there are none."""
+    """Batches that cannot all be in /dev/shm are a suspect; those that can are none."""
     total = shutil.disk_usage("/dev/shm").total
-    assert "--shm-size" in found(url, batch_bytes=total // 8)["shared memory"]
-    assert "shared memory" not in found(url, batch_bytes=total // 8, num_workers=0, multiprocessing_context=None)
+    assert "--shm-size" in found(url, shared_bytes=total + 1)["shared memory"]
+    assert "shared memory" not in found(url, shared_bytes=total)
 
 
 def test_too_many_threads(url: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import shardflow
 from making import make_dataset
@@ -16,6 +17,13 @@ from shardflow.errors import ConfigError
 from shardflow.tuning.tune import PREFETCH, Trial, _best, _limit, tune
 from shardflow.tuning.window import Window
 from tuning.test_bench import rest
+
+
+def rest_long(image: torch.Tensor) -> torch.Tensor:
+    """A transform that waits eight times as long as `rest`."""
+    for _ in range(8):
+        rest(image)
+    return image
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +48,20 @@ def test_finds_what_is_faster_in_bounded_time(make_loader: Any) -> None:
     assert all(trial.shared_bytes > 0 and trial.first_batch_s > 0 for trial in found.trials)
     assert json.loads(json.dumps(found.to_json()))["settings"] == found.settings
     assert next(iter(make_loader(**found.settings)))
+
+
+def test_nothing_that_was_seen_is_faster(make_loader: Any) -> None:
+    """Where the machine slows down between the workers' rounds and the depths', the setting to take is no slow one."""
+    slow = False
+
+    def slowing(**settings: int) -> shardflow.Loader:
+        nonlocal slow
+        slow = slow or settings["prefetch_factor"] != 4
+        return make_loader(**settings, **({"transform": rest_long} if slow else {}))  # type: ignore[no-any-return]
+
+    found = tune(slowing, seconds=1.0, workers=(1, 3))
+    assert found.best.images_per_s >= 0.97 * max(trial.images_per_s for trial in found.trials)
+    assert found.settings == {"num_workers": 3, "prefetch_factor": 4}
 
 
 def test_refuses_what_cannot_be_tried(make_loader: Any) -> None:

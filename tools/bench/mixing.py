@@ -25,9 +25,8 @@ import numpy.typing as npt
 import webdataset as wds
 
 from shardflow import keyed
-from shardflow.load.source import LANES_PER_RANK, WINDOW
 from shardflow.look import mixing
-from shardflow.plan import Plan
+from shardflow.plan import LANES_PER_RANK, WINDOW, Plan
 from shardflow.schedule import Schedule
 
 I64 = npt.NDArray[np.int64]

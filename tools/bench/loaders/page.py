@@ -1,9 +1,15 @@
-"""The pages that results are published in."""
+"""The pages that results are published in, and their tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = (columns, ["---"] * len(columns), *rows)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
 def fill(page: Path, contents: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from page import fill
+from page import fill, markdown
 
 CALM = 0.05
 """Share of the machine's CPU time that others may have used in an epoch that counts."""
@@ -37,8 +37,7 @@ def table(results: dict[str, Any]) -> str:
                 str(sum(share <= CALM for run in row["rounds"] for share in run["others"])),
             )
         )
-    lines = ["| " + " | ".join(cells) + " |" for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
-    return "\n".join(lines) + "\n"
+    return markdown(COLUMNS, rows)
 
 
 def chart(results: dict[str, Any], path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from page import fill
+from page import fill, markdown
 
 KINDS = {"small": "0.19-megapixel originals", "large": "12-megapixel originals"}
 COLUMNS = ("packer", "version", "CPU-ms/image", "to shardflow", "images/s", "start, CPU-s", "kB/image", "PSNR dB")
@@ -37,7 +37,7 @@ def start_s(kind: dict[str, Any]) -> float:
 def table(results: dict[str, Any], kind: str) -> str:
     """Return one table, the most expensive packer first, and what failed last."""
     own = next((row[kind] for row in results["rows"] if row["name"] == OWN and row[kind]["rounds"]), None)
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS)]
+    lines = []
     for row in sorted(results["rows"], key=lambda row: -_cpu_ms(row[kind])):
         measured = row[kind]
         if not measured["rounds"]:
@@ -56,7 +56,7 @@ def table(results: dict[str, Any], kind: str) -> str:
                 f"{measured['quality']['psnr_db']:.2f}",
             )
         )
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+    return markdown(COLUMNS, lines)
 
 
 def chart(results: dict[str, Any], path: Path) -> None:

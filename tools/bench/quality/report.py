@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from page import fill
+from page import fill, markdown
 
 COLOURS = {"4:2:0": "#d1495b", "4:2:2": "#edae49", "4:4:4": "#00798c", "webp": "#8d99ae"}
 PANELS = (
@@ -24,7 +24,7 @@ DEFAULT = ("4:2:0", 90)
 def table(results: dict[str, Any]) -> str:
     """Return the table."""
     columns = ("format", "quality", "kB/image", "decoding, CPU-µs", "PSNR dB", "worst", "SSIM")
-    lines = [columns, tuple("---" for _ in columns)]
+    lines = []
     for row in results["rows"]:
         if row["quality"] not in (*SHOWN, None):
             continue
@@ -38,7 +38,7 @@ def table(results: dict[str, Any]) -> str:
             f"{row['ssim']:.4f}",
         )
         lines.append(tuple(f"**{cell}**" if (row["name"], row["quality"]) == DEFAULT else str(cell) for cell in cells))
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+    return markdown(columns, lines)
 
 
 def chart(results: dict[str, Any], path: Path) -> None:

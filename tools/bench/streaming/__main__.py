@@ -6,8 +6,8 @@
 makes the environments, the pictures and every loader's own format of them, runs an S3 server on loopback, uploads
 everything to it, and runs all rows in turn, each time in fresh processes: once on the bare loopback, once through a
 proxy that delays every answer and caps every connection. Writes results, tables and the chart to --output, after every
-run anew. Takes 10 minutes each, and the first time 13 GB of disk and some downloads for the environments. What does not
-install or run is reported in the table.
+run anew. Takes 25 and 10 minutes, and the first time 13 GB of disk and some downloads for the environments. What does
+not install or run is reported in the table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("epochs", "store"), nargs="?", default="epochs")
     parser.add_argument("--images", type=Path, help="photographs to cut the pictures from; by default they are drawn")
-    parser.add_argument("--samples", type=int, default=4000)
+    parser.add_argument("--samples", type=int, default=16000)
     parser.add_argument("--shard-bytes", type=int, default=64 << 20, help="of each of the 16 that `store` fetches")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", metavar="TEXT", help="only rows with this in their name")

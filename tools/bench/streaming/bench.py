@@ -25,7 +25,6 @@ from s3.server import ACCESS_KEY, SECRET_KEY, Server
 
 HERE = Path(__file__).resolve().parent
 BLOBS = 16
-_TOUCHED_FILES = 128
 
 
 class Bench:
@@ -73,7 +72,6 @@ class Bench:
         """Run a loader in a fresh process, and return what it measured in its cold and in its warm epochs."""
         measured = {}
         with tempfile.TemporaryDirectory(dir=self._data, prefix="cache-") as cache:
-            _touch_memory(Path(cache))
             command = [str(self.environments.python(row.environment)), str(HERE / "epochs.py"), row.way, row.variant]
             command += ["--url", self._server.url(FOLDERS[row.reads]), "--local", str(local), "--cache", cache]
             command += ["--samples", str(samples), "--served-by", *map(str, served_by)]
@@ -159,16 +157,3 @@ class Bench:
         if done.returncode:
             raise FailedError(reason(done.stderr))
         stamp.touch()
-
-
-def _touch_memory(folder: Path) -> None:
-    """Write and delete a gigabyte, so that the memory for cached files is the machine's already.
-
-    A virtual machine may give free memory back to its host, and then takes 2 ms for each MB that is written there.
-    Whoever keeps a cache would pay for that, and others not. A machine that has been at work has no such memory.
-    """
-    files = [folder / f"touched{number}" for number in range(_TOUCHED_FILES)]
-    for file in files:
-        file.write_bytes(bytes(8 << 20))
-    for file in files:
-        file.unlink()

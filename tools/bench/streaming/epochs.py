@@ -8,6 +8,7 @@ included.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -23,6 +24,8 @@ import torch
 from conditions import WARM
 from measure import cpu_s, machine_cpu_s
 from place import Place
+
+_TOUCHED_FILES = 128
 
 
 def epochs(batches: Callable[[], Iterator[Any]], repeats: int, samples: int, served_by: list[int]) -> dict[str, Any]:
@@ -65,6 +68,21 @@ def _sum(pids: list[int]) -> float:
     return sum(map(cpu_s, pids))
 
 
+def settle(folder: Path) -> None:
+    """Bring memory into the state of a machine and a process that have been at work.
+
+    A virtual machine may give free memory back to its host, and then takes 2 ms for each MB that is written there, for
+    which loaders with a cache would pay and others not: a gigabyte is written and deleted. What the imports left behind
+    is collected, which otherwise happens whenever the number of objects gets to some limit.
+    """
+    files = [folder / f"touched{number}" for number in range(_TOUCHED_FILES)]
+    for file in files:
+        file.write_bytes(bytes(8 << 20))
+    for file in files:
+        file.unlink()
+    gc.collect()
+
+
 def main() -> None:
     """Run the cold epoch and the warm ones."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -79,6 +97,7 @@ def main() -> None:
     torch.set_num_threads(1)  # two threads that wait for each other would take the workers' cores
     way = importlib.import_module(f"ways.{given.way}")
     place = Place(url=given.url, local=given.local, cache=given.cache)
+    settle(given.cache)
     started: list[Callable[[], Iterator[Any]]] = []
 
     def batches() -> Iterator[Any]:

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from conditions import CONDITIONS
-from page import fill
+from page import fill, markdown
 
 EPOCHS = ("loader", "version", "cold images/s", "warm images/s", "cold CPU-ms", "warm CPU-ms", "first batch s")
 FETCHED = ("MB cold", "MB warm")
@@ -33,7 +33,7 @@ def table(results: dict[str, Any], condition: str) -> str:
     """Return one table: medians over rounds, the slowest first, what failed every time last."""
     epochs = results["what"] == "epochs"
     columns = (*EPOCHS, *FETCHED, "epochs") if epochs else STORE
-    cells = [columns, tuple("---" for _ in columns)]
+    cells = []
     for row in sorted(results["rows"], key=lambda row: _rate(results, row, condition)):
         if runs := _runs(row, condition):
             values = _epoch_cells(results, runs, _failures(row, condition)) if epochs else _store_cells(runs)
@@ -41,7 +41,7 @@ def table(results: dict[str, Any], condition: str) -> str:
             failed = _failures(row, condition)
             values = (f"failed: {failed[-1]}" if failed else "not run", *("" for _ in columns[3:]))
         cells.append((row["name"], row["version"], *values))
-    return "\n".join("| " + " | ".join(row) + " |" for row in cells) + "\n"
+    return markdown(columns, cells)
 
 
 def caption(results: dict[str, Any]) -> str:

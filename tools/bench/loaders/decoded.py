@@ -1,6 +1,6 @@
 """What the cache of decoded images saves: CPU time per image with and without it, in turns.
 
-    python3 tools/bench/decoded.py photos256
+    python3 tools/bench/loaders/decoded.py photos256
 
 Prints a table of medians: one row per number of workers and tier. The epoch that fills the cache stands apart from
 those after it. Every run is a fresh process over the same local dataset, whose files the page cache holds.
@@ -10,31 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
 
 TIERS = {"page cache": None, "decoded, on disk": "disk", "decoded, in /dev/shm": "shm"}
 EPOCHS = 4
 
 
-def used_s() -> float:
-    """Return the CPU time of this process and its workers so far, in seconds."""
-    ticks = 0
-    for worker in multiprocessing.active_children():
-        fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
-
-
 def run(dataset: str, workers: int, cache_dir: str | None) -> list[float]:
     """Return the CPU-ms per image of each epoch."""
     import torch  # here, so that who starts the runs does without
+    from measure import cpu_s
 
     import shardflow
 
@@ -45,10 +34,10 @@ def run(dataset: str, workers: int, cache_dir: str | None) -> list[float]:
     )
     spent = []
     for _ in range(EPOCHS):
-        before, images = used_s(), 0
+        before, images = cpu_s(os.getpid()), 0
         for batch, _ in loader:
             images += len(batch)
-        spent.append((used_s() - before) / images * 1000)
+        spent.append((cpu_s(os.getpid()) - before) / images * 1000)
     return spent
 
 
