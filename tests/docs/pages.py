@@ -12,14 +12,13 @@ import contextlib
 import io
 import re
 import shlex
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from shardflow.cli.main import main
+from command import exit_code
 
 PROJECT = Path(__file__).parents[2]
 PAGES = {
@@ -84,14 +83,9 @@ def run_command(command: str, shown: list[str], where: str) -> None:
             if word.startswith(("tools/", "examples/", "tests/")):
                 assert (PROJECT / word).exists(), f"{where}: there is no {word}"
         return
-    printed, handler, code = io.StringIO(), signal.getsignal(signal.SIGTERM), None
-    try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            main([*arguments, *SHORTER.get(arguments[0], ())])
-    except SystemExit as exited:
-        code = exited.code
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = exit_code(*arguments, *SHORTER.get(arguments[0], ()))
     assert code == 0, f"{where}: {command}: exit code {code}\n{printed.getvalue()}"
     came = {line.split()[0] for line in printed.getvalue().splitlines() if line.strip()}
     for line in shown:
