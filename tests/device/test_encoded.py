@@ -142,7 +142,9 @@ def test_the_workers_share_of_damaged_samples_is_substituted(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "other", [None, shardflow.RandomResizedCropDecoder(12, hflip=0), shardflow.RandomResizedCropDecoder(200)], ids=repr
+    "other",
+    [None, shardflow.RandomResizedCropDecoder(12, hflip=0), shardflow.RandomResizedCropDecoder(200)],
+    ids=["default", "no flips", "larger"],
 )
 def test_crops_of_another_kind_are_refused(other: Any) -> None:
     """Crops that the workers made otherwise than the device would are an error that says what to do."""
