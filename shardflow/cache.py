@@ -116,7 +116,7 @@ class Cache:
                         if (file := self._cached(sha256, size)) is not None:
                             return file
                         if self._make_room(size or 0):
-                            return self._add(sha256, size, fill)
+                            return self._fill(sha256, fill, size, keep=True)
                     self._warn_of_no_room()
                     break
                 except OSError as error:
@@ -146,7 +146,7 @@ class Cache:
                         if file is None:
                             if not self._make_room(size or 0):
                                 return Fetched.FULL
-                            file = self._add(sha256, size, fill)
+                            file = self._fill(sha256, fill, size, keep=True)
                 file.close()
             except OSError as error:
                 if _is_full(error):
@@ -225,14 +225,7 @@ class Cache:
             os.utime(file.fileno())
         return file
 
-    def _add(self, sha256: str, size: int | None, fill: Fill) -> IO[bytes]:
-        file = self._fill(sha256, fill, keep=True)
-        if size is None:
-            with contextlib.suppress(FileNotFoundError):  # deleted at this moment
-                self._make_room(0)  # it had not been promised any
-        return file
-
-    def _fill(self, name: str, fill: Fill, *, keep: bool) -> IO[bytes]:
+    def _fill(self, name: str, fill: Fill, size: int | None, *, keep: bool) -> IO[bytes]:
         """Make a file and open it before others see it, so that no eviction can come in between."""
         for left in self._partial.glob(f"{name}.*"):  # by a holder of the lock that was killed
             left.unlink(missing_ok=True)
@@ -241,7 +234,7 @@ class Cache:
             fill(partial)
             file = open(partial, "rb")  # noqa: SIM115 - it is handed out
             try:
-                if keep:
+                if keep and (size is not None or self._has_room(name, os.fstat(file.fileno()).st_size)):
                     os.replace(partial, self._blobs / name)
             except BaseException:
                 file.close()
@@ -250,12 +243,20 @@ class Cache:
         finally:
             partial.unlink(missing_ok=True)
 
+    def _has_room(self, name: str, size: int) -> bool:
+        """Promise room to a file whose size was not known before it was made; return whether there is any."""
+        try:
+            os.truncate(self._locks / name, size)
+            return self._make_room(size)
+        except FileNotFoundError:  # the cache was deleted at this moment
+            return False
+
     def _private(self, size: int, fill: Fill) -> IO[bytes]:
         """Make a file without a name, here or among the system's temporary files."""
         name = f"private-{secrets.token_hex(8)}"
         try:
             with self._lock(name, size, patience_s=PATIENCE_S):
-                return self._fill(name, fill, keep=False)
+                return self._fill(name, fill, size, keep=False)
         except OSError as error:
             if not (_is_full(error) or self._is_deleted(error)):
                 raise

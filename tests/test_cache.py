@@ -451,6 +451,24 @@ def test_cache_may_be_deleted_at_any_time(cache: Cache, moment: str) -> None:
     assert stat.S_IMODE(cache.directory.stat().st_mode) == 0o700
 
 
+def test_a_file_of_unknown_size_finds_room_before_it_is_there(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit holds at every moment, also while a file whose size nobody knew is put into a full cache."""
+    seen: list[int] = []
+    replace = os.replace
+
+    def counted(source: Path, target: Path) -> None:
+        replace(source, target)
+        seen.append(sum(blob.bytes for blob in cache.blobs()))
+
+    monkeypatch.setattr(os, "replace", counted)
+    for number in range(2 * cache.limit_bytes // SIZE):
+        with cache.open(sha(content(number)), None, filler(content(number), [])):
+            pass
+    assert len(seen) == 2 * cache.limit_bytes // SIZE
+    assert max(seen) <= cache.limit_bytes
+    assert max(seen) > cache.limit_bytes - SIZE
+
+
 def test_cache_deleted_right_after_a_transfer(cache: Cache) -> None:
     """What was fetched is handed out, even if counting it afterwards finds the directory gone."""
     log: list[bytes] = []
