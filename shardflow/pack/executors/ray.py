@@ -54,8 +54,8 @@ class Ray:
         first = next(jobs, None)
         if first is None:
             return
-        with _connected(self.address, self.workers), marked(first) as premises:
-            _run(chain((first,), jobs), premises, self.workers, done)
+        with _connected(self.address, self.workers) as ours, marked(first) as premises:
+            _run(chain((first,), jobs), premises, self.workers, done, cancel=not ours)
 
 
 def _run_job(job: Job, premises: Premises) -> list[PieceResult] | ShardflowError:
@@ -70,7 +70,15 @@ def _run_job(job: Job, premises: Premises) -> list[PieceResult] | ShardflowError
     return results
 
 
-def _run(jobs: Iterator[Job], premises: Premises, workers: int | None, done: Callable[[PieceResult], None]) -> None:
+def _run(
+    jobs: Iterator[Job],
+    premises: Premises,
+    workers: int | None,
+    done: Callable[[PieceResult], None],
+    *,
+    cancel: bool,
+) -> None:
+    """Do the jobs. A connection that ends takes its tasks along; where it goes on, what is left has to be cancelled."""
     import ray
 
     task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_run_job)
@@ -103,13 +111,13 @@ def _run(jobs: Iterator[Job], premises: Premises, workers: int | None, done: Cal
         ) from error
     finally:
         with contextlib.suppress(Exception):  # what ended the run matters more; on its own a task ends with its shard
-            for left in running:
+            for left in running if cancel else ():
                 ray.cancel(left, force=True)
 
 
 @contextlib.contextmanager
-def _connected(address: str | None, workers: int | None) -> Iterator[None]:
-    """Be connected to a cluster while the body runs."""
+def _connected(address: str | None, workers: int | None) -> Iterator[bool]:
+    """Be connected to a cluster while the body runs, which is told whether the connection ends with it."""
     try:
         with warnings.catch_warnings():  # Ray's are for those who write for it
             warnings.simplefilter("ignore")
@@ -117,7 +125,7 @@ def _connected(address: str | None, workers: int | None) -> Iterator[None]:
     except ImportError as error:
         raise ConfigError("executor 'ray' needs Ray: pip install 'shardflow[ray]'") from error
     if ray.is_initialized():
-        yield
+        yield False
         return
     own: dict[str, Any] = {} if address else {"num_cpus": workers, "include_dashboard": False}
     with _signals_kept(), warnings.catch_warnings():
@@ -129,7 +137,7 @@ def _connected(address: str | None, workers: int | None) -> Iterator[None]:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(f"no Ray cluster answers at {address or 'this machine'}: {reason}") from error
     try:
-        yield
+        yield True
     finally:
         ray.shutdown()
 
