@@ -62,6 +62,21 @@ def pipeline(tars: list[str], indexes: list[str], size: int, gpu: bool) -> Any:
     return images, fn.pad(classes, axes=[0], shape=[DIGITS], fill_value=ord(" "))
 
 
+def batches_of(folder: Path, indexes: Path, size: int, batch_size: int, threads: int, gpu: bool, **ends: Any) -> Any:
+    """Return what iterates through the training split of a dataset; `ends` say how an epoch ends."""
+    names = [Path(shard.name) for shard in shardflow.open(folder)["train"].shards]
+    made = pipeline(
+        [str(folder / name) for name in names],
+        [str(indexes / name.with_suffix(".idx")) for name in names],
+        size,
+        gpu,
+        batch_size=batch_size,
+        num_threads=threads,
+        device_id=0 if gpu else None,
+    )
+    return DALIGenericIterator(made, ["images", "labels"], reader_name="reader", **ends)
+
+
 def main() -> None:
     """Parse the command line, and train for an epoch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -71,26 +86,19 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")
     parser.add_argument("--threads", type=int, default=2, help="DALI's threads")
     given = parser.parse_args()
-    dataset = shardflow.open(given.dataset)
-    names = [Path(shard.name) for shard in dataset["train"].shards]
     gpu = torch.cuda.is_available()
     device = torch.device("cuda") if gpu else torch.device("cpu")
-    batches = DALIGenericIterator(
-        pipeline(
-            [str(given.dataset / name) for name in names],
-            [str((given.indexes or given.dataset) / name.with_suffix(".idx")) for name in names],
-            given.size,
-            gpu,
-            batch_size=given.batch_size,
-            num_threads=given.threads,
-            device_id=0 if gpu else None,
-        ),
-        ["images", "labels"],
-        reader_name="reader",
+    batches = batches_of(
+        given.dataset,
+        given.indexes or given.dataset,
+        given.size,
+        given.batch_size,
+        given.threads,
+        gpu,
         last_batch_policy=LastBatchPolicy.PARTIAL,
     )
     torch.manual_seed(0)
-    net = Net(len(dataset.classes or ())).to(device)
+    net = Net(len(shardflow.open(given.dataset).classes or ())).to(device)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     samples, total = 0, torch.zeros((), device=device)
     for (batch,) in batches:

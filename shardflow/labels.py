@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 
-LABELS = ("labels.json", "cls")
+CLASS, CLASSES = "cls", "labels.json"
+LABELS = (CLASSES, CLASS)
 """The parts that hold labels. The first of these that a sample has counts."""
 
 _DIGITS = 18  # as many as fit into int64; Python refuses to read numbers of thousands
@@ -28,7 +29,7 @@ def numbers(part: str, payload: bytes, *, classes: int | None = None, strict: bo
     Raises:
         ValueError: It holds anything else, or a number that no class has.
     """
-    if part == "cls":
+    if part == CLASS:
         text = payload if strict else payload.strip()
         if not (text.isdigit() and len(text) <= _DIGITS and (classes is None or int(text) < classes)):
             raise ValueError(f"label {text[:_SHOWN]!r} is not a number{_of(classes)}")

@@ -27,10 +27,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardflow.errors import DecodeError
+from shardflow.labels import CLASS, CLASSES, LABELS
 from shardflow.shardindex import IMAGE_PARTS
 
 from .geometry import Geometry
-from .sources import CLASS, CLASSES, Label
+from .sources import Label
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 _DIGITS = 3
@@ -53,7 +54,7 @@ def companions(parts: Mapping[str, bytes], label: Label, geometry: Geometry) -> 
             raise DecodeError(f"part {part!r}: names of parts are up to 16 letters, digits and ._-")
         if part in IMAGE_PARTS:
             raise DecodeError(f"part {part!r} would be a second image; rename it to something like second.{part}")
-        if part in (CLASS, CLASSES):
+        if part in LABELS:
             raise DecodeError(f"part {part!r} is made from the labels of a source, and is no part of its own")
         made[part] = _moved(part, data, geometry)
     if isinstance(label, int):

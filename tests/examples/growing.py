@@ -1,16 +1,41 @@
-"""A dataset that is extended between the two halves of a run."""
+"""A run in two halves, between which its dataset is extended."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import shardflow
+from examples.scripts import run
 from making import jpeg
 
 CLASSES = "cat", "dog"
 
 
-def pack_some(folder: Path) -> Path:
+def run_in_halves(name: str, folder: Path) -> dict[str, Any]:
+    """Run an example that logs, stop it, extend the dataset, and go on; return what its loader said of its data.
+
+    The lines that it prints, and its checkpoint, which is replaced and never overwritten, are looked at here.
+    """
+    url, checkpoint = _pack_some(folder), folder / "run.pt"
+    options = ["--checkpoint", checkpoint, "--size", 16, "--workers", 1, "--batch-size", 4]
+    first = run(name, url, *options, "--stop-after", 2)
+    decoder = shardflow.RandomResizedCropDecoder(16)
+    began_with = shardflow.Loader(url, batch_size=4, decoder=decoder, num_workers=1).describe()
+    _grow(folder)
+    began_at = checkpoint.read_bytes()
+    (folder / "held.pt").hardlink_to(checkpoint)
+    second = run(name, url, *options)
+    assert (folder / "held.pt").read_bytes() == began_at
+    lines = [line.partition(";")[0] for line in (first + second).splitlines()]
+    assert lines == ["epoch 0: 8 samples", "epoch 0: 16 samples", "epoch 1: 24 samples"]
+    assert began_with["fingerprint"] != shardflow.open(url).fingerprint
+    again = shardflow.Loader(url, batch_size=4, decoder=decoder, num_workers=1, version=began_with["fingerprint"])
+    assert again.describe() == began_with
+    return began_with
+
+
+def _pack_some(folder: Path) -> Path:
     """Pack 24 pictures of two classes."""
     _draw(folder / "photos", range(24))
     url = folder / "photos256"
@@ -18,7 +43,7 @@ def pack_some(folder: Path) -> Path:
     return url
 
 
-def grow(folder: Path) -> None:
+def _grow(folder: Path) -> None:
     """Extend the dataset by 16 pictures, which makes a new version of it."""
     _draw(folder / "photos", range(24, 40))
     shardflow.extend(folder / "photos", folder / "photos256", executor="serial")

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-import shardflow
-from examples.growing import grow, pack_some
-from examples.scripts import run
+from examples.growing import run_in_halves
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:
@@ -26,26 +24,13 @@ def test_an_interrupted_run_goes_on_with_the_data_it_began_with(
     """Both halves are one W&B run, with the same data in its config and every step once, though the dataset grew."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    url = pack_some(tmp_path)
-    options = ["--checkpoint", tmp_path / "run.pt", "--size", 16, "--workers", 1, "--batch-size", 4]
-    first = run("log_wandb.py", url, *options, "--stop-after", 2)
-    began_with = shardflow.open(url).fingerprint
-    grow(tmp_path)
-    began_at = (tmp_path / "run.pt").read_bytes()
-    (tmp_path / "held.pt").hardlink_to(tmp_path / "run.pt")
-    second = run("log_wandb.py", url, *options)
-    assert (tmp_path / "held.pt").read_bytes() == began_at  # a checkpoint is replaced, and never overwritten
-    lines = [line.partition(";")[0] for line in (first + second).splitlines()]
-    assert lines == ["epoch 0: 8 samples", "epoch 0: 16 samples", "epoch 1: 24 samples"]
+    began_with = run_in_halves("log_wandb.py", tmp_path)
 
     halves = [logged(folder) for folder in sorted(tmp_path.glob("wandb/offline-run-*"))]
     runs = [record["run"] for half in halves for record in half if record["type"] == "run"]
     assert len(runs) == 2
     assert runs[0]["run_id"] == runs[1]["run_id"]
-    decoder = shardflow.RandomResizedCropDecoder(16)
-    loader = shardflow.Loader(url, batch_size=4, decoder=decoder, version=began_with, num_workers=1)
-    assert [run["config"]["update"]["data"] for run in runs] == [loader.describe()] * 2
-    assert began_with == loader.describe()["fingerprint"] != shardflow.open(url).fingerprint
+    assert [run["config"]["update"]["data"] for run in runs] == [began_with] * 2
     history = [record["history"]["item"] for half in halves for record in half if record["type"] == "history"]
     assert [row["_step"] for row in history] == list(range(1, 13))
     assert all(row["loss"] > 0 for row in history)

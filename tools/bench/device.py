@@ -81,27 +81,12 @@ class Dali:
 
     def __init__(self, given: argparse.Namespace, indexes: Path) -> None:
         sys.path.insert(0, str(EXAMPLES))
-        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+        from train_dali import batches_of
 
-        from train_dali import pipeline
-
-        dataset = shardflow.open(given.dataset)
-        names = [Path(shard.name) for shard in dataset["train"].shards]
-        list(write_dali_indexes(dataset, indexes))
+        list(write_dali_indexes(shardflow.open(given.dataset), indexes))
         gpu = given.device == "cuda"
-        self._batches = DALIGenericIterator(
-            pipeline(
-                [str(given.dataset / name) for name in names],
-                [str(indexes / name.with_suffix(".idx")) for name in names],
-                given.size,
-                gpu,
-                batch_size=given.batch_size,
-                num_threads=given.workers,
-                device_id=0 if gpu else None,
-            ),
-            ["images", "labels"],
-            reader_name="reader",
-            auto_reset=True,
+        self._batches = batches_of(
+            given.dataset, indexes, given.size, given.batch_size, given.workers, gpu, auto_reset=True
         )
         self._device = given.device
 

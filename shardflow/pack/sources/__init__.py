@@ -15,12 +15,10 @@ from .folder import Folder
 from .given import described, list_source, listed, shared_options
 from .reader import Input, Reader
 from .shards import Shards
-from .source import CLASS, CLASSES, SPLITS, Item, Label, Source
+from .source import SPLITS, Item, Label, Source
 from .table import Table
 
 __all__ = [
-    "CLASS",
-    "CLASSES",
     "SPLITS",
     "Collection",
     "Folder",

@@ -24,7 +24,7 @@ from shardflow import manifest, shardindex
 from shardflow.base import tar_of
 from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, SampleError
 from shardflow.files import index_of
-from shardflow.labels import LABELS, numbers
+from shardflow.labels import CLASS, LABELS, numbers
 from shardflow.store import LocalStore, Store, open_store, translated
 from shardflow.view import place, view_of
 
@@ -34,7 +34,7 @@ from .folder import EXTENSIONS
 from .items import Items
 from .patterns import ALL, expanded, is_wild, rooted, tars_like
 from .reader import Reader
-from .source import CLASS, SPLITS, Item, Source, more
+from .source import SPLITS, Item, Source, more
 from .tars import samples_of
 
 _NUMBER = re.compile(r"0|[1-9][0-9]*")

@@ -16,9 +16,6 @@ from .reader import Reader
 if TYPE_CHECKING:
     from .items import Items
 
-CLASS, CLASSES = "cls", "labels.json"
-"""The parts of a sample that hold the number of its class, or a JSON list of the numbers of its classes."""
-
 SPLITS = ("train", "val", "valid", "validation", "test")
 
 Label: TypeAlias = "int | tuple[int, ...] | None"
