@@ -96,42 +96,40 @@ def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Ou
     direct, store, proxy = stage.direct, stage.store, stage.proxy
     content = CONTENTS[operation]
     sha256 = hashlib.sha256(content).hexdigest()
-    if operation in READING:
-        direct.put("blob", content)
     for place, share in PLACES.items():
         if _REQUESTS[operation] == 1 and place in ("middle", "last"):
             continue
-        if operation in WRITING:
-            direct.put("blob", OLD)
+        name = f"blob-{place}"  # of this case alone: what the last one left under way must not meet this one's fault
+        direct.put(name, content if operation in READING else OLD)
         (folder / "source").write_bytes(content)
         target = folder / "target"
         target.unlink(missing_ok=True)
         proxy.clear()
         if share is None:
-            proxy.add(FAULTS[fault][0])
+            proxy.add(FAULTS[fault][0], contains=name)
         else:
-            proxy.add(FAULTS[fault][0], first=round(share * (_REQUESTS[operation] - 1)), times=1)
+            proxy.add(FAULTS[fault][0], contains=name, first=round(share * (_REQUESTS[operation] - 1)), times=1)
         began, error = time.monotonic(), None
         try:
             if operation == "get":
-                store.get("blob", target, size=len(content), sha256=sha256)
+                store.get(name, target, size=len(content), sha256=sha256)
                 assert target.read_bytes() == content
             elif operation == "read":
-                assert store.read("blob") == content
+                assert store.read(name) == content
             elif operation == "put":
-                store.put("blob", content)
+                store.put(name, content)
             else:
                 (folder / "source").write_bytes(content)
-                store.upload("blob", folder / "source")
+                store.upload(name, folder / "source")
         except (StoreError, IntegrityError) as caught:
             error = caught
         outcome = Outcome(fault, operation, place, error, time.monotonic() - began)
         proxy.clear()
-        _check(outcome, target, stage, content)
+        _check(outcome, name, target, stage, content)
         yield outcome
 
 
-def _check(outcome: Outcome, target: Path, stage: Stage, content: bytes) -> None:
+def _check(outcome: Outcome, name: str, target: Path, stage: Stage, content: bytes) -> None:
     left = stage.server.open_uploads(stage.prefix) if outcome.operation == "upload" else []
     for key, upload in left:
         client = stage.server.client()
@@ -141,7 +139,7 @@ def _check(outcome: Outcome, target: Path, stage: Stage, content: bytes) -> None
     assert outcome.seconds < LIMIT_S
     assert target.exists() == (outcome.operation == "get" and outcome.error is None), "a leftover"
     if outcome.operation in WRITING:
-        found = stage.direct.read("blob")
+        found = stage.direct.read(name)
         assert found == content or (outcome.error is not None and found == OLD), "neither the old blob nor the new"
     if outcome.fault in FINAL:
         assert isinstance(outcome.error, AccessDeniedError)
