@@ -12,8 +12,8 @@ setup(
     ext_modules=[
         Extension(
             "shardflow.native._kernel",
-            sources=[f"shardflow/native/{name}.c" for name in ("kernel", "libjpeg", "resample")],
-            depends=[f"shardflow/native/{name}.h" for name in ("kernel", "libjpeg", "resample")],
+            sources=[f"shardflow/native/{name}.c" for name in ("entropy", "kernel", "libjpeg", "resample")],
+            depends=[f"shardflow/native/{name}.h" for name in ("entropy", "kernel", "libjpeg", "resample")],
             extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra"],
             libraries=["dl", "m"],
             optional=True,  # no compiler or no libjpeg-turbo headers: shardflow.native.why() says what is missing

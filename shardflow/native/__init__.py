@@ -61,7 +61,7 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 _FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}
 
-_ABI = 2  # SF_ABI in kernel.h
+_ABI = 3  # SF_ABI in kernel.h
 _MESSAGE_BYTES = 240
 
 
@@ -104,7 +104,7 @@ def available() -> bool:
 def why() -> str:
     """Say which libjpeg-turbo and which instructions the kernel uses, or why there is no kernel."""
     kernel = _load()
-    return kernel if isinstance(kernel, str) else f"{kernel.version} ({kernel.libjpeg}), {kernel.simd}"
+    return kernel if isinstance(kernel, str) else f"{kernel.version} ({kernel.libjpeg}), {kernel.about}"
 
 
 def version() -> str:
@@ -276,7 +276,7 @@ class _Kernel:
         self.dll = dll
         self.library = library
         self.libjpeg = libjpeg
-        self.simd = _Decoder(self).simd
+        self.about = _Decoder(self).about
 
     @functools.cached_property
     def version(self) -> str:
@@ -286,18 +286,23 @@ class _Kernel:
 
 
 class _Decoder:
-    """The working memory of one thread. `simd=False` takes the plain C loops."""
+    """The working memory of one thread. `fast=False` takes the plain C loops and libjpeg-turbo's Huffman decoding."""
 
-    def __init__(self, kernel: _Kernel, *, simd: bool = True) -> None:
+    def __init__(self, kernel: _Kernel, *, fast: bool = True) -> None:
         self._dll = kernel.dll
         self._problems = (_Problem * 0)()
-        self._handle = self._dll.sf_decoder_new(kernel.library, simd)
+        self._handle = self._dll.sf_decoder_new(kernel.library, fast)
         if not self._handle:
             raise MemoryError
-        self.simd: str = self._dll.sf_decoder_simd(self._handle).decode()
+        self.about: str = self._dll.sf_decoder_about(self._handle).decode()
 
     def __del__(self) -> None:
         self._dll.sf_decoder_free(self._handle)
+
+    @property
+    def faults(self) -> int:
+        """How many images were decoded once more, for a fault in their Huffman codes."""
+        return int(self._dll.sf_decoder_faults(self._handle))
 
     def decode(self, batch: _Batch) -> list[Problem]:
         if len(self._problems) < batch.count:
@@ -414,7 +419,8 @@ def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
     dll.sf_library_open.argtypes, dll.sf_library_open.restype = [ctypes.c_char_p, ctypes.c_char_p], pointer
     dll.sf_decoder_new.argtypes, dll.sf_decoder_new.restype = [pointer, integer], pointer
     dll.sf_decoder_free.argtypes, dll.sf_decoder_free.restype = [pointer], None
-    dll.sf_decoder_simd.argtypes, dll.sf_decoder_simd.restype = [pointer], ctypes.c_char_p
+    dll.sf_decoder_about.argtypes, dll.sf_decoder_about.restype = [pointer], ctypes.c_char_p
+    dll.sf_decoder_faults.argtypes, dll.sf_decoder_faults.restype = [pointer], ctypes.c_int64
     dll.sf_decode.argtypes, dll.sf_decode.restype = [pointer, pointer, pointer], integer
     dll.sf_read_header.argtypes = [pointer, pointer, ctypes.c_size_t, pointer, pointer]
     return dll

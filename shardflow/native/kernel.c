@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "entropy.h"
 #include "libjpeg.h"
 #include "resample.h"
 
@@ -27,6 +28,11 @@ enum {
 struct sf_decoder {
     const struct sf_library *jpeg;
     const sf_loops *loops;
+    char about[64];
+    bool own_entropy; /* whether scans are decoded by `entropy` where it can, */
+    bool found_fault; /* which it could not with the image at hand, */
+    int64_t faults;   /* nor with so many in all */
+    sf_entropy entropy;
     struct jpeg_decompress_struct info;
     struct jpeg_error_mgr errors;
     struct jpeg_source_mgr source;
@@ -131,7 +137,7 @@ static void open_image(sf_decoder *d, const uint8_t *image, size_t size, int64_t
 
 /* After a problem nothing is reused. */
 static void close_image(sf_decoder *d) {
-    if (--d->images_left > 0 && d->problem->status == SF_OK) {
+    if (--d->images_left > 0 && d->problem->status == SF_OK && !d->found_fault) {
         d->jpeg->jpeg_abort_decompress(&d->info);
     } else {
         d->jpeg->jpeg_destroy_decompress(&d->info);
@@ -234,6 +240,16 @@ static void widen(const uint8_t *in, int32_t pixels, uint8_t *out) {
     memcpy(out + 4 * (size_t)(pixels - 1), in + 3 * (size_t)(pixels - 1), 3);
 }
 
+/* Decode an MCU in libjpeg-turbo's place. */
+static boolean on_mcu(j_decompress_ptr info, JBLOCKROW *into) {
+    sf_decoder *d = info->client_data;
+    if (!sf_entropy_decode(&d->entropy, info->blocks_in_MCU, into)) {
+        d->found_fault = true;
+        longjmp(d->escape, 1);
+    }
+    return TRUE;
+}
+
 /* Begin to decode; returns by how much the image is reduced, and says whether it comes in several scans. */
 static int32_t start_image(sf_decoder *d, const sf_task *task, bool *several_scans) {
     struct jpeg_decompress_struct *info = &d->info;
@@ -248,6 +264,7 @@ static int32_t start_image(sf_decoder *d, const sf_task *task, bool *several_sca
     info->scale_denom = (unsigned)reduction;
     info->out_color_space = JCS_EXT_RGBX; /* grey is replicated; four bytes per pixel suit the vector loops */
     d->jpeg->jpeg_start_decompress(info);
+    if (d->own_entropy && !d->found_fault && !*several_scans) sf_entropy_start(&d->entropy, info, on_mcu);
     return reduction;
 }
 
@@ -354,7 +371,7 @@ static void decode(sf_decoder *d, sf_task *task) {
 }
 
 /* setjmp is called in functions without locals of their own, so that none is indeterminate after a longjmp. */
-static void decode_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_task *task, sf_problem *problem) {
+static void try_to_decode(sf_decoder *d, const uint8_t *image, size_t size, sf_task *task, sf_problem *problem) {
     prepare(d, problem);
     if (!setjmp(d->escape)) {
         if (!task->pixels) {
@@ -367,8 +384,18 @@ static void decode_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_
     if (!task->pixels) close_image(d);
 }
 
+static void decode_guarded(sf_decoder *d, const uint8_t *image, size_t size, const sf_task *task, sf_problem *problem) {
+    sf_task first = *task, second = *task;
+    d->found_fault = false;
+    try_to_decode(d, image, size, &first, problem);
+    if (!d->found_fault) return;
+    d->faults++;
+    try_to_decode(d, image, size, &second, problem); /* libjpeg-turbo says what it is, and what there is to see */
+}
+
 static void read_header_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_problem *problem) {
     prepare(d, problem);
+    d->found_fault = false;
     if (!setjmp(d->escape)) open_image(d, image, size, INT64_MAX);
     close_image(d);
 }
@@ -381,11 +408,13 @@ static void trim(sf_buffer *buffer) {
 
 int32_t sf_abi(void) { return SF_ABI; }
 
-sf_decoder *sf_decoder_new(const sf_library *library, int32_t simd) {
+sf_decoder *sf_decoder_new(const sf_library *library, int32_t fast) {
     sf_decoder *d = calloc(1, sizeof *d);
     if (!d) return NULL;
     d->jpeg = library;
-    d->loops = sf_loops_choose(simd != 0);
+    d->loops = sf_loops_choose(fast != 0);
+    d->own_entropy = fast && library->asks_for_mcus;
+    snprintf(d->about, sizeof d->about, "%s%s", d->loops->name, d->own_entropy ? ", Huffman decoding of its own" : "");
     return d;
 }
 
@@ -394,13 +423,16 @@ void sf_decoder_free(sf_decoder *d) {
     if (d->images_left) d->jpeg->jpeg_destroy_decompress(&d->info);
     sf_axis_release(&d->horizontal);
     sf_axis_release(&d->vertical);
+    sf_release(&d->entropy.data);
     sf_release(&d->rows);
     sf_release(&d->ring);
     sf_release(&d->pointers);
     free(d);
 }
 
-const char *sf_decoder_simd(const sf_decoder *d) { return d->loops->name; }
+const char *sf_decoder_about(const sf_decoder *d) { return d->about; }
+
+int64_t sf_decoder_faults(const sf_decoder *d) { return d->faults; }
 
 int32_t sf_decode(sf_decoder *d, const sf_batch *batch, sf_problem *problems) {
     const int32_t whole[4] = {batch->width, batch->height, 0, 0};
@@ -420,6 +452,7 @@ int32_t sf_decode(sf_decoder *d, const sf_batch *batch, sf_problem *problems) {
         }
         sf_problem *problem = &problems[found];
         decode_guarded(d, batch->images[i], batch->sizes[i], &task, problem);
+        trim(&d->entropy.data);
         trim(&d->ring);
         trim(&d->horizontal.packed_memory);
         if (problem->status == SF_OK) continue;

@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 2
+#define SF_ABI 3
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -72,10 +72,14 @@ SF_API int32_t sf_abi(void);
  * On success `message` names the file that was loaded. */
 SF_API sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYTES]);
 
-/* NULL when out of memory. `simd` 0 asks for the plain C loops; the pixels are the same. */
-SF_API sf_decoder *sf_decoder_new(const sf_library *library, int32_t simd);
+/* NULL when out of memory. `fast` 0 asks for the plain C loops and for libjpeg-turbo's Huffman decoding; the pixels and
+ * the problems are the same. */
+SF_API sf_decoder *sf_decoder_new(const sf_library *library, int32_t fast);
 SF_API void sf_decoder_free(sf_decoder *decoder);
-SF_API const char *sf_decoder_simd(const sf_decoder *decoder);
+SF_API const char *sf_decoder_about(const sf_decoder *decoder);
+
+/* How many images have been decoded once more, for a fault in their Huffman codes. */
+SF_API int64_t sf_decoder_faults(const sf_decoder *decoder);
 
 /* Returns how many images have a problem and describes each in `problems` (room for `count`), by ascending index.
  * The pixels of an image that has one are all zero, unless it is SF_DAMAGED. */

@@ -35,6 +35,62 @@ static int has_our_layout(const struct sf_library *library, char *message) {
     return 1;
 }
 
+typedef struct {
+    trial attempt; /* first: `fail_trial` looks for it there */
+    boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW *);
+    int asked;
+} mcu_trial;
+
+static boolean count_mcu(j_decompress_ptr info, JBLOCKROW *into) {
+    mcu_trial *counting = info->client_data;
+    counting->asked++;
+    return counting->decode_mcu(info, into);
+}
+
+static void ignore(j_decompress_ptr info) { (void)info; }
+
+static boolean fail_to_fill(j_decompress_ptr info) {
+    fail_trial((j_common_ptr)info);
+    return FALSE;
+}
+
+static void decode_counting(const struct sf_library *library, j_decompress_ptr info, JSAMPROW line) {
+    mcu_trial *const counting = info->client_data;
+    if (setjmp(counting->attempt.escape)) return;
+    library->jpeg_read_header(info, TRUE);
+    library->jpeg_start_decompress(info);
+    counting->decode_mcu = info->entropy->decode_mcu;
+    info->entropy->decode_mcu = count_mcu;
+    library->jpeg_read_scanlines(info, &line, 1);
+}
+
+/* Decode a grey image of three MCUs, and see whether they are asked for where they should be. */
+static int asks_for_mcus(const struct sf_library *library) {
+    uint8_t image[] = {
+        0xFF, 0xD8, 0xFF, 0xDB, 0, 67, 0, /* then 64 quantisers */
+        [7 + 64] = 0xFF, 0xC0, 0, 11, 8, 0, 8, 0, 24, 1, 1, 0x11, 0, /* 24 x 8 pixels */
+        0xFF, 0xC4, 0, 20, 0x00, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, /* DC: one code, no difference */
+        0xFF, 0xC4, 0, 20, 0x10, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, /* AC: one code, end of block */
+        0xFF, 0xDA, 0, 8, 1, 1, 0, 0, 63, 0, 0x03, 0xFF, 0xD9,
+    };
+    memset(image + 7, 1, 64);
+    char message[SF_MESSAGE_BYTES];
+    uint8_t line[24];
+    mcu_trial counting = {.attempt.message = message};
+    struct jpeg_error_mgr errors;
+    struct jpeg_source_mgr source = {
+        .next_input_byte = image, .bytes_in_buffer = sizeof image, .init_source = ignore,
+        .fill_input_buffer = fail_to_fill, .resync_to_restart = library->jpeg_resync_to_restart, .term_source = ignore,
+    };
+    struct jpeg_decompress_struct info = {.err = library->jpeg_std_error(&errors), .client_data = &counting};
+    errors.error_exit = fail_trial;
+    library->jpeg_CreateDecompress(&info, JPEG_LIB_VERSION, sizeof info);
+    info.src = &source;
+    decode_counting(library, &info, line);
+    library->jpeg_destroy_decompress(&info);
+    return counting.asked == 3;
+}
+
 struct sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYTES]) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
@@ -59,6 +115,7 @@ struct sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYT
         dlclose(handle);
         return NULL;
     }
+    library->asks_for_mcus = asks_for_mcus(library);
     Dl_info where;
     int known = dladdr(*(void **)&library->jpeg_read_header, &where) != 0;
     snprintf(message, SF_MESSAGE_BYTES, "%s", known ? where.dli_fname : path);

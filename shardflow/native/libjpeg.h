@@ -29,9 +29,17 @@
     F(jpeg_resync_to_restart)
 
 struct sf_library {
+    /* Whether it asks for each MCU through the pointer in its private structure that is declared below. */
+    int asks_for_mcus;
 #define SF_DECLARE(name) __typeof__(name) *name;
     SF_LIBJPEG_FUNCTIONS(SF_DECLARE)
 #undef SF_DECLARE
+};
+
+/* How the private structure begins, in every version so far. */
+struct jpeg_entropy_decoder {
+    void (*start_pass)(j_decompress_ptr info);
+    boolean (*decode_mcu)(j_decompress_ptr info, JBLOCKROW *into);
 };
 
 #endif

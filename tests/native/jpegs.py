@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import io
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual name
+
+from shardflow import native
 
 
 def pixels(number: int, width: int, height: int) -> NDArray[np.uint8]:
@@ -67,3 +71,15 @@ def without_segments(payload: bytes, marker: int) -> bytes:
             kept += payload[at : at + length]
         at += length
     return kept + payload[at:]
+
+
+@contextmanager
+def decoder(*, fast: bool) -> Iterator[native._Decoder]:
+    """Make this thread decode in the fast ways, or in the plain ones."""
+    kernel = native._load()
+    assert isinstance(kernel, native._Kernel)
+    native._threads.decoder = made = native._Decoder(kernel, fast=fast)
+    try:
+        yield made
+    finally:
+        del native._threads.decoder

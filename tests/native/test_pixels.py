@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -57,18 +55,6 @@ def assert_close(found: NDArray[np.uint8], wanted: NDArray[np.uint8], levels: in
     difference = np.abs(found.astype(int) - wanted.astype(int))
     assert difference.max() <= levels
     return int((difference > 0).sum()), difference.size
-
-
-@contextmanager
-def loops(*, simd: bool) -> Iterator[None]:
-    """Make this thread decode with the given loops."""
-    kernel = native._load()
-    assert isinstance(kernel, native._Kernel)
-    native._threads.decoder = native._Decoder(kernel, simd=simd)
-    try:
-        yield
-    finally:
-        del native._threads.decoder
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,8 +119,8 @@ def test_plain_loops_make_the_same_pixels() -> None:
             boxes = np.array([random_box(rng, 90, 70) for _ in payloads], np.int32)
             height, width = rng.integers(1, 100, 2)
             made = []
-            for simd in (True, False):
-                with loops(simd=simd):
+            for fast in (True, False):
+                with jpegs.decoder(fast=fast):
                     out = empty(4, height, width, channels_last=channels_last)
                     assert native.decode_crops(payloads, boxes, flips, out, interpolation=interpolation) == []
                     made.append(out)

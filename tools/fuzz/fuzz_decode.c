@@ -1,7 +1,7 @@
 /* libFuzzer's entry: the input is a JPEG in front of which a few bytes say what is asked of it.
  *
  * One decoder lives through all inputs, as in a worker process, so that what an image leaves behind is tested with the
- * next one. Inputs are decoded with each set of loops, which must agree, and every fourth between two copies of a good
+ * next one. Inputs are decoded by the fast ways and by the plain ones, which must agree, and every fourth between two copies of a good
  * image, whose pixels must not change. The output is allocated to the byte, so that the address sanitizer sees a write
  * beside it.
  */
@@ -33,7 +33,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     good_size = fread(good, 1, sizeof good, file);
     fclose(file);
     sf_problem problem;
-    for (int simd = 0; simd < 2; simd++) decoders[simd] = sf_decoder_new(library, simd);
+    for (int fast = 0; fast < 2; fast++) decoders[fast] = sf_decoder_new(library, fast);
     if (sf_read_header(decoders[0], good, good_size, &good_header, &problem) != SF_OK) exit(2);
     return 0;
 }
@@ -87,16 +87,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *out[2];
     sf_problem problems[2][3];
     int32_t found[2];
-    for (int simd = 0; simd < 2; simd++) {
-        out[simd] = malloc((size_t)count * image_bytes);
-        if (!out[simd]) abort();
+    for (int fast = 0; fast < 2; fast++) {
+        out[fast] = malloc((size_t)count * image_bytes);
+        if (!out[fast]) abort();
         const sf_batch batch = {
             .images = images + first,
             .sizes = sizes + first,
             .boxes = asked[13] & 4 ? NULL : boxes + 4 * first,
             .resized = resized + 4 * first,
             .flips = flips + first,
-            .out = out[simd],
+            .out = out[fast],
             .image_stride = image_bytes,
             .max_pixels = 1 << 18,
             .count = count,
@@ -106,14 +106,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             .filter = (asked[14] >> 2) % 3,
             .oversampling = asked[15] % 4,
         };
-        found[simd] = sf_decode(decoders[simd], &batch, problems[simd]);
+        found[fast] = sf_decode(decoders[fast], &batch, problems[fast]);
     }
     check(found[0] == found[1] && found[0] <= 1, "at most the one image has a problem");
-    check(!memcmp(out[0], out[1], (size_t)count * image_bytes), "both loops write the same");
+    check(!memcmp(out[0], out[1], (size_t)count * image_bytes), "both ways write the same");
     check(!memcmp(out[0], out[0] + (size_t)(count - 1) * image_bytes, image_bytes), "the neighbours are as without it");
     if (found[0]) {
         check(problems[0][0].index == count / 2, "the problem is its own");
-        check(problems[0][0].status == problems[1][0].status, "both loops find the same");
+        check(problems[0][0].status == problems[1][0].status, "both ways find the same");
+        check(!strcmp(problems[0][0].message, problems[1][0].message), "both ways say the same");
         check(memchr(problems[0][0].message, 0, SF_MESSAGE_BYTES) != NULL, "the message ends");
     }
     free(out[0]);

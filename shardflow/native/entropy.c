@@ -1,0 +1,231 @@
+#include "entropy.h"
+
+#include <string.h>
+
+enum {
+    END = 64, /* by how much the index of the next coefficient moves on when a block ends early */
+    /* More than the bytes of an MCU, which is read whole before anyone asks whether they were there. */
+    ZERO_BYTES = 4 * 64 * D_MAX_BLOCKS_IN_MCU + 8,
+};
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define RARE(condition) __builtin_expect(condition, 0)
+
+/* Where in a block a coefficient goes, by the index of the one after it. Beyond the block all go to its last place, as
+ * with libjpeg-turbo; the zero that an early end writes there is there already. */
+#define LAST 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63
+static const uint8_t PLACES[] = {
+    0, /* there is no index 0 */
+    0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21,
+    28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54,
+    47, 55, 62, 63, LAST, LAST, LAST, LAST, LAST,
+};
+#undef LAST
+_Static_assert(sizeof PLACES > 63 + 16 + END, "a run and an end may follow the last index");
+
+/* ---- symbols: how many bits a code and the value behind it have, and by how much the index moves on ---- */
+
+static inline uint32_t symbol_of(unsigned bits_of_value, unsigned by) {
+    return bits_of_value | bits_of_value << 16 | by << 24;
+}
+static inline uint32_t with_code(uint32_t symbol, unsigned bits) { return symbol + (bits | bits << 8); }
+static inline unsigned all_bits(uint32_t symbol) { return symbol & 255; }
+static inline unsigned code_bits(uint32_t symbol) { return symbol >> 8 & 255; }
+static inline unsigned value_bits(uint32_t symbol) { return symbol >> 16 & 255; }
+static inline unsigned step(uint32_t symbol) { return symbol >> 24; }
+
+/* The value, of bits that begin with the symbol. One whose first bit is 0 is negative. */
+static inline int value_of(uint64_t bits, uint32_t symbol) {
+    const uint64_t value = bits << code_bits(symbol);
+    const int is_negative = (int)~((int64_t)value >> 63);
+    return (int)(value >> 1 >> (63 - value_bits(symbol))) + (is_negative & (1 - (1 << value_bits(symbol))));
+}
+
+static uint32_t symbol_at(const sf_codes *codes, uint64_t bits) { return codes->symbols[bits >> (64 - SF_CODE_BITS)]; }
+
+static uint32_t long_symbol_at(const sf_codes *codes, uint64_t bits) {
+    const uint32_t start = (uint32_t)(bits >> 48);
+    for (unsigned length = SF_CODE_BITS + 1; length <= 16; length++) {
+        if (start >= codes->ends[length]) continue;
+        return with_code(codes->placed[codes->places[length] + (int32_t)(start >> (16 - length))], length);
+    }
+    return 0;
+}
+
+/* ---- pairs: one or two AC symbols with their values ---- */
+
+static inline unsigned pair_bits(uint64_t pair) { return pair & 255; }
+static inline unsigned pair_step(uint64_t pair) { return pair >> 8 & 255; }
+static inline JCOEF pair_value(uint64_t pair) { return (JCOEF)(pair >> 16); }
+static inline JCOEF second_value(uint64_t pair) { return (JCOEF)(pair >> 32); }
+static inline unsigned second_step(uint64_t pair) { return pair >> 48 & 255; }
+static inline unsigned first_bits(uint64_t pair) { return (unsigned)(pair >> 56); }
+
+static uint64_t pair_at(const sf_codes *codes, uint64_t bits) {
+    const uint32_t one = symbol_at(codes, bits);
+    const uint64_t one_bits = all_bits(one), after = bits << one_bits;
+    if (!one || one_bits > SF_PAIR_BITS) return 0;
+    const uint16_t value = (uint16_t)value_of(bits, one);
+    const uint64_t pair = one_bits << 56 | (uint64_t)value << 16 | step(one) << 8;
+    const uint32_t two = step(one) == END ? 0 : symbol_at(codes, after);
+    const uint64_t bits_of_both = one_bits + all_bits(two);
+    if (!two || bits_of_both > SF_PAIR_BITS) return pair | (uint64_t)value << 32 | one_bits;
+    return pair | (uint64_t)step(two) << 48 | (uint64_t)(uint16_t)value_of(after, two) << 32 | bits_of_both;
+}
+
+/* ---- tables ---- */
+
+static bool has_same(const sf_codes *codes, const JHUFF_TBL *table) {
+    return codes->made && !memcmp(codes->lengths, table->bits, sizeof codes->lengths) &&
+           !memcmp(codes->values, table->huffval, sizeof codes->values);
+}
+
+static const sf_codes *codes_of(sf_codes *codes, const JHUFF_TBL *table, bool is_ac) {
+    if (has_same(codes, table)) return codes;
+    memcpy(codes->lengths, table->bits, sizeof codes->lengths);
+    memcpy(codes->values, table->huffval, sizeof codes->values);
+    codes->made = true;
+    memset(codes->symbols, 0, sizeof codes->symbols);
+    uint32_t code = 0;
+    int place = 0;
+    for (unsigned length = 1; length <= 16; length++, code <<= 1) {
+        codes->places[length] = place - (int32_t)code;
+        for (int i = 0; i < table->bits[length] && place < 256 && code < 1u << length; i++, code++, place++) {
+            const unsigned value = table->huffval[place], bits = value & 15, run = is_ac ? value >> 4 : 0;
+            const uint32_t symbol = codes->placed[place] = symbol_of(bits, bits || run == 15 ? run + 1 : END);
+            if (length > SF_CODE_BITS) continue;
+            const unsigned free = SF_CODE_BITS - length;
+            for (uint32_t k = 0; k < 1u << free; k++) codes->symbols[(code << free) + k] = with_code(symbol, length);
+        }
+        codes->ends[length] = code << (16 - length);
+    }
+    for (uint64_t k = 0; is_ac && k < 1 << SF_PAIR_BITS; k++) {
+        codes->pairs[k] = pair_at(codes, k << (64 - SF_PAIR_BITS));
+    }
+    return codes;
+}
+
+/* ---- decoding ---- */
+
+typedef struct {
+    const uint8_t *next;
+    uint64_t bits;
+    unsigned count;
+} reader;
+
+/* Have 56 bits or more; a symbol with its value has up to 31. What lies beyond `count` is what comes next, so that it
+ * does no harm to take it again. */
+static ALWAYS_INLINE void refill(reader *r) {
+    uint64_t bytes;
+    memcpy(&bytes, r->next, sizeof bytes);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    bytes = __builtin_bswap64(bytes);
+#endif
+    r->bits |= bytes >> r->count;
+    r->next += (63 - r->count) >> 3;
+    r->count |= 56;
+}
+
+static ALWAYS_INLINE void drop(reader *r, unsigned bits) {
+    r->bits <<= bits;
+    r->count -= bits;
+}
+
+static ALWAYS_INLINE uint32_t next_symbol(const reader *r, const sf_codes *codes) {
+    const uint32_t symbol = symbol_at(codes, r->bits);
+    return RARE(!symbol) ? long_symbol_at(codes, r->bits) : symbol;
+}
+
+/* Decode a block's AC coefficients. There are bits enough to look the first up. */
+static ALWAYS_INLINE bool decode_ac(reader *r, const sf_codes *ac, JCOEF *block, bool keep) {
+    unsigned index = 1;
+    for (;;) {
+        const uint64_t pair = ac->pairs[r->bits >> (64 - SF_PAIR_BITS)];
+        refill(r); /* while the pair is on its way: each look-up waits for the one before, and for nothing else */
+        if (RARE(!pair)) {
+            const uint32_t symbol = next_symbol(r, ac);
+            if (!symbol) return false;
+            index += step(symbol);
+            if (keep) block[PLACES[index]] = (JCOEF)value_of(r->bits, symbol);
+            drop(r, all_bits(symbol));
+            if (index >= 64) return true;
+            continue;
+        }
+        const unsigned one = index + pair_step(pair);
+        index = one + second_step(pair);
+        if (keep) { /* in this order: the first may be the block's last, and a lone one is its own second */
+            block[PLACES[index]] = second_value(pair);
+            block[PLACES[one]] = pair_value(pair);
+        }
+        if (index >= 64) {
+            drop(r, one >= 64 ? first_bits(pair) : pair_bits(pair)); /* what follows the last is of another block */
+            return true;
+        }
+        drop(r, pair_bits(pair));
+    }
+}
+
+static ALWAYS_INLINE bool decode_mcu(sf_entropy *e, int blocks, JBLOCKROW *into, bool keep) {
+    reader r = {e->next, e->bits, e->count};
+    for (int i = 0; i < blocks; i++) {
+        JCOEF *const block = keep ? *into[i] : NULL;
+        refill(&r);
+        const uint32_t symbol = next_symbol(&r, e->blocks[i].dc);
+        if (!symbol) return false;
+        uint32_t *const prediction = &e->predictions[e->blocks[i].component];
+        *prediction += (uint32_t)value_of(r.bits, symbol);
+        drop(&r, all_bits(symbol));
+        if (keep) *block = (JCOEF)*prediction;
+        if (!decode_ac(&r, e->blocks[i].ac, block, keep)) return false;
+    }
+    e->next = r.next;
+    e->bits = r.bits;
+    e->count = r.count;
+    return 8 * (size_t)(r.next - (const uint8_t *)e->data.data) - r.count <= 8 * e->size;
+}
+
+bool sf_entropy_decode(sf_entropy *e, int blocks, JBLOCKROW *into) {
+    return into ? decode_mcu(e, blocks, into, true) : decode_mcu(e, blocks, NULL, false);
+}
+
+/* ---- a scan ---- */
+
+/* Copy the scan without the zeros that follow each FF of its data, up to the first FF that something else follows. */
+static const uint8_t *unstuff(sf_entropy *e, const uint8_t *at, const uint8_t *end) {
+    uint8_t *to = e->data.data;
+    for (;;) {
+        const uint8_t *const found = memchr(at, 0xFF, (size_t)(end - at));
+        const size_t plain = (size_t)((found ? found : end) - at);
+        memcpy(to, at, plain);
+        to += plain;
+        at += plain;
+        if (end - at < 2 || at[1]) break;
+        *to++ = 0xFF;
+        at += 2;
+    }
+    memset(to, 0, ZERO_BYTES);
+    e->size = (size_t)(to - (uint8_t *)e->data.data);
+    return at;
+}
+
+bool sf_entropy_start(sf_entropy *e, j_decompress_ptr info, sf_on_mcu *on_mcu) {
+    const bool is_baseline = !info->Ss && info->Se == DCTSIZE2 - 1 && !info->Ah && !info->Al && !info->arith_code;
+    if (!is_baseline || info->progressive_mode || info->restart_interval) return false;
+    for (int i = 0; i < info->blocks_in_MCU; i++) {
+        const int component = e->blocks[i].component = info->MCU_membership[i];
+        const int dc = info->cur_comp_info[component]->dc_tbl_no, ac = info->cur_comp_info[component]->ac_tbl_no;
+        e->blocks[i].dc = codes_of(&e->dc[dc], info->dc_huff_tbl_ptrs[dc], false);
+        e->blocks[i].ac = codes_of(&e->ac[ac], info->ac_huff_tbl_ptrs[ac], true);
+    }
+    struct jpeg_source_mgr *const source = info->src;
+    if (!sf_reserve(&e->data, source->bytes_in_buffer + ZERO_BYTES)) return false;
+    const uint8_t *const end = source->next_input_byte + source->bytes_in_buffer;
+    source->next_input_byte = unstuff(e, source->next_input_byte, end);
+    source->bytes_in_buffer = (size_t)(end - source->next_input_byte);
+    memset(e->predictions, 0, sizeof e->predictions);
+    e->next = e->data.data;
+    e->bits = 0;
+    e->count = 0;
+    info->entropy->decode_mcu = on_mcu;
+    return true;
+}

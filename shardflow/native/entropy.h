@@ -1,0 +1,54 @@
+/* Huffman decoding of baseline JPEGs: libjpeg-turbo spends two thirds of a crop's time on it, and this half as much.
+ *
+ * libjpeg-turbo does everything else. It asks for one minimum coded unit (MCU) after another through a pointer, which
+ * is led here. Only data without a fault is decoded: at the first one the caller has libjpeg-turbo decode the image
+ * from the start, so that what becomes of a damaged image is decided in one place.
+ */
+#ifndef SHARDFLOW_ENTROPY_H
+#define SHARDFLOW_ENTROPY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libjpeg.h"
+#include "resample.h"
+
+enum { SF_CODE_BITS = 9, SF_PAIR_BITS = 11 };
+
+/* The codes of one table. Those of AC coefficients are looked up in `pairs` first, which holds what the next bits say
+ * as far as they say it whole: two coefficients, or one. Larger tables find more, but fall out of the first cache. */
+typedef struct {
+    uint64_t pairs[1 << SF_PAIR_BITS];
+    uint32_t symbols[1 << SF_CODE_BITS]; /* by the next bits; 0: a longer code, or none */
+    uint32_t ends[17];                   /* by length: the first 16 bits that no code up to that length begins */
+    int32_t places[17];                  /* by length: from a code to its place */
+    uint32_t placed[256];                /* symbols by place, without the bits of their codes */
+    bool made;
+    UINT8 lengths[17], values[256]; /* what they were made from */
+} sf_codes;
+
+typedef struct {
+    sf_codes dc[NUM_HUFF_TBLS], ac[NUM_HUFF_TBLS]; /* made anew where an image's tables differ from its neighbour's */
+    struct {
+        const sf_codes *dc, *ac;
+        int component;
+    } blocks[D_MAX_BLOCKS_IN_MCU];
+    uint32_t predictions[MAX_COMPS_IN_SCAN];
+    sf_buffer data; /* the scan without the zeros that are stuffed into it, and zeros behind */
+    size_t size;
+    const uint8_t *next; /* what comes after `bits`, of which the highest `count` are meant */
+    uint64_t bits;
+    unsigned count;
+} sf_entropy;
+
+typedef boolean sf_on_mcu(j_decompress_ptr info, JBLOCKROW *into);
+
+/* Have `info`, of which nothing has been decoded yet, ask `on_mcu` for its one scan, all of which its source holds. The
+ * source is then at the marker behind the scan. False, with nothing changed, where libjpeg-turbo has to decode it. */
+bool sf_entropy_start(sf_entropy *entropy, j_decompress_ptr info, sf_on_mcu *on_mcu);
+
+/* Decode the next MCU into blocks of zeros, or with NULL pass over it. False: there is a fault. */
+bool sf_entropy_decode(sf_entropy *entropy, int blocks, JBLOCKROW *into);
+
+#endif

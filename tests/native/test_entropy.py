@@ -1,0 +1,155 @@
+"""The kernel's own Huffman decoding finds what libjpeg-turbo's finds: the pixels, or the problem."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from native import huffman, jpegs
+from shardflow import native
+
+Found = tuple[NDArray[np.uint8], list[native.Problem], int]
+
+
+def decode(payloads: list[bytes], boxes: list[tuple[int, int, int, int]], *, fast: bool) -> Found:
+    """Decode a crop of each; returns pixels, problems, and how many images it took libjpeg-turbo to decode."""
+    out = np.full((len(payloads), 3, 16, 16), 9, np.uint8)
+    with jpegs.decoder(fast=fast) as made:
+        problems = native.decode_crops(payloads, np.array(boxes, np.int32), np.zeros(len(payloads), np.bool_), out)
+        return out, problems, made.faults
+
+
+def assert_same(payloads: list[bytes], boxes: list[tuple[int, int, int, int]]) -> Found:
+    """Fail where the two ways differ in a pixel, a status or a word."""
+    found, wanted = decode(payloads, boxes, fast=True), decode(payloads, boxes, fast=False)
+    assert found[1] == wanted[1]
+    np.testing.assert_array_equal(found[0], wanted[0])
+    return found
+
+
+def boxes_of(rng: random.Random, width: int, height: int, count: int) -> list[tuple[int, int, int, int]]:
+    """Draw crops inside an image, the first of which is all of it."""
+    boxes = [(0, 0, width, height)]
+    while len(boxes) < count:
+        x, y = rng.randrange(width), rng.randrange(height)
+        boxes.append((x, y, rng.randint(1, width - x), rng.randint(1, height - y)))
+    return boxes
+
+
+def coefficients(rng: random.Random) -> list[int]:
+    """Draw a block: dense or sparse, with small or the largest values, often up to its last coefficient."""
+    density, bits = rng.choice((0.0, 0.02, 0.2, 0.9)), rng.choice((1, 3, 10, 15))
+    block = [rng.randint(-(2**bits - 1), 2**bits - 1) if rng.random() < density else 0 for _ in range(64)]
+    if rng.random() < 0.3:
+        block[63] = rng.choice((-1, 1, 1023, 32767))
+    block[0] = rng.choice((0, 5, -1023, 1023, -16000, 16383))
+    return block
+
+
+def random_jpeg(seed: int) -> tuple[bytes, int]:
+    """Return a JPEG with tables of its own, 8 pixels high, and its width."""
+    rng = random.Random(seed)
+    blocks = [coefficients(rng) for _ in range(rng.randint(1, 40))]
+    dc = huffman.random_table(rng, huffman.DC_SYMBOLS)
+    return huffman.encode(blocks, dc, huffman.random_table(rng, huffman.AC_SYMBOLS)), 8 * len(blocks)
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_any_coefficients_with_any_tables(seed: int) -> None:
+    """Whatever the tables, the runs and the values are, blocks are what was encoded."""
+    payload, width = random_jpeg(seed)
+    boxes = boxes_of(random.Random(seed), width, 8, 4)
+    assert assert_same([payload] * 4, boxes)[1:] == ([], 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_any_damage(seed: int) -> None:
+    """Flipped bits, wherever they are, and files that are cut end in the same pixels or the same problem."""
+    payload, width = random_jpeg(seed)
+    rng = random.Random(seed)
+    damaged = []
+    for _ in range(12):
+        data = bytearray(payload)
+        for _ in range(rng.choice((1, 1, 3))):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        damaged.append(bytes(data[: rng.randrange(len(data))] if rng.random() < 0.2 else data))
+    assert_same(damaged, boxes_of(rng, width, 8, 12))
+
+
+@pytest.mark.parametrize("last", [1, -40, 9000])
+def test_a_run_beyond_the_block(last: int) -> None:
+    """A coefficient that would lie behind its block is treated as libjpeg-turbo treats it, which says nothing."""
+    rng = random.Random(last)
+    for beyond in range(64, 77):
+        for before in (1, 300):
+            tables = huffman.random_table(rng, huffman.DC_SYMBOLS), huffman.random_table(rng, huffman.AC_SYMBOLS)
+            block = [100, *[0] * 59, before, *[0] * (beyond - 61), last]
+            blocks = [block, coefficients(rng)]
+            assert assert_same([huffman.encode(blocks, *tables)], [(0, 0, 16, 8)])[1:] == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"subsampling": 0},
+        {"subsampling": 1},
+        {"mode": "L"},
+        {"optimize": True},
+        {"quality": 100, "subsampling": 0},
+        {"quality": 5},
+        {"restart_marker_blocks": 2},
+        {"progressive": True},
+    ],
+    ids=str,
+)
+def test_damaged_pictures(how: dict[str, object]) -> None:
+    """Pictures of every coding, with flipped bits and cut, end in the same pixels or the same problem."""
+    rng = random.Random(7)
+    for number, (width, height) in enumerate([(97, 65), (16, 16), (130, 40)]):
+        payload = jpegs.make(number, width, height, **how)
+        payloads = [payload]
+        for _ in range(150):
+            data = bytearray(payload)
+            for _ in range(rng.choice((1, 2, 6))):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            payloads.append(bytes(data[: rng.randrange(len(data))] if rng.random() < 0.2 else data))
+        _, problems, faults = assert_same(payloads, boxes_of(rng, width, height, len(payloads)))
+        assert all(problem.index for problem in problems)
+        assert problems
+        assert faults < 150
+
+
+@pytest.mark.parametrize("quality", [1, 50, 100])
+def test_noise_and_checks(quality: int) -> None:
+    """The busiest pictures there are, in which the last coefficient counts and codes are longest."""
+    rng = np.random.default_rng(quality)
+    noise = rng.integers(0, 256, (80, 120, 3), dtype=np.uint8)
+    checks = (255 * (np.indices((80, 120)).sum(0) % 2)).astype(np.uint8)[..., None].repeat(3, -1)
+    for pixels in (noise, checks, 255 * (noise > 127).astype(np.uint8)):
+        for subsampling in (0, 2):
+            buffer = io.BytesIO()
+            Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, subsampling=subsampling)
+            boxes = boxes_of(random.Random(quality), 120, 80, 12)
+            assert assert_same([buffer.getvalue()] * 12, boxes)[1:] == ([], 0)
+
+
+def test_tables_are_the_images_own() -> None:
+    """Images whose tables differ do not get their neighbours', in whatever order they come."""
+    rng = random.Random(1)
+    images = [random_jpeg(seed)[0] for seed in range(12)] + [jpegs.make(1, optimize=True), jpegs.make(2)]
+    wanted = [decode([image], [(0, 0, 8, 8)], fast=False)[0][0] for image in images]
+    for _ in range(20):
+        order = [rng.randrange(len(images)) for _ in range(30)]
+        out, *rest = decode([images[i] for i in order], [(0, 0, 8, 8)] * 30, fast=True)
+        assert rest == [[], 0]
+        np.testing.assert_array_equal(out, np.stack([wanted[i] for i in order]))
