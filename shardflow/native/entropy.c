@@ -184,15 +184,12 @@ static ALWAYS_INLINE bool decode_mcu(sf_entropy *e, int blocks, JBLOCKROW *into,
     return 8 * (size_t)(r.next - (const uint8_t *)e->data.data) - r.count <= 8 * e->size;
 }
 
-bool sf_entropy_decode(sf_entropy *e, int blocks, JBLOCKROW *into) {
-    return into ? decode_mcu(e, blocks, into, true) : decode_mcu(e, blocks, NULL, false);
-}
-
 /* ---- a scan ---- */
 
-/* Copy the scan without the zeros that follow each FF of its data, up to the first FF that something else follows. */
-static const uint8_t *unstuff(sf_entropy *e, const uint8_t *at, const uint8_t *end) {
+/* Copy the data up to the next marker without the zeros that follow each FF of it, and begin there. */
+static void begin(sf_entropy *e) {
     uint8_t *to = e->data.data;
+    const uint8_t *at = e->source->next_input_byte, *const end = at + e->source->bytes_in_buffer;
     for (;;) {
         const uint8_t *const found = memchr(at, 0xFF, (size_t)(end - at));
         const size_t plain = (size_t)((found ? found : end) - at);
@@ -204,28 +201,50 @@ static const uint8_t *unstuff(sf_entropy *e, const uint8_t *at, const uint8_t *e
         at += 2;
     }
     memset(to, 0, ZERO_BYTES);
+    e->source->next_input_byte = at;
+    e->source->bytes_in_buffer = (size_t)(end - at);
     e->size = (size_t)(to - (uint8_t *)e->data.data);
-    return at;
+    e->left = e->interval;
+    memset(e->predictions, 0, sizeof e->predictions);
+    e->next = e->data.data;
+    e->bits = 0;
+    e->count = 0;
+}
+
+/* Go on behind the restart marker that has to be next. */
+static bool restart(sf_entropy *e) {
+    struct jpeg_source_mgr *const source = e->source;
+    const bool is_read = 8 * (e->size - (size_t)(e->next - (const uint8_t *)e->data.data)) + e->count < 8;
+    if (!is_read || source->bytes_in_buffer < 2 || source->next_input_byte[1] != JPEG_RST0 + e->restarts) return false;
+    e->restarts = (e->restarts + 1) % 8;
+    source->next_input_byte += 2;
+    source->bytes_in_buffer -= 2;
+    begin(e);
+    return true;
+}
+
+bool sf_entropy_decode(sf_entropy *e, int blocks, JBLOCKROW *into) {
+    if (e->interval) {
+        if (e->left == 0 && !restart(e)) return false;
+        e->left--;
+    }
+    return into ? decode_mcu(e, blocks, into, true) : decode_mcu(e, blocks, NULL, false);
 }
 
 bool sf_entropy_start(sf_entropy *e, j_decompress_ptr info, sf_on_mcu *on_mcu) {
     const bool is_baseline = !info->Ss && info->Se == DCTSIZE2 - 1 && !info->Ah && !info->Al && !info->arith_code;
-    if (!is_baseline || info->progressive_mode || info->restart_interval) return false;
+    if (!is_baseline || info->progressive_mode) return false;
     for (int i = 0; i < info->blocks_in_MCU; i++) {
         const int component = e->blocks[i].component = info->MCU_membership[i];
         const int dc = info->cur_comp_info[component]->dc_tbl_no, ac = info->cur_comp_info[component]->ac_tbl_no;
         e->blocks[i].dc = codes_of(&e->dc[dc], info->dc_huff_tbl_ptrs[dc], false);
         e->blocks[i].ac = codes_of(&e->ac[ac], info->ac_huff_tbl_ptrs[ac], true);
     }
-    struct jpeg_source_mgr *const source = info->src;
-    if (!sf_reserve(&e->data, source->bytes_in_buffer + ZERO_BYTES)) return false;
-    const uint8_t *const end = source->next_input_byte + source->bytes_in_buffer;
-    source->next_input_byte = unstuff(e, source->next_input_byte, end);
-    source->bytes_in_buffer = (size_t)(end - source->next_input_byte);
-    memset(e->predictions, 0, sizeof e->predictions);
-    e->next = e->data.data;
-    e->bits = 0;
-    e->count = 0;
+    e->source = info->src;
+    e->interval = info->restart_interval;
+    e->restarts = 0;
+    if (!sf_reserve(&e->data, e->source->bytes_in_buffer + ZERO_BYTES)) return false;
+    begin(e);
     info->entropy->decode_mcu = on_mcu;
     return true;
 }

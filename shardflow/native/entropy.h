@@ -34,8 +34,11 @@ typedef struct {
         const sf_codes *dc, *ac;
         int component;
     } blocks[D_MAX_BLOCKS_IN_MCU];
+    struct jpeg_source_mgr *source; /* is at the marker behind the data */
+    unsigned interval, left;        /* MCUs between two restart markers, 0 without any, and until the next one */
+    int restarts;
     uint32_t predictions[MAX_COMPS_IN_SCAN];
-    sf_buffer data; /* the scan without the zeros that are stuffed into it, and zeros behind */
+    sf_buffer data; /* up to that marker, without the zeros that are stuffed into it, and zeros behind */
     size_t size;
     const uint8_t *next; /* what comes after `bits`, of which the highest `count` are meant */
     uint64_t bits;
@@ -45,7 +48,7 @@ typedef struct {
 typedef boolean sf_on_mcu(j_decompress_ptr info, JBLOCKROW *into);
 
 /* Have `info`, of which nothing has been decoded yet, ask `on_mcu` for its one scan, all of which its source holds. The
- * source is then at the marker behind the scan. False, with nothing changed, where libjpeg-turbo has to decode it. */
+ * source is at a marker from then on. False, with nothing changed, where libjpeg-turbo has to decode the scan. */
 bool sf_entropy_start(sf_entropy *entropy, j_decompress_ptr info, sf_on_mcu *on_mcu);
 
 /* Decode the next MCU into blocks of zeros, or with NULL pass over it. False: there is a fault. */

@@ -43,38 +43,48 @@ def random_table(rng: random.Random, symbols: Sequence[int]) -> Table:
     return Table(lengths, shuffled)
 
 
-def encode(blocks: Sequence[Sequence[int]], dc: Table, ac: Table, *, quantiser: int = 1) -> bytes:
+def encode(
+    blocks: Sequence[Sequence[int]], dc: Table, ac: Table, *, quantiser: int = 1, restart: int | None = None
+) -> bytes:
     """Return a JPEG of one row of blocks, each of 64 coefficients in the file's order, of which the first is absolute.
 
-    A block of more than 64 is a fault.
+    A block of more than 64 is a fault. `restart` is the number of blocks between two restart markers.
     """
-    codes = dc.codes(), ac.codes()
-    bits, before = [], 0
-    for block in blocks:
-        bits += [*_coded(codes[0], 0, block[0] - before)]
-        before, run = block[0], 0
-        last = max((i for i in range(1, len(block)) if block[i]), default=0)
-        for value in block[1 : last + 1]:
-            if not value:
-                run += 1
-                continue
-            bits += [codes[1][0xF0]] * (run // 16) + [*_coded(codes[1], run % 16, value)]
-            run = 0
-        if last < 63:
-            bits.append(codes[1][0x00])
-    stream = "".join(bits)
-    stream += "1" * (-len(stream) % 8)
-    scan = int(stream, 2).to_bytes(len(stream) // 8, "big").replace(b"\xff", b"\xff\x00")
+    interval = restart or len(blocks)
+    scan = b""
+    for number, begin in enumerate(range(0, len(blocks), interval)):
+        scan += bytes([0xFF, 0xD0 + (number - 1) % 8]) if number else b""
+        scan += _interval(blocks[begin : begin + interval], dc.codes(), ac.codes())
     return (
         b"\xff\xd8"
         + _segment(0xDB, bytes([0, *[quantiser] * 64]))
         + _segment(0xC0, struct.pack(">BHHBBBB", 8, 8, 8 * len(blocks), 1, 1, 0x11, 0))
         + _segment(0xC4, bytes([0x00, *dc.lengths, *dc.symbols]))
         + _segment(0xC4, bytes([0x10, *ac.lengths, *ac.symbols]))
+        + (_segment(0xDD, struct.pack(">H", restart)) if restart else b"")
         + _segment(0xDA, bytes([1, 1, 0x00, 0, 63, 0]))
         + scan
         + b"\xff\xd9"
     )
+
+
+def _interval(blocks: Sequence[Sequence[int]], dc: dict[int, str], ac: dict[int, str]) -> bytes:
+    bits, before = [], 0
+    for block in blocks:
+        bits += [*_coded(dc, 0, block[0] - before)]
+        before, run = block[0], 0
+        last = max((i for i in range(1, len(block)) if block[i]), default=0)
+        for value in block[1 : last + 1]:
+            if not value:
+                run += 1
+                continue
+            bits += [ac[0xF0]] * (run // 16) + [*_coded(ac, run % 16, value)]
+            run = 0
+        if last < 63:
+            bits.append(ac[0x00])
+    stream = "".join(bits)
+    stream += "1" * (-len(stream) % 8)
+    return int(stream, 2).to_bytes(len(stream) // 8, "big").replace(b"\xff", b"\xff\x00")
 
 
 def _coded(codes: dict[int, str], run: int, value: int) -> tuple[str, str]:

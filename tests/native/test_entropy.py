@@ -57,8 +57,8 @@ def random_jpeg(seed: int) -> tuple[bytes, int]:
     """Return a JPEG with tables of its own, 8 pixels high, and its width."""
     rng = random.Random(seed)
     blocks = [coefficients(rng) for _ in range(rng.randint(1, 40))]
-    dc = huffman.random_table(rng, huffman.DC_SYMBOLS)
-    return huffman.encode(blocks, dc, huffman.random_table(rng, huffman.AC_SYMBOLS)), 8 * len(blocks)
+    tables = huffman.random_table(rng, huffman.DC_SYMBOLS), huffman.random_table(rng, huffman.AC_SYMBOLS)
+    return huffman.encode(blocks, *tables, restart=rng.choice((None, None, 1, 3, 40))), 8 * len(blocks)
 
 
 @settings(max_examples=300, deadline=None)
@@ -141,6 +141,24 @@ def test_noise_and_checks(quality: int) -> None:
             Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, subsampling=subsampling)
             boxes = boxes_of(random.Random(quality), 120, 80, 12)
             assert assert_same([buffer.getvalue()] * 12, boxes)[1:] == ([], 0)
+
+
+def test_restart_markers() -> None:
+    """Restart markers are gone over where they should be; a missing, a wrong and a late one is a fault."""
+    payload = jpegs.make(1, 200, 100, restart_marker_blocks=3)
+    boxes = [(0, 0, 200, 100), (90, 50, 20, 50)]
+    assert assert_same([payload] * 2, boxes)[1:] == ([], 0)
+    markers = [at for at in range(len(payload) - 1) if payload[at] == 0xFF and 0xD0 <= payload[at + 1] <= 0xD7]
+    at = markers[len(markers) // 2]
+    wrong = bytes([0xD0 + (payload[at + 1] - 0xD0 + 1) % 8])
+    for broken in (
+        payload[:at] + payload[at + 2 :],
+        payload[: at + 1] + wrong + payload[at + 2 :],
+        payload[:at] + b"between" + payload[at:],
+    ):
+        _, problems, faults = assert_same([broken], boxes[:1])
+        assert [problem.status for problem in problems] == [native.Status.DAMAGED]
+        assert faults == 1
 
 
 def test_tables_are_the_images_own() -> None:
