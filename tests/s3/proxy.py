@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-_CHUNK = 64 << 10
+_CHUNK = 256 << 10
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ import s3fs  # noqa: F401 - what shardflow opens s3:// with; importing is not me
 from peers.recipe import BATCH, WORKERS
 from place import Place
 
-import shardflow
+from shardflow import Loader
 
 
 def open_loader(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
     """`variant` is "s3" or "local"."""
     url = place.url if variant == "s3" else place.local
-    loader = shardflow.Loader(url, batch_size=BATCH, tail="short", num_workers=WORKERS, cache_dir=place.cache)
+    loader = Loader(url, batch_size=BATCH, tail="short", num_workers=WORKERS, cache_dir=place.cache)
     return lambda: iter(loader)
