@@ -107,15 +107,9 @@ static const sf_codes *codes_of(sf_codes *codes, const JHUFF_TBL *table, bool is
 
 /* ---- decoding ---- */
 
-typedef struct {
-    const uint8_t *next;
-    uint64_t bits;
-    unsigned count;
-} reader;
-
 /* Have 56 bits or more; a symbol with its value has up to 31. What lies beyond `count` is what comes next, so that it
  * does no harm to take it again. */
-static ALWAYS_INLINE void refill(reader *r) {
+static ALWAYS_INLINE void refill(sf_reader *r) {
     uint64_t bytes;
     memcpy(&bytes, r->next, sizeof bytes);
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
@@ -126,18 +120,18 @@ static ALWAYS_INLINE void refill(reader *r) {
     r->count |= 56;
 }
 
-static ALWAYS_INLINE void drop(reader *r, unsigned bits) {
+static ALWAYS_INLINE void drop(sf_reader *r, unsigned bits) {
     r->bits <<= bits;
     r->count -= bits;
 }
 
-static ALWAYS_INLINE uint32_t next_symbol(const reader *r, const sf_codes *codes) {
+static ALWAYS_INLINE uint32_t next_symbol(const sf_reader *r, const sf_codes *codes) {
     const uint32_t symbol = symbol_at(codes, r->bits);
     return RARE(!symbol) ? long_symbol_at(codes, r->bits) : symbol;
 }
 
 /* Decode a block's AC coefficients. There are bits enough to look the first up. */
-static ALWAYS_INLINE bool decode_ac(reader *r, const sf_codes *ac, JCOEF *block, bool keep) {
+static ALWAYS_INLINE bool decode_ac(sf_reader *r, const sf_codes *ac, JCOEF *block, bool keep) {
     unsigned index = 1;
     for (;;) {
         const uint64_t pair = ac->pairs[r->bits >> (64 - SF_PAIR_BITS)];
@@ -165,8 +159,14 @@ static ALWAYS_INLINE bool decode_ac(reader *r, const sf_codes *ac, JCOEF *block,
     }
 }
 
+/* How many bits of the data are left; below 0 more were read than there are. */
+static inline int64_t bits_left(const sf_entropy *e) {
+    const int64_t taken = e->reader.next - (const uint8_t *)e->data.data;
+    return 8 * ((int64_t)e->size - taken) + e->reader.count;
+}
+
 static ALWAYS_INLINE bool decode_mcu(sf_entropy *e, int blocks, JBLOCKROW *into, bool keep) {
-    reader r = {e->next, e->bits, e->count};
+    sf_reader r = e->reader;
     for (int i = 0; i < blocks; i++) {
         JCOEF *const block = keep ? *into[i] : NULL;
         refill(&r);
@@ -178,10 +178,8 @@ static ALWAYS_INLINE bool decode_mcu(sf_entropy *e, int blocks, JBLOCKROW *into,
         if (keep) *block = (JCOEF)*prediction;
         if (!decode_ac(&r, e->blocks[i].ac, block, keep)) return false;
     }
-    e->next = r.next;
-    e->bits = r.bits;
-    e->count = r.count;
-    return 8 * (size_t)(r.next - (const uint8_t *)e->data.data) - r.count <= 8 * e->size;
+    e->reader = r;
+    return bits_left(e) >= 0;
 }
 
 /* ---- a scan ---- */
@@ -206,16 +204,14 @@ static void begin(sf_entropy *e) {
     e->size = (size_t)(to - (uint8_t *)e->data.data);
     e->left = e->interval;
     memset(e->predictions, 0, sizeof e->predictions);
-    e->next = e->data.data;
-    e->bits = 0;
-    e->count = 0;
+    e->reader = (sf_reader){.next = e->data.data};
 }
 
 /* Go on behind the restart marker that has to be next. */
 static bool restart(sf_entropy *e) {
     struct jpeg_source_mgr *const source = e->source;
-    const bool is_read = 8 * (e->size - (size_t)(e->next - (const uint8_t *)e->data.data)) + e->count < 8;
-    if (!is_read || source->bytes_in_buffer < 2 || source->next_input_byte[1] != JPEG_RST0 + e->restarts) return false;
+    if (bits_left(e) >= 8 || source->bytes_in_buffer < 2) return false;
+    if (source->next_input_byte[1] != JPEG_RST0 + e->restarts) return false;
     e->restarts = (e->restarts + 1) % 8;
     source->next_input_byte += 2;
     source->bytes_in_buffer -= 2;

@@ -29,6 +29,12 @@ typedef struct {
 } sf_codes;
 
 typedef struct {
+    const uint8_t *next; /* what comes after `bits`, of which the highest `count` are meant */
+    uint64_t bits;
+    unsigned count;
+} sf_reader;
+
+typedef struct {
     sf_codes dc[NUM_HUFF_TBLS], ac[NUM_HUFF_TBLS]; /* made anew where an image's tables differ from its neighbour's */
     struct {
         const sf_codes *dc, *ac;
@@ -40,9 +46,7 @@ typedef struct {
     uint32_t predictions[MAX_COMPS_IN_SCAN];
     sf_buffer data; /* up to that marker, without the zeros that are stuffed into it, and zeros behind */
     size_t size;
-    const uint8_t *next; /* what comes after `bits`, of which the highest `count` are meant */
-    uint64_t bits;
-    unsigned count;
+    sf_reader reader; /* of the data */
 } sf_entropy;
 
 typedef boolean sf_on_mcu(j_decompress_ptr info, JBLOCKROW *into);

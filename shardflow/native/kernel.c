@@ -137,7 +137,7 @@ static void open_image(sf_decoder *d, const uint8_t *image, size_t size, int64_t
 
 /* After a problem nothing is reused. */
 static void close_image(sf_decoder *d) {
-    if (--d->images_left > 0 && d->problem->status == SF_OK && !d->found_fault) {
+    if (--d->images_left > 0 && d->problem->status == SF_OK) {
         d->jpeg->jpeg_abort_decompress(&d->info);
     } else {
         d->jpeg->jpeg_destroy_decompress(&d->info);
@@ -165,6 +165,7 @@ typedef struct {
     uint8_t *out;
     const uint8_t *pixels; /* of an image that is decoded already, else NULL */
     int32_t width, height; /* of the image */
+    int32_t whole[4];      /* the box where there is none */
 } sf_task;
 
 static void check_task(sf_decoder *d, const sf_task *task) {
@@ -245,7 +246,7 @@ static boolean on_mcu(j_decompress_ptr info, JBLOCKROW *into) {
     sf_decoder *d = info->client_data;
     if (!sf_entropy_decode(&d->entropy, info->blocks_in_MCU, into)) {
         d->found_fault = true;
-        longjmp(d->escape, 1);
+        FAIL(d, SF_CORRUPT, "a fault in its Huffman codes");
     }
     return TRUE;
 }
@@ -270,8 +271,11 @@ static int32_t start_image(sf_decoder *d, const sf_task *task, bool *several_sca
 
 static void decode(sf_decoder *d, sf_task *task) {
     struct jpeg_decompress_struct *info = &d->info;
-    const int32_t whole[4] = {0, 0, task->width, task->height};
-    if (!task->box) task->box = whole;
+    if (!task->box) {
+        task->whole[2] = task->width;
+        task->whole[3] = task->height;
+        task->box = task->whole;
+    }
     const struct sf_library *jpeg = d->jpeg;
     const sf_batch *batch = task->batch;
     const sf_loops *loops = d->loops;
@@ -384,18 +388,16 @@ static void try_to_decode(sf_decoder *d, const uint8_t *image, size_t size, sf_t
     if (!task->pixels) close_image(d);
 }
 
-static void decode_guarded(sf_decoder *d, const uint8_t *image, size_t size, const sf_task *task, sf_problem *problem) {
-    sf_task first = *task, second = *task;
+static void decode_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_task *task, sf_problem *problem) {
     d->found_fault = false;
-    try_to_decode(d, image, size, &first, problem);
+    try_to_decode(d, image, size, task, problem);
     if (!d->found_fault) return;
     d->faults++;
-    try_to_decode(d, image, size, &second, problem); /* libjpeg-turbo says what it is, and what there is to see */
+    try_to_decode(d, image, size, task, problem); /* libjpeg-turbo says what it is, and what there is to see */
 }
 
 static void read_header_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_problem *problem) {
     prepare(d, problem);
-    d->found_fault = false;
     if (!setjmp(d->escape)) open_image(d, image, size, INT64_MAX);
     close_image(d);
 }

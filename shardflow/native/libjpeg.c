@@ -12,6 +12,8 @@
 typedef struct {
     jmp_buf escape;
     char *message;
+    boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW *);
+    int mcus;
 } trial;
 
 static void fail_trial(j_common_ptr info) {
@@ -35,16 +37,10 @@ static int has_our_layout(const struct sf_library *library, char *message) {
     return 1;
 }
 
-typedef struct {
-    trial attempt; /* first: `fail_trial` looks for it there */
-    boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW *);
-    int asked;
-} mcu_trial;
-
 static boolean count_mcu(j_decompress_ptr info, JBLOCKROW *into) {
-    mcu_trial *counting = info->client_data;
-    counting->asked++;
-    return counting->decode_mcu(info, into);
+    trial *attempt = info->client_data;
+    attempt->mcus++;
+    return attempt->decode_mcu(info, into);
 }
 
 static void ignore(j_decompress_ptr info) { (void)info; }
@@ -55,11 +51,11 @@ static boolean fail_to_fill(j_decompress_ptr info) {
 }
 
 static void decode_counting(const struct sf_library *library, j_decompress_ptr info, JSAMPROW line) {
-    mcu_trial *const counting = info->client_data;
-    if (setjmp(counting->attempt.escape)) return;
+    trial *const attempt = info->client_data;
+    if (setjmp(attempt->escape)) return;
     library->jpeg_read_header(info, TRUE);
     library->jpeg_start_decompress(info);
-    counting->decode_mcu = info->entropy->decode_mcu;
+    attempt->decode_mcu = info->entropy->decode_mcu;
     info->entropy->decode_mcu = count_mcu;
     library->jpeg_read_scanlines(info, &line, 1);
 }
@@ -76,19 +72,19 @@ static int asks_for_mcus(const struct sf_library *library) {
     memset(image + 7, 1, 64);
     char message[SF_MESSAGE_BYTES];
     uint8_t line[24];
-    mcu_trial counting = {.attempt.message = message};
+    trial attempt = {.message = message};
     struct jpeg_error_mgr errors;
     struct jpeg_source_mgr source = {
         .next_input_byte = image, .bytes_in_buffer = sizeof image, .init_source = ignore,
         .fill_input_buffer = fail_to_fill, .resync_to_restart = library->jpeg_resync_to_restart, .term_source = ignore,
     };
-    struct jpeg_decompress_struct info = {.err = library->jpeg_std_error(&errors), .client_data = &counting};
+    struct jpeg_decompress_struct info = {.err = library->jpeg_std_error(&errors), .client_data = &attempt};
     errors.error_exit = fail_trial;
     library->jpeg_CreateDecompress(&info, JPEG_LIB_VERSION, sizeof info);
     info.src = &source;
     decode_counting(library, &info, line);
     library->jpeg_destroy_decompress(&info);
-    return counting.asked == 3;
+    return attempt.mcus == 3;
 }
 
 struct sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYTES]) {

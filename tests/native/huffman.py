@@ -43,21 +43,24 @@ def random_table(rng: random.Random, symbols: Sequence[int]) -> Table:
     return Table(lengths, shuffled)
 
 
-def encode(
-    blocks: Sequence[Sequence[int]], dc: Table, ac: Table, *, quantiser: int = 1, restart: int | None = None
-) -> bytes:
-    """Return a JPEG of one row of blocks, each of 64 coefficients in the file's order, of which the first is absolute.
+def random_tables(rng: random.Random) -> tuple[Table, Table]:
+    """Return a table of all DC symbols and one of all AC symbols."""
+    return random_table(rng, DC_SYMBOLS), random_table(rng, AC_SYMBOLS)
+
+
+def encode(blocks: Sequence[Sequence[int]], dc: Table, ac: Table, *, restart: int | None = None) -> bytes:
+    """Return a JPEG of one row of blocks: 64 coefficients each, in the order of files, of which the first is absolute.
 
     A block of more than 64 is a fault. `restart` is the number of blocks between two restart markers.
     """
-    interval = restart or len(blocks)
+    interval, codes = restart or len(blocks), (dc.codes(), ac.codes())
     scan = b""
     for number, begin in enumerate(range(0, len(blocks), interval)):
         scan += bytes([0xFF, 0xD0 + (number - 1) % 8]) if number else b""
-        scan += _interval(blocks[begin : begin + interval], dc.codes(), ac.codes())
+        scan += _interval(blocks[begin : begin + interval], *codes)
     return (
         b"\xff\xd8"
-        + _segment(0xDB, bytes([0, *[quantiser] * 64]))
+        + _segment(0xDB, bytes([0, *[1] * 64]))
         + _segment(0xC0, struct.pack(">BHHBBBB", 8, 8, 8 * len(blocks), 1, 1, 0x11, 0))
         + _segment(0xC4, bytes([0x00, *dc.lengths, *dc.symbols]))
         + _segment(0xC4, bytes([0x10, *ac.lengths, *ac.symbols]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import random
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,14 @@ def set_size(payload: bytes, width: int, height: int) -> bytes:
     """Return the JPEG with other dimensions in its frame header."""
     at = frame(payload)
     return payload[: at + 5] + struct.pack(">HH", height, width) + payload[at + 9 :]
+
+
+def flipped(payload: bytes, rng: random.Random, count: int) -> bytes:
+    """Return the JPEG with bits flipped, wherever they are."""
+    data = bytearray(payload)
+    for _ in range(count):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(data)
 
 
 def frame(payload: bytes) -> int:

@@ -57,8 +57,15 @@ def random_jpeg(seed: int) -> tuple[bytes, int]:
     """Return a JPEG with tables of its own, 8 pixels high, and its width."""
     rng = random.Random(seed)
     blocks = [coefficients(rng) for _ in range(rng.randint(1, 40))]
-    tables = huffman.random_table(rng, huffman.DC_SYMBOLS), huffman.random_table(rng, huffman.AC_SYMBOLS)
-    return huffman.encode(blocks, *tables, restart=rng.choice((None, None, 1, 3, 40))), 8 * len(blocks)
+    return huffman.encode(blocks, *huffman.random_tables(rng), restart=rng.choice((None, None, 1, 3, 40))), 8 * len(
+        blocks
+    )
+
+
+def damaged(payload: bytes, rng: random.Random) -> bytes:
+    """Return a JPEG with flipped bits, and now and then cut."""
+    data = jpegs.flipped(payload, rng, rng.choice((1, 1, 2, 6)))
+    return data[: rng.randrange(len(data))] if rng.random() < 0.2 else data
 
 
 @settings(max_examples=300, deadline=None)
@@ -76,13 +83,7 @@ def test_any_damage(seed: int) -> None:
     """Flipped bits, wherever they are, and files that are cut end in the same pixels or the same problem."""
     payload, width = random_jpeg(seed)
     rng = random.Random(seed)
-    damaged = []
-    for _ in range(12):
-        data = bytearray(payload)
-        for _ in range(rng.choice((1, 1, 3))):
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        damaged.append(bytes(data[: rng.randrange(len(data))] if rng.random() < 0.2 else data))
-    assert_same(damaged, boxes_of(rng, width, 8, 12))
+    assert_same([damaged(payload, rng) for _ in range(12)], boxes_of(rng, width, 8, 12))
 
 
 @pytest.mark.parametrize("last", [1, -40, 9000])
@@ -91,7 +92,7 @@ def test_a_run_beyond_the_block(last: int) -> None:
     rng = random.Random(last)
     for beyond in range(64, 77):
         for before in (1, 300):
-            tables = huffman.random_table(rng, huffman.DC_SYMBOLS), huffman.random_table(rng, huffman.AC_SYMBOLS)
+            tables = huffman.random_tables(rng)
             block = [100, *[0] * 59, before, *[0] * (beyond - 61), last]
             blocks = [block, coefficients(rng)]
             assert assert_same([huffman.encode(blocks, *tables)], [(0, 0, 16, 8)])[1:] == ([], 0)
@@ -117,12 +118,7 @@ def test_damaged_pictures(how: dict[str, object]) -> None:
     rng = random.Random(7)
     for number, (width, height) in enumerate([(97, 65), (16, 16), (130, 40)]):
         payload = jpegs.make(number, width, height, **how)
-        payloads = [payload]
-        for _ in range(150):
-            data = bytearray(payload)
-            for _ in range(rng.choice((1, 2, 6))):
-                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-            payloads.append(bytes(data[: rng.randrange(len(data))] if rng.random() < 0.2 else data))
+        payloads = [payload, *(damaged(payload, rng) for _ in range(150))]
         _, problems, faults = assert_same(payloads, boxes_of(rng, width, height, len(payloads)))
         assert all(problem.index for problem in problems)
         assert problems

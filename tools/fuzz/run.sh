@@ -19,7 +19,8 @@ mkdir -p "$work"
 "${PYTHON:-python3}" "$here/seeds.py" "$work"
 "${CLANG:-clang}" -std=c11 -g -O2 -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined \
     -fno-sanitize-recover=undefined -I "$native" \
-    "$here/fuzz_decode.c" "$native/entropy.c" "$native/kernel.c" "$native/libjpeg.c" "$native/resample.c" -ldl -lm -o "$work/fuzz_decode"
+    "$here/fuzz_decode.c" "$native/entropy.c" "$native/kernel.c" "$native/libjpeg.c" "$native/resample.c" \
+    -ldl -lm -o "$work/fuzz_decode"
 cd "$work"
 FUZZ_LIBJPEG=$libjpeg FUZZ_GOOD=$work/good.jpg exec nice -n 15 ./fuzz_decode \
     -max_total_time="$seconds" -max_len=4096 -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 \
