@@ -1,8 +1,23 @@
-"""Fixtures that several rooms share."""
+"""What every test relies on."""
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
+import pytest
+
+from shardflow.cache import spare_bytes
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+_NEEDED_BYTES = 3 * 10**9  # what the tests of a whole run may have on the disk at once
+
+
+def pytest_configure() -> None:
+    """Refuse a disk on which the tests of the cache would fail: near its end, a cache leaves it alone."""
+    there = tempfile.gettempdir()
+    missing = _NEEDED_BYTES - spare_bytes(Path(there))
+    if missing > 0:
+        raise pytest.UsageError(f"{there} needs {missing / 1e9:.1f} GB more of free space for the tests (or set TMPDIR)")
