@@ -20,4 +20,4 @@ def pytest_configure() -> None:
     there = tempfile.gettempdir()
     missing = _NEEDED_BYTES - spare_bytes(Path(there))
     if missing > 0:
-        raise pytest.UsageError(f"{there} needs {missing / 1e9:.1f} GB more of free space for the tests (or set TMPDIR)")
+        raise pytest.UsageError(f"{there} needs {missing / 1e9:.1f} GB more of free space for the tests; or set TMPDIR")
