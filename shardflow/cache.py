@@ -44,6 +44,7 @@ deadlines; this is for those that were stopped."""
 _LEAST_FREE_SHARE = 0.02
 _LEAST_FREE_BYTES = 10 * 10**9
 _POLL_S = 0.02
+_COUNTING_S = 0.001  # about as long as it takes
 _ATTEMPTS = 3  # at fetching into a directory that others delete meanwhile
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -86,6 +87,7 @@ class Cache:
         self.limit_bytes = size_in_bytes(limit)
         self._blobs, self._partial, self._locks = (self.directory / name for name in ("blobs", "partial", "locks"))
         self.decoded_directory = self.directory / "decoded"
+        self._sizes: dict[str, int] = {}
         self._warned = False
         try:
             self._make_directories()
@@ -162,14 +164,12 @@ class Cache:
 
     def arriving(self, sha256: str) -> IO[bytes] | None:
         """Return the file of that content as far as it has been made, not verified; None when nobody is at it."""
-        with translated(self.directory):
-            if (descriptor := self._try_lock(sha256)) is not None:
-                self._unlock(sha256, descriptor)
-                return None
-            for path in self._partial.glob(f"{sha256}.*"):
-                with contextlib.suppress(FileNotFoundError):
+        with translated(self.directory), contextlib.suppress(FileNotFoundError):  # made, or all deleted, meanwhile
+            for path in self._partials().get(sha256, ()):
+                if (descriptor := self._try_lock(sha256)) is None:
                     return open(path, "rb")
-            return None
+                self._unlock(sha256, descriptor)
+        return None
 
     def blobs(self) -> list[Blob]:
         """Return what the cache holds, the least recently used first."""
@@ -227,8 +227,8 @@ class Cache:
 
     def _fill(self, name: str, fill: Fill, size: int | None, *, keep: bool) -> IO[bytes]:
         """Make a file and open it before others see it, so that no eviction can come in between."""
-        for left in self._partial.glob(f"{name}.*"):  # by a holder of the lock that was killed
-            left.unlink(missing_ok=True)
+        for left in self._partials().get(name, ()):  # by a holder of the lock that was killed
+            _unlink(left)
         partial = self._partial / f"{name}.{secrets.token_hex(8)}"
         try:
             fill(partial)
@@ -286,42 +286,50 @@ class Cache:
             return False
         with self._evicting():
             promised, written = self._clear_leftovers()
+            if self._fits(self._held(), promised, written):
+                return True
             blobs = self.blobs()
             held = sum(blob.bytes for blob in blobs)
             for blob in blobs:
-                if self._fits(held, promised, written):
-                    return True
                 blob.path.unlink(missing_ok=True)
                 held -= blob.bytes
-            return self._fits(held, promised, written)
+                if self._fits(held, promised, written):
+                    return True
+            return False
+
+    def _held(self) -> int:
+        """Return the bytes of all blobs, each asked for its size once: what has one name has one size."""
+        names = os.listdir(self._blobs)
+        for name in names:
+            if name not in self._sizes and (size := _size(f"{self._blobs}/{name}")):
+                self._sizes[name] = size
+        return sum(self._sizes.get(name, 0) for name in names)
 
     def _fits(self, held: int, promised: int, written: int) -> bool:
         return held + promised <= self.limit_bytes and spare_bytes(self.directory) >= max(0, promised - written)
 
     def _clear_leftovers(self) -> tuple[int, int]:
         """Remove what killed processes left; return the bytes promised to live ones, and written by them so far."""
-        names = {path.name for path in self._locks.iterdir()}
-        names |= {path.name.partition(".")[0] for path in self._partial.iterdir()}
+        partials = self._partials()
         promised = written = 0
-        for name in names:
+        for name in {*os.listdir(self._locks), *partials}:
             if (descriptor := self._try_lock(name)) is None:
-                with contextlib.suppress(FileNotFoundError):
-                    promised += (self._locks / name).stat().st_size
-                written += self._written(name)
+                promised += _size(f"{self._locks}/{name}")
+                written += sum(map(_size, partials.get(name, ())))
                 continue
             try:
-                for left in self._partial.glob(f"{name}.*"):
-                    left.unlink(missing_ok=True)
+                for left in partials.get(name, ()):
+                    _unlink(left)
             finally:
                 self._unlock(name, descriptor)
         return promised, written
 
-    def _written(self, name: str) -> int:
-        written = 0
-        for path in self._partial.glob(f"{name}.*"):
-            with contextlib.suppress(FileNotFoundError):
-                written += path.stat().st_size
-        return written
+    def _partials(self) -> dict[str, list[str]]:
+        """Return the paths of the files that are on their way, by the names of their locks."""
+        found: dict[str, list[str]] = {}
+        for name in os.listdir(self._partial):
+            found.setdefault(name.partition(".")[0], []).append(f"{self._partial}/{name}")
+        return found
 
     @contextlib.contextmanager
     def _evicting(self) -> Iterator[None]:
@@ -330,7 +338,7 @@ class Cache:
         deadline = time.monotonic() + PATIENCE_S
         try:
             while not _flock(descriptor) and time.monotonic() < deadline:
-                time.sleep(_POLL_S)
+                time.sleep(_COUNTING_S)
             yield
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a fork may have inherited it
@@ -339,10 +347,11 @@ class Cache:
     @contextlib.contextmanager
     def _lock(self, name: str, size: int, *, patience_s: float) -> Iterator[bool]:
         """Hold the lock of a name and be promised `size` bytes; False when its holder seems to have stopped."""
+        self._make_directories()
         descriptor = self._try_lock(name)
         written, since = -1, time.monotonic()
         while descriptor is None:
-            if (now := self._written(name)) != written:
+            if (now := sum(map(_size, self._partials().get(name, ())))) != written:
                 written, since = now, time.monotonic()
             if time.monotonic() - since >= patience_s:
                 yield False
@@ -356,9 +365,8 @@ class Cache:
             self._unlock(name, descriptor)
 
     def _try_lock(self, name: str) -> int | None:
-        self._make_directories()
         while True:
-            descriptor = os.open(self._locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(f"{self._locks}/{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not _flock(descriptor):
                 os.close(descriptor)
                 return None
@@ -370,12 +378,12 @@ class Cache:
     def _unlock(self, name: str, descriptor: int) -> None:
         if self._is_lock(name, descriptor):
             # Gone by name, so that a fork which inherited the descriptor holds nothing that others could meet.
-            (self._locks / name).unlink(missing_ok=True)
+            _unlink(f"{self._locks}/{name}")
         os.close(descriptor)
 
     def _is_lock(self, name: str, descriptor: int) -> bool:
         try:
-            return os.path.samestat(os.fstat(descriptor), os.lstat(self._locks / name))
+            return os.path.samestat(os.fstat(descriptor), os.lstat(f"{self._locks}/{name}"))
         except FileNotFoundError:
             return False
 
@@ -424,6 +432,19 @@ def _files(directory: Path, taken: Callable[[os.stat_result], int]) -> list[Blob
                 status = entry.stat(follow_symlinks=False)
                 found.append(Blob(path=Path(entry.path), bytes=taken(status), used=status.st_mtime_ns))
     return sorted(found, key=_age)
+
+
+def _size(path: str) -> int:
+    """Return the size of a file, 0 when it is gone."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _age(blob: Blob) -> tuple[int, Path]:
