@@ -9,12 +9,13 @@ import contextlib
 import hashlib
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import IO, Protocol
 
 from . import shardindex
 from .cache import Cache, Fetched
-from .errors import ConfigError, IndexError_, IntegrityError, NotFoundError
+from .errors import ConfigError, IndexError_, IntegrityError, NotFoundError, ShardflowError
 from .manifest import Shard
 from .shardindex import Index
 from .store import LocalStore, Store, translated
@@ -142,12 +143,14 @@ class CachedFiles:
             return self._index(shard)
 
     def fetch(self, shard: Shard, *, patience_s: float = 0) -> Fetched:
-        """Have both files in the cache, the index first: with it, samples are read while the tar arrives."""
-        with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
-            self.cache.fetch(shard.index_sha256, None, lambda target: self._get_index(shard, target))
-        return self.cache.fetch(
-            shard.sha256, shard.bytes, lambda target: self._get(shard, target), patience_s=patience_s
+        """Have both files in the cache. They come together: samples are read with the index while the tar arrives."""
+        fetched = self.cache.fetch(
+            shard.sha256, shard.bytes, lambda target: self._get_both(shard, target), patience_s=patience_s
         )
+        if fetched is Fetched.HERE:
+            with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
+                self._fetch_index(shard)
+        return fetched
 
     def renew(self, shard: Shard) -> bool:
         """Throw away the copy of the tar if it is damaged."""
@@ -169,6 +172,21 @@ class CachedFiles:
 
     def _get(self, shard: Shard, target: Path) -> None:
         self._store.get(shard.name, target, size=shard.bytes, sha256=shard.sha256)
+
+    def _get_both(self, shard: Shard, target: Path) -> None:
+        def fetch_index() -> None:
+            with contextlib.suppress(ShardflowError):  # it is tried again when the tar is here
+                self._fetch_index(shard)
+
+        index = threading.Thread(target=fetch_index, name="shardflow-index", daemon=True)
+        index.start()
+        try:
+            self._get(shard, target)
+        finally:
+            index.join()
+
+    def _fetch_index(self, shard: Shard) -> None:
+        self.cache.fetch(shard.index_sha256, None, lambda target: self._get_index(shard, target))
 
     def _get_index(self, shard: Shard, target: Path) -> None:
         data = packed_index(self._store, shard)

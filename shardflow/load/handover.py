@@ -170,7 +170,9 @@ class _Slab:
     def __init__(self, slots: int, slot_bytes: int) -> None:
         self.slot_bytes = _rounded(slot_bytes)
         self._start = _rounded(slots)
-        self._memory = torch.empty(self._start + slots * self.slot_bytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        # As torch's own collating does: share_memory_() would copy what has never been written.
+        shared = torch.UntypedStorage._new_shared(self._start + slots * self.slot_bytes)  # type: ignore[no-untyped-call]
+        self._memory = torch.empty(0, dtype=torch.uint8).set_(shared)
         self._taken = self._memory.numpy()[:slots]
         self._taken[:] = 0
         self._name = (os.getpid(), next(self._numbers))
