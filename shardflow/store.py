@@ -319,7 +319,7 @@ def new_file(target: Path) -> Iterator[int]:
             os.close(descriptor)
 
 
-def receive(chunks: Iterable[bytes | bytearray], descriptor: int, url: str, *, size: int, sha256: str) -> None:
+def receive(chunks: Iterable[bytes], descriptor: int, url: str, *, size: int, sha256: str) -> None:
     """Write chunks from the start of a file, and check what they are together.
 
     Raises:

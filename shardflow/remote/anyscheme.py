@@ -32,7 +32,9 @@ class AnyTransport:
         self._judge = judge
         self._patience = patience
 
-    async def fetch(self, name: str, start: int, stop: int, head: Head | None, heard: Callable[[Head], None]) -> bytes:
+    async def fetch(
+        self, name: str, start: int, stop: int, head: Head | None, heard: Callable[[Head], None]
+    ) -> list[bytes]:
         """Return the bytes from `start` to `stop`, or as far as the file goes; see Transport."""
         if head is None:
             head = await self.head(name)
@@ -49,7 +51,7 @@ class AnyTransport:
                 raise TransientError(f"{self._url}/{name}: expected {stop - start} bytes, found {len(data)}")
             return data
 
-        return await self._persist(request, name) if start < stop else b""
+        return [await self._persist(request, name)] if start < stop else []
 
     async def head(self, name: str) -> Head | None:
         """Return what is known of a file, None when there is none."""

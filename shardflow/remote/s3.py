@@ -29,7 +29,6 @@ T = TypeVar("T")
 LEAST_PART_BYTES = 5 << 20  # S3 takes no smaller part but the last
 _PARTS = 10_000  # S3 takes no more in one upload
 _IN_FLIGHT = 4
-_READ_BYTES = 256 << 10
 _CLOCKS_DIFFER = timedelta(minutes=1)
 _DIGEST = "sha256"  # the name of the metadata in which an object that was written here says what it holds
 
@@ -59,10 +58,11 @@ def _descriptions(path: str | None) -> Any:
 
 
 class _Piece:
-    """What a request asks for: a buffer of its full size, as one that grew would be copied, and how much is held."""
+    """What has come of what a request asks for, as it came: putting it together would be one more copy."""
 
     def __init__(self) -> None:
-        self.buffer, self.held = bytearray(), 0
+        self.chunks: list[bytes] = []
+        self.held = 0
 
 
 class S3Transport:
@@ -87,7 +87,7 @@ class S3Transport:
 
     async def fetch(
         self, name: str, start: int, stop: int, head: Head | None, heard: Callable[[Head], None]
-    ) -> bytes | bytearray:
+    ) -> list[bytes]:
         """Return the bytes from `start` to `stop`, or as far as the object goes; see Transport."""
         piece = _Piece()
 
@@ -115,7 +115,7 @@ class S3Transport:
                 body.close()
 
         await self._persist(request, name, lambda: piece.held)
-        return piece.buffer
+        return piece.chunks
 
     async def head(self, name: str) -> Head | None:
         """Return what is known of an object, None when there is none."""
@@ -236,15 +236,13 @@ class S3Transport:
 
     async def _receive(self, body: Any, piece: _Piece, want: int) -> None:
         """Receive until a piece has `want` bytes; what came before an error stays in it."""
-        if not piece.held:
-            piece.buffer = bytearray(want)
 
         async def read_to(goal: int) -> None:
             while piece.held < goal:
-                chunk = await body.read(min(_READ_BYTES, goal - piece.held))
+                chunk = await body.read(goal - piece.held)
                 if not chunk:
                     raise TransientError("the body of an answer ended early")
-                piece.buffer[piece.held : piece.held + len(chunk)] = chunk
+                piece.chunks.append(chunk)
                 piece.held += len(chunk)
 
         while piece.held < want:

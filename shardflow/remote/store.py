@@ -125,7 +125,7 @@ class RemoteStore:
         """Return a part of a blob, in one request; for an empty part none is made."""
         if start >= stop:
             return b""
-        return bytes(self._run(self._transport().fetch(name, start, stop, None, _ignored)))
+        return b"".join(self._run(self._transport().fetch(name, start, stop, None, _ignored)))
 
     def size(self, name: str) -> int | None:
         """Return the size of a blob in bytes, None when there is none."""
@@ -185,14 +185,14 @@ class RemoteStore:
 
     def _pieces(
         self, name: str, heard: Callable[[Head], None], size: int | None = None
-    ) -> Generator[bytes | bytearray, None, None]:
+    ) -> Generator[bytes, None, None]:
         """Yield a blob in order, while the next ranges are under way; `heard` may object to what was found first.
 
         Where the size is known, nothing waits for the first answer: the requests before it are not conditional, and
         the checksum finds out what they would have.
         """
         transport, found = self._transport(), Future[Head]()
-        window: deque[Future[bytes | bytearray]] = deque()
+        window: deque[Future[list[bytes]]] = deque()
         ranges = _ranges(size or 0, self._piece_bytes)
 
         def fill(head: Head) -> None:
@@ -210,7 +210,7 @@ class RemoteStore:
                 ranges = _ranges(head.size, self._piece_bytes, start=stop)
             while window:
                 fill(head)
-                yield _awaited(window.popleft())
+                yield from _awaited(window.popleft())
         finally:
             for future in window:
                 future.cancel()
@@ -324,7 +324,7 @@ def _ignored(_: Head) -> None:
     """Do nothing with what is known already."""
 
 
-def _pass_on(done: Future[bytes | bytearray], found: Future[Head]) -> None:
+def _pass_on(done: Future[list[bytes]], found: Future[Head]) -> None:
     """Let whoever waits for the head of a blob see that the request for it has failed."""
     if not found.done() and not done.cancelled() and (error := done.exception()) is not None:
         found.set_exception(error)

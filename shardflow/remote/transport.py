@@ -32,8 +32,8 @@ class Transport(Protocol):
 
     async def fetch(
         self, name: str, start: int, stop: int, head: Head | None, heard: Callable[[Head], None]
-    ) -> bytes | bytearray:
-        """Return the bytes from `start` to `stop`, or to the end where that comes first.
+    ) -> list[bytes]:
+        """Return the bytes from `start` to `stop`, or to the end where that comes first, in chunks.
 
         Args:
             name: The blob.
