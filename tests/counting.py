@@ -25,7 +25,7 @@ class CountingStore:
     def __init__(
         self, root: Path, log: Path, *, delay_s: float = 0.0, before: Callable[[str], None] | None = None
     ) -> None:
-        self._store, self._log, self._delay_s, self._before = LocalStore(root), log, delay_s, before
+        self._store, self._log, self._delay_s, self.before = LocalStore(root), log, delay_s, before
 
     def __str__(self) -> str:
         return f"far://{self._store}"
@@ -52,8 +52,8 @@ class CountingStore:
     def _begin(self, name: str) -> None:
         with open(self._log, "a") as log:
             log.write(f"{name}\n")
-        if self._before is not None:
-            self._before(name)
+        if self.before is not None:
+            self.before(name)
 
     def taken(self) -> Counter[str]:
         """How often each blob has been read so far."""

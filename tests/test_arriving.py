@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import shardflow
-from counting import SlowStore
+from counting import CountingStore, SlowStore
 from making import make_dataset
 from shardflow import ustar
 from shardflow.arriving import Arrived
-from shardflow.cache import Cache
+from shardflow.cache import Cache, Fetched
 from shardflow.dataset import Split
 from shardflow.errors import TransientError
 
@@ -75,6 +75,43 @@ def test_what_has_arrived_is_read_before_the_rest(root: Path, split: Split, stor
         assert sample.url == split.url(0)
     assert not split.at_hand(0)
     assert store.taken()["train/000000.tar"] == 0  # it is counted when it is whole
+
+
+def test_index_comes_with_its_tar(split: Split, store: SlowStore) -> None:
+    """The index is asked for while its tar is on its way, and is there when the fetching is over."""
+
+    def before(name: str) -> None:
+        if name.endswith(".npy"):
+            assert store.begun.wait(10)  # the tar has begun
+            store.go_on.set()
+            time.sleep(0.2)  # and ends before the index
+
+    store.before = before
+    assert split.fetch(0) is Fetched.HERE
+    assert split.cache is not None
+    assert split.cache.has(split.shards[0].index_sha256)
+    assert store.taken() == {"train/000000.npy": 1, "train/000000.tar": 1}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_index_that_fails_is_tried_once_more(root: Path, tmp_path: Path, times: int) -> None:
+    """An index that did not come with its tar is asked for again when that is here; who fetches learns of an error."""
+    failures = [TransientError("not now")] * times
+
+    def before(name: str) -> None:
+        if name.endswith(".npy") and failures:
+            raise failures.pop()
+
+    store, cache = CountingStore(root, tmp_path / "log", before=before), Cache(tmp_path / "cache")
+    split = Split(store, "train", shardflow.open(root).manifest.splits["train"], cache)
+    if times == 1:
+        assert split.fetch(0) is Fetched.HERE
+    else:
+        with pytest.raises(TransientError, match="not now"):
+            split.fetch(0)
+    assert split.at_hand(0)
+    assert cache.has(split.shards[0].index_sha256) == (times == 1)
+    assert store.taken() == {"train/000000.npy": 2, "train/000000.tar": 1}
 
 
 def test_what_has_not_arrived_is_waited_for(split: Split, store: SlowStore, fetching: threading.Thread) -> None:

@@ -509,8 +509,11 @@ def test_leftovers_of_the_killed_are_cleared_and_those_of_the_living_not(cache: 
         dead = cache.directory / f"partial/{sha(b'dead')}.0123"
         dead.write_bytes(b"half")
         (cache.directory / f"locks/{sha(b'dead')}").touch()
+        lost = cache.directory / f"partial/{sha(b'lost')}.0123"  # its lock was deleted by hand
+        lost.write_bytes(b"half")
         get(cache, content(1))
         assert not dead.exists()
+        assert not lost.exists()
         cache.prune(0)
         (left,) = cache.directory.glob("partial/*")
         assert left.name.startswith(sha(X))
@@ -530,6 +533,18 @@ def test_promised_room_is_kept_for_those_who_fetch(cache: Cache) -> None:
 
     with cache.open(sha(X), SIZE, fill):
         assert set(files(cache)) == {sha(content(1)), sha(content(2)), sha(X)}
+
+
+def test_what_has_been_written_needs_no_more_room(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a disk that is nearly full, what is on its way needs only the bytes that are still missing."""
+    monkeypatch.setattr(cache_module, "spare_bytes", lambda _: SIZE)
+
+    def fill(target: Path) -> None:
+        target.write_bytes(X)
+        get(cache, content(1))
+
+    with cache.open(sha(X), SIZE, fill):
+        assert set(files(cache)) == {sha(X), sha(content(1))}
 
 
 def test_prune(cache: Cache) -> None:
