@@ -14,6 +14,7 @@ from .errors import TarError
 from .ustar import BLOCK, padding
 
 _MAX_EXTENDED_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _FILES = (b"0", b"\0", b"7")
 _WITHOUT_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices and directories, whatever size they have
 _PAX, _PAX_FOR_ALL = (b"x", b"X"), b"g"
@@ -57,6 +58,7 @@ def members(file: IO[bytes]) -> Iterator[Member]:
         if not any(block):
             if said:
                 raise TarError(f"the extended header before byte {position} belongs to no member")
+            _refuse_more(file, position)
             return
         where = f"the header at byte {position}"
         # The checksum counts its own eight bytes as spaces (0x20 each).
@@ -87,6 +89,18 @@ def members(file: IO[bytes]) -> Iterator[Member]:
             if payload + size > end:
                 raise TarError(f"{where} is that of a member that reaches to byte {payload + size}, it ends at {end}")
         position = payload + size + padding(size)
+
+
+def _refuse_more(file: IO[bytes], end: int) -> None:
+    """Make sure that nothing but zeros follows what looks like the end, as readers of tars do not: a hole looks so."""
+    file.seek(end)
+    while chunk := file.read(_CHUNK_BYTES):
+        if rest := chunk.lstrip(b"\0"):
+            at = file.tell() - len(rest)
+            raise TarError(
+                f"its end at byte {end} is none, as more follows at byte {at}: it is damaged, or several tars were put "
+                "one behind the other, which only `tar --concatenate` may do"
+            )
 
 
 def _read(file: IO[bytes], offset: int, size: int) -> bytes:

@@ -213,6 +213,21 @@ def test_every_truncation_is_found() -> None:
         assert all(member.offset + member.size <= length for member in found[:-1])
 
 
+@pytest.mark.parametrize("zeros", [0, 512, 3 << 20])
+def test_nothing_behind_the_end_is_lost(zeros: int) -> None:
+    """Where a tar seems to end and more follows, of another tar or behind a hole, that is a TarError that says so."""
+    found = []
+    end = PLAIN + ustar.END + bytes(zeros)
+    with pytest.raises(
+        TarError, match=f"at byte {len(PLAIN)} is none, as more follows at byte {len(end)}: .* one behind"
+    ):
+        found.extend(foreign.members(io.BytesIO(end + PLAIN + ustar.END)))
+    assert found == [Member("a.jpg", 512, 3, 0)]
+    with pytest.raises(TarError, match=f"more follows at byte {len(end) + 5}: it is damaged"):
+        members(end + b"\0\0\0\0\0x")
+    assert members(end) == found
+
+
 @given(
     kind=st.sampled_from([b"x", b"L", b"g", b"K", b"0", b"1", b"5", b"S", b"Z"]),
     text=st.one_of(

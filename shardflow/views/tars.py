@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, NotFoundError
 from shardflow.manifest import is_name
 from shardflow.pack.sources.patterns import ALL, expanded, is_wild, rooted, tars_like
 from shardflow.store import Store, is_remote, open_store
@@ -31,7 +31,8 @@ def found_tars(
 
     Raises:
         ConfigError: There are none, the pattern is none, or a name has other characters than A-Z a-z 0-9 . _ - in it.
-        StoreError: The place is out of reach.
+        NotFoundError: The place does not exist, or is empty.
+        StoreError: It is out of reach.
     """
     root, pattern = rooted(url)
     store = open_store(root, storage_options if is_remote(root) else None)
@@ -51,6 +52,8 @@ def _names(store: Store, pattern: str) -> set[str]:
     wild = [one for one in patterns if is_wild(one)]
     if wild:
         listing = store.names()
+        if not listing:
+            raise NotFoundError(f"{store} does not exist, or is empty; check the path")
         for one in wild:
             matching = tars_like(one, listing)
             if not matching:

@@ -135,6 +135,18 @@ def test_patterns_and_places(tmp_path: Path) -> None:
         sf.index(f"{tmp_path}/a/z*.tar")
     with pytest.raises(ConfigError, match="is no pattern"):
         sf.index(f"{tmp_path}/a/{{00.tar")
+    with pytest.raises(NotFoundError, match=f"{tmp_path}/c does not exist, or is empty"):
+        sf.index(tmp_path / "c")
+
+
+def test_tars_joined_with_cat(tmp_path: Path) -> None:
+    """Of two tars one behind the other, the second is not passed over in silence."""
+    path = write_tar(tmp_path / "a.tar", members_of(range(3)))
+    path.write_bytes(path.read_bytes() + write_tar(tmp_path / "b.tar", members_of(range(3, 6))).read_bytes())
+    with pytest.raises(PackIncompleteError, match=r"2, allowed are 0: .*several tars were put one behind the other"):
+        sf.index(path, tmp_path / "view")
+    report = sf.index(path, tmp_path / "view", max_bad=2)
+    assert report.samples == {"train": 2}  # of the third it is not known whether it is whole
 
 
 def test_tars_on_a_web_server(tmp_path: Path) -> None:
