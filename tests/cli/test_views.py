@@ -103,7 +103,7 @@ def test_exports(dataset: Path, tmp_path: Path) -> None:
         (["subset", "NEW", "SET", "--limit", "1"], 4, "does not exist"),
         (["split", "SET", "NEW", "--val", "2"], 2, "above 0 and below 1"),
         (["merge", "SET", "NEW"], 2, "two or more datasets"),
-        (["index", "NEW"], 2, "no tar"),
+        (["index", "NEW"], 4, "does not exist"),
         (["index", "TARS"], 1, "--max-bad 1"),
         (["diff", "SET", "NEW"], 4, "does not exist"),
         (["export", "energon", "NEW"], 4, "does not exist"),
