@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import NoReturn
+
 import click
 from tqdm import tqdm
 
@@ -29,11 +32,13 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: i
       shardflow index laion/
       shardflow index 's3://bucket/laion/{00000..00099}.tar' --to laion-index/
     """
-    with tqdm(desc="reading", unit=" tars") as bar:
+    with contextlib.ExitStack() as stack:
+        bars: list[tqdm[NoReturn]] = []
 
         def progress(done: int, of: int) -> None:
-            bar.total = of
-            bar.update(done - bar.n)
+            if not bars:  # it appears when the tars are found
+                bars.append(stack.enter_context(tqdm(total=of, desc="reading", unit=" tars")))
+            bars[0].update(done - bars[0].n)
 
         report = shardflow.index(urls, to, classes=classes, max_bad=max_bad, progress=progress)
     for bad in report.bad[:_SHOWN]:

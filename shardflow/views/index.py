@@ -69,7 +69,7 @@ def index(
             `.cls` are their own names.
         max_bad: Samples that may be left out before nothing is written.
         src_options, dst_options: What fsspec's file systems take, where these are URLs.
-        progress: Called after each tar with how many are done, and how many there are.
+        progress: Called at first and after each tar with how many are done, and how many there are.
 
     Raises:
         ConfigError: There are no such tars, a label has no class, only some tars have labels, or `to` must be said.
@@ -125,6 +125,8 @@ def _destination(tars: Sequence[Found]) -> str:
 
 def _scanned(tars: Sequence[Found], progress: Callable[[int, int], None] | None) -> list[Scanned]:
     pool, done = ThreadPoolExecutor(_AT_ONCE), []
+    if progress is not None:
+        progress(0, len(tars))
     try:
         for one in pool.map(lambda tar: scan(tar.store, tar.name), tars):
             done.append(one)
