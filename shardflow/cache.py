@@ -291,11 +291,11 @@ class Cache:
             blobs = self.blobs()
             held = sum(blob.bytes for blob in blobs)
             for blob in blobs:
-                blob.path.unlink(missing_ok=True)
-                held -= blob.bytes
                 if self._fits(held, promised, written):
                     return True
-            return False
+                blob.path.unlink(missing_ok=True)
+                held -= blob.bytes
+            return self._fits(held, promised, written)
 
     def _held(self) -> int:
         """Return the bytes of all blobs, each asked for its size once: what has one name has one size."""

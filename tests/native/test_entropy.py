@@ -57,9 +57,8 @@ def random_jpeg(seed: int) -> tuple[bytes, int]:
     """Return a JPEG with tables of its own, 8 pixels high, and its width."""
     rng = random.Random(seed)
     blocks = [coefficients(rng) for _ in range(rng.randint(1, 40))]
-    return huffman.encode(blocks, *huffman.random_tables(rng), restart=rng.choice((None, None, 1, 3, 40))), 8 * len(
-        blocks
-    )
+    restart = rng.choice((None, None, 1, 3, 40))
+    return huffman.encode(blocks, *huffman.random_tables(rng), restart=restart), 8 * len(blocks)
 
 
 def damaged(payload: bytes, rng: random.Random) -> bytes:
