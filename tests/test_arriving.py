@@ -15,6 +15,7 @@ from shardflow.arriving import Arrived
 from shardflow.cache import Cache, Fetched
 from shardflow.dataset import Split
 from shardflow.errors import TransientError
+from shardflow.shard import MappedShard
 
 SAMPLES = 20
 
@@ -57,8 +58,8 @@ def fetching(split: Split, store: SlowStore) -> Iterator[threading.Thread]:
     thread.join()
 
 
-def parts(sample: Arrived) -> dict[str, bytes]:
-    """The parts of a sample."""
+def parts(sample: MappedShard | Arrived) -> dict[str, bytes]:
+    """The parts of a sample, or of a shard's first one."""
     return {part: bytes(payload) for part, payload in sample.sample(0, check=True).items()}
 
 
@@ -115,11 +116,12 @@ def test_an_index_that_fails_is_tried_once_more(root: Path, tmp_path: Path, time
 
 
 def test_what_has_not_arrived_is_waited_for(split: Split, store: SlowStore, fetching: threading.Thread) -> None:
-    """A sample of the half that is on its way is waited for, and then it is the whole shard that has it."""
+    """A sample on its way is waited for; it comes out of the file or, once that is sealed, out of the shard."""
     threading.Timer(0.2, store.go_on.set).start()
     began = time.monotonic()
-    assert split.arrived(0, SAMPLES - 1) is None
+    last = split.soonest(0, SAMPLES - 1)
     assert time.monotonic() - began > 0.1
+    assert bytes(last.sample(SAMPLES - 1, check=True)["cls"]) == b"%d" % (SAMPLES - 1)
     fetching.join()
     assert split.at_hand(0)
     assert bytes(split.shard(0).sample(SAMPLES - 1, check=True)["cls"]) == b"%d" % (SAMPLES - 1)
@@ -127,7 +129,7 @@ def test_what_has_not_arrived_is_waited_for(split: Split, store: SlowStore, fetc
 
 
 @pytest.mark.parametrize("damage", ["payload", "header", "zeros"])
-def test_what_is_damaged_is_not_handed_out(split: Split, store: SlowStore, damage: str) -> None:
+def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, store: SlowStore, damage: str) -> None:
     """A sample that came damaged, payload or header, is waited for: the whole shard is fetched until it is sound."""
 
     def change(data: bytearray) -> None:
@@ -141,9 +143,11 @@ def test_what_is_damaged_is_not_handed_out(split: Split, store: SlowStore, damag
     thread.start()
     assert store.begun.wait(10)
     threading.Timer(0.2, store.go_on.set).start()
-    assert split.arrived(0, 0) is None
+    began = time.monotonic()
+    assert parts(split.soonest(0, 0)) == parts(shardflow.open(root)["train"].shard(0))
+    assert time.monotonic() - began > 0.1
     thread.join()
-    assert bytes(split.shard(0).sample(0, check=True)["cls"]) == b"0"
+    assert split.at_hand(0)
 
 
 def test_who_fails_is_not_waited_for(split: Split, store: SlowStore, fetching: threading.Thread) -> None:

@@ -38,6 +38,8 @@ COMMANDS = {
 }
 """Command → its line in the group's help. Its code is `cli/COMMAND.py`, the function `COMMAND`."""
 
+_TERMINATED = 128 + signal.SIGTERM
+
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -85,11 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(_say("interrupted", 128 + signal.SIGINT))
     except ShardflowError as error:
         sys.exit(_say(" ".join(str(error).splitlines()), error.exit_code))
+    except SystemExit:  # `_terminate`'s; Ray hands it on with a code of its own
+        sys.exit(_TERMINATED)
     sys.exit(result if isinstance(result, int) else 0)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - the signature of a handler
-    sys.exit(_say("terminated", 128 + number))
+    sys.exit(_say("terminated", _TERMINATED))
 
 
 def _say(message: str, exit_code: int) -> int:

@@ -150,10 +150,21 @@ def test_missing_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sf.pack(src, tmp_path / "dst", executor="ray")
 
 
-def _command(src: Path, dst: Path, address: str) -> list[str]:
-    python, *program = COMMAND
+TERMINATED_IN_GET = """
+import os, ray, signal, threading, time
+
+def endless(ref, get=ray.get):
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    get(ray.remote(lambda: time.sleep(100)).remote())
+
+ray.get = endless
+"""
+
+
+def _command(src: Path, dst: Path, address: str, before: str = "") -> list[str]:
+    python, option, program = COMMAND
     settings = ["--short-side", "32", "--shard-samples", "4", "--executor", "ray", "--ray-address", address]
-    return [python, "-W", "error", *program, "pack", str(src), str(dst), *settings]
+    return [python, "-W", "error", option, before + program, "pack", str(src), str(dst), *settings]
 
 
 def test_command_on_the_cluster(tmp_path: Path, cluster: str) -> None:
@@ -175,6 +186,14 @@ def test_command_on_the_cluster(tmp_path: Path, cluster: str) -> None:
     assert re.search(r"resumed +\d+ inputs had been done before", done.stdout)
     assert all(line.startswith("packing: ") for line in done.stderr.replace("\r", "\n").split("\n") if line)
     assert sf.verify(tmp_path / "dst") == []
+
+
+def test_terminated_while_results_come(tmp_path: Path, cluster: str) -> None:
+    """`ray.get` ends with 1 whatever a handler exits with; the command has the code of its signal all the same."""
+    command = _command(image_folder(tmp_path / "src", 8), tmp_path / "dst", cluster, TERMINATED_IN_GET)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 143, done.stderr
+    assert done.stderr.count("shardflow: terminated") == 1
 
 
 def test_no_cluster_there(tmp_path: Path) -> None:
