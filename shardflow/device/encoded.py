@@ -156,6 +156,8 @@ def _decode_on_gpu(files: Mapping[int, torch.Tensor], device: torch.device) -> l
         if jpegs:
             together = decode_jpeg([files[index] for index in jpegs], mode=ImageReadMode.RGB, device=device)
             decoded = dict(zip(jpegs, together, strict=True))
+    except torch.cuda.OutOfMemoryError:
+        raise  # the batch is too large for the device: decoding it on the CPU would hide that, and be slow
     except RuntimeError as error:
         if "not compiled with nvJPEG" in str(error):
             raise ConfigError(
@@ -165,6 +167,8 @@ def _decode_on_gpu(files: Mapping[int, torch.Tensor], device: torch.device) -> l
         for index in jpegs:
             try:
                 decoded[index] = decode_jpeg(files[index], mode=ImageReadMode.RGB, device=device)
+            except torch.cuda.OutOfMemoryError:
+                raise
             except RuntimeError:
                 continue  # a kind of JPEG that nvJPEG does not know; the CPU's decoder will say if it is worse
     left = [index for index in files if index not in decoded]

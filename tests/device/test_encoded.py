@@ -209,6 +209,20 @@ def test_a_torchvision_without_nvjpeg_is_said(monkeypatch: pytest.MonkeyPatch) -
         encoded._decode_on_gpu({0: torch.frombuffer(bytearray(jpeg(1)), dtype=torch.uint8)}, torch.device("cpu"))
 
 
+@pytest.mark.parametrize("refusals", [0, 1])
+def test_a_full_device_is_said(monkeypatch: pytest.MonkeyPatch, refusals: int) -> None:
+    """A device without room for the images is an error as anywhere, for all of them or, after a refusal, for one."""
+    answers = [RuntimeError("not this kind")] * refusals + [torch.cuda.OutOfMemoryError("CUDA out of memory")]
+
+    def decode(*_: Any, **__: Any) -> None:
+        raise answers.pop(0)
+
+    monkeypatch.setattr(encoded, "decode_jpeg", decode)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        encoded._decode_on_gpu({0: torch.frombuffer(bytearray(jpeg(1)), dtype=torch.uint8)}, torch.device("cpu"))
+    assert answers == []
+
+
 def test_files_travel_unchanged() -> None:
     """Files of any length come out of the rows as they went in."""
     files = [b"a", b"", b"b" * 20_000, bytes(range(256))]
