@@ -52,9 +52,10 @@ def bench(
 
     settings = {} if workers is None else {"num_workers": workers}
     make_loader, told = make_loader_of(url, split=split, batch_size=batch_size, size=size, made_by=made_by)
-    bar_format = "{desc} {bar} {elapsed}"
-    with blamed(made_by), tqdm(total=STEPS, desc="measuring", bar_format=bar_format, disable=as_json) as bar:
-        found = measure(make_loader(**settings), seconds=seconds, step_ms=step_ms, progress=bar.update)
+    with blamed(made_by):
+        loader = make_loader(**settings)  # before there is a bar, so that an error stands alone
+        with tqdm(total=STEPS, desc="measuring", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
+            found = measure(loader, seconds=seconds, step_ms=step_ms, progress=bar.update)
     if plot is not None:
         draw_bench(found, plot, f"{told}: {found.workers} workers, batches of {found.batch_size}")
     if as_json:

@@ -36,14 +36,15 @@ def tune(
     from shardflow.tuning.tune import tune as find  # here, because torch takes seconds to import
 
     make_loader, _ = make_loader_of(url, split=split, batch_size=batch_size, size=size, made_by=made_by)
-    begin = time.monotonic()
-    bar_format = "{desc} {bar} {elapsed}"
-    with blamed(made_by), tqdm(total=seconds, desc="trying", bar_format=bar_format, disable=as_json) as bar:
+    with blamed(made_by):
+        make_loader(num_workers=1, prefetch_factor=2)  # before there is a bar, so that an error stands alone
+        begin = time.monotonic()
+        with tqdm(total=seconds, desc="trying", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
 
-        def progress() -> None:
-            bar.update(min(time.monotonic() - begin, seconds) - bar.n)
+            def progress() -> None:
+                bar.update(min(time.monotonic() - begin, seconds) - bar.n)
 
-        found = find(make_loader, seconds=seconds, progress=progress)
+            found = find(make_loader, seconds=seconds, progress=progress)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=1))
         return

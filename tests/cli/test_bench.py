@@ -109,9 +109,12 @@ def test_wrong_usage_is_one_line(url: Path, tmp_path: Path, capsys: pytest.Captu
         (["bench", str(url), "--seconds", "0"], 2, "seconds must be above 0"),
         (["tune", str(url), "--seconds", "-1"], 2, "seconds must be above 0"),
         (["bench", str(tmp_path / "nothing")], 4, "does not exist"),
+        (["tune", str(tmp_path / "nothing")], 4, "does not exist"),
     ):
         found = exit_code(*arguments)
         error = capsys.readouterr().err
         assert found == code, (arguments, error)
         assert message in error, (arguments, error)
         assert "Traceback" not in error
+        if code == 4:  # found before anything is measured, so before there is a bar
+            assert error.count("\n") == 1

@@ -35,11 +35,12 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert run("pack", src, tmp_path / "dst", "--workers", 1).returncode == 0
     failures = [
         (1, (bad, tmp_path / "bad-dst", "--workers", 1)),
-        (2, (tmp_path / "nowhere", tmp_path / "x")),
+        (2, (tmp_path / "file", tmp_path / "x")),
         (2, (src, tmp_path / "x", "--quality", 101)),
         (2, (src, "nowhere://bucket/x")),
         (3, (src, tmp_path / "dst")),
         (4, (src, tmp_path / "file")),
+        (4, (tmp_path / "nowhere", tmp_path / "x")),
     ]
     for exit_code, arguments in failures:
         done = run("pack", *arguments)

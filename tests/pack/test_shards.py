@@ -68,6 +68,8 @@ def test_patterns(tmp_path: Path) -> None:
     assert {split: len(items) for split, items in names("").items()} == {"train": 3, "val": 1}
     with pytest.raises(ConfigError, match=r"has no shard '03\.tar'; it holds 3 tars and 0 other files"):
         names("train/{02..03}.tar")
+    with pytest.raises(NotFoundError, match=r"nowhere does not exist, or is empty"):
+        names("nowhere/{02..03}.tar")
     with pytest.raises(ConfigError, match=r"no pattern: .*expected one such as \{00000\.\.00099\}\.tar"):
         names("train/{00..01.tar")
 

@@ -8,7 +8,7 @@ import pytest
 
 import shardflow as sf
 from pack.folders import write_tree
-from shardflow.errors import ConfigError, SampleError
+from shardflow.errors import ConfigError, NotFoundError, SampleError
 from shardflow.pack.sources import Item, list_source
 from shardflow.pack.sources.folder import NoImagesError
 
@@ -71,9 +71,12 @@ def test_mixed_and_empty_layouts_are_refused(tmp_path: Path, names: list[str], f
 
 
 def test_missing_source(tmp_path: Path) -> None:
-    """A source that is no directory is refused."""
-    with pytest.raises(ConfigError, match="is not a directory"):
+    """A source that is not there, or no directory, is refused."""
+    with pytest.raises(NotFoundError, match=r"nowhere does not exist; give the directory"):
         list_source(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is not a directory; give the directory"):
+        list_source(tmp_path / "file")
 
 
 def test_other_files_are_counted(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, NotFoundError
 from shardflow.store import LocalStore, Store, open_store, translated
 
 from .classes import Classes, Labels
@@ -140,6 +140,8 @@ def _files(store: Store) -> Iterator[_File]:
                 yield _File(name, listed.size, 0, listed.tag)
         return
     with translated(store.root):
+        if not store.root.exists():
+            raise NotFoundError(f"{store.root} does not exist; give the directory that holds the images")
         if not store.root.is_dir():
             raise ConfigError(f"{store.root} is not a directory; give the directory that holds the images")
         yield from _walk(store.root)

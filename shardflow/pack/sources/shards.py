@@ -127,6 +127,8 @@ def _matching(store: Store, pattern: str) -> dict[str, str]:
     for one in patterns:
         names = [one] if one in listing else tars_like(one, listing)
         if not names:
+            if not listing:
+                raise NotFoundError(f"{store} does not exist, or is empty; check the path")
             tars = sum(name.endswith(".tar") for name in listing)
             raise ConfigError(
                 f"{store} has no shard {one!r}; it holds {tars} tars and {len(listing) - tars} other files"
