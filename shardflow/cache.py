@@ -236,6 +236,7 @@ class Cache:
             try:
                 if keep and (size is not None or self._has_room(name, os.fstat(file.fileno()).st_size)):
                     os.replace(partial, self._blobs / name)
+                    self._sizes.pop(name, None)  # of a damaged one, that lay there before
             except BaseException:
                 file.close()
                 raise

@@ -502,6 +502,15 @@ def test_wrong_size_is_fetched_again(cache: Cache) -> None:
     assert files(cache) == {sha(X): SIZE}
 
 
+def test_wrong_size_is_forgotten(cache: Cache) -> None:
+    """What a damaged file measured does not count for the one that was fetched in its place: the limit holds."""
+    for number in (1, 2):
+        (cache.directory / "blobs" / sha(content(number))).write_bytes(b"short")
+    for number in (3, 1, 2, 4):  # the first one counts those that are damaged
+        assert get(cache, content(number)) == content(number)
+    assert sum(files(cache).values()) == 3 * SIZE
+
+
 def test_leftovers_of_the_killed_are_cleared_and_those_of_the_living_not(cache: Cache, tmp_path: Path) -> None:
     """Making room, and pruning, remove the files of processes that are gone, and never one that is being written."""
     with fetchers(1, cache, tmp_path / "log", 600) as (first,):
