@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 
 from shardflow.errors import ConfigError
+from shardflow.load.checked import check_integer
 
 from . import draws
 from .erasing import inside
@@ -31,10 +33,10 @@ class _Blend(BlendStage):
     """
 
     def __init__(self, *, alpha: float = 1.0, num_classes: int | None = None, per_pair: bool = False) -> None:
-        if not alpha > 0:
+        if not 0 < alpha < math.inf:
             raise ConfigError(f"alpha must be above 0, found {alpha}")
-        if num_classes is not None and num_classes < 1:
-            raise ConfigError(f"num_classes must be 1 or more, found {num_classes}")
+        if num_classes is not None:
+            num_classes = check_integer("num_classes", num_classes, 1)
         self.alpha, self.num_classes, self.per_pair = alpha, num_classes, per_pair
 
     def __call__(
@@ -85,10 +87,12 @@ class OneOf(BlendStage):
         blends: `MixUp` and `CutMix`, all with the same `num_classes` and `per_pair`.
 
     Raises:
-        ConfigError: There are none, or they differ.
+        ConfigError: There are none, they differ, or something is neither.
     """
 
     def __init__(self, blends: Sequence[_Blend]) -> None:
+        if not all(isinstance(blend, _Blend) for blend in blends):
+            raise ConfigError(f"OneOf takes MixUp and CutMix, found {blends}")
         if len({(blend.num_classes, blend.per_pair) for blend in blends}) != 1:
             raise ConfigError("OneOf takes one or more blends, all with the same num_classes and per_pair")
         self.blends = tuple(blends)

@@ -12,8 +12,7 @@ import math
 
 import torch
 
-from shardflow.errors import ConfigError
-from shardflow.load.checked import check_probability, check_range
+from shardflow.load.checked import check_integer, check_probability, check_range
 
 from . import draws
 from .stage import KeyedStage, to_dtype_of, to_float
@@ -46,9 +45,7 @@ class RandomResizedCrop(KeyedStage):
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         hflip: float = 0.0,
     ) -> None:
-        if size < 1:
-            raise ConfigError(f"size must be 1 or more, found {size}")
-        self.size = size
+        self.size = check_integer("size", size, 1)
         self.scale, self.ratio = check_range("scale", scale, most=1), check_range("ratio", ratio)
         self.hflip = check_probability("hflip", hflip)
 

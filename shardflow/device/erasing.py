@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from shardflow.errors import ConfigError
 from shardflow.load.checked import check_probability, check_range
 
 from . import draws
@@ -36,11 +37,19 @@ class RandomErasing(KeyedStage):
         ratio: tuple[float, float] = (0.3, 3.3),
         value: float = 0.0,
     ) -> None:
+        if not isinstance(value, (int, float)):
+            raise ConfigError(f"value must be one number, found {value!r}")
         self.p, self.value = check_probability("p", p), value
         self.scale, self.ratio = check_range("scale", scale, most=1, or_zero=True), check_range("ratio", ratio)
 
     def __call__(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Return the images, some with a box of `value`."""
+        """Return the images, some with a box of `value`.
+
+        Raises:
+            ConfigError: The images' dtype has no such value.
+        """
+        if images.dtype == torch.uint8 and not 0 <= self.value <= 255:
+            raise ConfigError(f"RandomErasing has the value {self.value}, and images of uint8 have 0 … 255")
         height, width = images.shape[-2:]
         return torch.where(inside(self.draw(keys, height, width), height, width), self.value, images).to(images.dtype)
 

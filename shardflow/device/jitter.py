@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from shardflow.errors import ConfigError
@@ -33,14 +35,22 @@ class ColorJitter(KeyedStage):
     ) -> None:
         spreads = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
         for name, value in spreads.items():
-            if value < 0:
+            if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} must be 0 or more, found {value}")
         check_probability("hue", hue, most=0.5)
         self._ranges = [(max(0.0, 1 - value), 1 + value) for value in spreads.values()] + [(-hue, hue)]
         self._active = [number for number, value in enumerate((*spreads.values(), hue)) if value]
 
     def __call__(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Return the images in other colours."""
+        """Return the images, [B, 3, H, W], in other colours.
+
+        Raises:
+            ConfigError: They have not three channels.
+        """
+        if images.shape[1] != 3:
+            raise ConfigError(
+                f"ColorJitter works on red, green and blue, and the images have {images.shape[1]} channels"
+            )
         factors, order = self.draw(keys)
         return jitter(images, factors, order, hue=_HUE in self._active)
 

@@ -11,14 +11,13 @@ import torch
 from torch.utils import _pytree
 
 from shardflow.errors import ConfigError
+from shardflow.load.checked import check_integer
 from shardflow.load.meter import Meter, Stats
 
 from .pump import Pump
 from .side import Side, side_of
 from .slots import Slot
 from .stages import Stage, Stages
-
-_FIELDS = ("image", "label")
 
 
 @runtime_checkable
@@ -52,7 +51,8 @@ class DevicePrefetcher:
             "random_key" of the loader, or anything that takes images and returns images. A first `DecodeJpeg` decodes.
         batch_transform: Called at the end with the fields of each batch as arguments; returns what to hand out. It is
             for `torchvision.transforms.v2.MixUp` and its kind.
-        dtype: Of floating-point tensors, at the end. uint8 stays uint8 where no stage made it anything else.
+        dtype: Of floating-point images, which are the tensors [B, C, H, W] (or of more dimensions), at the end. uint8
+            stays uint8 where no stage made it anything else, and targets stay as they are.
         channels_last: Put tensors [B, C, H, W] into that memory format, at the end.
         slots: Batches on the device ahead of the one in use, at the most.
 
@@ -75,11 +75,12 @@ class DevicePrefetcher:
         channels_last: bool = False,
         slots: int = 2,
     ) -> None:
-        if slots < 1:
-            raise ConfigError(f"slots must be 1 or more, found {slots}")
+        slots = check_integer("slots", slots, 1)
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise ConfigError(f"dtype must be a torch.dtype, such as torch.bfloat16, found {dtype!r}")
         self.loader = loader
         self.device = available(device)
-        self._stages = Stages(stages, getattr(loader, "fields", _FIELDS), batch_transform)
+        self._stages = Stages(stages, getattr(loader, "fields", None), batch_transform)
         self._dtype, self._channels_last = dtype, channels_last
         self._side = side_of(self.device)
         self._slots = [Slot(self._side) for _ in range(slots)] if self._side is not None else []
@@ -129,7 +130,7 @@ class DevicePrefetcher:
                 loaded = time.perf_counter()
                 batch, key = self._stages.arrive(batch, self.device)
                 batch = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), batch)
-                batch = self._finish(batch, key)
+                batch = self._finish(batch, key=key, lent=False)
                 self._state = None
                 self._meter.answered(waiting_s=loaded - asked, stages_s=time.perf_counter() - loaded)
                 yield batch
@@ -161,7 +162,7 @@ class DevicePrefetcher:
                 stalled = answered - asked if side.has_run_dry() else 0.0
                 for_data = min(stalled, max(0.0, taken.loaded_at - asked))
                 stages_s = taken.slot.stages_s()
-                batch = taken.slot.hand_out(functools.partial(self._finish, key=taken.key))
+                batch = taken.slot.hand_out(functools.partial(self._finish, key=taken.key, lent=True))
                 pump.give_back(taken.slot)
                 self._state = taken.state
                 self._meter.answered(waiting_s=for_data, copying_s=stalled - for_data, stages_s=stages_s)
@@ -175,14 +176,14 @@ class DevicePrefetcher:
                 slot.retire()
 
     @torch.no_grad()
-    def _finish(self, batch: Any, key: int | None) -> Any:
+    def _finish(self, batch: Any, *, key: int | None, lent: bool) -> Any:
         """Do what is done on the device."""
         with torch.autocast(self.device.type, enabled=False):
-            batch = self._stages(batch, key)
+            batch = self._stages(batch, key, lent=lent)
         return _pytree.tree_map_only(torch.Tensor, self._convert, batch)
 
     def _convert(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._dtype is not None and tensor.is_floating_point():
+        if self._dtype is not None and tensor.is_floating_point() and tensor.dim() >= 4:
             tensor = tensor.to(self._dtype)
         if self._channels_last and tensor.dim() == 4:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
@@ -191,8 +192,10 @@ class DevicePrefetcher:
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the one that the next iteration runs through, as the loader does."""
         self._end()
-        self._state = None
-        self.loader.set_epoch(epoch)  # type: ignore[attr-defined]
+        if not hasattr(self.loader, "set_epoch"):
+            raise ConfigError(f"a {type(self.loader).__name__} has no epochs to set; shardflow.Loader has")
+        self.loader.set_epoch(epoch)
+        self._state = None  # not before: a loader that refuses has not moved
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state as it was after the batch that was handed out last.
@@ -212,8 +215,8 @@ class DevicePrefetcher:
             ConfigError: The loader has no state.
         """
         self._end()
-        self._state = None
         self._resumable().load_state_dict(state)
+        self._state = None
 
     def stats(self) -> Stats:
         """Return where the time went since the iteration began; `print` it to know what to do about it."""
@@ -234,15 +237,20 @@ def available(device: str | torch.device) -> torch.device:
     Raises:
         ConfigError: It is not here.
     """
-    device = torch.device(device)
-    if device.type not in ("cuda", "xpu"):
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device must be 'cuda', 'cuda:1', 'cpu' or the like, found {device!r}") from error
+    if device.type not in ("cuda", "xpu", "mps"):
         return device
-    module = getattr(torch, device.type)
+    module = torch.backends.mps if device.type == "mps" else getattr(torch, device.type)
     if not module.is_available():
         raise ConfigError(
             f"device {str(device)!r} is not here: the machine has none, its driver is missing, or this torch "
             f"({torch.__version__}) was built without support for it; take device='cpu', where all of this runs as well"
         )
+    if device.type == "mps":
+        return device
     index = module.current_device() if device.index is None else device.index
     if index >= module.device_count():
         raise ConfigError(f"device {str(device)!r} is not here: this process sees {module.device_count()} of its kind")

@@ -52,11 +52,8 @@ class Slot:
         assert self._copied is not None
         self._copied.wait_in_caller()
         self._arrived = self._side.mark_caller()
-        lent = {leaf.untyped_storage().data_ptr() for leaf in self._batch if isinstance(leaf, torch.Tensor)}
-        result = finish(_pytree.tree_unflatten(self._batch, self._form))
-        result = _pytree.tree_map_only(
-            torch.Tensor, lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in lent else leaf, result
-        )
+        lent = _pytree.tree_unflatten(self._batch, self._form)
+        result = to_keep(finish(lent), lent)
         self._consumed = self._side.mark_caller()
         self._batch = None
         return result
@@ -97,6 +94,14 @@ class _Leaf:
         self._side.copy(target, source)
         self._source = source  # must live until the copy is done, which the next fill waits for
         return target
+
+
+def to_keep(batch: Any, lent: Any) -> Any:
+    """Return a batch with those of its tensors cloned that lie in the memory of a lent one."""
+    memory = {leaf.untyped_storage().data_ptr() for leaf in _pytree.tree_leaves(lent) if isinstance(leaf, torch.Tensor)}
+    return _pytree.tree_map_only(
+        torch.Tensor, lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in memory else leaf, batch
+    )
 
 
 def _shaped(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

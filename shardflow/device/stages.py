@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,13 @@ from shardflow.load.randomness import preserved, reseed
 
 from . import draws
 from .encoded import DecodeJpeg
+from .slots import to_keep
 from .stage import BlendStage, KeyedStage
 
 KEY_FIELD = "random_key"
+
+_FIELDS = ("image", "label")
+_DICTS = "hand out dicts, whose keys are the names of the fields"
 
 Stage = KeyedStage | BlendStage | DecodeJpeg | Callable[[torch.Tensor], torch.Tensor]
 
@@ -31,29 +36,43 @@ class Stages:
 
     Args:
         stages: What to apply, in order.
-        fields: The names of what a batch consists of, where it does not say so itself.
+        fields: The names of what a batch consists of; None where its loader does not say: those of a dict are its keys,
+            and any other has an image and a label.
         batch_transform: Called with the fields at the end, as arguments; returns what to hand out.
 
     Raises:
-        ConfigError: `DecodeJpeg` is not first, or the fields lack what a stage needs.
+        ConfigError: `DecodeJpeg` is not first, something is no stage, or the fields lack what a stage needs.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], fields: Sequence[str], batch_transform: Callable[..., Any] | None = None
+        self, stages: Sequence[Stage], fields: Sequence[str] | None, batch_transform: Callable[..., Any] | None = None
     ) -> None:
+        if not isinstance(stages, Sequence):
+            raise ConfigError(f"stages must be a list of them, found {stages!r}")
+        for stage in stages:
+            if isinstance(stage, type) or not callable(stage):
+                raise ConfigError(
+                    f"a stage is an object to call, such as Normalize() with parentheses; found {stage!r}"
+                )
+        if batch_transform is not None and not callable(batch_transform):
+            raise ConfigError(f"batch_transform must be something to call, found {batch_transform!r}")
         stages = tuple(stages)
         self._decode = stages[0] if stages and isinstance(stages[0], DecodeJpeg) else None
-        self._stages = tuple(stage for stage in stages if not isinstance(stage, DecodeJpeg))
+        self._stages: list[tuple[Any, Any]] = [
+            (_compiled_from(stage), stage) for stage in stages if not isinstance(stage, DecodeJpeg)
+        ]
         if any(isinstance(stage, DecodeJpeg) for stage in stages[1:]):
             raise ConfigError("DecodeJpeg has to be the first of the stages, it makes the images that others work on")
-        self._fields, self._batch_transform = tuple(fields), batch_transform
+        self._fields = _FIELDS if fields is None else tuple(fields)
+        self._told, self._batch_transform = fields is not None, batch_transform
         needed = {"image"} if stages else set()
-        for stage in stages:
-            if isinstance(stage, BlendStage):
+        for kind, _ in self._stages:
+            if isinstance(kind, BlendStage):
                 needed |= {"label", KEY_FIELD}
-            elif isinstance(stage, KeyedStage) and stage.needs_keys:
+            elif isinstance(kind, KeyedStage) and kind.needs_keys:
                 needed.add(KEY_FIELD)
-        if missing := sorted(needed - set(self._fields)):
+        self._needed = needed
+        if self._told and (missing := sorted(needed - set(self._fields))):
             raise ConfigError(
                 f"the stages need {', '.join(missing)}, the loader's fields are {', '.join(self._fields)}; "
                 f"give it fields={(*self._fields, *missing)}"
@@ -65,7 +84,18 @@ class Stages:
         Returns:
             The batch, and its 64-bit key, None where it has none.
         """
+        if isinstance(batch, Mapping) and not isinstance(batch, dict):
+            batch = dict(batch)  # in other mappings nobody finds the tensors
+        for leaf in _pytree.tree_leaves(batch):
+            if not isinstance(leaf, torch.Tensor) and _holds_tensors(leaf):
+                raise ConfigError(
+                    f"a batch has a {type(leaf).__name__} in it, whose tensors would stay where they are; hand out "
+                    "tuples, lists or dicts of tensors"
+                )
         named = self._named(batch)
+        if missing := sorted(self._needed - set(named)):
+            remedy = "leave out the loader's batch_transform, and give the prefetcher one" if self._told else _DICTS
+            raise ConfigError(f"the stages need {', '.join(missing)}, a batch has {', '.join(named)}; {remedy}")
         keys = named.get(KEY_FIELD)
         key = int(keys[0]) & (2**64 - 1) if isinstance(keys, torch.Tensor) and len(keys) else None
         if self._decode is not None:
@@ -73,28 +103,40 @@ class Stages:
             batch = self._like(batch, named)
         return batch, key
 
-    def __call__(self, batch: Any, key: int | None) -> Any:
-        """Return a batch that has arrived on the device, augmented."""
+    def __call__(self, batch: Any, key: int | None, *, lent: bool) -> Any:
+        """Return a batch that has arrived on the device, augmented.
+
+        Args:
+            batch: What `arrive` returned, on the device.
+            key: What it returned with it.
+            lent: Whether the memory of the batch's tensors will be used again. Those that are returned in tuples, lists
+                and dicts can be found and cloned; the batch transform may put them into objects, so it gets clones.
+        """
         if not self._stages and self._batch_transform is None and KEY_FIELD not in self._fields:
             return batch  # in whatever form it came
         named = self._named(batch)
         keys = named.pop(KEY_FIELD, torch.zeros(0, dtype=torch.int64))  # no stage looks at those that are not there
         with _generators(key, batch) if self._are_foreign() else contextlib.nullcontext():
-            for place, stage in enumerate(self._stages):
-                if isinstance(stage, KeyedStage):
-                    own = draws.fold(keys, place) if stage.needs_keys else keys
-                    named["image"] = stage(named["image"], own)
-                elif isinstance(stage, BlendStage):
+            for place, (kind, stage) in enumerate(self._stages):
+                if isinstance(kind, KeyedStage):
+                    _check_images(kind, named["image"])
+                    named["image"] = stage(named["image"], draws.fold(keys, place) if kind.needs_keys else keys)
+                elif isinstance(kind, BlendStage):
+                    _check_images(kind, named["image"])
                     named["image"], named["label"] = stage(named["image"], named["label"], draws.fold(keys, place))
                 else:
-                    named["image"] = stage(named["image"])
+                    image = named["image"] = stage(named["image"])
+                    if not isinstance(image, torch.Tensor):
+                        raise ConfigError(f"a stage has to return images, and {stage!r} returned {image!r:.80}")
             if self._batch_transform is not None:
-                return self._batch_transform(*named.values())
+                columns = list(named.values())
+                return self._batch_transform(*(to_keep(columns, batch) if lent else columns))
         return self._like(batch, named)
 
     def _are_foreign(self) -> bool:
         ours = (KeyedStage, BlendStage)
-        return self._batch_transform is not None or not all(isinstance(stage, ours) for stage in self._stages)
+        ours_alone = all(isinstance(kind, ours) for kind, _ in self._stages)
+        return self._batch_transform is not None or not ours_alone
 
     def _named(self, batch: Any) -> dict[str, Any]:
         """Return the fields of a batch by name."""
@@ -104,9 +146,9 @@ class Stages:
             if len(batch) == len(self._fields):
                 return dict(zip(self._fields, batch, strict=True))
             if self._stages or self._decode is not None:
+                remedy = "leave out the loader's batch_transform, and give the prefetcher one" if self._told else _DICTS
                 raise ConfigError(
-                    f"a batch of {len(batch)} fields came where {', '.join(self._fields)} were expected; leave out the "
-                    "loader's batch_transform, and give the prefetcher one"
+                    f"a batch of {len(batch)} fields came where {', '.join(self._fields)} were expected; {remedy}"
                 )
             return {str(number): column for number, column in enumerate(batch)}
         return {"image": batch}
@@ -118,6 +160,25 @@ class Stages:
         if isinstance(batch, (tuple, list)):
             return tuple(named.values())
         return named["image"]
+
+
+def _compiled_from(stage: Any) -> Any:
+    """Return the stage that was compiled, by `torch.compile` of it or of its `__call__`; of all others themselves."""
+    function = inspect.unwrap(stage)
+    return getattr(function, "__self__", function)
+
+
+def _check_images(stage: object, images: torch.Tensor) -> None:
+    if images.dim() != 4:
+        remedy = "; files need DecodeJpeg() as the first stage" if images.dim() == 2 else ""
+        raise ConfigError(
+            f"{type(stage).__name__} works on images [B, C, H, W], found a tensor {list(images.shape)}{remedy}"
+        )
+
+
+def _holds_tensors(leaf: object) -> bool:
+    held = leaf if isinstance(leaf, Mapping) else getattr(leaf, "__dict__", {})
+    return any(isinstance(value, torch.Tensor) for value in held.values())
 
 
 @contextlib.contextmanager

@@ -1,10 +1,27 @@
-"""Numbers that are probabilities or ranges: one check and one wording for all that crops and augments by them."""
+"""Arguments that are numbers: one check and one wording for all that loads, crops and augments by them."""
 
 from __future__ import annotations
 
 import math
+import operator
+from typing import SupportsIndex
 
 from shardflow.errors import ConfigError
+
+
+def check_integer(name: str, value: SupportsIndex, least: int | None = None) -> int:
+    """Return the value as Python's own integer, which numpy's are not; a state is saved with what comes of it.
+
+    Raises:
+        ConfigError: It is no whole number, or less than `least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} must be a whole number, found {value!r}") from None
+    if least is not None and number < least:
+        raise ConfigError(f"{name} must be {least} or more, found {number}")
+    return number
 
 
 def check_probability(name: str, value: float, *, most: float = 1) -> float:
@@ -27,7 +44,7 @@ def check_range(
         ConfigError: It is not.
     """
     low, high = value
-    if not ((low > 0 or (or_zero and low == 0)) and low <= high <= most):
+    if not ((low > 0 or (or_zero and low == 0)) and low <= high <= most and high < math.inf):
         within = "above 0" if most == math.inf else f"within {'[' if or_zero else '('}0, {most}]"
         raise ConfigError(f"{name} must be a range (low, high) {within}, found {value}")
     return value

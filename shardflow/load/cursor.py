@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardflow.errors import ConfigError
+from .checked import check_integer
 
 
 @dataclass(slots=True)
@@ -31,8 +31,7 @@ class Cursor:
         Naming the epoch of a state that was just loaded leaves its position alone, so that the usual
         `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes where it should.
         """
-        if epoch < 0:
-            raise ConfigError(f"epoch must be 0 or more, found {epoch}")
+        epoch = check_integer("epoch", epoch, 0)
         if epoch == self.epoch and not self.begun:
             return False
         self.set(epoch)

@@ -7,6 +7,7 @@ handed to the caller; workers are told where an iteration starts and compute eve
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,11 +18,12 @@ from torch.utils.data import DataLoader
 
 from shardflow.cache import LIMIT, Cache
 from shardflow.dataset import open_dataset
-from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError, ShardflowError, WorkerError
+from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError, WorkerError
 from shardflow.plan import WINDOW, default_lanes
 from shardflow.schedule import Schedule
 
 from .batchsampler import BatchSampler
+from .checked import check_integer
 from .cursor import Cursor
 from .decode import CenterCropDecoder, Decoder, RandomResizedCropDecoder, new
 from .decoded import DecodedCache
@@ -140,13 +142,13 @@ class Loader:
         storage_options: Mapping[str, Any] | None = None,
         verify: bool = True,
     ) -> None:
-        for name, value, least in (
-            ("limit", limit, 1),
-            ("samples_per_epoch", samples_per_epoch, 1),
-            ("num_workers", num_workers, 0),
-        ):
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be {least} or more, found {value}")
+        batch_size = check_integer("batch_size", batch_size, 1)
+        num_workers = usable_cores() if num_workers is None else check_integer("num_workers", num_workers, 0)
+        prefetch_factor = check_integer("prefetch_factor", prefetch_factor, 1)
+        lanes = None if lanes is None else check_integer("lanes", lanes)
+        for name, value in (("decoder", decoder), ("transform", transform), ("batch_transform", batch_transform)):
+            if value is not None and not callable(value):
+                raise ConfigError(f"{name} must be something to call, such as an object of its class; found {value!r}")
         if on_error not in ("raise", "substitute"):
             raise ConfigError(f"on_error must be 'raise' or 'substitute', found {on_error!r}")
         self.dataset = open_dataset(
@@ -180,14 +182,13 @@ class Loader:
         self._lanes_given = lanes
         self._lanes = default_lanes(world_size, shuffle) if lanes is None else lanes
         self._cursor = Cursor()
-        num_workers = usable_cores() if num_workers is None else num_workers
         self._shared = Shared(num_workers)
         self._source = PlanSource(self._order, self._schedule, self._shared)
         self._source.batch(self._begin_at(), 0)  # a wrong window or lanes is found here and not in a worker
-        self._max_substituted = max_substituted
+        self._max_substituted = check_integer("max_substituted", max_substituted, 0)
         self.substituted: set[str] = set()
         classes = self.dataset.classes
-        self.fields = fields = tuple(fields) if fields is not None else _default_fields(classes is not None, tail)
+        self.fields = fields = _default_fields(classes is not None, tail) if fields is None else _checked_fields(fields)
         self._meter = Meter()
         if decoder is None:
             decoder = RandomResizedCropDecoder() if shuffle else CenterCropDecoder()
@@ -225,7 +226,7 @@ class Loader:
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=num_workers > 0,
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
-            multiprocessing_context=multiprocessing_context if num_workers else None,
+            multiprocessing_context=_checked_context(multiprocessing_context) if num_workers else None,
             # A generator of its own: making an iterator draws from it, and that must not disturb the user's.
             generator=torch.Generator(),
         )
@@ -240,7 +241,7 @@ class Loader:
         """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
 
         Where that is gets settled when the first batch is asked for: Lightning calls `iter` before it sets the epoch.
-        One iteration at a time: starting another ends the one before it.
+        One iteration at a time: starting another, or moving the loader, ends the one before it.
         """
         if self._cursor.begun:
             self._cursor.set(self._cursor.epoch + 1)
@@ -251,26 +252,34 @@ class Loader:
         batches = received(self._batches)
         try:
             for made in self._meter.timed(batches):
-                if self._shared.iteration() != iteration:
-                    break
                 if made.substituted:
                     self._note(made.substituted)
                 handed_out += 1
                 self._cursor.hand_out(self._schedule.after(start.position, handed_out))
                 yield made.columns
-            if self._shared.iteration() != iteration:
-                raise ConfigError("the loader was iterated again, which ended this iteration; use two loaders")
-            if handed_out != steps:
-                raise WorkerError(f"the workers ended after {handed_out} of {steps} batches; start the iteration again")
+                if self._shared.iteration() != iteration:
+                    break
+            else:
+                if handed_out != steps:
+                    raise WorkerError(
+                        f"the workers ended after {handed_out} of {steps} batches; start the iteration again"
+                    )
         except GeneratorExit:  # first: as the interpreter exits, the name that is asked for next is gone
             raise
-        except ShardflowError as error:
+        except Exception as error:
             end_workers(self._batches)  # they are in no known state
             if isinstance(error, WorkerError):
                 raise WorkerError(f"{error}. {self._in_the_making(start)}") from error
             raise
         finally:
             batches.close()
+        if self._shared.iteration() != iteration:
+            if handed_out < steps:
+                raise ConfigError(
+                    "the loader was iterated again, or moved by set_epoch or load_state_dict, which ended this "
+                    "iteration; move it between iterations, and use two loaders for two at once"
+                )
+            return
         self._cursor.set(start.epoch + 1)
         if not self._persistent:
             end_workers(self._batches)
@@ -334,7 +343,8 @@ class Loader:
         Naming the epoch of a state that was just loaded leaves its position alone, so that the usual
         `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes where it should.
         """
-        self._cursor.set_epoch(epoch)
+        if self._cursor.set_epoch(epoch):
+            self._shared.end()
 
     @property
     def batch_sampler(self) -> BatchSampler:
@@ -364,13 +374,23 @@ class Loader:
         Raises:
             ResumeMismatchError: The state belongs to another dataset, split or order.
         """
+        self.go_to(self.place_of(state))
+
+    def place_of(self, state: Mapping[str, Any]) -> Start:
+        """Return where a saved state stood.
+
+        Raises:
+            ResumeMismatchError: The state belongs to another dataset, split or order.
+        """
+        if not isinstance(state, Mapping):
+            raise ResumeMismatchError(f"a state is a dict from Loader.state_dict(), found {state!r}")
         missing = sorted({*self._identity(), "epoch", "position"} - set(state))
         if missing:
             raise ResumeMismatchError(f"the state has no {', '.join(missing)}; it is not from Loader.state_dict()")
         if state["version"] != STATE_VERSION:
             raise ResumeMismatchError(
-                f"the state has version {state['version']}, and this shardflow reads {STATE_VERSION}, by which samples "
-                "come in another order: begin an epoch anew, or go on with the shardflow that saved the state"
+                f"the state has version {state['version']!r}, and this shardflow reads {STATE_VERSION}, by which "
+                "samples come in another order: begin an epoch anew, or go on with the shardflow that saved the state"
             )
         ours = self._identity()
         if self._lanes_given is None:
@@ -385,8 +405,21 @@ class Loader:
             if state["fingerprint"] != ours["fingerprint"] and self.dataset.has_version(str(state["fingerprint"])):
                 remedy = f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads the old"
             raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differing)}; {remedy}")
-        self._lanes = int(state["lanes"])
-        self._cursor.set(int(state["epoch"]), int(state["position"]))
+        try:
+            start = Start(*(check_integer(name, state[name], 0) for name in ("epoch", "position", "lanes")))
+        except ConfigError as error:
+            raise ResumeMismatchError(f"the state is damaged: {error}") from None
+        if start.position > self._order.length:
+            raise ResumeMismatchError(
+                f"the state is damaged: position {start.position} in an epoch of {self._order.length} samples"
+            )
+        return start
+
+    def go_to(self, place: Start) -> None:
+        """Make the next iteration start there."""
+        self._lanes = place.lanes
+        self._cursor.set(place.epoch, place.position)
+        self._shared.end()
 
     def _identity(self) -> dict[str, Any]:
         """Return what has to be equal for a position to mean the same."""
@@ -409,11 +442,24 @@ class Loader:
     def seek(self, steps: int) -> None:
         """Make the next iteration start where this many batches from the very first epoch on have been handed out."""
         epoch, step = divmod(steps, len(self))
-        self._cursor.set(epoch, self._schedule.after(0, step))
+        self.go_to(Start(epoch, self._schedule.after(0, step), self._lanes))
 
 
 def _default_fields(labelled: bool, tail: str) -> tuple[str, ...]:
     return ("image", "label" if labelled else "key", *(("valid",) if tail == "pad" else ()))
+
+
+def _checked_fields(fields: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(fields, str) or len(set(fields)) != len(fields):
+        raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {fields!r}")
+    return tuple(fields)
+
+
+def _checked_context(context: Any) -> Any:
+    methods = multiprocessing.get_all_start_methods()
+    if isinstance(context, str) and context not in methods:
+        raise ConfigError(f"multiprocessing_context must be one of {', '.join(methods)}, found {context!r}")
+    return context
 
 
 def _untouched(item: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,8 +13,10 @@ import numpy.typing as npt
 from shardflow.errors import ConfigError, ResumeMismatchError
 
 from .batchsampler import BatchSampler
+from .checked import check_integer
 from .cursor import Cursor
 from .loader import Loader
+from .meter import Meter, Stats
 
 STATE_VERSION = 1
 
@@ -37,7 +40,7 @@ class Mix:
         options: Arguments of the loaders that are made here.
 
     Raises:
-        ConfigError: No sources, a weight that is not above 0, or options without a use.
+        ConfigError: No sources, a weight that is not above 0, options without a use, or loaders whose fields differ.
     """
 
     def __init__(
@@ -47,24 +50,33 @@ class Mix:
         steps_per_epoch: int | None = None,
         **options: Any,
     ) -> None:
-        if not sources or not all(weight > 0 for _, weight in sources):
+        if not sources or not all(0 < weight < math.inf for _, weight in sources):
             raise ConfigError(f"a mix takes one or more sources with weights above 0, found {[w for _, w in sources]}")
         if options and all(isinstance(source, Loader) for source, _ in sources):
             raise ConfigError(f"all sources are loaders already, so {', '.join(options)} would have no effect")
-        if steps_per_epoch is not None and steps_per_epoch < 1:
-            raise ConfigError(f"steps_per_epoch must be 1 or more, found {steps_per_epoch}")
+        if steps_per_epoch is not None:
+            steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, 1)
         self.loaders = [source if isinstance(source, Loader) else Loader(source, **options) for source, _ in sources]
+        if len(found := {loader.fields for loader in self.loaders}) > 1:
+            raise ConfigError(f"the loaders' fields differ: {'; '.join(map(str, sorted(found)))}; give all the same")
         self._weights = [float(weight) for _, weight in sources]
         shares = np.cumsum(self._weights) / sum(self._weights)
         self._bounds = np.array([min(int(share * 2**64), 2**64 - 1) for share in shares[:-1]], dtype=np.uint64)
         self._steps = steps_per_epoch or sum(len(loader) for loader in self.loaders)
         self._cursor = Cursor()  # its position counts steps
         self._running: list[Iterator[Any] | None] = [None] * len(sources)
+        self._iterations = 0
+        self._meter = Meter()
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What a batch consists of: what those of the first loader do."""
+        """What a batch consists of."""
         return self.loaders[0].fields
+
+    @property
+    def substituted(self) -> set[str]:
+        """What was wrong with each sample that another one has stood in for."""
+        return set().union(*(loader.substituted for loader in self.loaders))
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch of the mix."""
@@ -77,16 +89,32 @@ class Mix:
         return chosen
 
     def __iter__(self) -> Iterator[Any]:
-        """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch."""
+        """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
+
+        One iteration at a time: starting another, or moving the mix, ends the one before it.
+        """
         if self._cursor.begun:
             self._seek(self._cursor.epoch + 1)
+        self._iterations += 1
+        iteration = self._iterations
         epoch, first = self._cursor.epoch, self._cursor.position
+        for step, batch in enumerate(self._meter.timed(self._batches(epoch, first)), start=first + 1):
+            self._cursor.hand_out(step)
+            yield batch
+            if self._iterations == iteration:
+                continue
+            if step < self._steps:
+                raise ConfigError(
+                    "the mix was iterated again, or moved by set_epoch or load_state_dict, which ended this iteration; "
+                    "move it between iterations, and use two mixes for two at once"
+                )
+            return
+        self._cursor.set(epoch + 1)
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         for step in range(first, self._steps):
             (source,) = self.source_of(np.array([epoch * self._steps + step])).tolist()
-            batch = self._next(source)
-            self._cursor.hand_out(step + 1)
-            yield batch
-        self._cursor.set(epoch + 1)
+            yield self._next(source)
 
     def _next(self, source: int) -> Any:
         while True:
@@ -125,8 +153,22 @@ class Mix:
             counts += np.bincount(self.source_of(steps), minlength=len(counts))
         for loader, count in zip(self.loaders, counts.tolist(), strict=True):
             loader.seek(count)
-        self._cursor.set(epoch)
+        self._move(epoch)
+
+    def _move(self, epoch: int, position: int = 0) -> None:
+        """Put the cursor somewhere, where the loaders are already."""
+        self._cursor.set(epoch, position)
         self._running = [None] * len(self.loaders)
+        self._iterations += 1
+
+    def stats(self) -> Stats:
+        """Return where the time went since the iteration began; `print` it to know what to do about it."""
+        return self._meter.stats()
+
+    def close(self) -> None:
+        """End the worker processes of all loaders now; another iteration starts new ones."""
+        for loader in self.loaders:
+            loader.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch starts, in the mix and in each of its loaders."""
@@ -154,7 +196,15 @@ class Mix:
                 raise ResumeMismatchError(
                     f"{name} is {state.get(name)!r} in the state and {value!r} here; make it equal"
                 )
-        for loader, its_state in zip(self.loaders, state["sources"], strict=True):
-            loader.load_state_dict(its_state)
-        self._cursor.set(int(state["epoch"]), int(state["position"]))
-        self._running = [None] * len(self.loaders)
+        sources = state.get("sources", ())
+        if len(sources) != len(self.loaders):
+            raise ResumeMismatchError(f"the state is of {len(sources)} sources, and here are {len(self.loaders)}")
+        try:
+            epoch, position = (check_integer(name, state.get(name), 0) for name in ("epoch", "position"))  # type: ignore[arg-type] # None is none
+        except ConfigError as error:
+            raise ResumeMismatchError(f"the state is damaged: {error}") from None
+        # All are looked at before any is moved.
+        places = [loader.place_of(its_state) for loader, its_state in zip(self.loaders, sources, strict=True)]
+        for loader, place in zip(self.loaders, places, strict=True):
+            loader.go_to(place)
+        self._move(epoch, position)

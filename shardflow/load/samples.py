@@ -12,10 +12,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow.cache import LIMIT
 from shardflow.dataset import open_dataset
-from shardflow.errors import ConfigError
 from shardflow.plan import I64, WINDOW, default_lanes
 
 from .ahead import looking_ahead
+from .checked import check_integer
 from .source import Order
 from .topology import resolve_rank
 
@@ -64,15 +64,14 @@ class Samples(IterableDataset[dict[str, Any]]):
         )
         self._order = Order(dataset[split], seed=seed, window=window, shuffle=shuffle, limit=limit)
         self._rank, self._world_size = resolve_rank(rank, world_size)
-        self._lanes = default_lanes(self._world_size, shuffle) if lanes is None else lanes
+        self._lanes = default_lanes(self._world_size, shuffle) if lanes is None else check_integer("lanes", lanes)
         self._verify = verify
         self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call] # the epoch, and how often it was set
         self._iterated = [0, 0]  # how often it had been set at the last iteration, and iterations since
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the one that the next iteration yields."""
-        if epoch < 0:
-            raise ConfigError(f"epoch must be 0 or more, found {epoch}")
+        epoch = check_integer("epoch", epoch, 0)
         self._epoch += torch.tensor([epoch - int(self._epoch[0]), 1])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from shardflow.schedule import Schedule
 
 from .ahead import Need, looking_ahead
 from .batch import Batch
+from .checked import check_integer
 from .orphan import end_with
 
 
@@ -48,7 +49,11 @@ class Order:
         limit: int | None = None,
         samples_per_epoch: int | None = None,
     ) -> None:
-        self.split, self.seed, self.window, self.shuffle, self.limit = split, seed, window, shuffle, limit
+        self.split, self.shuffle = split, shuffle
+        self.seed, self.window = check_integer("seed", seed), check_integer("window", window)
+        self.limit = limit = None if limit is None else check_integer("limit", limit, 1)
+        if samples_per_epoch is not None:
+            samples_per_epoch = check_integer("samples_per_epoch", samples_per_epoch, 1)
         sizes = split.shard_samples
         if limit is not None:
             before = np.cumsum(sizes) - sizes
@@ -122,6 +127,10 @@ class Shared:
         self._values[4:] = -1
         self._values[0] += 1
         return self.iteration()
+
+    def end(self) -> None:
+        """Declare that the current iteration is over: the cursor has been moved."""
+        self._values[0] += 1
 
     def iteration(self) -> int:
         """Return the number of the iteration that is current."""

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from shardflow.errors import ConfigError
 from shardflow.system import allowed_cores
 
+from .checked import check_integer
+
 
 def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return (rank, world_size): torch.distributed's when initialised, else the arguments, else RANK and WORLD_SIZE.
@@ -23,7 +25,9 @@ def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """
     if (rank is None) != (world_size is None):
         raise ConfigError(f"rank and world_size go together, found rank={rank} and world_size={world_size}")
-    given = None if rank is None or world_size is None else (rank, world_size)
+    given = None
+    if rank is not None and world_size is not None:
+        given = check_integer("rank", rank), check_integer("world_size", world_size)
     if dist.is_available() and dist.is_initialized():
         actual = dist.get_rank(), dist.get_world_size()
         if given not in (None, actual, (0, 1)):

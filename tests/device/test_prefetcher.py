@@ -7,7 +7,9 @@ import json
 import threading
 import time
 import weakref
+from collections import UserDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ from device.delayed import DelayedSide
 from making import make_dataset
 from shardflow.device import prefetcher as module
 from shardflow.device.slots import Slot
-from shardflow.errors import ConfigError, DecodeError
+from shardflow.errors import ConfigError, DecodeError, ResumeMismatchError
 
 SIZES = [20, 9, 31]
 TOTAL = sum(SIZES)
@@ -432,3 +434,77 @@ def test_slots_must_be_some() -> None:
     """No slots is an error."""
     with pytest.raises(ConfigError, match="slots must be 1 or more, found 0"):
         shardflow.DevicePrefetcher([], "cpu", slots=0)
+
+
+@dataclass
+class Wrapped:
+    """A batch in which no pytree finds the tensors."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
+@pytest.mark.usefixtures("side")
+def test_what_a_batch_transform_wraps_is_the_callers_too(dataset: Path) -> None:
+    """Tensors that a batch transform puts into an object are never overwritten either."""
+    expected = contents(loader(dataset))
+    kept = list(shardflow.DevicePrefetcher(loader(dataset), "cpu", batch_transform=Wrapped))
+    assert contents((batch.images, batch.labels) for batch in kept) == expected
+
+
+@pytest.mark.usefixtures("side")
+def test_batches_in_which_no_tensors_are_found(dataset: Path) -> None:
+    """A mapping of any kind is as good as a dict; an object that hides its tensors is named, and not left behind."""
+    (batch,) = shardflow.DevicePrefetcher([UserDict(image=torch.ones(2, 3, 4, 4), label=torch.zeros(2))], "cpu")
+    assert list(batch) == ["image", "label"]
+    with pytest.raises(ConfigError, match="a batch has a Wrapped in it, whose tensors would stay"):
+        list(shardflow.DevicePrefetcher([(Wrapped(torch.ones(1), torch.ones(1)), 1)], "cpu"))
+
+
+@pytest.mark.usefixtures("side")
+@pytest.mark.parametrize("move", ["load_state_dict", "set_epoch"])
+def test_a_refused_move_keeps_the_state(dataset: Path, move: str) -> None:
+    """When the loader refuses, the state is still that of the batch handed out last, not of those prefetched."""
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", slots=3)
+    running = iter(batches)
+    next(running)
+    time.sleep(0.2)
+    before = batches.state_dict()
+    assert before["position"] == 7
+    with pytest.raises(ResumeMismatchError if move == "load_state_dict" else ConfigError):
+        getattr(batches, move)({"epoch": 1} if move == "load_state_dict" else -1)
+    assert batches.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "bfloat16"}, "dtype must be a torch.dtype"),
+        ({"slots": 1.5}, "slots must be a whole number"),
+        ({"device": "cdua"}, "device must be 'cuda', .* found 'cdua'"),
+        ({"device": None}, "device must be 'cuda'"),
+        ({"device": "mps"}, r"device 'mps' is not here.*device='cpu'"),
+        ({"stages": shardflow.Normalize()}, "stages must be a list"),
+        ({"stages": [shardflow.Normalize]}, r"Normalize\(\) with parentheses"),
+        ({"batch_transform": 3}, "batch_transform must be something to call"),
+    ],
+)
+def test_wrong_arguments_are_named(dataset: Path, arguments: dict[str, Any], message: str) -> None:
+    """A wrong argument is found when the prefetcher is made, and said."""
+    with pytest.raises(ConfigError, match=message):
+        shardflow.DevicePrefetcher(loader(dataset), **{"device": "cpu", **arguments})
+
+
+@pytest.mark.usefixtures("side")
+def test_only_images_get_the_dtype(dataset: Path) -> None:
+    """Soft targets and shares stay float32: bfloat16 has two digits."""
+    keyed = loader(dataset, fields=("image", "label", "random_key"))
+    stages = [shardflow.Normalize(), shardflow.MixUp(num_classes=60)]
+    images, targets = next(iter(shardflow.DevicePrefetcher(keyed, "cpu", stages, dtype=torch.bfloat16)))
+    assert (images.dtype, targets.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_a_loader_without_epochs_says_so() -> None:
+    """A list has no epochs."""
+    with pytest.raises(ConfigError, match="a list has no epochs to set"):
+        shardflow.DevicePrefetcher([], "cpu").set_epoch(1)

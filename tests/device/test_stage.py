@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -242,9 +243,36 @@ def test_one_of_takes_each_blend_equally_often() -> None:
         (lambda: shardflow.MixUp(alpha=0), "alpha must be above 0"),
         (lambda: shardflow.CutMix(num_classes=0), "num_classes must be 1 or more"),
         (lambda: shardflow.OneOf([]), "OneOf takes one or more blends"),
+        (lambda: shardflow.OneOf([shardflow.Normalize()]), "OneOf takes MixUp and CutMix"),
+        (lambda: shardflow.RandomResizedCrop(2.5), "size must be a whole number"),
+        (lambda: shardflow.RandomResizedCrop(ratio=(1, math.inf)), "ratio must be a range"),
+        (lambda: shardflow.ColorJitter(math.nan), "brightness must be 0 or more"),
+        (lambda: shardflow.MixUp(alpha=math.inf), "alpha must be above 0"),
+        (lambda: shardflow.RandomErasing(value="random"), "value must be one number"),
+        (lambda: shardflow.Normalize([0.5], [0.5, 0.5]), "mean and std must be as many"),
+        (lambda: shardflow.Normalize([0.5] * 3, [0, 1, 1]), "std above 0"),
     ],
 )
 def test_wrong_arguments_are_named(make: Callable[[], Any], message: str) -> None:
     """A value out of its range is an error that says the range."""
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_images_that_a_stage_cannot_work_on_are_named() -> None:
+    """Channels without statistics or colours, and values that a dtype has not, are errors and not other pixels."""
+    keys, images = torch.arange(2), torch.full((2, 1, 4, 4), 200, dtype=torch.uint8)
+    for stage, message in (
+        (shardflow.Normalize(), "Normalize has 3 means, and the images have 1 channels"),
+        (shardflow.ColorJitter(0.4), "red, green and blue, and the images have 1 channels"),
+        (shardflow.RandomErasing(1, value=-1), "images of uint8 have 0 … 255"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            stage(images, keys)
+
+
+def test_one_number_normalizes_all_channels() -> None:
+    """One mean and one deviation are those of every channel, as torchvision has it."""
+    images = torch.rand(2, 4, 5, 5)
+    expected = v2.functional.normalize(images, [0.5], [0.25])
+    torch.testing.assert_close(shardflow.Normalize([0.5], [0.25])(images), expected)

@@ -159,3 +159,43 @@ def test_batches_of_other_fields_are_refused(dataset: Path) -> None:
     changed = loader(dataset, batch_transform=lambda images, *_: (images,))
     with pytest.raises(ConfigError, match="a batch of 1 fields came where image, label, random_key were expected"):
         next(iter(shardflow.DevicePrefetcher(changed, "cpu", STAGES)))
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [lambda stage: torch.compile(stage, backend="eager"), lambda stage: torch.compile(stage.__call__, backend="eager")],
+)
+def test_compiled_stages_are_stages(dataset: Path, compiled: Any) -> None:
+    """`torch.compile` of a stage, or of its `__call__`, gets the keys and draws what the stage draws."""
+    expected, found = pixels(dataset), pixels(dataset, stages=[compiled(stage) for stage in STAGES])
+    for label, image in expected.items():
+        torch.testing.assert_close(found[label], image, rtol=0, atol=1e-5)
+
+
+def test_stages_of_other_loaders_batches() -> None:
+    """Dicts name their fields, whoever hands them out; what they lack, and columns without names, is said."""
+    keys = torch.arange(4)
+    images, labels = torch.rand(4, 3, 8, 8), torch.arange(4)
+    batch = {"image": images, "label": labels, "random_key": keys}
+    (flipped,) = shardflow.DevicePrefetcher([batch], "cpu", [shardflow.RandomHorizontalFlip(1)])
+    torch.testing.assert_close(flipped["image"], images.flip(-1))
+    assert list(flipped) == ["image", "label"]
+    for wrong, stage, message in (
+        ({"image": images}, shardflow.RandomHorizontalFlip(), "need random_key, a batch has image; hand out dicts"),
+        ({"pixels": images}, shardflow.Normalize(), "need image, a batch has pixels; hand out dicts"),
+        ((images, labels, keys), shardflow.Normalize(), "a batch of 3 fields came .*; hand out dicts"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            list(shardflow.DevicePrefetcher([wrong], "cpu", [stage]))
+
+
+def test_what_are_no_images_is_said(dataset: Path) -> None:
+    """Encoded files that nobody decodes, and a stage that returns something else, are errors and not other pixels."""
+    files = shardflow.Loader(dataset, batch_size=6, num_workers=0, fields=FIELDS, decoder=shardflow.EncodedDecoder())
+    for stage in (shardflow.Normalize(), shardflow.RandomErasing(), shardflow.MixUp()):
+        with pytest.raises(
+            ConfigError, match=r"works on images \[B, C, H, W\].*need DecodeJpeg\(\) as the first stage"
+        ):
+            next(iter(shardflow.DevicePrefetcher(files, "cpu", [stage])))
+    with pytest.raises(ConfigError, match=r"a stage has to return images, and .* returned 'nothing'"):
+        next(iter(shardflow.DevicePrefetcher(loader(dataset), "cpu", [lambda _: "nothing"])))

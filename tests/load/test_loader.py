@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import itertools
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,20 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
     options.setdefault("num_workers", 0)
     options.setdefault("decoder", shardflow.RandomResizedCropDecoder(16))
     return shardflow.Loader(url, **options)
+
+
+class FailOnce:
+    """A transform that fails the first time that anybody calls it."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """The image."""
+        if not self.flag.exists():
+            self.flag.touch()
+            raise ValueError("too dark")
+        return image
 
 
 def labels(batches: Any) -> list[int]:
@@ -198,13 +213,82 @@ def test_two_loaders_do_not_disturb_each_other(dataset: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_second_iteration_ends_the_first(dataset: Path, workers: int) -> None:
-    """Two iterations of one loader at once cannot both be right, so the older one says so."""
+    """Two iterations of one loader at once cannot both be right: the older one says so, and takes nothing away."""
     some = loader(dataset, num_workers=workers)
+    expected = [labels(some) for _ in range(2)]
+    some.set_epoch(0)
     older = iter(some)
     next(older)
-    next(iter(some))
+    newer = iter(some)
+    first = next(newer)
     with pytest.raises(ConfigError, match="use two loaders"):
         next(older)
+    assert labels([first, *newer]) == expected[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("how", ["load_state_dict", "set_epoch", "set_epoch to the same"])
+def test_moving_the_loader_ends_its_iteration(dataset: Path, workers: int, how: str) -> None:
+    """A loader that is moved while it is iterated, to roll back for one, goes on from there, and its state says so."""
+    some = loader(dataset, num_workers=workers, tail="short")
+    expected = [labels(some) for _ in range(3)]
+    state = {**some.state_dict(), "epoch": 2, "position": 16}
+    some.set_epoch(0)
+    running = iter(some)
+    next(running)
+    if how == "load_state_dict":
+        some.load_state_dict(state)
+        rest = expected[2][16:]
+    else:
+        epoch = 2 if how == "set_epoch" else 0
+        some.set_epoch(epoch)
+        state, rest = {**state, "epoch": epoch, "position": 0}, expected[epoch]
+    assert some.state_dict() == state
+    with pytest.raises(ConfigError, match="moved by set_epoch or load_state_dict"):
+        next(running)
+    assert some.state_dict() == state
+    assert labels(some) == rest
+
+
+def test_moving_the_loader_after_its_last_batch_is_the_end(dataset: Path) -> None:
+    """Who names the next epoch inside the loop, with the last batch, ends the loop as always."""
+    some = loader(dataset, tail="short")
+    expected = [labels(some) for _ in range(3)]
+    some.set_epoch(0)
+    for step, _ in enumerate(some, start=1):
+        if step == len(some):
+            some.set_epoch(2)
+    assert labels(some) == expected[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_an_error_of_the_transform_the_next_epoch_is_whole(
+    dataset: Path, tmp_path: Path, workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the user's own code raises arrives as it is, ends the workers, and leaves nothing behind to complain."""
+    some = loader(dataset, num_workers=workers, transform=FailOnce(tmp_path / "failed"), tail="short")
+    with pytest.raises(ValueError, match="too dark"):
+        labels(some)
+    assert some.data_loader._iterator is None
+    assert sorted(labels(some)) == sorted(labels(loader(dataset, tail="short")))
+    del some
+    gc.collect()
+    assert "Exception ignored" not in capfd.readouterr().err
+
+
+def test_numbers_may_be_numpys(dataset: Path, tmp_path: Path) -> None:
+    """Integers of numpy, as they come out of `np.arange`, are integers, and a state has none of them."""
+    options = {"batch_size": 8, "seed": 3, "window": 16, "lanes": 4, "limit": 40, "samples_per_epoch": 64}
+    options |= {"rank": 0, "world_size": 2}
+    plain, theirs = (
+        shardflow.Loader(dataset, num_workers=0, decoder=shardflow.CenterCropDecoder(8), **numbers)
+        for numbers in (options, {name: np.int64(value) for name, value in options.items()})
+    )
+    plain.set_epoch(5)
+    theirs.set_epoch(np.int64(5))
+    torch.save(theirs.state_dict(), tmp_path / "state")
+    assert torch.load(tmp_path / "state", weights_only=True) == plain.state_dict()
+    assert labels(theirs) == labels(plain)
 
 
 def test_limit_takes_the_first_samples_of_the_split(dataset: Path) -> None:
@@ -287,6 +371,15 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         ({"fields": ("image", "txt")}, ConfigError, "has no part 'txt', it has cls, jpg"),
         ({"limit": 0}, ConfigError, "limit must be 1 or more"),
         ({"num_workers": -1}, ConfigError, "num_workers must be 0 or more"),
+        ({"seed": "a"}, ConfigError, "seed must be a whole number, found 'a'"),
+        ({"limit": 1.5}, ConfigError, "limit must be a whole number, found 1.5"),
+        ({"prefetch_factor": 0}, ConfigError, "prefetch_factor must be 1 or more"),
+        ({"max_substituted": -1}, ConfigError, "max_substituted must be 0 or more"),
+        ({"decoder": "device"}, ConfigError, "decoder must be something to call"),
+        ({"transform": 3}, ConfigError, "transform must be something to call"),
+        ({"fields": "image"}, ConfigError, "fields must be different names, such as"),
+        ({"fields": ("image", "image")}, ConfigError, "fields must be different names, such as"),
+        ({"num_workers": 1, "multiprocessing_context": "foo"}, ConfigError, "must be one of fork, spawn, forkserver"),
     ],
 )
 def test_wrong_arguments_are_named(

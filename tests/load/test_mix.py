@@ -126,3 +126,67 @@ def test_another_mix_is_refused(datasets: list[Path]) -> None:
         mix(datasets, (1, 0, 1))
     with pytest.raises(ConfigError, match="seed would have no effect"):
         mix(datasets, seed=3)
+
+
+def test_a_second_iteration_ends_the_first(datasets: list[Path]) -> None:
+    """The older of two iterations says so, and the newer one has the batches and the state of its epoch."""
+    expected = mix(datasets)
+    first, second = contents(expected), contents(expected)
+    some = mix(datasets)
+    older = iter(some)
+    assert [next(older)[0].tolist()] == first[:1]
+    newer = iter(some)
+    begun = next(newer)
+    with pytest.raises(ConfigError, match="the mix was iterated again"):
+        next(older)
+    assert contents([begun, *newer]) == second
+    assert some.state_dict() == expected.state_dict()
+
+
+def test_moving_a_mix_ends_its_iteration(datasets: list[Path]) -> None:
+    """A mix that is moved while it is iterated goes on from there."""
+    expected = mix(datasets)
+    contents(expected)
+    second = contents(expected)
+    some = mix(datasets)
+    running = iter(some)
+    next(running)
+    some.set_epoch(1)
+    with pytest.raises(ConfigError, match="moved by set_epoch or load_state_dict"):
+        next(running)
+    assert contents(some) == second
+
+
+def test_a_refused_state_moves_nothing(datasets: list[Path]) -> None:
+    """When one source refuses its part of a state, or the state is damaged, all stay where they were."""
+    moved = mix(datasets)
+    contents(moved)
+    state = moved.state_dict()
+    some = mix(datasets)
+    before = some.state_dict()
+    for change in (
+        {"sources": [*state["sources"][:2], {**state["sources"][2], "seed": 9}]},
+        {"sources": state["sources"][:2]},
+        {"position": "x"},
+    ):
+        with pytest.raises(ResumeMismatchError):
+            some.load_state_dict({**state, **change})
+        assert some.state_dict() == before
+
+
+def test_a_mix_is_a_loader(datasets: list[Path]) -> None:
+    """It measures where the time goes, says what was substituted, and ends all workers."""
+    some = mix(datasets, workers=1)
+    batches = len(contents(some))
+    assert some.stats().batches == batches
+    assert some.substituted == set()
+    some.close()
+    assert [loader.data_loader._iterator for loader in some.loaders] == [None] * 3
+    swapped = [
+        (shardflow.Loader(datasets[0], batch_size=4, num_workers=0, fields=fields), 1)
+        for fields in (("image", "label"), ("label", "image"))
+    ]
+    with pytest.raises(ConfigError, match="fields differ"):
+        shardflow.Mix(swapped)
+    with pytest.raises(ConfigError, match="weights above 0"):
+        shardflow.Mix([(datasets[0], float("inf"))], batch_size=4)

@@ -172,6 +172,26 @@ def test_state_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> N
         loader(dataset).load_state_dict({"epoch": 1})
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"position": -5}, "position must be 0 or more"),
+        ({"position": 61}, "position 61 in an epoch of 60 samples"),
+        ({"epoch": "x"}, "epoch must be a whole number"),
+        ({"lanes": None}, "lanes must be a whole number"),
+    ],
+)
+def test_damaged_state_is_refused(dataset: Path, change: dict[str, Any], message: str) -> None:
+    """Numbers that no loader has saved are refused, and the loader stays where it was."""
+    some = loader(dataset)
+    before = some.state_dict()
+    with pytest.raises(ResumeMismatchError, match=f"the state is damaged: .*{message}"):
+        some.load_state_dict({**before, **change})
+    with pytest.raises(ResumeMismatchError, match=r"a state is a dict from Loader\.state_dict"):
+        some.load_state_dict(None)
+    assert some.state_dict() == before
+
+
 def test_lanes_travel_with_the_state(dataset: Path) -> None:
     """A run that chose no lanes takes those of the state, so that the order stays the one that was begun."""
     begun = loader(dataset, rank=0, world_size=4)
