@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from .errors import AccessDeniedError, ConfigError, StoreError
+from .errors import ConfigError, StoreError
 from .store import file_sha256, translated
 
 logger = logging.getLogger(__name__)
@@ -91,8 +91,10 @@ class Cache:
         self._warned = False
         try:
             self._make_directories()
-        except AccessDeniedError as error:
-            raise AccessDeniedError(f"{error}, or choose another cache_dir") from error
+        except StoreError as error:
+            raise type(error)(
+                f"{error}, or choose another cache_dir (XDG_CACHE_HOME is where it is by default)"
+            ) from error
 
     def open(self, sha256: str, size: int | None, fill: Fill) -> IO[bytes]:
         """Return the file of that content, open for reading; made by `fill` if nobody has it or is at it.
@@ -185,7 +187,7 @@ class Cache:
         What is counted and evicted are shards and decoded images together.
         """
         self._make_directories()
-        with self._evicting():
+        with translated(self.directory), self._evicting():
             self._clear_leftovers()
             blobs = sorted(self.blobs() + self.decoded(), key=_age)
             held, gone = sum(blob.bytes for blob in blobs), []

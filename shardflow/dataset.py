@@ -14,7 +14,7 @@ import numpy.typing as npt
 from . import manifest
 from .arriving import Arrived, ArrivingShard
 from .cache import LIMIT, PATIENCE_S, Cache, Fetched
-from .errors import ConfigError, ManifestError, NotFoundError
+from .errors import BucketNotFoundError, ConfigError, ManifestError, NotFoundError
 from .files import shard_files
 from .shard import MappedShard
 from .shardindex import Index
@@ -190,6 +190,8 @@ class Dataset(Mapping[str, Split]):
         self.url = str(store)
         try:
             data = store.read(manifest.FILE_NAME)
+        except BucketNotFoundError:
+            raise
         except NotFoundError as error:
             if not isinstance(store, LocalStore) or store.root.is_dir():
                 reason = f"holds no {manifest.FILE_NAME}: it is no dataset, or packing it has not been finished"

@@ -10,6 +10,7 @@
     ├── IntegrityError           well-formed bytes that are not the packed ones
     ├── StoreError               the place that holds the bytes failed        (OSError)
     │   ├── NotFoundError                                                     (FileNotFoundError)
+    │   │   └── BucketNotFoundError
     │   ├── AccessDeniedError                                                 (PermissionError)
     │   ├── TransientError       worth another try
     │   └── DeadlineError                                                     (TimeoutError)
@@ -85,6 +86,10 @@ class StoreError(ShardflowError, OSError):
 
 class NotFoundError(StoreError, FileNotFoundError):
     """Nothing is there."""
+
+
+class BucketNotFoundError(NotFoundError):
+    """There is no such bucket, so whatever was looked for in it may exist elsewhere."""
 
 
 class AccessDeniedError(StoreError, PermissionError):

@@ -309,7 +309,7 @@ def is_remote(url: str | os.PathLike[str]) -> bool:
 def new_file(target: Path) -> Iterator[int]:
     """Lend a descriptor of a new file; when the body fails, the file is gone."""
     with translated(target):
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             yield descriptor
         except BaseException:

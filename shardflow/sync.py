@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from . import manifest
+from .atonce import at_once
 from .claim import FILE_NAME as CLAIM
 from .claim import claim, close_uploads, release, tidy
 from .dataset import Dataset, open_dataset
@@ -54,7 +54,8 @@ def sync(
 
     Args:
         src: A dataset.
-        dst: New, empty, or the beginnings of a copy of the same dataset. A whole copy is left as it is.
+        dst: New, empty, or a copy of the same dataset, whole or not. What is missing of it, or has another size, is
+            copied; `verify` finds what is damaged otherwise.
         src_options, dst_options: What fsspec's file systems take, where an end is a URL.
         progress: Called after each shard, in this thread.
 
@@ -73,24 +74,27 @@ def sync(
     # Several shards of a view may share a tar: the first of them stands for it.
     firsts = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())
     with spool_for(own) as (spool, _):
-        if target.size(manifest.FILE_NAME) is not None:
-            if manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
-                raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")
-            tidy(target)
-            return _report(dataset.fingerprint, [(shard, False) for shard in shards if shard.name in firsts])
-        _begin(own, dataset.fingerprint)
+        finished = target.size(manifest.FILE_NAME) is not None
+        if not finished:
+            _begin(own, dataset.fingerprint)
+        elif manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
+            raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")
+        is_there = _has_size if finished else _is_there
         done: list[tuple[Shard, bool]] = []
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            copies = [pool.submit(_copy, source, target, spool, shard, shard.name in firsts) for shard in shards]
-            try:
-                for shard, copy in zip(shards, copies, strict=True):
-                    fresh = copy.result()
-                    if shard.name in firsts:
-                        done.append((shard, fresh))
-                    if progress is not None:
-                        progress(shard)
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        with at_once(_AT_ONCE) as pool:
+            copies = [
+                pool.submit(_copy, source, target, spool, shard, is_there if shard.name in firsts else None)
+                for shard in shards
+            ]
+            for shard, copy in zip(shards, copies, strict=True):
+                fresh = copy.result()
+                if shard.name in firsts:
+                    done.append((shard, fresh))
+                if progress is not None:
+                    progress(shard)
+        if finished:
+            tidy(target)
+            return _report(dataset.fingerprint, done)
         for name in (manifest.QUARANTINE_NAME, *_receipts(dataset)):
             with contextlib.suppress(NotFoundError):
                 target.put(name, source.read(name))
@@ -100,14 +104,18 @@ def sync(
     return _report(dataset.fingerprint, done)
 
 
-def _copy(source: Store, target: Store, spool: Path, shard: Shard, first: bool) -> bool:
-    """Copy a shard, if it is the first of its tar, and its index; return whether it was not there yet."""
-    fresh = first and not _is_there(target, shard)
+IsThere = Callable[[Store, Shard], bool]
+
+
+def _copy(source: Store, target: Store, spool: Path, shard: Shard, is_there: IsThere | None) -> bool:
+    """Copy a shard and its index; return whether it was not there yet. None: another shard stands for its tar."""
+    fresh = is_there is not None and not is_there(target, shard)
     if fresh:
         path = spool / f"{TEMPORARY}{shard.name.replace('/', '-')}"
         source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
         target.upload(shard.name, path)
-    target.put(shard.index_name, packed_index(source, shard))
+    if is_there is not _has_size or target.size(shard.index_name) is None:
+        target.put(shard.index_name, packed_index(source, shard))
     return fresh
 
 
@@ -121,9 +129,14 @@ def _receipts(dataset: Dataset) -> list[str]:
     return [f"{job}.json" for job in dataset.manifest.layout.names()]
 
 
+def _has_size(target: Store, shard: Shard) -> bool:
+    """Return whether a copy that was finished still has a shard, as far as that can be told without reading it."""
+    return target.size(shard.name) == shard.bytes
+
+
 def _is_there(target: Store, shard: Shard) -> bool:
     """Return whether an earlier attempt has copied a shard. Stores publish whole blobs; what a disk holds is read."""
-    if target.size(shard.name) != shard.bytes:
+    if not _has_size(target, shard):
         return False
     return not isinstance(target, LocalStore) or file_sha256(target.path(shard.name)) == shard.sha256
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 
+from .atonce import at_once
 from .cache import PATIENCE_S, Fetched
 from .dataset import Split
 from .errors import ConfigError, DeadlineError, StoreError
@@ -32,14 +33,11 @@ def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = 
         needed = sum(split.shards[number].bytes for split, number in places)
         if needed > cache.limit_bytes:
             raise ConfigError(f"the shards have {needed} bytes, the cache holds {cache.limit_bytes}; raise its limit")
-    pool = ThreadPoolExecutor(_AT_A_TIME)
-    try:
+    with at_once(_AT_A_TIME) as pool:
         for done in as_completed([pool.submit(_fetch, split, number) for split, number in places]):
             shard = done.result()
             if progress is not None:
                 progress(shard)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _fetch(split: Split, number: int) -> Shard:

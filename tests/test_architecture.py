@@ -18,7 +18,7 @@ FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.r
 CORE = {"errors", "keyed", "ustar", "imagesize", "layout", "shardindex", "base", "manifest", "plan", "schedule"}
 CORE |= {"statistics", "foreign", "labels"}
 BYTES = {"arriving", "cache", "dali", "files", "warm", "store", "claim", "spool", "sync", "shard", "dataset", "verify"}
-BYTES |= {"energon", "view", "wids"}
+BYTES |= {"atonce", "energon", "view", "wids"}
 ROOMS = {"pack", "load", "remote", "native", "device", "cli", "demo", "look", "tuning", "views"}
 
 # Which files may name these at all, lazily or for type checkers included.

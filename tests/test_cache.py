@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import mmap
@@ -174,6 +175,18 @@ def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
             Cache(tmp_path / "closed/cache")
     finally:
         os.seteuid(user)
+
+
+def test_a_disk_that_cannot_be_written_is_named(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pruning what cannot be changed is an error of the store."""
+    get(cache, X)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(StoreError, match="Read-only file system"):
+        cache.prune(0)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,6 @@ COMMANDS = {
 }
 """Command → its line in the group's help. Its code is `cli/COMMAND.py`, the function `COMMAND`."""
 
-_TERMINATED = 128 + signal.SIGTERM
-
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -69,13 +67,20 @@ def shardflow() -> None:
       2    wrong usage
       3    the destination exists
       4    the store failed: a disk, a permission, a missing file
-      130  interrupted (Ctrl-C); 143 terminated (SIGTERM)
+      130  interrupted (Ctrl-C); 141 nobody reads on (SIGPIPE); 143 terminated (SIGTERM)
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
-    signal.signal(signal.SIGTERM, _terminate)
+    terminated = False
+
+    def terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - the signature of a handler
+        nonlocal terminated
+        terminated = True
+        sys.exit(_say("terminated", 128 + number))
+
+    signal.signal(signal.SIGTERM, terminate)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files may be any bytes
     try:
@@ -87,13 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(_say("interrupted", 128 + signal.SIGINT))
     except ShardflowError as error:
         sys.exit(_say(" ".join(str(error).splitlines()), error.exit_code))
-    except SystemExit:  # `_terminate`'s; Ray hands it on with a code of its own
-        sys.exit(_TERMINATED)
+    except SystemExit:  # the handler's, which Ray hands on with a code of its own, or click's for a broken pipe
+        sys.exit(128 + (signal.SIGTERM if terminated else signal.SIGPIPE))
+    except OSError as error:  # the stores' are named by now: it is the output, such as a file on a full disk
+        sys.exit(_say(f"{error.filename or 'the output'}: {error.strerror or error}", 4))
     sys.exit(result if isinstance(result, int) else 0)
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - the signature of a handler
-    sys.exit(_say("terminated", _TERMINATED))
 
 
 def _say(message: str, exit_code: int) -> int:

@@ -18,7 +18,7 @@ def sync(src: str, dst: str) -> None:
     """Copy the dataset at SRC to DST; each is a directory or a URL such as s3://bucket/photos256.
 
     Every shard is checked against the manifest on its way, and the manifest is written last. The same command goes on
-    where one was stopped; a copy that is whole is left as it is.
+    where one was stopped, and gives a copy back what it has lost; `verify` looks for damage inside of files.
 
     \b
     Examples:

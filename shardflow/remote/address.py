@@ -38,6 +38,8 @@ class Address:
         self.shown = urlunsplit((self.scheme, place, parts.path.rstrip("/"), "", ""))
         if self.is_bucket and (parts.query or "@" in parts.netloc):
             raise ConfigError(f"{self.shown}: credentials and queries belong in storage_options, not in a bucket's URL")
+        if self.is_bucket and "#" in url:
+            raise ConfigError(f"{url}: a dataset's URL cannot have a '#' in it; choose a prefix without")
         texts = {parts.query, parts.password or "", *_texts(self.options)}
         self._secrets = frozenset(text for text in texts if len(text) >= _CHANCE)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from shardflow.errors import (
     AccessDeniedError,
+    BucketNotFoundError,
     ConfigError,
     DatasetExistsError,
     DeadlineError,
@@ -35,7 +36,7 @@ _REGION = "the bucket is in another region, or the endpoint is another's; set AW
 
 # By the store's own code, which says more than the HTTP status.
 _CODES: dict[str, tuple[type[ShardflowError], str]] = {
-    "NoSuchBucket": (NotFoundError, "there is no such bucket; check its name and the endpoint"),
+    "NoSuchBucket": (BucketNotFoundError, "there is no such bucket; check its name and the endpoint"),
     "NoSuchKey": (NotFoundError, "does not exist; check the path"),
     "NoSuchUpload": (ChangedError, "the upload is no longer open"),
     "PreconditionFailed": (ChangedError, "the blob has changed"),
@@ -68,6 +69,7 @@ _CLASSES: tuple[tuple[str, type[ShardflowError], str], ...] = (
     ("botocore.TokenRetrievalError", AccessDeniedError, _EXPIRED),
     ("botocore.SSOError", AccessDeniedError, _EXPIRED),
     ("botocore.ProfileNotFound", ConfigError, "check AWS_PROFILE and ~/.aws/config"),
+    ("botocore.ConfigParseError", ConfigError, "check AWS_CONFIG_FILE and ~/.aws/config"),
     ("botocore.ParamValidationError", ConfigError, "check the URL: s3://bucket/prefix"),
     ("botocore.ConnectTimeoutError", DeadlineError, "the store could not be connected to in time"),
     ("botocore.ReadTimeoutError", DeadlineError, "the store did not answer in time"),

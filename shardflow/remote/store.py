@@ -22,6 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shardflow.atonce import waiting_for
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError, NotFoundError
 from shardflow.store import Listed, new_file, receive, translated
 
@@ -244,22 +245,21 @@ class RemoteStore:
         import fsspec
         import fsspec.asyn
 
-        address, failure = self._address, None
+        address = self._address
         options: dict[str, Any] = {**address.options, "skip_instance_cache": True}
-        if address.is_bucket:
-            # `asynchronous`: it must not close itself in whatever process forgets it last.
-            options = {**s3_options(options, self._patience), "asynchronous": True, "loop": fsspec.asyn.get_loop()}
         try:
+            if address.is_bucket:
+                # `asynchronous`: it must not close itself in whatever process forgets it last.
+                options = {**s3_options(options, self._patience), "asynchronous": True, "loop": fsspec.asyn.get_loop()}
             fs, path = fsspec.core.url_to_fs(address.url, **options)
+            if address.is_bucket:
+                return S3Transport(fs, path, self._judge, self._patience, self._piece_bytes)
+            return AnyTransport(fs, path, str(self), self._judge, self._patience)
         except ImportError as error:
             failure = ConfigError(f"{self}: {error}; install what it names")
         except Exception as error:
             failure = ConfigError(f"{self._judge(error, f'{self} with these storage_options').error}")
-        if failure:  # raised here, so that what caused it, which may hold secrets, is not attached
-            raise failure
-        if address.is_bucket:
-            return S3Transport(fs, path, self._judge, self._patience, self._piece_bytes)
-        return AnyTransport(fs, path, str(self), self._judge, self._patience)
+        raise failure  # here, so that what caused it, which may hold secrets, is not attached
 
     def _judge(self, error: Exception, url: str) -> Failure:
         """Return what an exception of a client means."""
@@ -271,7 +271,9 @@ class RemoteStore:
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         from fsspec.asyn import get_loop
 
-        return asyncio.run_coroutine_threadsafe(work, get_loop())
+        future = asyncio.run_coroutine_threadsafe(work, get_loop())
+        waiting_for(future)
+        return future
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end; when the waiting is interrupted, until it has cleaned up."""
@@ -325,8 +327,11 @@ def _ignored(_: Head) -> None:
 
 
 def _pass_on(done: Future[list[bytes]], found: Future[Head]) -> None:
-    """Let whoever waits for the head of a blob see that the request for it has failed."""
-    if not found.done() and not done.cancelled() and (error := done.exception()) is not None:
+    """Let whoever waits for the head of a blob see that the request for it has failed, or was given up."""
+    if done.cancelled():
+        if found.cancel():
+            found.set_running_or_notify_cancel()  # without which nobody who waits would wake up
+    elif not found.done() and (error := done.exception()) is not None:
         found.set_exception(error)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from shardflow import shardindex
+from shardflow.atonce import at_once
 from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError
 from shardflow.manifest import FILE_NAME
 from shardflow.pack.receipt import Quarantined
@@ -124,16 +124,14 @@ def _destination(tars: Sequence[Found]) -> str:
 
 
 def _scanned(tars: Sequence[Found], progress: Callable[[int, int], None] | None) -> list[Scanned]:
-    pool, done = ThreadPoolExecutor(_AT_ONCE), []
+    done = []
     if progress is not None:
         progress(0, len(tars))
-    try:
+    with at_once(_AT_ONCE) as pool:
         for one in pool.map(lambda tar: scan(tar.store, tar.name), tars):
             done.append(one)
             if progress is not None:
                 progress(len(done), len(tars))
-    finally:
-        pool.shutdown(cancel_futures=True)
     return done
 
 

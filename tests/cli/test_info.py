@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 import shardflow
+from command import COMMAND
 from making import make_dataset
 from pack.folders import encoded, photo, turned, write_tree
 from shardflow import native
@@ -181,3 +182,16 @@ def test_dataset_and_system_exclude_each_other(tmp_path: Path) -> None:
     """Neither or both of URL and `--system` is wrong usage."""
     for arguments in ([], [str(tmp_path), "--system"]):
         assert CliRunner().invoke(info, arguments).exit_code == 2
+
+
+def test_output_that_cannot_be_written(tmp_path: Path) -> None:
+    """A reader that has gone is no signal and no failed check; a full disk is an error of the store, in one line."""
+    dataset = make_dataset(tmp_path / "data", [5])
+    reading, writing = os.pipe()
+    os.close(reading)
+    gone = subprocess.run([*COMMAND, "info", str(dataset)], stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (gone.returncode, gone.stderr) == (141, b"")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "info", str(dataset)], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (4, b"shardflow: the output: No space left on device\n")

@@ -453,7 +453,7 @@ def test_what_a_batch_transform_wraps_is_the_callers_too(dataset: Path) -> None:
 
 
 @pytest.mark.usefixtures("side")
-def test_batches_in_which_no_tensors_are_found(dataset: Path) -> None:
+def test_batches_in_which_no_tensors_are_found() -> None:
     """A mapping of any kind is as good as a dict; an object that hides its tensors is named, and not left behind."""
     (batch,) = shardflow.DevicePrefetcher([UserDict(image=torch.ones(2, 3, 4, 4), label=torch.zeros(2))], "cpu")
     assert list(batch) == ["image", "label"]

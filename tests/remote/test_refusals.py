@@ -10,6 +10,7 @@ from botocore import exceptions as botocore
 
 from shardflow.errors import (
     AccessDeniedError,
+    BucketNotFoundError,
     ConfigError,
     DatasetExistsError,
     DeadlineError,
@@ -51,7 +52,7 @@ def open_to_all(_: BaseException) -> bool:
 @pytest.mark.parametrize(
     ("error", "kind", "remedy"),
     [
-        (answer(404, "NoSuchBucket"), NotFoundError, "check its name and the endpoint"),
+        (answer(404, "NoSuchBucket"), BucketNotFoundError, "check its name and the endpoint"),
         (answer(404, "404"), NotFoundError, "check the path"),
         (answer(403, "403"), AccessDeniedError, "have it granted"),
         (answer(401), AccessDeniedError, "check the access key"),

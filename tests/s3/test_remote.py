@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+import shardflow
 from s3.proxy import Fault, Proxy
 from s3.server import PIECE_BYTES, QUICK, SECRET_KEY, Server
 from shardflow.errors import (
     AccessDeniedError,
+    BucketNotFoundError,
     ConfigError,
     DatasetExistsError,
     IntegrityError,
@@ -323,3 +325,40 @@ def test_clients_share_what_describes_s3(server: Server, prefix: str) -> None:
     transports: list[Any] = [server.store(prefix)._transport() for _ in range(2)]
     first, second = (transport._fs.session.get_component("data_loader") for transport in transports)
     assert first is second
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "message"),
+    [
+        ({"AWS_PROFILE": "nobody"}, {}, "check AWS_PROFILE"),
+        ({}, {"profile": "nobody"}, "check AWS_PROFILE"),
+        ({"AWS_CONFIG_FILE": "garbage"}, {}, "check AWS_CONFIG_FILE"),
+        ({}, {"nosuch": 1}, "with these storage_options: .*nosuch"),
+        ({}, {"config_kwargs": None}, "with these storage_options: .*NoneType"),
+    ],
+)
+def test_configuration_that_is_wrong_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    options: dict[str, Any],
+    message: str,
+) -> None:
+    """Profiles that do not exist, files that are none, and options that nobody takes are wrong usage, and named."""
+    (tmp_path / "garbage").write_text("garbage\n")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(tmp_path / value) if name == "AWS_CONFIG_FILE" else value)
+    with pytest.raises(ConfigError, match=message):
+        RemoteStore("s3://bucket/prefix", options).read("blob")
+
+
+def test_a_bucket_that_is_not_there_is_said(server: Server) -> None:
+    """Who looks for a dataset in a bucket that does not exist learns that, and not that there is no dataset."""
+    with pytest.raises(BucketNotFoundError, match="no such bucket; check its name and the endpoint"):
+        shardflow.open("s3://nobody/set", storage_options=server.options())
+
+
+def test_a_prefix_that_no_url_can_name_is_refused(server: Server) -> None:
+    """A '#' would begin something else in a URL, by which a view names its tars."""
+    with pytest.raises(ConfigError, match="cannot have a '#' in it"):
+        shardflow.open(server.url("a#b"), storage_options=server.options())

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
@@ -14,8 +18,11 @@ from making import flip
 from pack.folders import contents, image_folder
 from s3.proxy import Fault, Proxy
 from s3.server import Server
+from shardflow.atonce import at_once
 from shardflow.claim import FILE_NAME as CLAIM
 from shardflow.errors import ConfigError, DatasetExistsError, IntegrityError, ShardflowError, StoreError
+from shardflow.store import open_store
+from shardflow.warm import warm
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +59,40 @@ def test_between_directories(dataset: Path, tmp_path: Path) -> None:
     report = sf.sync(dataset, tmp_path / "copy")
     assert (report.copied, report.found) == (2, 2)
     assert contents(tmp_path / "copy") == expected
+
+
+@pytest.mark.parametrize("where", ["directory", "bucket"])
+def test_a_copy_that_lost_something_gets_it_back(
+    dataset: Path, tmp_path: Path, server: Server, prefix: str, where: str
+) -> None:
+    """What is missing of a finished copy, or has another size, is copied again; the rest is left alone."""
+    url, options = (tmp_path / "copy", None) if where == "directory" else (server.url(prefix), server.options())
+    sf.sync(dataset, url, dst_options=options)
+    store = open_store(url, options)
+    store.remove("train/000001.tar")
+    store.put("train/000002.tar", b"cut short")
+    store.remove("train/000003.npy")
+    untouched = store.modified_ns("train/000000.tar")
+    report = sf.sync(dataset, url, dst_options=options)
+    assert (report.copied, report.found) == (2, 2)
+    assert sf.verify(url, storage_options=options) == []
+    assert store.modified_ns("train/000000.tar") == untouched
+    assert sf.sync(dataset, url, dst_options=options).copied == 0
+
+
+@pytest.mark.parametrize("how", ["sync", "repair"])
+def test_a_copy_can_be_read_by_whom_the_umask_lets(
+    dataset: Path, tmp_path: Path, server: Server, prefix: str, how: str
+) -> None:
+    """Copied and repaired tars have the mode that any new file has."""
+    sf.sync(dataset, server.url(prefix), dst_options=server.options())
+    sf.sync(server.url(prefix), tmp_path / "copy", src_options=server.options())
+    if how == "repair":
+        (tmp_path / "copy/train/000001.tar").unlink()
+        sf.repair(tmp_path / "copy", dataset)
+    modes = {path.stat().st_mode for path in (tmp_path / "copy/train").iterdir()}
+    (tmp_path / "new").touch()
+    assert modes == {(tmp_path / "new").stat().st_mode}
 
 
 @pytest.mark.parametrize("broken", ["train/000002.tar", "train/000001.npy", "shardflow.json"])
@@ -106,3 +147,60 @@ def test_the_command(dataset: Path, tmp_path: Path, server: Server, prefix: str)
     again = sync(dataset, server.url(prefix))
     assert again.stdout.splitlines()[1].startswith("4 shards, ")
     assert (again.returncode, sync(tmp_path / "nowhere", tmp_path / "x").returncode) == (0, 4)
+
+
+@pytest.mark.parametrize("what", ["sync", "upload", "warm", "index"])
+@pytest.mark.parametrize("held", ["before", "in the body"])
+def test_interrupted_transfers_are_given_up(
+    dataset: Path, tmp_path: Path, server: Server, proxy: Proxy, prefix: str, what: str, held: str
+) -> None:
+    """Who interrupts, or meets an error, does not wait for other shards under way; the next attempt has them all."""
+    url, options = server.url(prefix), server.options(proxy.endpoint)
+    if what != "upload":
+        sf.sync(dataset, url, dst_options=server.options())
+    begun = threading.Event()
+    fault = Fault(before=begun.set, hang=True) if held == "before" else Fault(before=begun.set, hang_after=1000)
+    method = "PUT" if what == "upload" else "GET"
+    proxy.add(fault, contains="train/000003.tar", method=method)
+
+    def interrupt(*_: object) -> None:
+        if what == "index" and _[0] == 0:
+            return
+        assert begun.wait(30)
+        raise KeyboardInterrupt
+
+    def act(progress: Callable[..., None] | None) -> None:
+        if what == "sync":
+            sf.sync(url, tmp_path / "copy", src_options=options, progress=progress)
+        elif what == "upload":
+            sf.sync(dataset, url, dst_options=options, progress=progress)
+        elif what == "warm":
+            warm(sf.open(url, storage_options=options, cache_dir=tmp_path / "cache").values(), progress=progress)
+        else:
+            sf.index(f"{url}/train/", tmp_path / "index", src_options=options, progress=progress)
+
+    with pytest.raises(KeyboardInterrupt):
+        act(interrupt)
+    assert len([asked for asked, path, _ in proxy.log if asked == method and "train/000003.tar" in path]) == 1
+    assert list(tmp_path.glob("cache/partial/*")) == list(tmp_path.rglob(".tmp-*")) == []
+    proxy.clear()
+    act(None)
+
+
+def test_transfers_that_are_given_up_take_no_others_along(dataset: Path, server: Server, prefix: str) -> None:
+    """Only what the threads of one pool wait for is given up; what they begin later is given up as well."""
+    sf.sync(dataset, server.url(prefix), dst_options=server.options())
+    store = server.store(prefix)
+    again = threading.Event()
+
+    def late() -> bytes:
+        assert again.wait(10)
+        return store.read("shardflow.json")
+
+    with contextlib.suppress(KeyboardInterrupt), at_once(2) as pool:
+        pending = pool.submit(late)
+        threading.Timer(0.2, again.set).start()
+        raise KeyboardInterrupt
+    with pytest.raises(CancelledError):
+        pending.result()
+    assert store.read("shardflow.json")
