@@ -64,10 +64,10 @@ def pipeline(tars: list[str], indexes: list[str], size: int, gpu: bool) -> Any:
 
 def batches_of(folder: Path, indexes: Path, size: int, batch_size: int, threads: int, gpu: bool, **ends: Any) -> Any:
     """Return what iterates through the training split of a dataset; `ends` say how an epoch ends."""
-    names = [Path(shard.name) for shard in shardflow.open(folder)["train"].shards]
+    train = shardflow.open(folder)["train"]
     made = pipeline(
-        [str(folder / name) for name in names],
-        [str(indexes / name.with_suffix(".idx")) for name in names],
+        [train.url(number) for number in range(len(train.shards))],  # those of a subset or split lie elsewhere
+        [str(indexes / Path(shard.name).with_suffix(".idx")) for shard in train.shards],
         size,
         gpu,
         batch_size=batch_size,

@@ -189,7 +189,8 @@ class Training:
             return
         saved = torch.load(self.given.checkpoint, map_location=self.device)
         for name, part in self.parts().items():
-            part.load_state_dict(saved[name])
+            if name in saved or name != "average":  # averaging may begin with this run, at the weights that it finds
+                part.load_state_dict(saved[name])
         self.batches.load_state_dict(saved["loader"])
 
     def parts(self) -> dict[str, Any]:

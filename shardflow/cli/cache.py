@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 import shardflow
 from shardflow.cache import LIMIT, Blob, Cache, size_in_bytes
+from shardflow.errors import NotFoundError
 from shardflow.warm import warm as warm_splits
 
 from .shown import megabytes, number_of, shard_bar, total_bytes
@@ -17,6 +19,12 @@ from .shown import megabytes, number_of, shard_bar, total_bytes
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's
     return None if value is None else size_in_bytes(value)
+
+
+def _existing(cache_dir: str | None) -> Cache:
+    if cache_dir is not None and not Path(cache_dir).is_dir():
+        raise NotFoundError(f"{cache_dir} does not exist; check --cache-dir")
+    return Cache(cache_dir)
 
 
 _directory = click.option(
@@ -43,7 +51,7 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
         if cache_dir is not None or as_json:
             raise click.UsageError(f"options of {ctx.invoked_subcommand!r} come after its name")
         return
-    here = Cache(cache_dir)
+    here = _existing(cache_dir)
     blobs, decoded = here.blobs(), here.decoded()
     disk = shutil.disk_usage(here.directory)
     described = {
@@ -83,7 +91,7 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
     """
     if (limit is not None) + everything + damaged != 1:
         raise click.UsageError("give one of --limit, --all and --damaged")
-    here = Cache(cache_dir)
+    here = _existing(cache_dir)
     gone: Sequence[Blob] = here.prune_damaged() if damaged else here.prune(limit or 0)
     click.echo(f"removed {number_of(len(gone), 'file')}, {megabytes(sum(blob.bytes for blob in gone))}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 
@@ -35,7 +36,7 @@ class ColorJitter(KeyedStage):
     ) -> None:
         spreads = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
         for name, value in spreads.items():
-            if not 0 <= value < math.inf:
+            if not isinstance(value, Real) or not 0 <= value < math.inf:
                 raise ConfigError(f"{name} must be 0 or more, found {value}")
         check_probability("hue", hue, most=0.5)
         self._ranges = [(max(0.0, 1 - value), 1 + value) for value in spreads.values()] + [(-hue, hue)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from numbers import Real
 from typing import SupportsIndex
 
 from shardflow.errors import ConfigError
@@ -30,7 +31,7 @@ def check_probability(name: str, value: float, *, most: float = 1) -> float:
     Raises:
         ConfigError: It is not.
     """
-    if not 0 <= value <= most:
+    if not isinstance(value, Real) or not 0 <= value <= most:
         raise ConfigError(f"{name} must be 0 … {most}, found {value}")
     return value
 
@@ -43,7 +44,10 @@ def check_range(
     Raises:
         ConfigError: It is not.
     """
-    low, high = value
+    try:
+        low, high = value
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} must be a range (low, high), found {value!r}") from None
     if not ((low > 0 or (or_zero and low == 0)) and low <= high <= most and high < math.inf):
         within = "above 0" if most == math.inf else f"within {'[' if or_zero else '('}0, {most}]"
         raise ConfigError(f"{name} must be a range (low, high) {within}, found {value}")

@@ -121,3 +121,13 @@ def test_directory_can_be_named(far: str, directory: Path, tmp_path: Path) -> No
     assert json.loads(run("--json", "--cache-dir", elsewhere))["files"] == 6
     assert "removed 6 files" in run("prune", "--all", "--cache-dir", elsewhere)
     assert not directory.exists()
+
+
+@pytest.mark.parametrize("command", [[], ["prune", "--all"]])
+def test_a_directory_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """A name that was mistyped is no empty cache."""
+    assert exit_code("cache", *command, "--cache-dir", str(tmp_path / "typo")) == 4
+    assert capsys.readouterr().err == f"shardflow: {tmp_path}/typo does not exist; check --cache-dir\n"
+    assert not (tmp_path / "typo").exists()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+import shardflow
 from examples.scripts import run
 from shardflow.cli.export import export
 
@@ -26,3 +27,11 @@ def test_dali_goes_by_the_index(dataset: Path, tmp_path: Path) -> None:
     index.write_text("\n".join([lines[0].replace("20", "19", 1), *lines[1:-1]]) + "\n")
     printed = run("train_dali.py", dataset, "--indexes", indexes, "--batch-size", 16, "--size", 16)
     assert printed.startswith("66 samples")
+
+
+def test_dali_reads_a_subset_whose_tars_lie_elsewhere(dataset: Path, tmp_path: Path) -> None:
+    """A subset trains without the rest, from the tars of the whole."""
+    shardflow.subset(dataset, tmp_path / "some", limit=30)
+    assert CliRunner().invoke(export, ["dali", str(tmp_path / "some")]).exit_code == 0
+    printed = run("train_dali.py", tmp_path / "some", "--batch-size", 16, "--size", 16)
+    assert printed.startswith("30 samples")

@@ -27,6 +27,15 @@ def test_an_interrupted_run_ends_as_one_that_was_not(dataset: Path, tmp_path: Pa
     assert saved[0]["loader"] == saved[1]["loader"]
 
 
+def test_averaging_may_begin_later(dataset: Path, tmp_path: Path) -> None:
+    """A checkpoint without an average is gone on with, and has one from then on."""
+    options = [*TINY, "--batch-size", 16, "--epochs", 1, "--checkpoint", tmp_path / "run.pt"]
+    run("train_imagenet.py", dataset, *options, "--stop-after", 2)
+    assert "average" not in torch.load(tmp_path / "run.pt")
+    run("train_imagenet.py", dataset, *options, "--ema", 0.9)
+    assert "average" in torch.load(tmp_path / "run.pt")
+
+
 def test_ranks_share_the_work(dataset: Path, tmp_path: Path) -> None:
     """Under torchrun, two ranks train on the epoch together and evaluate every sample once."""
     options = [*TINY, "--batch-size", 8, "--epochs", 1, "--checkpoint", tmp_path / "run.pt"]
