@@ -74,12 +74,12 @@ class Cache:
 
     Args:
         directory: Made if it does not exist, with mode 0700; by default `shardflow` below the user's cache directory.
+            One that cannot be made is an error when something is to be kept in it.
         limit: The most bytes that it may hold, as a number or as in "500 MB", "1.5TB", "64GiB". 2 % of the disk, or
             10 GB where that is less, stay free as well.
 
     Raises:
         ConfigError: The limit is no size, or the directory is a link, or somebody else's.
-        StoreError: The directory cannot be made.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, limit: int | str = LIMIT) -> None:
@@ -89,12 +89,8 @@ class Cache:
         self.decoded_directory = self.directory / "decoded"
         self._sizes: dict[str, int] = {}
         self._warned = False
-        try:
+        with contextlib.suppress(StoreError):  # who only asks what a dataset holds needs none; who does is told then
             self._make_directories()
-        except StoreError as error:
-            raise type(error)(
-                f"{error}, or choose another cache_dir (XDG_CACHE_HOME is where it is by default)"
-            ) from error
 
     def open(self, sha256: str, size: int | None, fill: Fill) -> IO[bytes]:
         """Return the file of that content, open for reading; made by `fill` if nobody has it or is at it.
@@ -162,7 +158,7 @@ class Cache:
 
     def has(self, sha256: str) -> bool:
         """Return whether a file of that content is here now."""
-        return (self._blobs / sha256).exists()
+        return os.path.exists(self._blobs / sha256)
 
     def arriving(self, sha256: str) -> IO[bytes] | None:
         """Return the file of that content as far as it has been made, not verified; None when nobody is at it."""
@@ -395,9 +391,13 @@ class Cache:
         return isinstance(error, FileNotFoundError) and str(self.directory) in str(error)
 
     def _make_directories(self) -> None:
-        _make_directory(self.directory, parents=True)
-        for path in (self._blobs, self._partial, self._locks, self.decoded_directory):
-            _make_directory(path)
+        try:
+            _make_directory(self.directory, parents=True)
+            for path in (self._blobs, self._partial, self._locks, self.decoded_directory):
+                _make_directory(path)
+        except StoreError as error:
+            remedy = "or choose another cache_dir (by default it is below XDG_CACHE_HOME)"
+            raise type(error)(f"{error}, {remedy}") from error
 
 
 def default_directory() -> Path:
@@ -429,7 +429,7 @@ def spare_bytes(directory: Path) -> int:
 
 def _files(directory: Path, taken: Callable[[os.stat_result], int]) -> list[Blob]:
     found = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+    with contextlib.suppress(FileNotFoundError), translated(directory), os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)

@@ -164,17 +164,23 @@ def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
         Cache(tmp_path / "cache")
 
 
-def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    """Where the cache must not be, the error says that another place can be chosen."""
-    (tmp_path / "closed").mkdir(mode=0o500)
+def test_directory_that_cannot_be_made_is_named() -> None:
+    """Where the cache must not be, who needs it is told that another place can be chosen; others need none."""
     user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        with pytest.raises(AccessDeniedError, match=r"denied.* or choose another cache_dir"):
-            Cache(tmp_path / "closed/cache")
-    finally:
-        os.seteuid(user)
+    with tempfile.TemporaryDirectory() as closed:  # pytest's own cannot even be entered by another user
+        os.chmod(closed, 0o555)
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            cache = Cache(f"{closed}/cache")
+            assert cache.blobs() == []
+            assert not cache.has(sha(X))
+            for use in (cache.open, cache.fetch):
+                with pytest.raises(AccessDeniedError, match=r"denied.* or choose another cache_dir"):
+                    use(sha(X), SIZE, never)
+        finally:
+            os.seteuid(user)
+            os.chmod(closed, 0o700)
 
 
 def test_a_disk_that_cannot_be_written_is_named(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

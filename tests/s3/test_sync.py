@@ -204,3 +204,14 @@ def test_transfers_that_are_given_up_take_no_others_along(dataset: Path, server:
     with pytest.raises(CancelledError):
         pending.result()
     assert store.read("shardflow.json")
+
+
+def test_a_machine_without_a_place_for_the_cache(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:
+    """Where no home can be written, as in some containers, a dataset can still be looked at, verified and copied."""
+    url, copy = server.url(prefix), tmp_path / "copy"
+    sf.sync(dataset, url, dst_options=server.options())
+    environment = {**os.environ, **server.environment(), "XDG_CACHE_HOME": "/proc/1/none"}
+    for command in (["info", url], ["verify", url], ["sync", url, copy]):
+        done = run(*command, env=environment)
+        assert (done.returncode, "none" in done.stderr) == (0, False), done.stderr
+    assert contents(copy) == contents(dataset)
