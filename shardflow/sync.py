@@ -79,15 +79,25 @@ def sync(
             _begin(own, dataset.fingerprint)
         elif manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
             raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")
-        is_there = _has_size if finished else _is_there
+        # What a finished copy still has is told by a listing alone: reading all of it is what `verify` is for.
+        sizes = {own.url(name): listed.size for name, listed in own.listing().items()} if finished else {}
+
+        def has_tar(shard: Shard) -> bool:
+            return sizes.get(target.url(shard.name)) == shard.bytes if finished else _is_there(target, shard)
+
+        def copy(shard: Shard) -> bool:
+            fresh = shard.name in firsts and not has_tar(shard)
+            if fresh:
+                _copy_tar(source, target, spool, shard)
+            if target.url(shard.index_name) not in sizes:
+                target.put(shard.index_name, packed_index(source, shard))
+            return fresh
+
         done: list[tuple[Shard, bool]] = []
         with at_once(_AT_ONCE) as pool:
-            copies = [
-                pool.submit(_copy, source, target, spool, shard, is_there if shard.name in firsts else None)
-                for shard in shards
-            ]
-            for shard, copy in zip(shards, copies, strict=True):
-                fresh = copy.result()
+            copies = [pool.submit(copy, shard) for shard in shards]
+            for shard, copied_one in zip(shards, copies, strict=True):
+                fresh = copied_one.result()
                 if shard.name in firsts:
                     done.append((shard, fresh))
                 if progress is not None:
@@ -104,19 +114,10 @@ def sync(
     return _report(dataset.fingerprint, done)
 
 
-IsThere = Callable[[Store, Shard], bool]
-
-
-def _copy(source: Store, target: Store, spool: Path, shard: Shard, is_there: IsThere | None) -> bool:
-    """Copy a shard and its index; return whether it was not there yet. None: another shard stands for its tar."""
-    fresh = is_there is not None and not is_there(target, shard)
-    if fresh:
-        path = spool / f"{TEMPORARY}{shard.name.replace('/', '-')}"
-        source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
-        target.upload(shard.name, path)
-    if is_there is not _has_size or target.size(shard.index_name) is None:
-        target.put(shard.index_name, packed_index(source, shard))
-    return fresh
+def _copy_tar(source: Store, target: Store, spool: Path, shard: Shard) -> None:
+    path = spool / f"{TEMPORARY}{shard.name.replace('/', '-')}"
+    source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
+    target.upload(shard.name, path)
 
 
 def _receipts(dataset: Dataset) -> list[str]:
@@ -129,14 +130,9 @@ def _receipts(dataset: Dataset) -> list[str]:
     return [f"{job}.json" for job in dataset.manifest.layout.names()]
 
 
-def _has_size(target: Store, shard: Shard) -> bool:
-    """Return whether a copy that was finished still has a shard, as far as that can be told without reading it."""
-    return target.size(shard.name) == shard.bytes
-
-
 def _is_there(target: Store, shard: Shard) -> bool:
     """Return whether an earlier attempt has copied a shard. Stores publish whole blobs; what a disk holds is read."""
-    if not _has_size(target, shard):
+    if target.size(shard.name) != shard.bytes:
         return False
     return not isinstance(target, LocalStore) or file_sha256(target.path(shard.name)) == shard.sha256
 

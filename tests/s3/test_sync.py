@@ -80,6 +80,23 @@ def test_a_copy_that_lost_something_gets_it_back(
     assert sf.sync(dataset, url, dst_options=options).copied == 0
 
 
+@pytest.mark.parametrize("where", ["directory", "bucket"])
+def test_a_copy_of_a_view_gets_its_tars_back(
+    dataset: Path, tmp_path: Path, server: Server, prefix: str, where: str
+) -> None:
+    """The copy of a view has tars of its own, which are looked for where they are."""
+    sf.subset(dataset, tmp_path / "view", fraction=0.5)
+    url, options = (tmp_path / "copy", None) if where == "directory" else (server.url(prefix), server.options())
+    first = sf.sync(tmp_path / "view", url, dst_options=options)
+    assert sf.sync(tmp_path / "view", url, dst_options=options).copied == 0
+    store = open_store(url, options)
+    gone = next(name for name in store.names() if name.endswith("000001.tar"))
+    store.remove(gone)
+    report = sf.sync(tmp_path / "view", url, dst_options=options)
+    assert (report.copied, report.found) == (1, first.copied - 1)
+    assert sf.verify(url, storage_options=options) == []
+
+
 @pytest.mark.parametrize("how", ["sync", "repair"])
 def test_a_copy_can_be_read_by_whom_the_umask_lets(
     dataset: Path, tmp_path: Path, server: Server, prefix: str, how: str
