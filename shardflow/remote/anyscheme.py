@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ from .attempts import Failure, Patience, in_time, persist
 from .transport import Head
 
 T = TypeVar("T")
+
+_WHOLE = 4  # as many files as `sync` has under way
 
 
 class AnyTransport:
@@ -31,6 +34,9 @@ class AnyTransport:
         self._url = url
         self._judge = judge
         self._patience = patience
+        self._knows_ranges = True
+        self._whole: dict[str, bytes] = {}  # what a server without ranges has sent, until its end is asked for
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def fetch(
         self, name: str, start: int, stop: int, head: Head | None, heard: Callable[[Head], None]
@@ -45,13 +51,29 @@ class AnyTransport:
 
         async def request() -> bytes:
             data: bytes = await self._call("cat_file", name, stop - start, start=start, end=stop)
-            if len(data) == size:  # the server knows no ranges
-                data = data[start:stop]
-            if len(data) != stop - start:
+            if len(data) not in (stop - start, size):
                 raise TransientError(f"{self._url}/{name}: expected {stop - start} bytes, found {len(data)}")
             return data
 
-        return [await self._persist(request, name)] if start < stop else []
+        if start >= stop:
+            return []
+        if self._knows_ranges:
+            data = await self._persist(request, name)
+            if len(data) == stop - start:
+                return [data]
+            self._knows_ranges = False
+            self._whole.setdefault(name, data)
+        # Every answer is the whole file, so one is enough for all of its pieces.
+        async with self._turns[name]:
+            data = self._whole.get(name, b"")
+            if len(data) != size:  # there is none, or the file has changed since
+                data = await self._persist(request, name)
+            if len(data) != size:
+                return [data]  # this one was sent by another server behind the same name
+            self._whole[name] = data
+            if stop == size or len(self._whole) > _WHOLE:
+                del self._whole[name if stop == size else next(iter(self._whole))]
+        return [data[start:stop]]
 
     async def head(self, name: str) -> Head | None:
         """Return what is known of a file, None when there is none."""
