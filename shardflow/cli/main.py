@@ -73,7 +73,7 @@ def shardflow() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
-    terminated = False
+    terminated, stdout = False, sys.stdout
 
     def terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - the signature of a handler
         nonlocal terminated
@@ -92,8 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(_say("interrupted", 128 + signal.SIGINT))
     except ShardflowError as error:
         sys.exit(_say(" ".join(str(error).splitlines()), error.exit_code))
-    except SystemExit:  # the handler's, which Ray hands on with a code of its own, or click's for a broken pipe
-        sys.exit(128 + (signal.SIGTERM if terminated else signal.SIGPIPE))
+    except SystemExit:
+        if terminated:  # Ray hands the handler's on with a code of its own
+            sys.exit(128 + signal.SIGTERM)
+        if sys.stdout is not stdout:  # click put another in its place when nobody read on, and exits with 1
+            sys.exit(128 + signal.SIGPIPE)
+        raise
     except OSError as error:  # the stores' are named by now: it is the output, such as a file on a full disk
         sys.exit(_say(f"{error.filename or 'the output'}: {error.strerror or error}", 4))
     sys.exit(result if isinstance(result, int) else 0)

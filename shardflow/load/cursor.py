@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from shardflow.errors import ConfigError, ResumeMismatchError
 
 from .checked import check_integer
+
+
+def saved_integers(state: Mapping[str, Any], *names: str) -> list[int]:
+    """Return the numbers of a saved state that have these names.
+
+    Raises:
+        ResumeMismatchError: One is missing, or is none that is saved.
+    """
+    try:
+        return [check_integer(name, state.get(name), 0) for name in names]  # type: ignore[arg-type] # None is none
+    except ConfigError as error:
+        raise ResumeMismatchError(f"the state is damaged: {error}") from None
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from shardflow.schedule import Schedule
 
 from .batchsampler import BatchSampler
 from .checked import check_integer
-from .cursor import Cursor
+from .cursor import Cursor, saved_integers
 from .decode import CenterCropDecoder, Decoder, RandomResizedCropDecoder, new
 from .decoded import DecodedCache
 from .described import described_dataset, described_object, described_versions
@@ -405,10 +405,7 @@ class Loader:
             if state["fingerprint"] != ours["fingerprint"] and self.dataset.has_version(str(state["fingerprint"])):
                 remedy = f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads the old"
             raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differing)}; {remedy}")
-        try:
-            start = Start(*(check_integer(name, state[name], 0) for name in ("epoch", "position", "lanes")))
-        except ConfigError as error:
-            raise ResumeMismatchError(f"the state is damaged: {error}") from None
+        start = Start(*saved_integers(state, "epoch", "position", "lanes"))
         if start.position > self._order.length:
             raise ResumeMismatchError(
                 f"the state is damaged: position {start.position} in an epoch of {self._order.length} samples"

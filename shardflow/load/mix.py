@@ -14,7 +14,7 @@ from shardflow.errors import ConfigError, ResumeMismatchError
 
 from .batchsampler import BatchSampler
 from .checked import check_integer
-from .cursor import Cursor
+from .cursor import Cursor, saved_integers
 from .loader import Loader
 from .meter import Meter, Stats
 
@@ -199,10 +199,7 @@ class Mix:
         sources = state.get("sources", ())
         if len(sources) != len(self.loaders):
             raise ResumeMismatchError(f"the state is of {len(sources)} sources, and here are {len(self.loaders)}")
-        try:
-            epoch, position = (check_integer(name, state.get(name), 0) for name in ("epoch", "position"))  # type: ignore[arg-type] # None is none
-        except ConfigError as error:
-            raise ResumeMismatchError(f"the state is damaged: {error}") from None
+        epoch, position = saved_integers(state, "epoch", "position")
         # All are looked at before any is moved.
         places = [loader.place_of(its_state) for loader, its_state in zip(self.loaders, sources, strict=True)]
         for loader, place in zip(self.loaders, places, strict=True):

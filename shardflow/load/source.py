@@ -125,7 +125,7 @@ class Shared:
         """Set the start of a new iteration and return its number; the iteration before it is over."""
         self._values[1:4] = torch.tensor([start.epoch, start.position, start.lanes])
         self._values[4:] = -1
-        self._values[0] += 1
+        self.end()
         return self.iteration()
 
     def end(self) -> None:

@@ -39,7 +39,7 @@ class Address:
         if self.is_bucket and (parts.query or "@" in parts.netloc):
             raise ConfigError(f"{self.shown}: credentials and queries belong in storage_options, not in a bucket's URL")
         if self.is_bucket and "#" in url:
-            raise ConfigError(f"{url}: a dataset's URL cannot have a '#' in it; choose a prefix without")
+            raise ConfigError(f"{self.shown}: a dataset's URL cannot have a '#' in it; choose a prefix without")
         texts = {parts.query, parts.password or "", *_texts(self.options)}
         self._secrets = frozenset(text for text in texts if len(text) >= _CHANCE)
 

@@ -93,6 +93,8 @@ def test_wrong_usage_is_one_line(url: Path, tmp_path: Path, capsys: pytest.Captu
     taken.touch()
     broken = tmp_path / "broken.py"
     broken.write_text("import no_such_module_anywhere\n")
+    quits = tmp_path / "quits.py"
+    quits.write_text("raise SystemExit(7)\n")
     for arguments, code, message in (
         (["bench"], 2, "either the URL"),
         (["tune", str(url), "--loader", "x.py:f"], 2, "either the URL"),
@@ -104,6 +106,7 @@ def test_wrong_usage_is_one_line(url: Path, tmp_path: Path, capsys: pytest.Captu
         (["bench", "--loader", f"{file}:failing", "--workers", "1"], 2, "line 15, in fail: ValueError: too dark"),
         (["bench", "--loader", f"{taken}:f"], 2, "rename the file"),
         (["bench", "--loader", f"{broken}:f"], 2, "no_such_module_anywhere"),
+        (["bench", "--loader", f"{quits}:f"], 7, ""),
         (["bench", str(url), "--plot", str(tmp_path / "no/such.png")], 2, "does not exist"),
         (["bench", str(url), "--split", "val"], 2, "has no samples"),
         (["bench", str(url), "--seconds", "0"], 2, "seconds must be above 0"),
