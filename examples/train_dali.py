@@ -28,7 +28,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 import shardflow
 from net import Net
-from shardflow.device.normalize import IMAGENET_MEAN, IMAGENET_STD
+from shardflow.device.transforms.normalize import IMAGENET_MEAN, IMAGENET_STD
 
 DIGITS = 12
 

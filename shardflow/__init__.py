@@ -25,60 +25,60 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .dataset import Dataset, Split
-from .dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
+from .dataset.builder import VirtualReport
+from .dataset.dataset import Dataset, Split
+from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
+from .dataset.diffing import Diff, SplitDiff, diff
+from .dataset.indexing import IndexReport, index
+from .dataset.merging import merge
+from .dataset.splitting import split
+from .dataset.subsetting import subset
+from .dataset.syncing import SyncReport, sync
+from .dataset.verifying import Finding, verify
+from .packing.extending import ExtendReport, extend
 
 # Bound here and not on first use: importing the modules of these names would otherwise put the modules in their place.
-from .pack import Collection, Folder, PackReport, Shards, Table, pack
-from .pack.extend import ExtendReport, extend
-from .pack.repair import RepairReport, repair
-from .sync import SyncReport, sync
-from .verify import Finding, verify
-from .views.diff import Diff, SplitDiff, diff
-from .views.index import IndexReport, index
-from .views.made import ViewReport
-from .views.merge import merge
-from .views.split import split
-from .views.subset import subset
+from .packing.packing import Collection, Folder, PackReport, Shards, Table, pack
+from .packing.repairing import RepairReport, repair
 
 if TYPE_CHECKING:
-    from .device.blend import CutMix, MixUp, OneOf
-    from .device.crop import RandomResizedCrop
-    from .device.encoded import DecodeJpeg, EncodedDecoder
-    from .device.erasing import RandomErasing
-    from .device.flip import RandomHorizontalFlip
-    from .device.jitter import ColorJitter
-    from .device.normalize import Normalize
     from .device.prefetcher import DevicePrefetcher
-    from .device.stage import Pairs
-    from .load.decode import CenterCropDecoder, ImageDecoder, RandomResizedCropDecoder
-    from .load.loader import Loader
-    from .load.mix import Mix
-    from .load.samples import Samples as samples  # noqa: N813 - used as a function
-    from .tuning.tune import tune
+    from .device.transforms.color_jitter import ColorJitter
+    from .device.transforms.decode_jpeg import DecodeJpeg, EncodedDecoder
+    from .device.transforms.mixup import CutMix, MixUp, OneOf
+    from .device.transforms.normalize import Normalize
+    from .device.transforms.random_erasing import RandomErasing
+    from .device.transforms.random_flip import RandomHorizontalFlip
+    from .device.transforms.random_resized_crop import RandomResizedCrop
+    from .device.transforms.transform import Pairs
+    from .diagnostics.tuning import tune
+    from .loading.decoders import CenterCropDecoder, ImageDecoder, RandomResizedCropDecoder
+    from .loading.loader import Loader
+    from .loading.mix import Mix
+    from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
 
 __version__ = "0.1.0"
 
 _LAZY = {
-    "CenterCropDecoder": ("load.decode", "CenterCropDecoder"),
-    "ColorJitter": ("device.jitter", "ColorJitter"),
-    "CutMix": ("device.blend", "CutMix"),
-    "DecodeJpeg": ("device.encoded", "DecodeJpeg"),
+    "CenterCropDecoder": ("loading.decoders", "CenterCropDecoder"),
+    "ColorJitter": ("device.transforms.color_jitter", "ColorJitter"),
+    "CutMix": ("device.transforms.mixup", "CutMix"),
+    "DecodeJpeg": ("device.transforms.decode_jpeg", "DecodeJpeg"),
     "DevicePrefetcher": ("device.prefetcher", "DevicePrefetcher"),
-    "EncodedDecoder": ("device.encoded", "EncodedDecoder"),
-    "ImageDecoder": ("load.decode", "ImageDecoder"),
-    "Loader": ("load.loader", "Loader"),
-    "Mix": ("load.mix", "Mix"),
-    "MixUp": ("device.blend", "MixUp"),
-    "Normalize": ("device.normalize", "Normalize"),
-    "OneOf": ("device.blend", "OneOf"),
-    "Pairs": ("device.stage", "Pairs"),
-    "RandomErasing": ("device.erasing", "RandomErasing"),
-    "RandomHorizontalFlip": ("device.flip", "RandomHorizontalFlip"),
-    "RandomResizedCrop": ("device.crop", "RandomResizedCrop"),
-    "RandomResizedCropDecoder": ("load.decode", "RandomResizedCropDecoder"),
-    "samples": ("load.samples", "Samples"),
-    "tune": ("tuning.tune", "tune"),
+    "EncodedDecoder": ("device.transforms.decode_jpeg", "EncodedDecoder"),
+    "ImageDecoder": ("loading.decoders", "ImageDecoder"),
+    "Loader": ("loading.loader", "Loader"),
+    "Mix": ("loading.mix", "Mix"),
+    "MixUp": ("device.transforms.mixup", "MixUp"),
+    "Normalize": ("device.transforms.normalize", "Normalize"),
+    "OneOf": ("device.transforms.mixup", "OneOf"),
+    "Pairs": ("device.transforms.transform", "Pairs"),
+    "RandomErasing": ("device.transforms.random_erasing", "RandomErasing"),
+    "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
+    "RandomResizedCrop": ("device.transforms.random_resized_crop", "RandomResizedCrop"),
+    "RandomResizedCropDecoder": ("loading.decoders", "RandomResizedCropDecoder"),
+    "samples": ("loading.sample_stream", "Samples"),
+    "tune": ("diagnostics.tuning", "tune"),
 }
 
 __all__ = [
@@ -113,7 +113,7 @@ __all__ = [
     "SplitDiff",
     "SyncReport",
     "Table",
-    "ViewReport",
+    "VirtualReport",
     "diff",
     "extend",
     "index",

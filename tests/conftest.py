@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shardflow.cache import spare_bytes
+from shardflow.storage.cache import spare_bytes
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for what tests start as scripts
 
 _NEEDED_BYTES = 3 * 10**9  # what the tests of a whole run may have on the disk at once
 

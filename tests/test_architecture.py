@@ -1,68 +1,79 @@
+"""Which room may import which. The rooms, from the lowest to the highest:"""
+
 from __future__ import annotations
 
 import ast
 import functools
 import importlib
+import pkgutil
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import shardflow
 
-PACKAGE = Path(shardflow.__file__).parent
-FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
-CORE = {"errors", "keyed", "ustar", "imagesize", "layout", "shardindex", "base", "manifest", "plan", "schedule"}
-CORE |= {"statistics", "foreign", "labels"}
-BYTES = {"arriving", "cache", "dali", "files", "warm", "store", "claim", "spool", "sync", "shard", "dataset", "verify"}
-BYTES |= {"atonce", "energon", "view", "wids"}
-ROOMS = {"pack", "load", "remote", "native", "device", "cli", "demo", "look", "tuning", "views"}
+LAYERS = [
+    {"errors", "_cores"},
+    {"_validation"},
+    {"order", "formats", "native"},
+    {"storage"},
+    {"dataset"},
+    {"packing", "loading", "interop"},
+    {"device", "preview"},
+    {"diagnostics"},
+    {"demo"},
+    {"cli"},
+]
+"""A module imports from its own room and from lower layers; rooms of one layer never import each other."""
 
-# Which files may name these at all, lazily or for type checkers included.
-ALLOWED = {
-    "torch": ("system.py", "tuning/", "look/augmented.py", "load/", "device/", "demo/"),
-    "torchvision": ("load/", "device/encoded.py", "demo/"),
-    "webdataset": ("load/", "demo/"),
-    "fsspec": ("remote/",),
-    "s3fs": ("remote/",),
-    "shardflow.remote": ("store.py", "remote/"),
-    "ray": ("pack/executors/ray.py",),
-    "braceexpand": ("pack/sources/patterns.py",),
-    "datasets": ("pack/sources/huggingface.py",),
-    "pyarrow": ("pack/sources/rows.py",),
-    "PIL": ("look/", "tuning/", "load/", "pack/", "demo/", "cli/"),
+PURE = {"order", "formats", "errors", "_validation"}
+"""Rooms without I/O: they import numpy and what of the standard library reaches no file, thread, process or clock."""
+
+IMPURE_MODULES = {
+    *("os", "io", "pathlib", "tempfile", "shutil", "mmap", "socket", "threading", "subprocess", "asyncio"),
+    *("multiprocessing", "concurrent", "time", "random", "secrets", "logging"),
+}
+
+LIBRARIES = {
+    "torch": ("loading/", "device/", "diagnostics/", "preview/augmented.py", "demo/"),
+    "torchvision": ("loading/", "device/transforms/decode_jpeg.py", "demo/"),
+    "webdataset": ("loading/", "demo/"),
+    "fsspec": ("storage/",),
+    "s3fs": ("storage/",),
+    "braceexpand": ("storage/url_patterns.py",),
+    "ray": ("packing/executors/ray.py",),
+    "datasets": ("packing/sources/huggingface.py",),
+    "pyarrow": ("packing/sources/rows.py",),
+    "PIL": ("packing/", "loading/", "diagnostics/", "preview/", "demo/", "cli/"),
     "click": ("cli/",),
     "tqdm": ("cli/",),
-    "shardflow.native": ("tuning/", "load/decode.py", "pack/codecs.py", "pack/decoding.py", "native/", "system.py"),
-    "shardflow.cli": ("cli/",),
-    "shardflow.device": ("device/", "__init__.py"),
-    "shardflow.demo": ("cli/", "demo/"),
-    "shardflow.tuning": ("tuning/", "cli/", "__init__.py"),
-    "shardflow.look": ("look/", "tuning/", "demo/", "cli/"),
-    "shardflow.pack": ("pack/", "views/", "cli/", "demo/", "__init__.py"),
-    "shardflow.views": ("views/", "cli/", "__init__.py"),
-    "shardflow.load": ("tuning/", "look/", "load/", "device/", "cli/", "demo/", "__init__.py"),
-    # A dataset is data: what reads one runs nothing that it names.
+    "importlib": ("__init__.py", "cli/", "native/", "loading/provenance.py"),
+    # A dataset is data: reading one runs nothing that it names.
     "pickle": (),
     "marshal": (),
     "shelve": (),
-    "importlib": ("__init__.py", "cli/", "native/", "system.py"),
 }
+"""Which files may import a library at all, inside functions and for type checkers included."""
+
+PACKAGE = Path(shardflow.__file__).parent
+FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 every_file = pytest.mark.parametrize("file", FILES)
 
 
 @functools.cache
 def tree(file: str) -> ast.Module:
-    """The syntax tree of a file of the package."""
+    """Return the syntax tree of a file of the package."""
     return ast.parse(FILES[file].read_text(encoding="utf-8"))
 
 
 def imports_of(source: ast.Module, package: list[str]) -> Iterator[str]:
-    """The full names of everything that a module of a package imports, anywhere in it: `from a import b` names a.b."""
+    """Yield the full names of everything that a module of a package imports: `from a import b` names a.b."""
     for node in ast.walk(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -73,19 +84,30 @@ def imports_of(source: ast.Module, package: list[str]) -> Iterator[str]:
 
 
 def imports(file: str) -> set[str]:
-    """The full names of everything that a file of the package imports."""
+    """Return the full names of everything that a file of the package imports."""
     return set(imports_of(tree(file), ["shardflow", *file.split("/")[:-1]]))
 
 
-def within(name: str, module: str) -> bool:
-    """Whether a full name is a module or something in it."""
-    return name == module or name.startswith(f"{module}.")
+def room_of(file: str) -> str:
+    """Return the room of a file: its top folder, or its own name where it lies at the top."""
+    return file.partition("/")[0].removesuffix(".py")
+
+
+def rooms_imported(file: str) -> set[str]:
+    """Return the rooms that a file imports from, its own included."""
+    parts = (name.split(".") for name in imports(file))
+    return {part[1] for part in parts if part[0] == "shardflow" and len(part) > 1} & set().union(*LAYERS)
 
 
 def calls(file: str) -> set[str]:
-    """The plain names of the functions that a file calls."""
+    """Return the plain names of the functions that a file calls."""
     nodes = (node.func for node in ast.walk(tree(file)) if isinstance(node, ast.Call))
     return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def within(name: str, module: str) -> bool:
+    """Return whether a full name is a module or something in it."""
+    return name == module or name.startswith(f"{module}.")
 
 
 def test_imports_are_understood() -> None:
@@ -94,9 +116,9 @@ def test_imports_are_understood() -> None:
         "import a.b as c\nfrom . import d\nfrom .e import f\nfrom .. import g\nfrom ..h.i import j\n"
         "def k():\n    from shardflow import l\n    import torch, ray\n"
     )
-    assert sorted(imports_of(source, ["shardflow", "load"])) == sorted(
+    assert sorted(imports_of(source, ["shardflow", "loading"])) == sorted(
         [
-            *("a.b", "shardflow.load.d", "shardflow.load.e.f", "shardflow.g", "shardflow.h.i.j"),
+            *("a.b", "shardflow.loading.d", "shardflow.loading.e.f", "shardflow.g", "shardflow.h.i.j"),
             *("shardflow.l", "torch", "ray"),
         ]
     )
@@ -104,53 +126,53 @@ def test_imports_are_understood() -> None:
     assert not within("torchvision", "torch")
 
 
-def test_every_file_has_its_room() -> None:
-    """A file at the top belongs to the core or to the bytes; a folder is one of the rooms."""
-    top = {file.removesuffix(".py") for file in FILES if "/" not in file}
-    assert top == CORE | BYTES | {"__init__", "system"}
-    assert {file.split("/")[0] for file in FILES if "/" in file} <= ROOMS
-
-
-@pytest.mark.parametrize("module", sorted(CORE))
-def test_core_is_pure(module: str) -> None:
-    """The core imports the standard library, numpy and itself, and nothing that reaches files, threads or processes."""
-    impure = {"os", "io", "pathlib", "tempfile", "shutil", "mmap", "socket", "threading", "subprocess", "asyncio"}
-    impure |= {"multiprocessing", "concurrent", "time", "random", "secrets", "logging"}
-    for name in imports(f"{module}.py"):
-        if within(name, "shardflow"):
-            assert name.split(".")[1] in CORE
-        else:
-            assert name.split(".")[0] in (sys.stdlib_module_names | {"numpy"}) - impure
-    assert not {"open", "print", "eval", "exec"} & calls(f"{module}.py")
-
-
-@pytest.mark.parametrize("module", sorted(BYTES))
-def test_bytes_know_nothing_of_the_rooms_above(module: str) -> None:
-    """Store, shard, dataset and verification rest on the core and on each other alone."""
-    for name in imports(f"{module}.py"):
-        if within(name, "shardflow"):
-            assert name.split(".")[1] in CORE | BYTES | {"remote"}
+def test_every_file_is_in_a_room() -> None:
+    """Each folder and each module at the top has its layer, and no layer names a room that is gone."""
+    assert {room_of(file) for file in FILES} - {"__init__"} == set().union(*LAYERS)
 
 
 @every_file
-def test_imports_stay_in_their_room(file: str) -> None:
-    """Torch, webdataset, fsspec, ray, the kernel and the rooms themselves are imported where the design says, only."""
-    forbidden = {
-        name: module
-        for module, places in ALLOWED.items()
+def test_rooms_import_lower_rooms_only(file: str) -> None:
+    """A file imports from its own room and from lower layers."""
+    room = room_of(file)
+    if room == "__init__":
+        return
+    level = next(level for level, rooms in enumerate(LAYERS) if room in rooms)
+    assert rooms_imported(file) <= {room}.union(*LAYERS[:level])
+
+
+def test_no_import_is_circular() -> None:
+    """Files import each other without a circle, imports inside functions and for type checkers included."""
+    modules = {
+        ".".join(["shardflow", *file.removesuffix(".py").removesuffix("/__init__").split("/")]): file for file in FILES
+    }
+    del modules["shardflow.__init__"]  # the public surface, which takes names out of all rooms
+    graph = {}
+    for module, file in modules.items():
+        names = imports(file) | {name.rpartition(".")[0] for name in imports(file)}
+        graph[module] = (names & set(modules)) - {module}
+    tuple(TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if room_of(file) in PURE])
+def test_pure_rooms_have_no_io(file: str) -> None:
+    """Order and formats are functions of their arguments."""
+    for name in imports(file):
+        if not within(name, "shardflow"):
+            assert name.split(".")[0] in (sys.stdlib_module_names | {"numpy"}) - IMPURE_MODULES
+    assert not {"open", "print"} & calls(file)
+
+
+@every_file
+def test_libraries_stay_in_their_rooms(file: str) -> None:
+    """Torch, webdataset, fsspec, ray and the rest are imported only where `LIBRARIES` says."""
+    assert not {
+        name: library
+        for library, places in LIBRARIES.items()
         if not file.startswith(places)
         for name in imports(file)
-        if within(name, module)
+        if within(name, library)
     }
-    assert not forbidden
-
-
-@every_file
-def test_pack_and_load_are_strangers(file: str) -> None:
-    """Packing and loading never import each other."""
-    room, _, _ = file.partition("/")
-    other = {"pack": "shardflow.load", "load": "shardflow.pack"}.get(room)
-    assert other is None or not any(within(name, other) for name in imports(file))
 
 
 @every_file
@@ -179,9 +201,9 @@ def test_public_names_are_sorted(file: str) -> None:
 
 
 def test_public_names_resolve() -> None:
-    """Every name of `__all__` is there, is listed by `dir`, and is no module; any other is an AttributeError."""
+    """Every name of `__all__` is there and is listed by `dir`; any other is an AttributeError."""
     for name in shardflow.__all__:
-        assert callable(getattr(shardflow, name))
+        assert hasattr(shardflow, name)
         assert name in dir(shardflow)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         shardflow.nothing  # noqa: B018
@@ -200,11 +222,22 @@ def test_public_names_are_what_the_package_imports() -> None:
     assert set(re.findall(r"shardflow\.(\w+)\(", shardflow.__doc__)) <= taken
 
 
-def test_public_names_are_not_hidden_by_modules() -> None:
-    """Importing a module of the package does not put it in the place of the public name that it shares."""
-    for name in ("pack", "verify"):
-        importlib.import_module(f"shardflow.{name}")
-        assert callable(getattr(shardflow, name))
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    """No module of the package, the files of commands apart, is called as a public function or class is."""
+    public = {name for name in shardflow.__all__ if callable(getattr(shardflow, name))}
+    modules = {
+        file.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2] for file in FILES if "cli/" not in file
+    }
+    assert not public & modules
+
+
+def test_public_names_survive_importing_every_module() -> None:
+    """Importing all modules of the package puts none of them in the place of a public name."""
+    before = {name: getattr(shardflow, name) for name in shardflow.__all__}
+    for module in pkgutil.walk_packages(shardflow.__path__, "shardflow."):
+        if not module.name.startswith("shardflow.native._") and not module.name.endswith("executors.ray"):
+            importlib.import_module(module.name)
+    assert {name: getattr(shardflow, name) for name in shardflow.__all__} == before
 
 
 def test_import_is_light() -> None:

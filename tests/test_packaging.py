@@ -68,7 +68,7 @@ def test_source_distribution_is_complete(tmp_path: Path) -> None:
         packed = {name.partition("/")[2] for name in archive.getnames() if "." in name.rpartition("/")[2]}
     ours = {path.relative_to(copy).as_posix() for top in OWN for path in (copy / top).rglob("*.*") if path.is_file()}
     assert ours <= packed
-    assert {"CHANGELOG.md", "constraints.txt", "environment.yml", "shardflow/look/page.css"} <= packed
+    assert {"CHANGELOG.md", "constraints.txt", "environment.yml", "shardflow/preview/page.css"} <= packed
     assert not [name for name in packed if name.endswith((".so", ".pyc", ".o"))]
 
 

@@ -13,7 +13,7 @@ from .made import blamed, loader_options, make_loader_of
 from .shown import file_to_write
 
 if TYPE_CHECKING:
-    from shardflow.tuning.bench import Bench
+    from shardflow.diagnostics.bench import Bench
 
 
 @click.command(short_help="Measure the loader against what this machine can decode.")
@@ -46,9 +46,9 @@ def bench(
       shardflow bench photos256/ --batch-size 256 --step-ms 180 --plot bench.png
       shardflow bench --loader train.py:make_loader
     """
-    from shardflow.tuning.bench import STEPS  # here, because torch takes seconds to import
-    from shardflow.tuning.bench import bench as measure
-    from shardflow.tuning.picture import draw_bench
+    from shardflow.diagnostics.bench import STEPS  # here, because torch takes seconds to import
+    from shardflow.diagnostics.bench import bench as measure
+    from shardflow.diagnostics.chart import draw_bench
 
     settings = {} if workers is None else {"num_workers": workers}
     make_loader, told = make_loader_of(url, split=split, batch_size=batch_size, size=size, made_by=made_by)

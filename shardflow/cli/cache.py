@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 import shardflow
-from shardflow.cache import LIMIT, Blob, Cache, size_in_bytes
+from shardflow.dataset.warming import warm as warm_splits
 from shardflow.errors import NotFoundError
-from shardflow.warm import warm as warm_splits
+from shardflow.storage.cache import LIMIT, Blob, Cache, size_in_bytes
 
 from .shown import megabytes, number_of, shard_bar, total_bytes
 

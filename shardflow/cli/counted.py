@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shardflow.statistics import Statistics, median
+from shardflow.formats.statistics import Statistics, median
 
 _SPOKEN = {
     "converted": "converted from their profile to sRGB",

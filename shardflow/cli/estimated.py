@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardflow.pack.estimate import Estimate
+from shardflow.packing.estimate import Estimate
 
 from .shown import ignored_line, megabytes, number_of
 

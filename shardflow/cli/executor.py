@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shardflow.pack.executors import EXECUTORS
+from shardflow.packing.executors import EXECUTORS
 
 from .options import together
 

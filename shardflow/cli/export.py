@@ -7,9 +7,9 @@ import itertools
 import click
 
 import shardflow
-from shardflow.dali import write_dali_indexes
-from shardflow.energon import write_energon
-from shardflow.wids import write_wids
+from shardflow.interop.dali import write_dali_indexes
+from shardflow.interop.energon import write_energon
+from shardflow.interop.wids import write_wids
 
 from .shown import number_of, shard_bar
 

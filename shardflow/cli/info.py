@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow.statistics import Statistics
-from shardflow.system import describe_system
+from shardflow.diagnostics.system_report import describe_system
+from shardflow.formats.statistics import Statistics
 
 from .counted import counted_lines
 from .residency import cached_bytes, in_memory_bytes

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from shardflow.pack import PackReport
-from shardflow.pack import pack as run_pack
-from shardflow.pack.estimate import estimate
+from shardflow.packing.estimate import estimate
+from shardflow.packing.packing import PackReport
+from shardflow.packing.packing import pack as run_pack
 
 from .counted import said
 from .estimated import estimated

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import click
 
 import shardflow
-from shardflow.dataset import Dataset
+from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.verifying import findings_of
 from shardflow.errors import ConfigError
-from shardflow.system import describe_versions
-from shardflow.verify import findings_of
+from shardflow.loading.provenance import describe_versions
 
 from .made import blamed, loader_function
 from .shown import file_to_write, shard_bar
 
 if TYPE_CHECKING:
-    from shardflow.look.augmented import Augmented
+    from shardflow.preview.augmented import Augmented
 
 _PICTURE = "preview.png"
 _VERSIONS = "shardflow", "pillow", "torch"
@@ -120,7 +120,7 @@ def preview(
         raise click.UsageError("give the URL of a dataset, or --augment NUMBER and --loader FILE.py:FUNCTION")
     shown = None
     if augment is not None:
-        from shardflow.look.augmented import augmented, augmented_by  # here, because torch takes seconds to import
+        from shardflow.preview.augmented import augmented, augmented_by  # here, because torch takes seconds to import
 
         with blamed(made_by):
             if loader is None:
@@ -133,7 +133,7 @@ def preview(
         if quarantine:
             _draw_quarantine(dataset, path, count, source)
         elif shown is not None:
-            from shardflow.look.sheet import draw_sheet
+            from shardflow.preview.contact_sheet import draw_sheet
 
             draw_sheet(shown.tiles, path, title=shown.title, subtitle=shown.subtitle)
         else:
@@ -143,9 +143,9 @@ def preview(
 
 
 def _draw(dataset: Dataset, path: str, split: str, count: int, class_name: str | None) -> None:
-    from shardflow.look import choice, peek, sheet, tile  # here: the help does not need them
+    from shardflow.preview import choice, contact_sheet, sample_reader, tile  # here: the help does not need them
 
-    samples = peek.Peek(dataset, split)
+    samples = sample_reader.SampleReader(dataset, split)
     if class_name is not None:
         with shard_bar(samples.split.shards, "searching") as progress:
             numbers = choice.of_class(samples.split, dataset.classes, class_name, count, progress)
@@ -154,18 +154,18 @@ def _draw(dataset: Dataset, path: str, split: str, count: int, class_name: str |
         numbers = choice.spread(samples.split, count)
         title = f"{dataset.url.rstrip('/').rpartition('/')[2]}, {split}"
     tiles = list(tile.tiles_of(samples.samples(numbers), dataset.classes))
-    sheet.draw_sheet(tiles, path, title=title, subtitle=f"{len(tiles)} of {len(samples.split):,} samples")
+    contact_sheet.draw_sheet(tiles, path, title=title, subtitle=f"{len(tiles)} of {len(samples.split):,} samples")
 
 
 def _draw_quarantine(dataset: Dataset, path: str, count: int, source: str | None) -> None:
-    from shardflow.look.quarantine import quarantined, tiles_of
-    from shardflow.look.sheet import draw_sheet
-    from shardflow.store import open_store
+    from shardflow.preview.contact_sheet import draw_sheet
+    from shardflow.preview.quarantine import quarantined, tiles_of
+    from shardflow.storage.resolve import open_storage
 
     refused = quarantined(dataset)
     if not refused:
         raise ConfigError(f"{dataset.url} has no input in quarantine: all that was found was packed")
-    tiles = list(tiles_of(refused[:count], None if source is None else open_store(source)))
+    tiles = list(tiles_of(refused[:count], None if source is None else open_storage(source)))
     subtitle = f"{len(tiles)} of {len(refused):,} inputs that were not packed, of {dataset.manifest.inputs:,}"
     draw_sheet(tiles, path, title="Quarantine", subtitle=subtitle)
 
@@ -173,7 +173,7 @@ def _draw_quarantine(dataset: Dataset, path: str, count: int, source: str | None
 def _write_page(
     dataset: Dataset, path: str, split: str, count: int, augmented: Augmented | None, *, verify: bool
 ) -> int:
-    from shardflow.look.page import write_page
+    from shardflow.preview.page import write_page
 
     findings = None
     if verify:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from shardflow.pack.decoding import FILTERS
-from shardflow.pack.encoding import FORMATS, SUBSAMPLINGS
-from shardflow.pack.presets import PRESETS
-from shardflow.pack.recipe import KEEP
+from shardflow.packing.image.decoding import FILTERS
+from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
+from shardflow.packing.presets import PRESETS
+from shardflow.packing.recipe import KEEP
 
 from .options import together
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shardflow.dataset import Split
+from shardflow.dataset.dataset import Split
 from shardflow.errors import StoreError
-from shardflow.store import translated
+from shardflow.storage.local_files import map_os_errors
 
 
 def in_memory_bytes(paths: Iterable[Path]) -> int | None:
@@ -28,7 +28,7 @@ def in_memory_bytes(paths: Iterable[Path]) -> int | None:
     total = 0
     for path in paths:
         try:
-            with translated(path), open(path, "rb") as file:
+            with map_os_errors(path), open(path, "rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_uid != os.geteuid() and not os.access(path, os.W_OK, effective_ids=True):
                     return None

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from tqdm import tqdm
 
-from shardflow.manifest import Shard
+from shardflow.formats.manifest import Shard
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from shardflow.pack.sources import described
+from shardflow.packing.sources import described
 
 from .options import together
 

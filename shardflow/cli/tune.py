@@ -12,7 +12,7 @@ from tqdm import tqdm
 from .made import blamed, loader_options, make_loader_of
 
 if TYPE_CHECKING:
-    from shardflow.tuning.tune import Tuning
+    from shardflow.diagnostics.tuning import Tuning
 
 
 @click.command(short_help="Find the loader's settings that suit this machine.")
@@ -33,7 +33,7 @@ def tune(
       shardflow tune s3://bucket/photos256 --batch-size 512 --seconds 120
       shardflow tune --loader train.py:make_loader
     """
-    from shardflow.tuning.tune import tune as find  # here, because torch takes seconds to import
+    from shardflow.diagnostics.tuning import tune as find  # here, because torch takes seconds to import
 
     make_loader, _ = make_loader_of(url, split=split, batch_size=batch_size, size=size, made_by=made_by)
     with blamed(made_by):

@@ -11,7 +11,7 @@ from dataclasses import asdict
 import click
 
 import shardflow
-from shardflow.verify import findings_of
+from shardflow.dataset.verifying import findings_of
 
 from .shown import megabytes, number_of, shard_bar, total_bytes
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 import shardflow
-from shardflow.dataset import Split
-from shardflow.look.drawing import FAINT, FRAME, INK, PAPER, fitted, font, put_tile
-from shardflow.shardindex import IMAGE_PARTS
+from shardflow.dataset.dataset import Split
+from shardflow.formats.shard_index import IMAGE_PARTS
+from shardflow.preview.drawing import FAINT, FRAME, INK, PAPER, fitted, font, put_tile
 
 from .training import CROP, augmentation
 

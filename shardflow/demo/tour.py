@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import shardflow
+from shardflow._cores import allowed_cores
 from shardflow.errors import ConfigError
-from shardflow.pack import PackReport
-from shardflow.store import translated
-from shardflow.system import allowed_cores
+from shardflow.packing.packing import PackReport
+from shardflow.storage.local_files import map_os_errors
 
 from .pictures import make_pictures
 from .scenes import SCENES
@@ -100,14 +100,14 @@ def take_tour(
         last = _train(url, split, val_split, epochs, processes, say)
         _judge(last, len(dataset.classes), say, outcome if folder in Path(images).parents else None)
     say("picture", "drawing samples as packed, and what five epochs make of them")
-    with translated(outcome.picture):
+    with map_os_errors(outcome.picture):
         draw_sheet(url, outcome.picture, split=split, workers=processes)
     say("", f"{outcome.picture}")
     return outcome
 
 
 def _fresh_folder(output: Path) -> Path:
-    with translated(output):
+    with map_os_errors(output):
         try:
             output.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
@@ -125,7 +125,7 @@ def _draw(folder: Path, pictures: tuple[int, int], workers: int, say: Say) -> No
     total = len(SCENES) * (train_pictures + val_pictures)
     say("pictures", f"drawing {total} of {len(SCENES)} classes: {', '.join(SCENES)}")
     started = time.perf_counter()
-    with translated(folder):
+    with map_os_errors(folder):
         make_pictures(folder, train=train_pictures, val=val_pictures, workers=max(1, workers))
         size = sum(path.stat().st_size for path in folder.rglob("*.jpg"))
     seconds = time.perf_counter() - started

@@ -14,7 +14,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 import shardflow
-from shardflow.load.decode import Decoder
+from shardflow.loading.decoders import Decoder
 
 SIZE = 96
 """Pixels of the net's input: enough to tell the scenes apart, and fast on a CPU."""

@@ -10,14 +10,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.utils import _pytree
 
+from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
-from shardflow.load.checked import check_integer
-from shardflow.load.meter import Meter, Stats
+from shardflow.loading.stats import Stats, StatsRecorder
 
-from .pump import Pump
-from .side import Side, side_of
-from .slots import Slot
-from .stages import Stage, Stages
+from .buffers import Slot
+from .copy_stream import Side, side_of
+from .prefetch_thread import Pump
+from .transform_chain import Stage, Stages
 
 
 @runtime_checkable
@@ -84,7 +84,7 @@ class DevicePrefetcher:
         self._dtype, self._channels_last = dtype, channels_last
         self._side = side_of(self.device)
         self._slots = [Slot(self._side) for _ in range(slots)] if self._side is not None else []
-        self._meter = Meter()
+        self._meter = StatsRecorder()
         self._state: dict[str, Any] | None = None  # after the batch handed out last, while the loader is ahead of it
         self._pump: Pump | None = None
         self._iterations = 0

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from command import exit_code
-from making import make_dataset
 from shardflow.cli.bench import bench
 from shardflow.cli.tune import tune
+from tests.helpers.command import exit_code
+from tests.helpers.making import make_dataset
 
 MADE = """
 import shardflow

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import shardflow
-from command import exit_code
-from making import make_dataset
-from shardflow.cache import Cache
 from shardflow.cli.cache import cache
+from shardflow.storage.cache import Cache
+from tests.helpers.command import exit_code
+from tests.helpers.making import make_dataset
 
 
 @pytest.fixture

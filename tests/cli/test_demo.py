@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from making import jpeg
 from shardflow.cli.demo import demo
+from tests.helpers.making import jpeg
 
 
 def test_takes_the_users_folder(tmp_path: Path) -> None:

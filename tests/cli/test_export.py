@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 import shardflow
-from making import jpeg, make_dataset, write_dataset
 from shardflow.cli.export import export
-from shardflow.dali import write_dali_indexes
 from shardflow.errors import ConfigError
+from shardflow.interop.dali import write_dali_indexes
+from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 
 def expected_index(tar: Path) -> str:

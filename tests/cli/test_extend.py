@@ -5,8 +5,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 import shardflow as sf
-from pack.folders import image_folder, photo, write_tree
 from shardflow.cli.main import shardflow
+from tests.helpers.folders import image_folder, photo, write_tree
 
 
 def test_extend(tmp_path: Path) -> None:

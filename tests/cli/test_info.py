@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from PIL import Image
 
 import shardflow
-from command import COMMAND
-from making import make_dataset
-from pack.folders import encoded, photo, turned, write_tree
 from shardflow import native
 from shardflow.cli.info import info
 from shardflow.cli.residency import in_memory_bytes
-from shardflow.manifest import FILE_NAME, Manifest, from_bytes
+from shardflow.formats.manifest import FILE_NAME, Manifest, from_bytes
+from tests.helpers.command import COMMAND
+from tests.helpers.folders import encoded, photo, turned, write_tree
+from tests.helpers.making import make_dataset
 
 
 def test_lists_what_the_manifest_says(tmp_path: Path) -> None:

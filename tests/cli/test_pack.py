@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import shardflow
-from command import run
-from pack.folders import image_folder, write_tree
+from tests.helpers.command import run
+from tests.helpers.folders import image_folder, write_tree
 
 
 def test_pack(tmp_path: Path) -> None:

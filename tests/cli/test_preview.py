@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from command import exit_code
-from making import make_dataset
 from shardflow.cli.preview import preview
-from shardflow.manifest import QUARANTINE_NAME
+from shardflow.formats.manifest import QUARANTINE_NAME
+from tests.helpers.command import exit_code
+from tests.helpers.making import make_dataset
 
 MADE = """
 import shardflow

@@ -8,10 +8,10 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 import shardflow
-from pack.folders import encoded, image_folder, turned, write_tree
 from shardflow.cli.pack import pack
 from shardflow.errors import ConfigError
-from shardflow.pack.presets import PRESETS
+from shardflow.packing.presets import PRESETS
+from tests.helpers.folders import encoded, image_folder, turned, write_tree
 
 
 def _packed(src: Path, dst: Path, *options: str) -> Result:

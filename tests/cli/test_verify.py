@@ -7,17 +7,17 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from command import run
-from making import flip, make_dataset
-from shardflow import shardindex
 from shardflow.cli.verify import verify
-from shardflow.manifest import FILE_NAME
+from shardflow.formats import shard_index
+from shardflow.formats.manifest import FILE_NAME
+from tests.helpers.command import run
+from tests.helpers.making import flip, make_dataset
 
 
 def damage(dataset: Path, shard: str, record: int) -> None:
     """Flip one bit in the middle of a member of a sample."""
     path = dataset / shard
-    index, _ = shardindex.build(memoryview(path.read_bytes()))
+    index, _ = shard_index.build(memoryview(path.read_bytes()))
     row = index[index["record"] == record][-1]
     flip(path, int(row["offset"]) + int(row["size"]) // 2)
 

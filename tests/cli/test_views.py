@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import shardflow as sf
-from command import exit_code
-from making import make_dataset
 from shardflow.cli.main import shardflow
-from views.foreign import members_of, write_tar
+from tests.helpers.command import exit_code
+from tests.helpers.making import make_dataset
+from tests.helpers.tars import members_of, write_tar
 
 
 def run(*arguments: Any) -> tuple[int, str]:

@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 import shardflow
-from making import jpeg, make_dataset
 from shardflow.demo.pictures import draw
 from shardflow.demo.scenes import SCENES
 from shardflow.demo.sheet import draw_sheet
 from shardflow.demo.tour import take_tour
 from shardflow.demo.training import train
 from shardflow.errors import ConfigError
+from tests.helpers.making import jpeg, make_dataset
 
 
 def heard() -> tuple[list[str], object]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from making import make_dataset
+from tests.helpers.making import make_dataset
 
 
 @pytest.fixture(scope="package")

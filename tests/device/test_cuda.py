@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import shardflow
-from device.given import BLENDS, FIELDS, KEYED, pictures, png
-from device.keys import random_keys
-from making import jpeg, make_dataset
-from shardflow.device import encoded
-from shardflow.device.rows import Rows
+from shardflow.device.transforms import decode_jpeg
+from shardflow.device.transforms.jpeg_buffer import Rows
+from tests.helpers.device_batches import BLENDS, FIELDS, KEYED, pictures, png
+from tests.helpers.device_keys import random_keys
+from tests.helpers.making import jpeg, make_dataset
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -155,13 +155,13 @@ def test_decoding_does_not_overwrite_what_is_still_read() -> None:
         for begin in (0, 32)
     )
     with torch.cuda.stream(torch.cuda.Stream(device)):
-        expected = stage._crop(encoded._decode_on_gpu(first, device), keys).cpu()
+        expected = stage._crop(decode_jpeg._decode_on_gpu(first, device), keys).cpu()
         for _ in range(5):
-            whole = encoded._decode_on_gpu(first, device)
+            whole = decode_jpeg._decode_on_gpu(first, device)
             busy(0.1)
             found = stage._crop(whole, keys)
             del whole
-            encoded._decode_on_gpu(second, device)
+            decode_jpeg._decode_on_gpu(second, device)
             assert torch.equal(found.cpu(), expected)
 
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from making import make_dataset
+from tests.helpers.making import make_dataset
 
 
 def test_a_script_that_ends_in_an_epoch_says_nothing(tmp_path: Path) -> None:
@@ -12,9 +12,9 @@ def test_a_script_that_ends_in_an_epoch_says_nothing(tmp_path: Path) -> None:
     make_dataset(tmp_path / "set", [20, 20])
     script = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import shardflow
-from device.delayed import DelayedSide
+from tests.helpers.delayed import DelayedSide
 from shardflow.device import prefetcher
 prefetcher.side_of = lambda device: DelayedSide()
 loader = shardflow.Loader({str(tmp_path / "set")!r}, batch_size=4, num_workers=1)

@@ -9,7 +9,7 @@ import torch
 from torchvision.transforms import v2
 
 import shardflow
-from device.given import FIELDS
+from tests.helpers.device_batches import FIELDS
 
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:

@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 import shardflow
-from device.delayed import DelayedSide
-from making import make_dataset
 from shardflow.device import prefetcher as module
-from shardflow.device.slots import Slot
+from shardflow.device.buffers import Slot
 from shardflow.errors import ConfigError, DecodeError, ResumeMismatchError
+from tests.helpers.delayed import DelayedSide
+from tests.helpers.making import make_dataset
 
 SIZES = [20, 9, 31]
 TOTAL = sum(SIZES)

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardflow
-from making import make_dataset
-from shardflow.dataset import Split
-from shardflow.load.source import Order, PlanSource, Shared, Start
-from shardflow.manifest import Shard
-from shardflow.schedule import TAILS, Schedule
-from shardflow.store import LocalStore
+from shardflow.dataset.dataset import Split
+from shardflow.formats.manifest import Shard
+from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, WorkerControl
+from shardflow.order.schedule import TAILS, Schedule
+from shardflow.storage.local import LocalStorage
+from tests.helpers.making import make_dataset
 
 orders = st.fixed_dictionaries(
     {
@@ -33,23 +33,23 @@ topologies = st.tuples(st.integers(1, 6), st.integers(1, 9))
 """World size and batch size."""
 
 
-def make_order(sizes: list[int], **options: Any) -> Order:
+def make_order(sizes: list[int], **options: Any) -> EpochOrder:
     """The order over a split of shards that nobody reads."""
     shards = tuple(
         Shard(name=f"{number:06}.tar", samples=size, bytes=512, sha256="0" * 64, index_sha256="0" * 64)
         for number, size in enumerate(sizes)
     )
-    return Order(Split(LocalStore(Path()), "train", shards), **options)
+    return EpochOrder(Split(LocalStorage(Path()), "train", shards), **options)
 
 
 def global_batches(
-    order: Order, start: Start, world_size: int, batch_size: int, tail: str
+    order: EpochOrder, start: EpochStart, world_size: int, batch_size: int, tail: str
 ) -> Iterator[list[tuple[int, int]]]:
     """The valid samples, as (shard, record), that all ranks together take in each step from `start` on."""
     ranks = []
     for rank in range(world_size):
         schedule = Schedule(length=order.length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail)
-        ranks.append(PlanSource(order, schedule, Shared(0)))
+        ranks.append(PlanSampler(order, schedule, WorkerControl(0)))
     for step in range(schedule.steps(start.position)):
         batches = [source.batch(start, step) for source in ranks]
         yield [
@@ -69,7 +69,7 @@ def test_global_batches_do_not_depend_on_the_world_size(
 ) -> None:
     """Two ways to cut a global batch into ranks take the same set of samples in every step, wherever they start."""
     order, tail = make_order(**options), data.draw(st.sampled_from(TAILS))
-    start = Start(epoch, data.draw(st.integers(0, order.length)), lanes)
+    start = EpochStart(epoch, data.draw(st.integers(0, order.length)), lanes)
     divisors = [n for n in range(1, global_batch + 1) if global_batch % n == 0]
     one, other = data.draw(st.tuples(st.sampled_from(divisors), st.sampled_from(divisors)))
     cuts = [list(global_batches(order, start, n, global_batch // n, tail)) for n in (one, other)]
@@ -86,7 +86,7 @@ def test_what_was_seen_stays_seen(
     seen: list[tuple[int, int]] = []
     position = 0
     for number, (world_size, batch_size) in enumerate(runs, 1):
-        batches = list(global_batches(order, Start(epoch, position, lanes), world_size, batch_size, "short"))
+        batches = list(global_batches(order, EpochStart(epoch, position, lanes), world_size, batch_size, "short"))
         stop = len(batches) if number == len(runs) else data.draw(st.integers(0, len(batches)))
         seen += [place for batch in batches[:stop] for place in batch]
         position = Schedule(length=order.length, batch_size=batch_size, world_size=world_size).after(position, stop)
@@ -105,7 +105,7 @@ def test_epochs_of_a_chosen_length_join_without_a_gap(
     one_pass = make_order(**{**options, "samples_per_epoch": None}).length
     came: Counter[tuple[int, int]] = Counter()
     for epoch, (world_size, batch_size) in enumerate(topologies_of_epochs):
-        for batch in global_batches(order, Start(epoch, 0, 3), world_size, batch_size, "short"):
+        for batch in global_batches(order, EpochStart(epoch, 0, 3), world_size, batch_size, "short"):
             came.update(batch)
         often, rest = divmod((epoch + 1) * length, one_pass)
         assert sorted(came.values()) == [often] * (one_pass - rest) * bool(often) + [often + 1] * rest

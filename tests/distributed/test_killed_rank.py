@@ -6,16 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from distributed.training import SIZES, TOTAL
-from making import make_dataset
+from tests.helpers.making import make_dataset
+from tests.helpers.training import SIZES, TOTAL
+
+PROJECT = Path(__file__).parents[2]
 
 
 def torchrun(ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the trainee on that many ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["--monitor-interval", "0.1", str(Path(__file__).with_name("trainee.py")), *map(str, arguments)]
+    command += ["--monitor-interval", "0.1", "-m", "tests.helpers.trainee", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=80)
+    return subprocess.run(command, env=environment, cwd=PROJECT, capture_output=True, text=True, timeout=80)
 
 
 def test_a_killed_rank_costs_no_sample(tmp_path: Path) -> None:

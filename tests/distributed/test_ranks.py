@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distributed.ranks import launch
-from distributed.training import SIZES, TOTAL, Step, make_loader, make_net, seen, train
-from making import make_dataset
 from shardflow.errors import ConfigError
+from tests.helpers.making import make_dataset
+from tests.helpers.ranks import launch
+from tests.helpers.training import SIZES, TOTAL, Step, make_loader, make_net, seen, train
 
 WORLD_SIZES = (4, 3, 2)
 BATCH = {4: 4, 3: 2, 2: 3}

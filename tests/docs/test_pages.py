@@ -12,10 +12,10 @@ import torch
 import webdataset as wds
 
 import shardflow
-from docs.pages import PAGES, PROJECT, blocks, commands, few, on_this_machine, run_command, run_page
-from making import jpeg
-from s3.fixtures import prefix, server
-from s3.server import Server
+from tests.helpers.making import jpeg
+from tests.helpers.pages import PAGES, PROJECT, blocks, commands, few, on_this_machine, run_command, run_page
+from tests.helpers.s3_fixtures import prefix, server
+from tests.helpers.s3_server import Server
 
 __all__ = ["prefix", "server"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from making import make_dataset
+from tests.helpers.making import make_dataset
 
 TRAIN, VAL = [20, 9, 31, 7], [11, 6, 20]
 """67 and 37 samples: primes, so that no number of ranks and no batch size divides them."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import shardflow
-from examples.scripts import FOLDER, run
+from tests.helpers.scripts import FOLDER, run
 
 
 @pytest.mark.parametrize("name", ["albumentations_transform.py", "gpu_augment_kornia.py", "gpu_decode.py"])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import shardflow
-from examples.scripts import FOLDER, run
-from making import jpeg, write_dataset
+from tests.helpers.making import jpeg, write_dataset
+from tests.helpers.scripts import FOLDER, run
 
 SAMPLES = [11, 6, 20]
 CLASSES = ("zero", "one", "two")

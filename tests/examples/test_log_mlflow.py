@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.growing import run_in_halves
+from tests.helpers.growing import run_in_halves
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from examples.growing import run_in_halves
+from tests.helpers.growing import run_in_halves
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from examples.scripts import run
+from tests.helpers.scripts import run
 
 
 def test_splits_and_classes_come_along(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from examples.scripts import run
+from tests.helpers.scripts import run
 
 
 def test_mask_and_box_stay_together(tmp_path: Path) -> None:

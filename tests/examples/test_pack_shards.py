@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from examples.scripts import run
+from tests.helpers.scripts import run
 
 
 def test_shards_are_packed_anew(tmp_path: Path) -> None:

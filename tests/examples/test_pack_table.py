@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from examples.scripts import run
+from tests.helpers.scripts import run
 
 
 def test_columns_become_parts(tmp_path: Path) -> None:

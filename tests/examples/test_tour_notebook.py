@@ -5,7 +5,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from examples.scripts import DEADLINE_S, FOLDER
+from tests.helpers.scripts import DEADLINE_S, FOLDER
 
 
 def test_notebook_runs(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import shardflow
-from examples.scripts import run
+from tests.helpers.scripts import run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Accelerate's own
 

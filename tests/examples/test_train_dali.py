@@ -6,8 +6,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 import shardflow
-from examples.scripts import run
 from shardflow.cli.export import export
+from tests.helpers.scripts import run
 
 
 def test_dali_reads_every_sample_once_by_the_exported_index(dataset: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from examples.scripts import run
+from tests.helpers.scripts import run
 
 
 def test_an_interrupted_run_goes_on_with_other_ranks(dataset: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from examples.scripts import run
+from tests.helpers.scripts import run
 
 TINY = ["--model", "shufflenet_v2_x0_5", "--size", 32, "--eval-size", 32, "--workers", 1, "--print-every", 2]
 

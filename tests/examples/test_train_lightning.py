@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import shardflow
-from examples.scripts import FOLDER, run
+from tests.helpers.scripts import FOLDER, run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own: about loggers, workers and torch
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from native import huffman, jpegs
 from shardflow import native
+from tests.helpers import huffman, jpegs
 
 Found = tuple[NDArray[np.uint8], list[native.Problem], int]
 

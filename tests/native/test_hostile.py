@@ -13,10 +13,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from native import jpegs
 from shardflow import native
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.native import Status
+from tests.helpers import jpegs
 
 BOX = (5, 7, 50, 30)
 GOOD = jpegs.make(1)  # 64 x 48

@@ -14,8 +14,8 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual name
 
-from native import jpegs
 from shardflow import native
+from tests.helpers import jpegs
 
 KINDS = {
     "4:2:0": {},

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from s3.fixtures import prefix, proxy, server
+from tests.helpers.s3_fixtures import prefix, proxy, server
 
 __all__ = ["prefix", "proxy", "server"]

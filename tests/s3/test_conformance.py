@@ -9,23 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from s3.server import Server
 from shardflow.errors import DatasetExistsError, IntegrityError, NotFoundError, StoreError
-from shardflow.remote.store import PIECE_BYTES
-from shardflow.store import Store, open_store
+from shardflow.storage.remote import PIECE_BYTES
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.storage import Storage
+from tests.helpers.s3_server import Server
 
 SIZES = (0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES + 7)
 
 
 @pytest.fixture(params=["directory", "memory", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> Storage:
     """An empty store of each kind."""
     if request.param == "directory":
-        return open_store(tmp_path / "store")
+        return open_storage(tmp_path / "store")
     if request.param == "memory":
-        return open_store(f"memory://{prefix}/store")
+        return open_storage(f"memory://{prefix}/store")
     server: Server = request.getfixturevalue("server")
-    return open_store(server.url(f"{prefix}/store"), server.options())
+    return open_storage(server.url(f"{prefix}/store"), server.options())
 
 
 def content(size: int) -> bytes:
@@ -33,7 +34,7 @@ def content(size: int) -> bytes:
     return random.Random(size).randbytes(size)
 
 
-def test_blob_comes_back(store: Store) -> None:
+def test_blob_comes_back(store: Storage) -> None:
     """What was put can be read, has a size and a name; what was not put has none."""
     store.put("train/000000.tar", b"abc")
     store.put("a", b"")
@@ -43,7 +44,7 @@ def test_blob_comes_back(store: Store) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_file_goes_there_and_back(store: Store, tmp_path: Path, size: int) -> None:
+def test_file_goes_there_and_back(store: Storage, tmp_path: Path, size: int) -> None:
     """An uploaded file is the blob, and comes back as the same file, whatever its size is to a request's."""
     data = content(size)
     (tmp_path / "source").write_bytes(data)
@@ -54,7 +55,7 @@ def test_file_goes_there_and_back(store: Store, tmp_path: Path, size: int) -> No
     assert store.read("x/y") == data
 
 
-def test_wrong_bytes_are_refused(store: Store, tmp_path: Path) -> None:
+def test_wrong_bytes_are_refused(store: Storage, tmp_path: Path) -> None:
     """A blob of another size or content than promised is an IntegrityError that names it, and no file is left."""
     store.put("a", b"1234")
     right = hashlib.sha256(b"1234").hexdigest()
@@ -64,7 +65,7 @@ def test_wrong_bytes_are_refused(store: Store, tmp_path: Path) -> None:
         assert list(tmp_path.glob("target*")) == []
 
 
-def test_a_file_that_is_there_stays(store: Store, tmp_path: Path) -> None:
+def test_a_file_that_is_there_stays(store: Storage, tmp_path: Path) -> None:
     """`get` never writes over a file that exists."""
     store.put("a", b"1234")
     (tmp_path / "target").write_bytes(b"mine")
@@ -73,7 +74,7 @@ def test_a_file_that_is_there_stays(store: Store, tmp_path: Path) -> None:
     assert (tmp_path / "target").read_bytes() == b"mine"
 
 
-def test_listing_and_ranges(store: Store) -> None:
+def test_listing_and_ranges(store: Storage) -> None:
     """A listing has sizes, and tags that follow the content if there are any; ranges are cut at the end of the blob."""
     store.put("b", b"12345")
     store.put("a/c", b"")
@@ -89,7 +90,7 @@ def test_listing_and_ranges(store: Store) -> None:
         store.read_range("none", 0, 1)
 
 
-def test_put_replaces_and_put_new_does_not(store: Store) -> None:
+def test_put_replaces_and_put_new_does_not(store: Storage) -> None:
     """`put` takes the place of a blob; `put_new` leaves it untouched and says that it exists."""
     store.put("a", b"1")
     store.put("a", b"2")
@@ -99,7 +100,7 @@ def test_put_replaces_and_put_new_does_not(store: Store) -> None:
     assert (store.read("a"), store.read("b"), store.names()) == (b"2", b"4", ["a", "b"])
 
 
-def test_one_of_racing_writers_wins(store: Store) -> None:
+def test_one_of_racing_writers_wins(store: Storage) -> None:
     """Of several writers that create a blob at once exactly one succeeds, and the blob is its own."""
     won: list[int] = []
     barrier = threading.Barrier(8)
@@ -121,7 +122,7 @@ def test_one_of_racing_writers_wins(store: Store) -> None:
     assert store.read("blob") == b"%d" % won[0] * 1000
 
 
-def test_remove_is_satisfied_when_nothing_is_there(store: Store) -> None:
+def test_remove_is_satisfied_when_nothing_is_there(store: Storage) -> None:
     """Removing a blob a second time, or one that never was, is no error."""
     store.put("a", b"1")
     for _ in range(2):
@@ -130,7 +131,7 @@ def test_remove_is_satisfied_when_nothing_is_there(store: Store) -> None:
     assert store.names() == []
 
 
-def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:
+def test_what_is_not_there_is_not_found(store: Storage, tmp_path: Path) -> None:
     """Reading or getting a missing blob is a NotFoundError that names it; nothing is made of it."""
     with pytest.raises(NotFoundError, match=r"/b\b.*does not exist; check the path"):
         store.read("b")
@@ -151,6 +152,6 @@ def test_open_uploads_of_the_names_given_are_closed(server: Server, prefix: str)
     assert store.read("train/0.tar") == b"there"
 
 
-def test_messages_name_blobs_below_the_root(store: Store) -> None:
+def test_messages_name_blobs_below_the_root(store: Storage) -> None:
     """A blob's URL is the root's and its name."""
     assert store.url("train/0.tar") == f"{store}/train/0.tar"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from s3.matrix import DONE, FAULTS, RANGES, READING, WRITING, Stage, cases
-from s3.proxy import proxying
-from s3.server import Server
+from tests.helpers.s3_matrix import DONE, FAULTS, RANGES, READING, WRITING, Stage, cases
+from tests.helpers.s3_proxy import proxying
+from tests.helpers.s3_server import Server
 
 ALL = [(fault, operation) for fault in FAULTS for operation in READING if fault not in DONE]
 ALL += [(fault, operation) for fault in FAULTS for operation in WRITING if fault not in RANGES]

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 import shardflow as sf
-from command import run
-from pack.folders import contents, image_folder, write_tree
-from s3.proxy import Fault, Proxy
-from s3.server import SECRET_KEY, Server
-from shardflow.claim import FILE_NAME as CLAIM
 from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, ShardflowError
-from shardflow.store import LocalStore
+from shardflow.storage.local import LocalStorage
+from shardflow.storage.write_lock import FILE_NAME as CLAIM
+from tests.helpers.command import run
+from tests.helpers.folders import contents, image_folder, write_tree
+from tests.helpers.s3_proxy import Fault, Proxy
+from tests.helpers.s3_server import SECRET_KEY, Server
 
 SETTINGS: dict[str, Any] = {"shard_samples": 20, "short_side": 32, "workers": 2}
 
@@ -92,7 +92,7 @@ def test_a_killed_pack_goes_on(
     process.send_signal(signal.SIGKILL)
     process.wait()
     for spool in spools.iterdir():
-        with LocalStore(spool).sole_writer(patience_s=30):  # the workers end with it, each when it has the time to
+        with LocalStorage(spool).sole_writer(patience_s=30):  # the workers end with it, each when it has the time to
             pass
     done = [name for name in store.names() if name.endswith(".json") and "/" in name]
     try:

@@ -18,8 +18,6 @@ from typing import Any
 import pytest
 
 import shardflow
-from s3.proxy import Fault, Proxy
-from s3.server import PIECE_BYTES, QUICK, SECRET_KEY, Server
 from shardflow.errors import (
     AccessDeniedError,
     BucketNotFoundError,
@@ -30,9 +28,10 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.remote import RemoteStore
-from shardflow.remote.s3 import LEAST_PART_BYTES
-from shardflow.remote.store import _ranges
+from shardflow.storage.remote import RemoteStorage, _ranges
+from shardflow.storage.s3_transport import LEAST_PART_BYTES
+from tests.helpers.s3_proxy import Fault, Proxy
+from tests.helpers.s3_server import PIECE_BYTES, QUICK, SECRET_KEY, Server
 
 DATA = random.Random(5).randbytes(6 * PIECE_BYTES + 99)
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -40,7 +39,7 @@ OTHER = random.Random(6).randbytes(len(DATA))
 
 
 @pytest.fixture
-def direct(server: Server, prefix: str) -> RemoteStore:
+def direct(server: Server, prefix: str) -> RemoteStorage:
     """A store that nothing stands before, with a blob."""
     store = server.store(prefix)
     store.put("blob", DATA)
@@ -48,12 +47,12 @@ def direct(server: Server, prefix: str) -> RemoteStore:
 
 
 @pytest.fixture
-def store(server: Server, prefix: str, proxy: Proxy) -> RemoteStore:
+def store(server: Server, prefix: str, proxy: Proxy) -> RemoteStorage:
     """The same store through the proxy."""
     return server.store(prefix, proxy.endpoint)
 
 
-def get(store: RemoteStore, target: Path) -> bytes:
+def get(store: RemoteStorage, target: Path) -> bytes:
     """The blob, as it comes into a file."""
     store.get("blob", target, size=len(DATA), sha256=SHA256)
     return target.read_bytes()
@@ -61,7 +60,7 @@ def get(store: RemoteStore, target: Path) -> bytes:
 
 @pytest.mark.usefixtures("direct")
 def test_ranges_follow_each_other_and_name_what_was_seen_first(
-    store: RemoteStore, proxy: Proxy, tmp_path: Path
+    store: RemoteStorage, proxy: Proxy, tmp_path: Path
 ) -> None:
     """A blob is asked for piece by piece, each byte once, without looking at it before."""
     assert get(store, tmp_path / "target") == DATA
@@ -71,7 +70,7 @@ def test_ranges_follow_each_other_and_name_what_was_seen_first(
 
 
 @pytest.mark.usefixtures("direct")
-def test_a_broken_body_goes_on_where_it_broke(store: RemoteStore, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_broken_body_goes_on_where_it_broke(store: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
     """What has arrived of a piece is not asked for again."""
     proxy.add(Fault(reset_after=100_000), first=1, times=1)
     assert get(store, tmp_path / "target") == DATA
@@ -82,7 +81,7 @@ def test_a_broken_body_goes_on_where_it_broke(store: RemoteStore, proxy: Proxy, 
 
 
 @pytest.mark.usefixtures("direct")
-def test_progress_renews_patience(store: RemoteStore, proxy: Proxy, tmp_path: Path) -> None:
+def test_progress_renews_patience(store: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
     """A connection that breaks again and again, each time further on, is no reason to give up."""
     proxy.add(Fault(reset_after=QUICK.pace_bytes + 10_000))
     assert get(store, tmp_path / "target") == DATA
@@ -90,7 +89,7 @@ def test_progress_renews_patience(store: RemoteStore, proxy: Proxy, tmp_path: Pa
 
 
 def test_an_object_replaced_while_it_is_read_is_never_mixed(
-    direct: RemoteStore, store: RemoteStore, proxy: Proxy, tmp_path: Path
+    direct: RemoteStorage, store: RemoteStorage, proxy: Proxy, tmp_path: Path
 ) -> None:
     """A blob replaced under a reader is read anew: the new one whole, or an error when it is not the right one."""
     for first in (1, 3, 6):
@@ -106,7 +105,7 @@ def test_an_object_replaced_while_it_is_read_is_never_mixed(
         assert not (tmp_path / "target").exists()
 
 
-def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStore, store: RemoteStore, proxy: Proxy) -> None:
+def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStorage, store: RemoteStorage, proxy: Proxy) -> None:
     """A blob replaced in both attempts to read it is an IntegrityError that says to stop the writer."""
     turn = count()
     proxy.add(Fault(before=lambda: direct.put("blob", next(turn).to_bytes(4, "big") + DATA[4:])), first=1)
@@ -127,7 +126,7 @@ def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStore, store: R
     ],
 )
 def test_what_trying_again_cannot_mend_is_tried_once(
-    store: RemoteStore, proxy: Proxy, status: int, code: str, kind: type[Exception], remedy: str
+    store: RemoteStorage, proxy: Proxy, status: int, code: str, kind: type[Exception], remedy: str
 ) -> None:
     """A refusal for good is raised after one request, typed, with what to do about it."""
     proxy.add(Fault(status=status, code=code))
@@ -137,7 +136,7 @@ def test_what_trying_again_cannot_mend_is_tried_once(
 
 
 @pytest.mark.usefixtures("direct")
-def test_retry_after_is_honoured(store: RemoteStore, proxy: Proxy) -> None:
+def test_retry_after_is_honoured(store: RemoteStorage, proxy: Proxy) -> None:
     """A store that says when to come back is not asked before."""
     proxy.add(Fault(status=503, code="SlowDown", answer_headers=(("Retry-After", "1"),)), times=1)
     began = time.monotonic()
@@ -145,7 +144,7 @@ def test_retry_after_is_honoured(store: RemoteStore, proxy: Proxy) -> None:
     assert time.monotonic() - began >= 1
 
 
-def test_attempts_are_ours_alone(store: RemoteStore, proxy: Proxy) -> None:
+def test_attempts_are_ours_alone(store: RemoteStorage, proxy: Proxy) -> None:
     """Neither botocore nor s3fs tries again on its own: a steady failure costs exactly the attempts allowed."""
     proxy.add(Fault(status=503, code="SlowDown"))
     for act in (lambda: store.read("blob"), lambda: store.put("blob", b""), store.names, lambda: store.size("blob")):
@@ -157,7 +156,7 @@ def test_attempts_are_ours_alone(store: RemoteStore, proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault(reset=True, reaches_server=True), Fault(status=500, reaches_server=True)])
-def test_a_lost_answer_to_a_creation_is_looked_into(store: RemoteStore, proxy: Proxy, fault: Fault) -> None:
+def test_a_lost_answer_to_a_creation_is_looked_into(store: RemoteStorage, proxy: Proxy, fault: Fault) -> None:
     """When the answer to our own creation is lost, nobody else is said to have won; when it was another's, he has."""
     proxy.add(fault, times=1)
     store.put_new("mine", DATA)
@@ -174,7 +173,7 @@ def test_a_lost_answer_to_a_creation_is_looked_into(store: RemoteStore, proxy: P
 
 
 def test_a_lost_answer_to_a_completion_is_looked_into(
-    store: RemoteStore, proxy: Proxy, server: Server, prefix: str, tmp_path: Path
+    store: RemoteStorage, proxy: Proxy, server: Server, prefix: str, tmp_path: Path
 ) -> None:
     """When only the answer to the last request of an upload is lost, the upload has succeeded, and says so."""
     data = random.Random(7).randbytes(LEAST_PART_BYTES + 1)
@@ -191,7 +190,7 @@ def test_a_lost_answer_to_a_completion_is_looked_into(
 def interrupted_upload(url: str, options: dict[str, Any], source: Path) -> None:
     """Upload a file until Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
-        RemoteStore(url, options).upload("blob", source)
+        RemoteStorage(url, options).upload("blob", source)
 
 
 def test_an_interrupted_upload_is_aborted(proxy: Proxy, server: Server, prefix: str, tmp_path: Path) -> None:
@@ -212,7 +211,7 @@ def test_an_interrupted_upload_is_aborted(proxy: Proxy, server: Server, prefix: 
 
 
 @pytest.mark.usefixtures("direct")
-def test_threads_share_a_store(store: RemoteStore, tmp_path: Path) -> None:
+def test_threads_share_a_store(store: RemoteStorage, tmp_path: Path) -> None:
     """Several threads read through one store at once."""
     right: list[bool] = []
     readers = [
@@ -225,13 +224,13 @@ def test_threads_share_a_store(store: RemoteStore, tmp_path: Path) -> None:
     assert right == [True] * 6
 
 
-def read_in_child(store: RemoteStore, results: Any) -> None:
+def read_in_child(store: RemoteStorage, results: Any) -> None:
     """Read the blob in another process."""
     results.put(store.read("blob") == DATA)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_other_processes_use_a_store(direct: RemoteStore, method: str) -> None:
+def test_other_processes_use_a_store(direct: RemoteStorage, method: str) -> None:
     """A store that was used before serves processes however they are started, and this one meanwhile and afterwards."""
     assert direct.read("blob") == DATA
     context = multiprocessing.get_context(method)
@@ -247,11 +246,11 @@ def test_other_processes_use_a_store(direct: RemoteStore, method: str) -> None:
     assert direct.read("blob") == DATA
 
 
-def test_ordinary_configuration_works(server: Server, direct: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordinary_configuration_works(server: Server, direct: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without storage_options, credentials and endpoint come from the environment."""
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
-    assert RemoteStore(str(direct)).read("blob") == DATA
+    assert RemoteStorage(str(direct)).read("blob") == DATA
 
 
 def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +265,7 @@ def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch)
         ({"endpoint_url": server.endpoint, "anon": True}, "no right to do this"),
     ]
     for options, remedy in cases:
-        store = RemoteStore(server.url("x"), options, patience=QUICK)
+        store = RemoteStorage(server.url("x"), options, patience=QUICK)
         for act in (lambda store=store: store.read("blob"), lambda store=store: store.size("blob"), store.names):
             with pytest.raises(AccessDeniedError, match=remedy):
                 act()
@@ -301,18 +300,18 @@ def test_secrets_are_never_told(server: Server, proxy: Proxy, prefix: str, caplo
 def test_secrets_of_a_url_are_never_told(caplog: pytest.LogCaptureFixture) -> None:
     """Neither the user's part nor the query of a URL is shown, nor in what went wrong there."""
     caplog.set_level(logging.DEBUG, logger="shardflow")
-    store = RemoteStore("http://user:canary-one@127.0.0.1:1/data?sig=canary-two", patience=QUICK)
+    store = RemoteStorage("http://user:canary-one@127.0.0.1:1/data?sig=canary-two", patience=QUICK)
     with pytest.raises(StoreError) as caught:
         store.read("blob")
     told = "\n".join([*texts(caught.value), str(store), repr(store), caplog.text, repr(pickle.dumps(store))])
     assert "canary" not in told
     for url in ("s3://key:canary@bucket/x", "s3://bucket/x?secret=canary", "http://user:canary@[bad"):
         with pytest.raises(ConfigError) as refused:
-            RemoteStore(url)
+            RemoteStorage(url)
         assert "canary" not in "\n".join(texts(refused.value))
 
 
-def test_a_pickle_in_a_file_has_no_options_and_says_so(direct: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_in_a_file_has_no_options_and_says_so(direct: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes out of an ordinary pickle has no credentials; when it is refused, the message says why."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "unknown")
@@ -349,7 +348,7 @@ def test_configuration_that_is_wrong_is_said(
     for name, value in environment.items():
         monkeypatch.setenv(name, str(tmp_path / value) if name == "AWS_CONFIG_FILE" else value)
     with pytest.raises(ConfigError, match=message):
-        RemoteStore("s3://bucket/prefix", options).read("blob")
+        RemoteStorage("s3://bucket/prefix", options).read("blob")
 
 
 def test_a_bucket_that_is_not_there_is_said(server: Server) -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from s3.server import Server
-from s3.soaking import SHARDS, TOLERANCES, Sample, leaks, soak
-from s3.weather import PROMPT
+from tests.helpers.s3_server import Server
+from tests.helpers.soaking import SHARDS, TOLERANCES, Sample, leaks, soak
+from tests.helpers.weather import PROMPT
 
 
 def test_epochs_in_bad_weather_are_exact_and_leave_nothing_behind(server: Server, tmp_path: Path) -> None:

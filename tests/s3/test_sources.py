@@ -11,11 +11,11 @@ import pytest
 import webdataset as wds
 
 import shardflow as sf
-from making import make_dataset
-from pack.folders import contents, image_folder, photo, quarantined, write_tree
-from s3.proxy import Fault, Proxy
-from s3.server import Server
 from shardflow.errors import PackIncompleteError
+from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
+from tests.helpers.making import make_dataset
+from tests.helpers.s3_proxy import Fault, Proxy
+from tests.helpers.s3_server import Server
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shard_samples": 20}
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 import shardflow as sf
-from command import run
-from making import flip
-from pack.folders import contents, image_folder
-from s3.proxy import Fault, Proxy
-from s3.server import Server
-from shardflow.atonce import at_once
-from shardflow.claim import FILE_NAME as CLAIM
+from shardflow.dataset.warming import warm
 from shardflow.errors import ConfigError, DatasetExistsError, IntegrityError, ShardflowError, StoreError
-from shardflow.store import open_store
-from shardflow.warm import warm
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.transfers import transfer_pool
+from shardflow.storage.write_lock import FILE_NAME as CLAIM
+from tests.helpers.command import run
+from tests.helpers.folders import contents, image_folder
+from tests.helpers.making import flip
+from tests.helpers.s3_proxy import Fault, Proxy
+from tests.helpers.s3_server import Server
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_copy_that_lost_something_gets_it_back(
     """What is missing of a finished copy, or has another size, is copied again; the rest is left alone."""
     url, options = (tmp_path / "copy", None) if where == "directory" else (server.url(prefix), server.options())
     sf.sync(dataset, url, dst_options=options)
-    store = open_store(url, options)
+    store = open_storage(url, options)
     store.remove("train/000001.tar")
     store.put("train/000002.tar", b"cut short")
     store.remove("train/000003.npy")
@@ -89,7 +89,7 @@ def test_a_copy_of_a_view_gets_its_tars_back(
     url, options = (tmp_path / "copy", None) if where == "directory" else (server.url(prefix), server.options())
     first = sf.sync(tmp_path / "view", url, dst_options=options)
     assert sf.sync(tmp_path / "view", url, dst_options=options).copied == 0
-    store = open_store(url, options)
+    store = open_storage(url, options)
     gone = next(name for name in store.names() if name.endswith("000001.tar"))
     store.remove(gone)
     report = sf.sync(tmp_path / "view", url, dst_options=options)
@@ -214,7 +214,7 @@ def test_transfers_that_are_given_up_take_no_others_along(dataset: Path, server:
         assert again.wait(10)
         return store.read("shardflow.json")
 
-    with contextlib.suppress(KeyboardInterrupt), at_once(2) as pool:
+    with contextlib.suppress(KeyboardInterrupt), transfer_pool(2) as pool:
         pending = pool.submit(late)
         threading.Timer(0.2, again.set).start()
         raise KeyboardInterrupt

@@ -18,10 +18,10 @@ import pytest
 from torchvision.transforms import v2
 
 import shardflow
-from making import make_dataset
-from s3.proxy import Fault, Proxy
-from s3.server import Server
 from shardflow.errors import IntegrityError, NotFoundError, WorkerError
+from tests.helpers.making import make_dataset
+from tests.helpers.s3_proxy import Fault, Proxy
+from tests.helpers.s3_server import Server
 
 SIZES = [20, 9, 31, 16, 24]
 TOTAL = sum(SIZES)

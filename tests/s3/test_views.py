@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import shardflow as sf
-from making import make_dataset
-from s3.proxy import Proxy
-from s3.server import Server
+from shardflow.dataset.warming import warm
 from shardflow.errors import ConfigError
-from shardflow.warm import warm
-from views.foreign import members_of, write_tar
+from tests.helpers.making import make_dataset
+from tests.helpers.s3_proxy import Proxy
+from tests.helpers.s3_server import Server
+from tests.helpers.tars import members_of, write_tar
 
 
 def labels(url: str | Path, tmp_path: Path, server: Server) -> list[int]:

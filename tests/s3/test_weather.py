@@ -8,12 +8,12 @@ import random
 from pathlib import Path
 
 import shardflow
-from pack.folders import contents, image_folder
-from s3.proxy import Proxy
-from s3.server import PIECE_BYTES, QUICK, Server
-from s3.weather import PROMPT, SLOW, Weather
-from shardflow.remote import RemoteStore
-from shardflow.remote.s3 import LEAST_PART_BYTES
+from shardflow.storage.remote import RemoteStorage
+from shardflow.storage.s3_transport import LEAST_PART_BYTES
+from tests.helpers.folders import contents, image_folder
+from tests.helpers.s3_proxy import Proxy
+from tests.helpers.s3_server import PIECE_BYTES, QUICK, Server
+from tests.helpers.weather import PROMPT, SLOW, Weather
 
 SHARE = 0.05
 
@@ -22,7 +22,7 @@ def test_blobs_come_and_go_whole(server: Server, proxy: Proxy, prefix: str, tmp_
     """Blobs of one and of many requests are written and read through faults of every kind, and are the right ones."""
     patience = dataclasses.replace(QUICK, attempts=9, give_up_s=30.0)
     options = server.options(proxy.endpoint)
-    store = RemoteStore(server.url(prefix), options, patience=patience, piece_bytes=PIECE_BYTES)
+    store = RemoteStorage(server.url(prefix), options, patience=patience, piece_bytes=PIECE_BYTES)
     weather = Weather(PROMPT + SLOW, SHARE, seed=1)
     proxy.rules.append(weather)
     blobs = {}

@@ -32,7 +32,7 @@ from torchvision.io import decode_jpeg
 from torchvision.transforms import v2
 
 import shardflow
-from shardflow.dali import write_dali_indexes
+from shardflow.interop.dali import write_dali_indexes
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIELDS = ("image", "label", "random_key")

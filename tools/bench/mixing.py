@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 import webdataset as wds
 
-from shardflow import keyed
-from shardflow.look import mixing
-from shardflow.plan import LANES_PER_RANK, WINDOW, Plan
-from shardflow.schedule import Schedule
+from shardflow.order import keyed_rng
+from shardflow.order.plan import LANES_PER_RANK, WINDOW, Plan
+from shardflow.order.schedule import Schedule
+from shardflow.preview import mixing
 
 I64 = npt.NDArray[np.int64]
 
@@ -48,7 +48,7 @@ HORIZONS = (1, 2, 4, 8, 10, 16, 32, 64, 100, 128, 256)
 SIZES = np.minimum(SHARD_SAMPLES, SAMPLES - np.arange(0, SAMPLES, SHARD_SAMPLES))
 FIRST = np.cumsum(SIZES) - SIZES
 CLASS_ORDERED = np.arange(SAMPLES) * CLASSES // SAMPLES
-SHUFFLED = CLASS_ORDERED[keyed.permutation(keyed.key(0, "packing"), SAMPLES)]
+SHUFFLED = CLASS_ORDERED[keyed_rng.permutation(keyed_rng.key(0, "packing"), SAMPLES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,9 @@ class Mixing:
 def full_shuffle(world: int) -> I64:
     """Return the batches of a full shuffle: the sample numbers, shape [steps, world, BATCH]."""
     steps = SAMPLES // (world * BATCH)
-    return keyed.permutation(keyed.key(0, "full"), SAMPLES)[: steps * world * BATCH].reshape(steps, world, BATCH)
+    return keyed_rng.permutation(keyed_rng.key(0, "full"), SAMPLES)[: steps * world * BATCH].reshape(
+        steps, world, BATCH
+    )
 
 
 def planned(world: int, lanes: int, window: int) -> I64:

@@ -25,11 +25,11 @@ import numpy as np
 from PIL import Image
 
 import shardflow
-from shardflow import shardindex, ustar
-from shardflow.manifest import FILE_NAME, Manifest, Shard
-from shardflow.plan import Plan
-from shardflow.schedule import Schedule
-from shardflow.store import LocalStore
+from shardflow.formats import shard_index, ustar
+from shardflow.formats.manifest import FILE_NAME, Manifest, Shard
+from shardflow.order.plan import Plan
+from shardflow.order.schedule import Schedule
+from shardflow.storage.local import LocalStorage
 
 SHARDS, SHARD_SAMPLES = 500_000, 2000
 WORLD, BATCH = 64, 256
@@ -80,17 +80,17 @@ def write_dataset(root: Path) -> Path:
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG")
-    store, lines = LocalStore(root), []
+    store, lines = LocalStorage(root), []
     for number in range(REAL_SHARDS):
         tar, rows = bytearray(), []
         for record in range(REAL_SHARD_SAMPLES):
             sample = number * REAL_SHARD_SAMPLES + record
             for part, payload in (("cls", str(sample).encode()), ("jpg", buffer.getvalue())):
                 tar += ustar.header(f"{sample:09}.{part}", len(payload))
-                rows.append(shardindex.make_row(record, part, len(tar), payload))
+                rows.append(shard_index.make_row(record, part, len(tar), payload))
                 tar += payload + bytes(ustar.padding(len(payload)))
         tar += ustar.END
-        index = shardindex.to_bytes(shardindex.from_rows(rows))
+        index = shard_index.to_bytes(shard_index.from_rows(rows))
         shard = Shard(
             name=f"train/{number:06}.tar",
             samples=REAL_SHARD_SAMPLES,

@@ -26,13 +26,13 @@ from measure import Normalise, cpu_s, machine_cpu_s
 from peers.recipe import BATCH, SIZE, WORKERS
 
 from shardflow import Loader, RandomResizedCropDecoder, native
-from shardflow.dataset import open_dataset
-from shardflow.load.batch import Batch
-from shardflow.load.crop import random_resized_crops
-from shardflow.load.decode import _sizes
-from shardflow.load.source import Order, PlanSource, Shared, Start
-from shardflow.load.stages import Collate, Decode, Read
-from shardflow.schedule import Schedule
+from shardflow.dataset.dataset import open_dataset
+from shardflow.loading.batch import Batch
+from shardflow.loading.crop_sampling import random_resized_crops
+from shardflow.loading.decoders import _sizes
+from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, WorkerControl
+from shardflow.loading.stages import Collate, Decode, Read
+from shardflow.order.schedule import Schedule
 
 
 class Worker:
@@ -42,8 +42,8 @@ class Worker:
         split = open_dataset(url)["train"]
         self.steps = len(split) // BATCH
         self.images = self.steps * BATCH
-        order = Order(split, seed=0, window=8192, shuffle=True)
-        self._source = PlanSource(order, Schedule(length=len(split), batch_size=BATCH), Shared(1))
+        order = EpochOrder(split, seed=0, window=8192, shuffle=True)
+        self._source = PlanSampler(order, Schedule(length=len(split), batch_size=BATCH), WorkerControl(1))
         self._decoder = RandomResizedCropDecoder(SIZE)
         self._warm = np.zeros((BATCH, 3, SIZE, SIZE), np.uint8)
         self._read = Read(split, verify=True, keys=False, substitute=False)
@@ -62,7 +62,7 @@ class Worker:
 
         normalise = Normalise()
         for step in range(self.steps):
-            batch = timed("plan", self._source.batch, Start(epoch, 0, 1), step)
+            batch = timed("plan", self._source.batch, EpochStart(epoch, 0, 1), step)
             batch = timed("read and check", _single, self._read, batch)
             payloads, sizes, boxes, flips = self.crops(batch)
             timed("  of it CRC-32", lambda payloads=payloads: [zlib.crc32(payload) for payload in payloads])
@@ -76,7 +76,7 @@ class Worker:
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield an epoch's batches, read."""
-        return self._read(self._source.batch(Start(epoch, 0, 1), step) for step in range(self.steps))
+        return self._read(self._source.batch(EpochStart(epoch, 0, 1), step) for step in range(self.steps))
 
     def crops(self, batch: Batch) -> tuple[Any, Any, Any, Any]:
         """Return payloads, sizes, boxes and flips of a batch."""

@@ -20,9 +20,10 @@ from pathlib import Path
 import torch
 from measure import cpu_s
 
-from shardflow import Loader, manifest
-from shardflow.dataset import open_dataset
-from shardflow.pack import writer
+from shardflow import Loader
+from shardflow.dataset.dataset import open_dataset
+from shardflow.formats import manifest
+from shardflow.packing import shard_writer
 
 IMAGES = 6400
 BATCHES, WORKERS, SHARDS, SIZES = (16, 64, 256, 640), (0, 1, 2, 4), (50, 500, 2000), (4_000, 100_000, 2_000_000)
@@ -36,7 +37,7 @@ def resharded(source: Path, target: Path, shard_samples: int) -> Path:
     for number, first in enumerate(range(0, len(samples), shard_samples)):
         chosen = samples[first : first + shard_samples]
         data = b"".join(
-            writer.sample(f"{first + at:09d}", {part: sample[part] for part in ("cls", "jpg")})
+            shard_writer.sample(f"{first + at:09d}", {part: sample[part] for part in ("cls", "jpg")})
             for at, sample in enumerate(chosen)
         )
         shards.append(_written(target, f"train/{number:06d}", data, len(chosen)))
@@ -70,8 +71,8 @@ def repeated(source: Path, target: Path, samples: int) -> Path:
 def _written(target: Path, name: str, data: bytes, samples: int) -> manifest.Shard:
     fragment = target / "fragment"
     fragment.write_bytes(data)
-    piece = writer.Fragment(name="fragment", samples=samples, size=len(data), crc32=zlib.crc32(data))
-    made = writer.assemble(target / f"{name}.tar", [(fragment, piece)])
+    piece = shard_writer.Fragment(name="fragment", samples=samples, size=len(data), crc32=zlib.crc32(data))
+    made = shard_writer.assemble(target / f"{name}.tar", [(fragment, piece)])
     fragment.unlink()
     (target / f"{name}.npy").write_bytes(made.index)
     return manifest.Shard(

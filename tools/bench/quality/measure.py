@@ -24,9 +24,9 @@ import torch
 from PIL import Image
 
 import shardflow
-from shardflow import keyed
 from shardflow.errors import SampleError
-from shardflow.pack.recipe import Recipe
+from shardflow.order import keyed_rng
+from shardflow.packing.recipe import Recipe
 
 QUALITIES = (60, 65, 70, 75, 80, 85, 88, 90, 92, 94, 95, 96, 97, 98)
 SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -107,7 +107,7 @@ def decode_us(files: list[list[bytes]], rounds: int) -> list[float]:
     batches = [[memoryview(bytearray(data)) for data in each] for each in files]
     spent: list[list[float]] = [[] for _ in files]
     for number in range(rounds + 1):
-        keys = keyed.fold_array(keyed.key("quality", number), np.arange(len(files[0])))
+        keys = keyed_rng.fold_array(keyed_rng.key("quality", number), np.arange(len(files[0])))
         for batch, into in zip(batches, spent, strict=True):
             began = time.process_time()
             decoder(batch, keys)

@@ -21,7 +21,7 @@ from prepare import FOLDERS
 from rows import Row
 from spoken import reason, speaking
 
-from s3.server import ACCESS_KEY, SECRET_KEY, Server
+from tests.helpers.s3_server import ACCESS_KEY, SECRET_KEY, Server
 
 HERE = Path(__file__).resolve().parent
 BLOBS = 16

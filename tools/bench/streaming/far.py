@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "tests"))
 
-from s3.proxy import proxying
+from tests.helpers.s3_proxy import proxying
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from machine import hardware
 from measure import tree
 from rows import EPOCHS, STORE, Row
 
-from s3.server import Server, running
+from tests.helpers.s3_server import Server, running
 
 PROCESSES = (1, 2)
 STREAMS = (1, 4, 8)

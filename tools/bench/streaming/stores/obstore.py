@@ -17,7 +17,7 @@ from typing import Any
 import obstore
 from obstore.store import S3Store
 
-from shardflow.remote.store import PIECE_BYTES, PIECES
+from shardflow.storage.remote import PIECE_BYTES, PIECES
 
 
 def open_store(bucket: str, _: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:

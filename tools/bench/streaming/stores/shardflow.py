@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from shardflow.remote import RemoteStore
+from shardflow.storage.remote import RemoteStorage
 
 
 def open_store(bucket: str, variant: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:
     """`variant` says how many blobs are fetched at once; the look-ahead of two workers has four each."""
-    store = RemoteStore(f"s3://{bucket}")
+    store = RemoteStorage(f"s3://{bucket}")
 
     def fetch(blobs: list[dict[str, Any]], folder: Path) -> Iterator[Path]:
         def one(blob: dict[str, Any]) -> Path:

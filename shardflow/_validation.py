@@ -1,0 +1,54 @@
+"""Arguments that are numbers: one check and one wording for all that loads, crops and augments by them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from numbers import Real
+from typing import SupportsIndex
+
+from .errors import ConfigError
+
+
+def check_integer(name: str, value: SupportsIndex, least: int | None = None) -> int:
+    """Return the value as Python's own integer, which numpy's are not; a state is saved with what comes of it.
+
+    Raises:
+        ConfigError: It is no whole number, or less than `least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} must be a whole number, found {value!r}") from None
+    if least is not None and number < least:
+        raise ConfigError(f"{name} must be {least} or more, found {number}")
+    return number
+
+
+def check_probability(name: str, value: float, *, most: float = 1) -> float:
+    """Return the value if it is a probability, or within 0 … `most`.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not isinstance(value, Real) or not 0 <= value <= most:
+        raise ConfigError(f"{name} must be 0 … {most}, found {value}")
+    return value
+
+
+def check_range(
+    name: str, value: tuple[float, float], *, most: float = math.inf, or_zero: bool = False
+) -> tuple[float, float]:
+    """Return the value if it is a range (low, high) above 0, or from 0 on, up to `most`.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    try:
+        low, high = value
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} must be a range (low, high), found {value!r}") from None
+    if not ((low > 0 or (or_zero and low == 0)) and low <= high <= most and high < math.inf):
+        within = "above 0" if most == math.inf else f"within {'[' if or_zero else '('}0, {most}]"
+        raise ConfigError(f"{name} must be a range (low, high) {within}, found {value}")
+    return value

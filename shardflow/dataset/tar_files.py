@@ -1,0 +1,64 @@
+"""Which tars a path, a URL or a pattern means, and to which split each belongs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from shardflow.errors import ConfigError, NotFoundError
+from shardflow.formats.manifest import is_name
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.storage import Storage
+from shardflow.storage.url_patterns import ALL, expanded, is_wild, rooted, tars_like
+from shardflow.storage.urls import is_remote
+
+
+class TarFile(NamedTuple):
+    """A tar to be read: its store, the root of that, its name there, and its split."""
+
+    store: Storage
+    root: str
+    name: str
+    split: str
+
+
+def find_tars(
+    url: str | os.PathLike[str], splits: tuple[str, ...], storage_options: Mapping[str, Any] | None
+) -> Iterator[TarFile]:
+    """Yield the tars that are meant, in the order of their names.
+
+    They are of the split after which their folder is named, and of the first one where it is named otherwise. A pattern
+    with braces alone is expanded without a listing, which not every server gives.
+
+    Raises:
+        ConfigError: There are none, the pattern is none, or a name has other characters than A-Z a-z 0-9 . _ - in it.
+        NotFoundError: The place does not exist, or is empty.
+        StoreError: It is out of reach.
+    """
+    root, pattern = rooted(url)
+    store = open_storage(root, storage_options if is_remote(root) else None)
+    names = sorted(_names(store, pattern or ALL))
+    for name in names:
+        if not is_name(name):
+            raise ConfigError(f"{store.url(name)}: names may have A-Z a-z 0-9 . _ - alone, rename it")
+    tops = {name.partition("/")[0].lower() if "/" in name else root.rpartition("/")[2].lower() for name in names}
+    for name in names:
+        top = name.partition("/")[0] if "/" in name else root.rpartition("/")[2]
+        yield TarFile(store, str(store), name, top.lower() if tops <= {*splits} else splits[0])
+
+
+def _names(store: Storage, pattern: str) -> set[str]:
+    patterns = expanded(pattern)
+    names = {one for one in patterns if not is_wild(one)}
+    wild = [one for one in patterns if is_wild(one)]
+    if wild:
+        listing = store.names()
+        if not listing:
+            raise NotFoundError(f"{store} does not exist, or is empty; check the path")
+        for one in wild:
+            matching = tars_like(one, listing)
+            if not matching:
+                raise ConfigError(f"{store} has no tar {one!r} among its {len(listing)} files")
+            names.update(matching)
+    return names

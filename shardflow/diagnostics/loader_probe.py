@@ -1,0 +1,105 @@
+"""A loader that is kept going, so that it can be timed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from shardflow.loading.loader import Loader
+
+from .time_window import Window
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class LoaderProbe:
+    """Runs a loader from epoch to epoch, and times a stretch of it; close it when done.
+
+    Nothing is done with the batches: it is the most that the loader could hand to a training that takes no time.
+
+    Attributes:
+        loader: What is driven.
+        first_batch_s: Seconds from the start of the workers to the first batch.
+        batch_bytes: Size of the tensors of a batch.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        before = _children()
+        begin = time.perf_counter()
+        self.loader = loader
+        self._batches = _endless(loader)
+        first = next(self._batches)
+        self.first_batch_s = time.perf_counter() - begin
+        tensors = (leaf for leaf in pytree.tree_leaves(first) if isinstance(leaf, torch.Tensor))
+        self.batch_bytes = sum(tensor.nbytes for tensor in tensors)
+        self._workers = _children() - before
+
+    def measure(self, seconds: float) -> Window:
+        """Time a stretch of about so long, and of two batches per worker at least, after the first of each."""
+        workers = self.loader.data_loader.num_workers
+        for _ in range(workers):
+            next(self._batches)
+        before = self._counters(0)
+        begin = now = time.perf_counter()
+        count = 0
+        while now - begin < seconds or count < 2 * max(1, workers):
+            next(self._batches)
+            count += 1
+            now = time.perf_counter()
+        after = self._counters(count * self.loader.batch_sampler.batch_size)
+        return after - before
+
+    def close(self) -> None:
+        """End the workers."""
+        self._batches.close()  # type: ignore[attr-defined] # a generator
+        self.loader.close()
+
+    def __enter__(self) -> LoaderProbe:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _counters(self, images: int) -> Window:
+        """Return what the clocks and counters show now."""
+        user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:9])
+        return Window(
+            images=images,
+            wall_s=time.perf_counter(),
+            own_cpu_s=time.process_time(),
+            workers_cpu_s=sum(map(_cpu_ticks, self._workers)) / _TICKS,
+            machine_cpu_s=(user + nice + system + irq + softirq) / _TICKS,
+            storage_bytes=sum(map(_read_bytes, self._workers)),
+        )
+
+
+def _children() -> set[int]:
+    return {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+
+
+def _cpu_ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0  # it has ended, which the loader will say
+    return int(fields[11]) + int(fields[12])  # proc(5): utime and stime, counted from behind "(name)"
+
+
+def _read_bytes(pid: int) -> int:
+    try:
+        counted = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    except OSError:
+        return 0  # as above; and some containers keep it from everybody
+    return int(counted["read_bytes"])
+
+
+def _endless(loader: Loader) -> Iterator[Any]:
+    while True:
+        yield from loader

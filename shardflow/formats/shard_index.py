@@ -1,0 +1,166 @@
+"""The index of a shard: one row per member, so that a sample is a slice of a memory map and never a search.
+
+The file is a plain `.npy` of a structured little-endian array (numpy.lib.format version 1.0), and `numpy.load` loads
+it. We write its header ourselves because the bytes must not depend on the numpy version: the manifest holds their
+SHA-256. An index can be rebuilt from its shard alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.errors import IndexError_, IntegrityError, TarError
+
+from .image_size import image_size
+from .ustar import walk
+
+IMAGE_PARTS = frozenset({"jpg", "jpeg", "png", "webp"})
+"""Parts that hold an image; the first of these in a sample is its image."""
+
+KEY_PART = b""
+"""The part of a row that is no member: what it leads to is the sample's key, where plain headers do not have it."""
+
+DTYPE = np.dtype(
+    [
+        ("record", "<u4"),  # ordinal of the sample in its shard, 0 … samples-1
+        ("part", "S16"),  # what follows the key and its dot: b"jpg"
+        ("offset", "<u8"),  # of the payload, from the start of the shard
+        ("size", "<u4"),  # of the payload, in bytes
+        ("crc32", "<u4"),  # of the payload (zlib's CRC-32)
+        ("width", "<u2"),  # in pixels; 0 where not an image or not known
+        ("height", "<u2"),
+    ]
+)
+Index = npt.NDArray[Any]  # a 1-d array of DTYPE
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_MAX_U2 = 0xFFFF
+
+
+class Row(NamedTuple):
+    """One row of an index, in the order of the columns."""
+
+    record: int
+    part: bytes
+    offset: int
+    size: int
+    crc32: int
+    width: int
+    height: int
+
+
+def make_row(record: int, part: str, offset: int, payload: memoryview | bytes) -> Row:
+    """Return the row of one member.
+
+    Raises:
+        IndexError_: The part's name is longer than the 16 bytes that the column holds, or the payload than 4 GiB.
+    """
+    if len(part.encode()) > 16:
+        raise IndexError_(f"part name {part!r} is longer than 16 bytes; shorten the extension")
+    if len(payload) >= 1 << 32:
+        raise IndexError_(f"part {part!r} of record {record} has {len(payload)} bytes; 4 GiB is the limit")
+    width, height = image_size(payload) if part.rpartition(".")[2] in IMAGE_PARTS else (0, 0)
+    if max(width, height) > _MAX_U2:
+        width = height = 0
+    return Row(record, part.encode(), offset, len(payload), zlib.crc32(payload), width, height)
+
+
+def build(tar: memoryview) -> tuple[Index, list[str]]:
+    """Rebuild the index of a shard from its bytes; return it with the keys of the samples in order.
+
+    Raises:
+        TarError: The shard is damaged, a name has no dot or comes twice, or the members of a sample do not stand
+            together.
+    """
+    rows: list[Row] = []
+    keys: list[str] = []
+    seen: set[str] = set()
+    names: set[str] = set()
+    for member in walk(tar):
+        if member.name in names:
+            raise TarError(f"member {member.name!r} comes twice; readers would take one for the other")
+        names.add(member.name)
+        directory, slash, base = member.name.rpartition("/")
+        stem, dot, part = base.partition(".")
+        if not dot or not stem or not part:
+            raise TarError(f"member {member.name!r} is not named KEY.PART, as the WebDataset convention asks")
+        key = directory + slash + stem
+        if not keys or key != keys[-1]:
+            if key in seen:
+                raise TarError(f"the members of sample {key!r} do not stand together")
+            seen.add(key)
+            keys.append(key)
+        payload = tar[member.offset : member.offset + member.size]
+        rows.append(make_row(len(keys) - 1, part, member.offset, payload))
+    return from_rows(rows), keys
+
+
+def rebuilt(tar: memoryview, sha256: str) -> bytes:
+    """Return the contents of a lost index, rebuilt from its shard.
+
+    Raises:
+        TarError, IndexError_: As for `build`.
+        IntegrityError: It has another SHA-256: the tar is damaged, or the index was made in another way, as of a view.
+    """
+    data = to_bytes(build(tar)[0])
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise IntegrityError(
+            "neither the index nor one rebuilt from the tar is the one packed; run `shardflow verify` and restore them"
+        )
+    return data
+
+
+def from_rows(rows: Sequence[Row]) -> Index:
+    """Return rows as an index array."""
+    return np.array(rows, dtype=DTYPE)
+
+
+def to_bytes(index: Index) -> bytes:
+    """Return the contents of the `.npy` file."""
+    return _header(len(index)) + index.astype(DTYPE).tobytes()
+
+
+def from_bytes(data: bytes, *, samples: int, tar_bytes: int) -> Index:
+    """Read an index and check that it can belong to a shard of `samples` samples and `tar_bytes` bytes.
+
+    Raises:
+        IndexError_: It is not such an index.
+    """
+    # Our headers have one form, so nothing has to be parsed: the length says how many rows there must be.
+    for length in {(len(data) - len(_header(example))) // DTYPE.itemsize for example in (0, 10**9)}:
+        header = _header(max(0, length))
+        if data.startswith(header) and len(data) == len(header) + length * DTYPE.itemsize:
+            index = np.frombuffer(data, DTYPE, offset=len(header))
+            _check(index, samples, tar_bytes)
+            return index
+    raise IndexError_(f"{len(data)} bytes that are no shardflow index; delete the file, it is rebuilt from the shard")
+
+
+def _header(length: int) -> bytes:
+    text = f"{{'descr': {DTYPE.descr!r}, 'fortran_order': False, 'shape': ({length},), }}"
+    text += " " * (-(len(_MAGIC) + 2 + len(text) + 1) % 64) + "\n"  # the data starts at a multiple of 64
+    return _MAGIC + len(text).to_bytes(2, "little") + text.encode("ascii")
+
+
+def _check(index: Index, samples: int, tar_bytes: int) -> None:
+    for rows in (index, index[index["part"] != KEY_PART]):
+        records = rows["record"].astype(np.int64)
+        steps = np.diff(records, prepend=-1, append=samples)
+        if samples and (len(rows) == 0 or records[0] != 0 or steps[-1] != 1 or not np.isin(steps, (0, 1)).all()):
+            raise IndexError_(f"the records do not run from 0 to {samples - 1} in order; rebuild the index")
+    if not samples and len(index):
+        raise IndexError_(f"{len(index)} members for no samples; rebuild the index")
+    for part in set(index["part"].tolist()):
+        try:
+            part.decode()
+        except UnicodeDecodeError:
+            raise IndexError_(f"part name {part!r} is not UTF-8; rebuild the index") from None
+    ends = index["offset"].astype(np.uint64) + index["size"]
+    if len(index) and (index["offset"].max() > tar_bytes or ends.max() > tar_bytes):
+        raise IndexError_(f"a member reaches to byte {int(ends.max())}, the shard has {tar_bytes}; rebuild the index")

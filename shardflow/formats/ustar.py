@@ -1,0 +1,118 @@
+"""ustar headers: the 512 bytes before each member of a shard.
+
+Source: POSIX.1-2017, pax utility, "ustar Interchange Format". Shards use its plainest part: regular files, no links, no
+extensions, every field that could differ between two machines fixed. Reading accepts any ustar or GNU header of a
+regular file; what the reader cannot represent is named instead of skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shardflow.errors import TarError
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+_MAX_SIZE = 8**11 - 1  # eleven octal digits
+
+
+class Member(NamedTuple):
+    """One file in a tar: its name, and where its payload lies."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def padding(size: int) -> int:
+    """Return the number of zero bytes that follow a payload of `size` bytes."""
+    return -size % BLOCK
+
+
+def header(name: str, size: int) -> bytes:
+    """Return the header of a member: mtime 0, uid and gid 0, mode 0444.
+
+    Raises:
+        TarError: The name is longer than 100 bytes or has a zero byte, or the payload is 8 GiB or more.
+    """
+    encoded = name.encode()
+    if not 0 < len(encoded) <= 100:
+        raise TarError(f"member name {name!r} has {len(encoded)} bytes, ustar holds 1 to 100")
+    if b"\0" in encoded:
+        raise TarError(f"member name {name!r} has a zero byte, which ends a name in ustar")
+    if size > _MAX_SIZE:
+        raise TarError(f"member {name!r} has {size} bytes, ustar holds {_MAX_SIZE} at most")
+    block = bytearray(BLOCK)
+    block[0 : len(encoded)] = encoded
+    block[100:108] = b"0000444\0"
+    block[108:116] = block[116:124] = b"0000000\0"
+    block[124:136] = b"%011o\0" % size
+    block[136:148] = b"00000000000\0"
+    block[148:156] = b"        "  # the checksum counts itself as spaces
+    block[156:157] = b"0"
+    block[257:265] = b"ustar\x0000"
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def walk(buffer: memoryview) -> Iterator[Member]:
+    """Yield the members of a tar in order, reading nothing but their headers.
+
+    Raises:
+        TarError: A header is damaged, a payload or the end is cut off, or a member is not a regular file.
+    """
+    position, end = 0, len(buffer)
+    while True:
+        block = bytes(buffer[position : position + BLOCK])
+        if len(block) < BLOCK:
+            raise TarError(f"ends at byte {end} without the two zero blocks that close a tar; it is cut short")
+        if not any(block):
+            if len(buffer) - position < len(END) or any(buffer[position:]):
+                raise TarError(f"one zero block at byte {position} is not followed by zeros to the end; it is damaged")
+            return
+        member = parse(block, position + BLOCK)
+        position = member.offset + member.size + padding(member.size)
+        if position > end:
+            raise TarError(
+                f"member {member.name!r} reaches to byte {position}, the file ends at {end}: it is cut short"
+            )
+        yield member
+
+
+def parse(block: bytes, payload: int) -> Member:
+    """Return the member whose header is `block` and whose payload starts at byte `payload`.
+
+    Raises:
+        TarError: The header is damaged or not that of a regular file.
+    """
+    where = f"the header at byte {payload - BLOCK}"
+    # The checksum counts its own eight bytes as spaces (0x20 each).
+    expected = sum(block) - sum(block[148:156]) + 8 * 0x20
+    if _octal(block[148:156], where) != expected:
+        raise TarError(f"{where} fails its checksum; the bytes are damaged or this is no tar")
+    if block[257:262] != b"ustar":
+        raise TarError(f"{where} is not ustar; write the tar with `tar --format=ustar`")
+    kind = block[156:157]
+    if kind not in (b"0", b"\0"):
+        raise TarError(f"{where} has type {kind!r}; only regular files are read, as `tar --format=ustar` writes them")
+    try:
+        name = member_name(block)
+    except UnicodeDecodeError:
+        raise TarError(f"{where} has a name that is not UTF-8") from None
+    return Member(name, payload, _octal(block[124:136], where))
+
+
+def member_name(block: bytes) -> str:
+    """Return the name in a header that is known to be sound."""
+    # GNU tar leaves other things where POSIX has the name's prefix.
+    prefix = b"" if block[257:265] == b"ustar  \0" else block[345:500].split(b"\0", 1)[0]
+    name = block[0:100].split(b"\0", 1)[0]
+    return (prefix + b"/" + name if prefix else name).decode()
+
+
+def _octal(field: bytes, where: str) -> int:
+    digits = field.strip(b" \0")
+    if digits and all(0x30 <= digit <= 0x37 for digit in digits):
+        return int(digits, 8)
+    raise TarError(f"{where} has a number that is not octal: {field!r}")

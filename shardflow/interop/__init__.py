@@ -1,0 +1,1 @@
+"""Interop: the small files by which other loaders read our shards."""

@@ -1,0 +1,207 @@
+"""Several datasets as one: batches of each, interleaved by weight."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow._validation import check_integer
+from shardflow.errors import ConfigError, ResumeMismatchError
+
+from .batch_sampler import BatchSampler
+from .checkpoint import Cursor, saved_integers
+from .loader import Loader
+from .stats import Stats, StatsRecorder
+
+STATE_VERSION = 1
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, rounded to odd
+_CHUNK = 1 << 20
+
+
+class Mix:
+    """Interleaves whole batches of several loaders, each as often as its weight says; usable wherever a loader is.
+
+    Which loader a step takes its batch from is a pure function of the step's number: the step's place in a Weyl
+    sequence (k / golden ratio, modulo 1; Weyl, "Über die Gleichverteilung von Zahlen mod. Eins", 1916), looked up among
+    the weights. Any stretch of steps has the right shares to within a few batches, all ranks agree without talking, and
+    any step can be reached by arithmetic. Each loader runs through its own epochs, exactly.
+
+    >>> mix = shardflow.Mix([("photos256", 3), ("sketches256", 1)], batch_size=256)      # doctest: +SKIP
+
+    Args:
+        sources: Pairs of a loader, or of a path or URL from which one is made, and a weight above 0.
+        steps_per_epoch: Batches per iteration; by default those of all sources' epochs together.
+        options: Arguments of the loaders that are made here.
+
+    Raises:
+        ConfigError: No sources, a weight that is not above 0, options without a use, or loaders whose fields differ.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[tuple[Loader | str | os.PathLike[str], float]],
+        *,
+        steps_per_epoch: int | None = None,
+        **options: Any,
+    ) -> None:
+        if not sources or not all(0 < weight < math.inf for _, weight in sources):
+            raise ConfigError(f"a mix takes one or more sources with weights above 0, found {[w for _, w in sources]}")
+        if options and all(isinstance(source, Loader) for source, _ in sources):
+            raise ConfigError(f"all sources are loaders already, so {', '.join(options)} would have no effect")
+        if steps_per_epoch is not None:
+            steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, 1)
+        self.loaders = [source if isinstance(source, Loader) else Loader(source, **options) for source, _ in sources]
+        if len(found := {loader.fields for loader in self.loaders}) > 1:
+            raise ConfigError(f"the loaders' fields differ: {'; '.join(map(str, sorted(found)))}; give all the same")
+        self._weights = [float(weight) for _, weight in sources]
+        shares = np.cumsum(self._weights) / sum(self._weights)
+        self._bounds = np.array([min(int(share * 2**64), 2**64 - 1) for share in shares[:-1]], dtype=np.uint64)
+        self._steps = steps_per_epoch or sum(len(loader) for loader in self.loaders)
+        self._cursor = Cursor()  # its position counts steps
+        self._running: list[Iterator[Any] | None] = [None] * len(sources)
+        self._iterations = 0
+        self._meter = StatsRecorder()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What a batch consists of."""
+        return self.loaders[0].fields
+
+    @property
+    def substituted(self) -> set[str]:
+        """What was wrong with each sample that another one has stood in for."""
+        return set().union(*(loader.substituted for loader in self.loaders))
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch of the mix."""
+        return self._steps
+
+    def source_of(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return, for step numbers counted from the very first, which loader each takes its batch from."""
+        places = steps.astype(np.uint64) * np.uint64(_GOLDEN)
+        chosen: npt.NDArray[np.int64] = np.searchsorted(self._bounds, places, side="right")
+        return chosen
+
+    def __iter__(self) -> Iterator[Any]:
+        """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
+
+        One iteration at a time: starting another, or moving the mix, ends the one before it.
+        """
+        if self._cursor.begun:
+            self._seek(self._cursor.epoch + 1)
+        self._iterations += 1
+        iteration = self._iterations
+        epoch, first = self._cursor.epoch, self._cursor.position
+        for step, batch in enumerate(self._meter.timed(self._batches(epoch, first)), start=first + 1):
+            self._cursor.hand_out(step)
+            yield batch
+            if self._iterations == iteration:
+                continue
+            if step < self._steps:
+                raise ConfigError(
+                    "the mix was iterated again, or moved by set_epoch or load_state_dict, which ended this iteration; "
+                    "move it between iterations, and use two mixes for two at once"
+                )
+            return
+        self._cursor.set(epoch + 1)
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
+        for step in range(first, self._steps):
+            (source,) = self.source_of(np.array([epoch * self._steps + step])).tolist()
+            yield self._next(source)
+
+    def _next(self, source: int) -> Any:
+        while True:
+            running = self._running[source]
+            if running is None:
+                running = self._running[source] = iter(self.loaders[source])
+            try:
+                return next(running)
+            except StopIteration:
+                self._running[source] = None  # its epoch is over; it goes on with its next
+            except BaseException:
+                self._running[source] = None
+                raise
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a run's log needs to name its data: that of each loader, and how they are mixed."""
+        sources = [loader.describe() for loader in self.loaders]
+        return {"weights": self._weights, "steps_per_epoch": self._steps, "sources": sources}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the one that the next iteration runs through; as for a loader."""
+        if self._cursor.set_epoch(epoch):
+            self._seek(epoch)
+
+    @property
+    def batch_sampler(self) -> BatchSampler:
+        """Where Lightning looks for `set_epoch`: this mix, and the batch size of its first loader."""
+        return BatchSampler(sampler=self, batch_size=self.loaders[0].batch_sampler.batch_size)
+
+    def _seek(self, epoch: int) -> None:
+        """Put every loader where it stands at the start of an epoch."""
+        counts = np.zeros(len(self.loaders), dtype=np.int64)
+        end = epoch * self._steps
+        for begin in range(0, end, _CHUNK):
+            steps = np.arange(begin, min(begin + _CHUNK, end))
+            counts += np.bincount(self.source_of(steps), minlength=len(counts))
+        for loader, count in zip(self.loaders, counts.tolist(), strict=True):
+            loader.seek(count)
+        self._move(epoch)
+
+    def _move(self, epoch: int, position: int = 0) -> None:
+        """Put the cursor somewhere, where the loaders are already."""
+        self._cursor.set(epoch, position)
+        self._running = [None] * len(self.loaders)
+        self._iterations += 1
+
+    def stats(self) -> Stats:
+        """Return where the time went since the iteration began; `print` it to know what to do about it."""
+        return self._meter.stats()
+
+    def close(self) -> None:
+        """End the worker processes of all loaders now; another iteration starts new ones."""
+        for loader in self.loaders:
+            loader.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the next batch starts, in the mix and in each of its loaders."""
+        return {
+            "version": STATE_VERSION,
+            "weights": self._weights,
+            "steps_per_epoch": self._steps,
+            "epoch": self._cursor.epoch,
+            "position": self._cursor.position,
+            "sources": [loader.state_dict() for loader in self.loaders],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration start where the saved one stood.
+
+        Raises:
+            ResumeMismatchError: The state belongs to another mix.
+        """
+        for name, value in (
+            ("version", STATE_VERSION),
+            ("weights", self._weights),
+            ("steps_per_epoch", self._steps),
+        ):
+            if state.get(name) != value:
+                raise ResumeMismatchError(
+                    f"{name} is {state.get(name)!r} in the state and {value!r} here; make it equal"
+                )
+        sources = state.get("sources", ())
+        if len(sources) != len(self.loaders):
+            raise ResumeMismatchError(f"the state is of {len(sources)} sources, and here are {len(self.loaders)}")
+        epoch, position = saved_integers(state, "epoch", "position")
+        # All are looked at before any is moved.
+        places = [loader.place_of(its_state) for loader, its_state in zip(self.loaders, sources, strict=True)]
+        for loader, place in zip(self.loaders, places, strict=True):
+            loader.go_to(place)
+        self._move(epoch, position)

@@ -1,0 +1,192 @@
+"""The cache of decoded images: later epochs crop what the first one decoded, so augmentation stays random.
+
+One file per shard, named by the shard's content and by what decodes, shared by all processes that may open it:
+
+    sums      uint64 [samples]: 0 until the pixels of the record are there, then their sum
+    pixels    uint8 [height, width, 3] per record, in order, each at a multiple of 8 bytes
+
+Where a record lies follows from the shard's index, and which records are kept from the manifest, the index and the
+limit: each shard has its share of the limit, for its first records. So nobody has to agree with anybody, and the limit
+holds by construction. Files have holes where nothing was written yet.
+
+Pixels are written before their sum, and used only while it is theirs. If it is not, whatever the reason (a write that
+is still under way or was cut off, a disk that lost it), the image is decoded and written again. Files are read with
+`pread(2)` and not mapped, so that a disk's error is an error and not a signal that ends the process. Only what decodes
+without complaint, from bytes whose CRC-32 was checked, gets in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.dataset.mapped_shard import MappedShard
+from shardflow.errors import ConfigError
+from shardflow.storage.cache import Cache, size_in_bytes, spare_bytes
+
+from .decoders import Decoder, Pixels, decode_whole, decoder_versions
+
+logger = logging.getLogger(__name__)
+
+_OPEN_FILES = 128
+_WORD_BYTES = 8
+_BLOCK_BYTES = 4096  # what a file takes of the disk is a multiple of this
+
+Words = npt.NDArray[np.uint64]
+
+
+class PixelCache:
+    """Images of a split as pixels, as one decoder sees them. Can be sent to other processes; each opens its own files.
+
+    What goes wrong with the files is no error: images are then decoded, as without the cache.
+
+    Args:
+        cache: Beside whose shards the files lie.
+        limit: The most bytes that the files may take, as a number or as in "20GB".
+        samples: In the whole split.
+        decoder: Crops the images.
+
+    Raises:
+        ConfigError: The limit is no size, or the decoder takes no pixels.
+    """
+
+    def __init__(self, cache: Cache, limit: int | str, samples: int, decoder: Decoder) -> None:
+        versions = decoder_versions(decoder)
+        if versions is None:
+            raise ConfigError(
+                f"decoded_cache: {type(decoder).__name__} takes encoded images alone; use RandomResizedCropDecoder, "
+                "CenterCropDecoder or ImageDecoder themselves, or leave decoded_cache out"
+            )
+        self._directory, self._limit_bytes, self._samples = cache.decoded_directory, size_in_bytes(limit), samples
+        self._decoder, self._versions = decoder, hashlib.sha256(versions.encode()).hexdigest()[:16]
+        self._files: OrderedDict[str, _ShardPixels | None] = OrderedDict()
+        self._memory: list[Words] = []
+        self._full = False
+
+    def read(self, shard: MappedShard, record: int, place: int) -> Pixels | None:
+        """Return the pixels of an image; None when they are not here.
+
+        They are lent: the next call with the same `place`, the number of the sample in its batch, overwrites them.
+        """
+        file = self._file(shard)
+        if file is None or not file.has(record):
+            return None
+        while len(self._memory) <= place:
+            self._memory.append(np.empty(0, dtype=np.uint64))
+        if len(self._memory[place]) < file.words[record]:
+            self._memory[place] = np.empty(file.words[record], dtype=np.uint64)
+        return file.read(record, self._memory[place])
+
+    def add(self, shard: MappedShard, record: int, payload: memoryview) -> Pixels | None:
+        """Decode an image, keep its pixels and return them; None when it is not to be kept, or is damaged."""
+        file = None if self._full else self._file(shard)
+        if file is None or not file.kept[record]:
+            return None
+        pixels = decode_whole(self._decoder, payload, *file.sizes[record].tolist())
+        if pixels is not None:
+            try:
+                if spare_bytes(self._directory) < pixels.nbytes:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                file.write(record, pixels)
+            except OSError as error:
+                self._give_up(error)
+        return pixels
+
+    def _file(self, shard: MappedShard) -> _ShardPixels | None:
+        """Return the file of a shard; None when it cannot be opened."""
+        name = f"{shard.sha256}.{self._versions}"
+        if name in self._files:
+            self._files.move_to_end(name)
+            return self._files[name]
+        if len(self._files) == _OPEN_FILES:
+            self._files.popitem(last=False)
+        sizes = shard.image_sizes()
+        try:
+            share_bytes = self._limit_bytes * len(sizes) // self._samples
+            self._files[name] = _ShardPixels(self._directory / name, sizes, share_bytes)
+        except OSError as error:
+            self._files[name] = None
+            self._give_up(error)
+        return self._files[name]
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._full:
+            self._full = True
+            logger.warning(
+                "no more decoded images are kept in %s (%s); the others are decoded whenever they are needed: free "
+                "some space, lower decoded_cache, or choose a cache_dir on another disk",
+                self._directory,
+                error.strerror,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": OrderedDict(), "_memory": []}
+
+
+class _ShardPixels:
+    """The file of one shard.
+
+    Attributes:
+        sizes: int64 [samples, 2], width and height of each image.
+        words: int64 [samples], what it takes, in 8 bytes.
+        kept: bool [samples], whether it is to be here.
+    """
+
+    def __init__(self, path: Path, sizes: npt.NDArray[np.int64], share_bytes: int) -> None:
+        self.sizes = sizes
+        self.words = -(-3 * sizes.prod(axis=1) // _WORD_BYTES)
+        ends = (len(sizes) + self.words.cumsum()) * _WORD_BYTES
+        self._begins = ends - self.words * _WORD_BYTES
+        self.kept = (self.words > 0) & (ends <= share_bytes // _BLOCK_BYTES * _BLOCK_BYTES)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        weakref.finalize(self, os.close, self._descriptor)
+        os.utime(self._descriptor)  # who prunes the cache begins with what was used least recently
+        self._sums = np.zeros(len(sizes), dtype=np.uint64)
+        os.preadv(self._descriptor, [self._sums.data], 0)
+
+    def has(self, record: int) -> bool:
+        """Return whether the pixels of a record may be here by now."""
+        if self.kept[record] and not self._sums[record]:
+            with contextlib.suppress(OSError):  # what cannot be read is not here
+                os.preadv(self._descriptor, [self._sums[record : record + 1].data], record * _WORD_BYTES)
+        return bool(self.kept[record] and self._sums[record])
+
+    def read(self, record: int, memory: Words) -> Pixels | None:
+        """Read the pixels of a record into memory and return them; None when they are not those that were written."""
+        words = memory[: self.words[record]]
+        try:
+            whole = os.preadv(self._descriptor, [words.data], self._begins[record]) == words.nbytes
+        except OSError:
+            whole = False
+        if not whole or _sum(words) != self._sums[record]:
+            self._sums[record] = 0
+            return None
+        width, height = self.sizes[record].tolist()
+        return words.view(np.uint8)[: 3 * width * height].reshape(height, width, 3)
+
+    def write(self, record: int, pixels: Pixels) -> None:
+        """Write the pixels of a record, and then their sum."""
+        words = np.zeros(self.words[record], dtype=np.uint64)
+        words.view(np.uint8)[: pixels.size] = pixels.reshape(-1)
+        self._write(words, self._begins[record])
+        self._write(np.array([_sum(words)]), record * _WORD_BYTES)
+
+    def _write(self, words: Words, offset: int) -> None:
+        if os.pwrite(self._descriptor, words.data, offset) != words.nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _sum(words: Words) -> np.uint64:
+    """Return the sum modulo 2^64; 1 in place of 0, which says that nothing is there. It costs a quarter of a CRC-32."""
+    total: np.uint64 = words.sum(dtype=np.uint64)
+    return total or np.uint64(1)

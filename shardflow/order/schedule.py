@@ -1,0 +1,81 @@
+"""The schedule: which positions of an epoch each rank takes at each step.
+
+    rank r    takes the positions p with p % world_size == r
+    step k    of an epoch entered at `first` covers the world_size*B positions from first + k*world_size*B on
+
+Any run of world_size*B positions holds B of each residue, so a step gives every rank exactly B samples wherever the
+epoch was entered. What is left at the end is the tail:
+
+    drop      is left out: less than one global batch
+    pad       is filled up by starting over at position 0; the repeats are marked invalid
+    short     is dealt out as evenly as it goes, so some ranks get one sample more than others, and some perhaps none
+
+Every rank has the same number of steps in each of the three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.errors import ConfigError
+
+TAILS = ("drop", "pad", "short")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The steps of one rank through an epoch of `length` positions.
+
+    Args:
+        length: Samples in the epoch.
+        batch_size: Samples per rank and step, 1 or more.
+        rank: 0 … world_size-1.
+        world_size: Number of ranks.
+        tail: "drop", "pad" or "short".
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    length: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    tail: str = "drop"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be 1 or more, found {self.batch_size}")
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank must be 0 … world_size-1, found rank {self.rank} of world_size {self.world_size}")
+        if self.tail not in TAILS:
+            raise ConfigError(f"tail must be one of {', '.join(TAILS)}, found {self.tail!r}")
+
+    @property
+    def global_batch(self) -> int:
+        """Positions that all ranks together take in one step."""
+        return self.batch_size * self.world_size
+
+    def steps(self, first: int = 0) -> int:
+        """Return the number of steps from position `first` to the end: the same on every rank."""
+        left = max(0, self.length - first)
+        return left // self.global_batch if self.tail == "drop" else -(-left // self.global_batch)
+
+    def positions(self, first: int, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return this rank's positions in step `step` counted from position `first`, and which of them are valid.
+
+        Positions are int64, all below `length`; invalid ones are repeats that fill a padded tail.
+        """
+        start = first + step * self.global_batch
+        stop = start + self.global_batch
+        if self.tail == "short":
+            stop = min(stop, self.length)
+        mine = np.arange(start + (self.rank - start) % self.world_size, stop, self.world_size, dtype=np.int64)
+        return mine % max(1, self.length), mine < self.length
+
+    def after(self, first: int, step: int) -> int:
+        """Return the position at which an epoch entered at `first` goes on after `step` steps."""
+        return min(first + step * self.global_batch, self.length)

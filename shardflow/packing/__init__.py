@@ -1,0 +1,1 @@
+"""Packing: images become a dataset: source -> jobs -> executor -> commit. Nothing here needs torch."""

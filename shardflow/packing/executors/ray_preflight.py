@@ -1,0 +1,99 @@
+"""Premises: what must be the same on every node that does jobs of one pack.
+
+A path that exists everywhere need not be the same disk everywhere, and other codecs make other bytes. So each job first
+makes sure that its node sees the same source and the same destination as the machine that plans, with the same codecs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardflow.errors import ConfigError, NotFoundError, SampleError, StoreError
+from shardflow.packing.image.codecs import codecs
+from shardflow.packing.jobs import Job
+from shardflow.packing.sources.items import Item
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.storage import TEMPORARY
+
+_TRIED_INPUTS = 8
+_REACH = "a cluster needs a source and a destination that every node reaches by the same name: a shared disk, or s3://"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Premises:
+    """What the machine that plans has.
+
+    Args:
+        host: The machine that plans.
+        folder: Its working directory, from which relative paths count.
+        mark: Name and content of a blob in the destination.
+        probe: An input, and the SHA-256 of its bytes; None when the first ones cannot be read here either.
+        codecs, recipe_sha256: What images are processed with.
+    """
+
+    host: str
+    folder: str
+    mark: tuple[str, bytes]
+    probe: tuple[Item, str] | None
+    codecs: dict[str, str]
+    recipe_sha256: str
+
+    def check(self, job: Job) -> None:
+        """Raise a ConfigError or StoreError when this node is not as the job needs it."""
+        with contextlib.suppress(OSError):  # where it is missing, relative paths are found missing below
+            os.chdir(self.folder)
+        here = f"node {socket.gethostname()}"
+        if job.recipe.digest != self.recipe_sha256:
+            raise ConfigError(
+                f"{here} has the codecs {codecs()}, {self.host} has {self.codecs}, and other codecs make other "
+                "bytes; install the same versions on every node"
+            )
+        name, content = self.mark
+        store = open_storage(job.dst, job.storage_options)
+        try:
+            same = store.read(name) == content
+        except NotFoundError:
+            same = False
+        if not same:
+            raise ConfigError(f"{here} does not see the same {store} as {self.host}; {_REACH}")
+        if self.probe is not None:
+            item, sha256 = self.probe
+            found = _read_sha256(job, item)
+            if found != sha256:
+                problem = "has other bytes there" if found else "cannot be read there"
+                raise ConfigError(f"{here} does not see the source of {self.host}: {item.path!r} {problem}; {_REACH}")
+
+
+@contextlib.contextmanager
+def marked(job: Job) -> Iterator[Premises]:
+    """Leave a mark in the destination for as long as the body runs, and describe this machine."""
+    store = open_storage(job.dst, job.storage_options)
+    mark = (f"{TEMPORARY}ray.{secrets.token_hex(4)}", secrets.token_bytes(16))
+    readable = ((item, sha256) for item in job.items[:_TRIED_INPUTS] if (sha256 := _read_sha256(job, item)))
+    premises = Premises(
+        host=socket.gethostname(),
+        folder=os.getcwd(),
+        mark=mark,
+        probe=next(readable, None),
+        codecs=codecs(),
+        recipe_sha256=job.recipe.digest,
+    )
+    store.put(*mark)
+    try:
+        yield premises
+    finally:
+        with contextlib.suppress(StoreError):  # the next attempt removes it
+            store.remove(mark[0])
+
+
+def _read_sha256(job: Job, item: Item) -> str | None:
+    try:
+        return hashlib.sha256(job.reader.read(item).image).hexdigest()
+    except SampleError:
+        return None

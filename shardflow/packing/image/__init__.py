@@ -1,0 +1,1 @@
+"""Image: one image on its way into a shard: decode, convert colours, resize, encode."""

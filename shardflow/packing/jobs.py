@@ -1,0 +1,294 @@
+"""A job makes one shard from a fixed slice of the inputs, known before any work begins.
+
+It touches nothing outside its shard, so any executor will do. A job is done in *pieces* of a few inputs each, which
+may run at the same time in several processes and leave a fragment of the shard each; `Finish` puts them together. The
+slots of a split are numbered whatever becomes of the inputs in them, so a sample's key depends on its own slot alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardflow.errors import DecodeError, EncodeError, FormatError, NotFoundError, SampleError, StoreError
+from shardflow.formats import manifest
+from shardflow.formats.receipt import Quarantined, Receipt, from_bytes
+from shardflow.formats.sharding import Sharding, job_name
+from shardflow.formats.statistics import PixelSums, Statistics
+from shardflow.order import keyed_rng
+from shardflow.storage.local import LocalStorage
+from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.storage import TEMPORARY, Storage
+
+from . import shard_writer
+from .annotations import companions
+from .image.encoded_image import EncodedImage
+from .recipe import Recipe
+from .sources import Input, Reader, Source
+from .sources.items import Item
+
+PIECE_ITEMS = 32
+"""Small enough that a hundred inputs keep several processes busy, and that little is lost with a process that dies."""
+
+Announce = Callable[[int | None], None]
+"""Told which input (its ordinal) is begun, None when the last is over: if the process ends, somebody knows where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One shard to make.
+
+    Args:
+        name: The shard's name in the store without an extension: "train/000000".
+        first: Ordinal in the split of the first of the inputs.
+        items: The inputs in order.
+        reader: Reads them.
+        dst: The store's path or URL.
+        spool: Local directory for the fragments.
+        recipe: What to do with each.
+        storage_options: Of the store; never shown.
+    """
+
+    name: str
+    first: int
+    items: Sequence[Item]
+    reader: Reader
+    dst: str
+    spool: Path
+    recipe: Recipe
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def items_sha256(self) -> str:
+        """Digest of the inputs, see `digest_of`."""
+        return digest_of(self.items, self.first)
+
+    def pieces(self) -> list[Piece]:
+        """Return the parts of the job that can run at the same time."""
+        starts = range(0, len(self.items), PIECE_ITEMS)
+        return [
+            Piece(job=replace(self, items=tuple(self.items[at : at + PIECE_ITEMS]), first=self.first + at))
+            for at in starts
+        ]
+
+
+def digest_of(items: Iterable[Item], first: int) -> str:
+    """Return the SHA-256 of inputs: paths, labels, sizes, what else they are, and where they stand in the split."""
+    lines = (b"%b\0%a %d\0%b" % (os.fsencode(path), label, size, more) for path, label, size, _, more in items)
+    return hashlib.sha256(b"%d\0" % first + b"".join(lines)).hexdigest()
+
+
+class PieceResult(NamedTuple):
+    """What became of a piece: its fragment, and the fate of each of its inputs; `skipped` are ordinals of the bad."""
+
+    fragment: shard_writer.Fragment
+    sources: tuple[str, ...]
+    quarantined: tuple[Quarantined, ...]
+    skipped: tuple[int, ...]
+    pixels: PixelSums
+    statistics: Statistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A few inputs of a job.
+
+    Args:
+        job: The job, cut down to these inputs.
+        deadly: Ordinal → reason, of inputs that must not be touched because they end the process.
+    """
+
+    job: Job
+    deadly: Mapping[int, str] = field(default_factory=dict)
+
+    def run(self, announce: Announce) -> PieceResult:
+        """Process the inputs and write the fragment; may be repeated.
+
+        Raises:
+            StoreError: The destination failed. Whatever is wrong with an input is part of the result instead.
+        """
+        job = self.job
+        members: list[bytes] = []
+        sources: list[str] = []
+        quarantined: list[Quarantined] = []
+        skipped: list[int] = []
+        pixels, statistics = PixelSums(), Statistics()
+        for (ordinal, item), read in zip(enumerate(job.items, job.first), self._reads(), strict=True):
+            announce(ordinal)
+            outcome = self._process(ordinal, item, read)
+            if isinstance(outcome, Quarantined):
+                quarantined.append(outcome)
+                skipped.append(ordinal)
+                continue
+            packed, parts = outcome
+            members.append(shard_writer.sample(f"{ordinal:09d}", {packed.part: packed.image, **parts}))
+            sources.append(item.path)
+            pixels += packed.pixels
+            packed.count_in(statistics, item.label)
+        announce(None)
+        folder, _, base = job.name.rpartition("/")
+        name = f"{folder}/{TEMPORARY}{base}.{job.first:09d}"
+        data = b"".join(members)
+        path = job.spool / name
+        with map_os_errors(path):
+            path.parent.mkdir(exist_ok=True)  # without parents: a disk that was unmounted is not to be made up for
+            path.write_bytes(data)  # not made durable: after a crash the piece is done again
+        fragment = shard_writer.Fragment(name=name, samples=len(sources), size=len(data), crc32=zlib.crc32(data))
+        return PieceResult(fragment, tuple(sources), tuple(quarantined), tuple(skipped), pixels, statistics)
+
+    def without(self, ordinal: int, reason: str) -> Piece:
+        """Return the piece with one more input marked as deadly."""
+        return replace(self, deadly={**self.deadly, ordinal: reason})
+
+    def _reads(self) -> Iterator[Callable[[], Input]]:
+        """Yield what returns each input, in order; those that are far away are all asked for at once."""
+        reader = self.job.reader
+        if not reader.remote:
+            yield from (functools.partial(reader.read, item) for item in self.job.items)
+            return
+        threads = ThreadPoolExecutor(PIECE_ITEMS)
+        try:
+            yield from [threads.submit(reader.read, item).result for item in self.job.items]
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _process(
+        self, ordinal: int, item: Item, read: Callable[[], Input]
+    ) -> tuple[EncodedImage, Mapping[str, bytes]] | Quarantined:
+        if ordinal in self.deadly:
+            return Quarantined(item.path, "decode", self.deadly[ordinal])
+        try:
+            image, given = read()
+            packed = self.job.recipe.process(image)
+            return packed, companions(given, item.label, packed.geometry)
+        except SampleError as error:
+            stages = {DecodeError: "decode", EncodeError: "encode"}
+            return Quarantined(item.path, stages.get(type(error), "read"), str(error))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The end of a job: its fragments, in order, become the shard."""
+
+    job: Job
+    results: tuple[PieceResult, ...]
+
+    def run(self, announce: Announce) -> Receipt:  # noqa: ARG002 - no input is touched
+        """Publish tar, index and receipt, in this order; may be repeated.
+
+        Raises:
+            StoreError: The destination failed.
+            IntegrityError: It does not hold what was written.
+        """
+        job = self.job
+        store = open_storage(job.dst, job.storage_options)
+        if not all((job.spool / result.fragment.name).exists() for result in self.results):
+            return self._done_before(store)
+        shard, index = None, b""
+        if isinstance(store, LocalStorage):  # elsewhere the claim sees to it, and a twin may be reading this receipt
+            store.remove(f"{job.name}.json")  # one of older settings must not vouch for the new tar
+        if any(result.fragment.samples for result in self.results):
+            fragments = [(job.spool / result.fragment.name, result.fragment) for result in self.results]
+            folder, _, base = job.name.rpartition("/")
+            tar = job.spool / folder / f"{TEMPORARY}{base}.tar"
+            with map_os_errors(tar):
+                assembled = shard_writer.assemble(tar, fragments)
+            store.upload(f"{job.name}.tar", tar)
+            index = assembled.index
+            store.put(f"{job.name}.npy", index)
+            shard = manifest.Shard(
+                name=f"{job.name}.tar",
+                samples=sum(result.fragment.samples for result in self.results),
+                bytes=assembled.size,
+                sha256=assembled.sha256,
+                index_sha256=hashlib.sha256(index).hexdigest(),
+            )
+        else:
+            store.remove(f"{job.name}.tar")
+            store.remove(f"{job.name}.npy")
+        statistics = sum((result.statistics for result in self.results), Statistics())
+        receipt = Receipt(
+            first=job.first,
+            items_sha256=job.items_sha256,
+            recipe_sha256=job.recipe.digest,
+            sources=tuple(path for result in self.results for path in result.sources),
+            skipped=tuple(ordinal - job.first for result in self.results for ordinal in result.skipped),
+            quarantined=tuple(bad for result in self.results for bad in result.quarantined),
+            bytes_in=statistics.counts["bytes_before"],
+            pixels=sum((result.pixels for result in self.results), PixelSums()),
+            statistics=statistics,
+            shard=shard,
+            index_bytes=len(index),
+        )
+        store.put(f"{job.name}.json", receipt.to_bytes())
+        with map_os_errors(job.spool):
+            for result in self.results:
+                (job.spool / result.fragment.name).unlink(missing_ok=True)
+        return receipt
+
+    def _done_before(self, store: Storage) -> Receipt:
+        """Return the receipt of a run that removed its fragments, and ended before it could say that it was done."""
+        ours = (self.job.items_sha256, self.job.recipe.digest)
+        with contextlib.suppress(NotFoundError, FormatError):
+            receipt = from_bytes(store.read(f"{self.job.name}.json"))
+            if (receipt.items_sha256, receipt.recipe_sha256) == ours:
+                return receipt
+        message = f"{self.job.spool}: fragments of {self.job.name} have vanished; see to it that nothing removes files"
+        raise StoreError(f"{message} there, and run the same command again")
+
+
+def plan_jobs(
+    source: Source,
+    dst: str,
+    recipe: Recipe,
+    *,
+    spool: Path,
+    shard_samples: int,
+    seed: int,
+    shuffle: bool,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[Job]:
+    """Cut the inputs of each split, shuffled by `seed` if asked, into jobs of `shard_samples` inputs."""
+    jobs: list[Job] = []
+    for split, items in source.splits.items():
+        if shuffle:
+            items = items.take(keyed_rng.permutation(keyed_rng.key(seed, "pack", split), len(items)))
+        for number, first in enumerate(range(0, len(items), shard_samples)):
+            job = Job(
+                name=job_name(split, number),
+                first=first,
+                items=items[first : first + shard_samples],
+                reader=source.reader,
+                dst=dst,
+                spool=spool,
+                recipe=recipe,
+                storage_options=storage_options,
+            )
+            jobs.append(job)
+    return jobs
+
+
+def content_of(jobs: Iterable[Job]) -> str:
+    """Return a digest of all that decides on what these jobs write, by which a writer knows its own claim again."""
+    lines = "".join(f"{job.name} {job.items_sha256} {job.recipe.digest}\n" for job in jobs)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def layout_of(jobs: Sequence[Job], *, shard_samples: int, shuffle: bool, seed: int) -> Sharding:
+    """Return how these jobs were cut."""
+    numbers, inputs = Counter[str](), Counter[str]()
+    for job in jobs:
+        split = job.name.partition("/")[0]
+        numbers[split] += 1
+        inputs[split] += len(job.items)
+    return Sharding(shard_samples=shard_samples, shuffle=shuffle, seed=seed, jobs=numbers, inputs=inputs)

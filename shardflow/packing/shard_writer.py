@@ -1,0 +1,86 @@
+"""The writer: encoded samples in, a shard and its index out.
+
+A shard is written in *fragments*: the members of a few samples each, without the zero blocks that end a tar. Put one
+after the other they are the shard, so that several processes can work on one shard, and its bytes do not tell how
+many did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardflow.errors import IntegrityError
+from shardflow.formats import shard_index, ustar
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """A finished fragment: its name in the store, and what its file must hold."""
+
+    name: str
+    samples: int
+    size: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """A whole shard: size in bytes and SHA-256 of the tar, and the contents of its index."""
+
+    size: int
+    sha256: str
+    index: bytes
+
+
+def sample(key: str, parts: Mapping[str, bytes]) -> bytes:
+    """Return the members of one sample as they stand in a tar, sorted by name."""
+    blocks: list[bytes] = []
+    for part in sorted(parts):
+        payload = parts[part]
+        blocks += [ustar.header(f"{key}.{part}", len(payload)), payload, bytes(ustar.padding(len(payload)))]
+    return b"".join(blocks)
+
+
+def assemble(target: Path, pieces: Sequence[tuple[Path, Fragment]]) -> Assembled:
+    """Write a shard from its fragments and read it back: the index is made from the file, not from memory.
+
+    Args:
+        target: The file to write.
+        pieces: Where each fragment lies, in order. One sample at least.
+
+    Raises:
+        IntegrityError: A fragment, or the shard made from them, does not hold what was written.
+        TarError: The same.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    with open(target, "wb") as tar:
+        for path, fragment in pieces:
+            crc32 = 0
+            with open(path, "rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    crc32 = zlib.crc32(chunk, crc32)
+                    digest.update(chunk)
+                    size += tar.write(chunk)
+            if crc32 != fragment.crc32:
+                raise IntegrityError(f"{path} does not hold what was written to it; check the disk")
+        digest.update(ustar.END)
+        size += tar.write(ustar.END)
+    with open(target, "rb") as written, mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        view = memoryview(mapped)
+        try:
+            if hashlib.sha256(view).digest() != digest.digest():
+                raise IntegrityError(f"{target} does not hold what was written to it; check the disk")
+            index, keys = shard_index.build(view)
+        finally:
+            view.release()
+    if len(keys) != sum(fragment.samples for _, fragment in pieces):
+        raise IntegrityError(f"{target} has {len(keys)} samples, {[f.samples for _, f in pieces]} were written")
+    return Assembled(size=size, sha256=digest.hexdigest(), index=shard_index.to_bytes(index))

@@ -1,0 +1,164 @@
+"""The reader: takes an input's name, and returns the bytes of its image and of the parts that go with it.
+
+One reader serves every kind of source, because a listing says all there is to say about where things are. An item's
+`more` is a JSON object of up to three entries:
+
+    image   where the image is, when it is not the file at the item's path
+    parts   part → where it is, or its text itself
+    bad     why the input cannot be used: a reason that the listing has found already
+
+A *place* is a list: [place], a whole file; or [place, offset, size, crc32], a slice of one. The first entry is a path
+below the base, an absolute path, or a URL.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import stat
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardflow.errors import SampleError, ShardflowError
+from shardflow.storage.local import LocalStorage
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.storage import Storage
+from shardflow.storage.urls import is_remote, strip_file_scheme
+
+if TYPE_CHECKING:
+    from .items import Item
+
+MAX_INPUT_BYTES = 1 << 30
+
+_QUERY = re.compile(r"\?\S*")
+
+
+class Input(NamedTuple):
+    """What an input consists of: the bytes of an image file, and those of every other part by name."""
+
+    image: bytes
+    parts: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Reads inputs. It can be sent to another process, and used by several threads.
+
+    Args:
+        base: What relative places are below: a directory's path, or a URL.
+        remote: Whether answers take so long that it is worth asking for several things at once.
+        storage_options: What fsspec's file system takes where `base` is a URL, or else for every URL.
+    """
+
+    base: str
+    remote: bool = False
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @classmethod
+    def at(cls, store: Storage, url: str, storage_options: Mapping[str, Any] | None) -> Reader:
+        """Return the reader of what is in a store, which was opened by a path or URL."""
+        base = str(store.root) if isinstance(store, LocalStorage) else url.rstrip("/")
+        return cls(base=base, remote=is_remote(base), storage_options=storage_options)
+
+    def read(self, item: Item) -> Input:
+        """Return an input.
+
+        Raises:
+            SampleError: It cannot be read, is too large, or is not what was listed.
+        """
+        more: dict[str, Any] = json.loads(item.more) if item.more else {}
+        if "bad" in more:
+            raise SampleError(more["bad"])
+        if item.size > MAX_INPUT_BYTES:
+            raise SampleError(f"has {item.size} bytes; {MAX_INPUT_BYTES} at most are read")
+        try:
+            image = self._bytes(*more.get("image", [item.path]))
+            parts = {
+                part: place.encode(errors="replace") if isinstance(place, str) else self._bytes(*place)
+                for part, place in more.get("parts", {}).items()
+            }
+        except SampleError:
+            raise
+        except ShardflowError as error:
+            raise SampleError(_QUERY.sub("", str(error))) from error  # a query can be a signature
+        except OSError as error:
+            raise SampleError(error.strerror or str(error)) from error
+        if item.size not in (-1, len(image)):
+            raise SampleError(
+                f"had {item.size} bytes when it was listed and has {len(image)} now; run the same command again"
+            )
+        return Input(image, parts)
+
+    def _bytes(self, place: str, offset: int = 0, size: int = -1, crc32: int = -1) -> bytes:
+        path = local_path(self.base, place)
+        if path is not None:
+            data = _file(path, offset, size)
+        else:
+            root, name = split_url(place if is_remote(place) else f"{self.base}/{place}")
+            own = not is_remote(self.base) or root == split_url(self.base)[0]
+            store = _store(root, _Options(self.storage_options if own else None))
+            data = store.read(name) if size < 0 else store.read_range(name, offset, offset + size)
+        if crc32 >= 0 and zlib.crc32(data) != crc32:
+            raise SampleError("is not what was listed: its CRC-32 is another; run the same command again")
+        return data
+
+
+def local_path(base: str, place: str) -> str | None:
+    """Return where a place is on this machine; None when it is behind a URL."""
+    if place.startswith("file://"):
+        return strip_file_scheme(place)
+    if is_remote(place) or (is_remote(base) and not os.path.isabs(place)):
+        return None
+    return os.path.join(base, place)
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Return the root of a URL, such as its bucket or its host, and the name below it."""
+    scheme, _, rest = url.partition("://")
+    host, _, name = rest.partition("/")
+    return f"{scheme}://{host}", name
+
+
+def shown(place: str) -> str:
+    """Return a place as the ledger names it: a URL without a user's name, a password or a query."""
+    if "://" not in place or place.startswith(("s3:", "gs:")):
+        return place
+    root, name = split_url(place)
+    scheme, _, host = root.partition("://")
+    return f"{scheme}://{host.rpartition('@')[2]}/{name.partition('?')[0]}"
+
+
+def _file(path: str, offset: int, size: int) -> bytes:
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise SampleError("not a regular file")
+    if size < 0 and found.st_size > MAX_INPUT_BYTES:
+        raise SampleError(f"has {found.st_size} bytes; {MAX_INPUT_BYTES} at most are read")
+    with open(path, "rb") as file:
+        if offset:
+            file.seek(offset)
+        return file.read(size)
+
+
+class _Options:
+    """storage_options that can be looked up: two that say the same are the same."""
+
+    def __init__(self, options: Mapping[str, Any] | None) -> None:
+        self.options = options
+        self._text = repr(sorted(options.items()) if options else None)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Options) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+@functools.lru_cache(maxsize=64)
+def _store(root: str, options: _Options) -> Storage:
+    """Return this process's store of a root: making one takes a tenth of a second, and it holds the connections."""
+    return open_storage(root, options.options)

@@ -1,0 +1,88 @@
+"""Files of the local disk: made whole, checked, synced; errors of the operating system become ours."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from shardflow.errors import AccessDeniedError, DatasetExistsError, IntegrityError, NotFoundError, StoreError
+
+COPY_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def new_file(target: Path) -> Iterator[int]:
+    """Lend a descriptor of a new file; when the body fails, the file is gone."""
+    with map_os_errors(target):
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            yield descriptor
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+
+
+def write_verified(chunks: Iterable[bytes], descriptor: int, url: str, *, size: int, sha256: str) -> None:
+    """Write chunks from the start of a file, and check what they are together.
+
+    Raises:
+        IntegrityError: They are not the bytes that were promised.
+    """
+    os.ftruncate(descriptor, 0)
+    digest, done = hashlib.sha256(), 0
+    for chunk in chunks:
+        digest.update(chunk)
+        view = memoryview(chunk)
+        while view:
+            written = os.pwrite(descriptor, view, done)
+            view, done = view[written:], done + written
+        if done > size:
+            break
+    remedy = "the copy is damaged, or belongs to another dataset: copy it again from a sound one"
+    if done != size:
+        found = f"more than {size}" if done > size else str(done)
+        raise IntegrityError(f"{url}: expected {size} bytes, found {found}; {remedy}")
+    if digest.hexdigest() != sha256:
+        raise IntegrityError(f"{url}: expected SHA-256 {sha256}, found {digest.hexdigest()}; {remedy}")
+
+
+@contextlib.contextmanager
+def map_os_errors(place: Path) -> Iterator[None]:
+    """Turn the operating system's errors into the project's own, naming the place."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFoundError(f"{error.filename or place} does not exist; check the path") from error
+    except PermissionError as error:
+        raise AccessDeniedError(f"{error.filename or place}: permission denied; check the owner and mode") from error
+    except DatasetExistsError:
+        raise
+    except OSError as error:
+        remedy = "free some space and run the same command again" if error.errno == errno.ENOSPC else "check the disk"
+        raise StoreError(f"{error.filename or place}: {error.strerror or error}; {remedy}") from error
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits, without reading it whole into memory."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(COPY_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sync_to_disk(path: Path) -> None:
+    """Make a file, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,104 @@
+"""URLs: which are remote, and how a message names one without giving secrets away."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from shardflow.errors import ConfigError
+
+# What storage_options may say without giving anything away. Everything else counts as secret: no list of the names
+# under which file systems take keys, tokens and passwords can be complete.
+_HARMLESS = {"anon", "config_kwargs", "endpoint_url", "profile", "region_name", "requester_pays", "use_ssl", "verify"}
+_BUCKETS = ("s3", "s3a")
+_CHANCE = 4  # shorter texts occur in any message by chance
+
+
+def strip_file_scheme(url: str | os.PathLike[str]) -> str:
+    """Return a `file:` URL as the path that it means, and anything else as it is."""
+    text = os.fspath(url)
+    return unquote(urlsplit(text).path) if text.startswith("file:") else text
+
+
+def is_remote(url: str | os.PathLike[str]) -> bool:
+    """Whether a path or URL leads elsewhere than to a directory."""
+    text = os.fspath(url)
+    return "://" in text and not text.startswith("file:")
+
+
+class RemoteUrl:
+    """A URL and the storage_options that go with it.
+
+    Raises:
+        ConfigError: It is no URL, or that of a bucket holds credentials or a query.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self.url = url
+        self.options = dict(options)
+        self.scheme = url.partition("://")[0]
+        try:
+            parts = urlsplit(url)
+            place = parts.netloc.rpartition("@")[2]
+        except ValueError:
+            self.scheme = ""
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", self.scheme):
+            text = url.partition("?")[0].rpartition("@")[2]
+            raise ConfigError(f"{text}: this is no URL; expected one such as s3://bucket/prefix")
+        self.shown = urlunsplit((self.scheme, place, parts.path.rstrip("/"), "", ""))
+        if self.is_bucket and (parts.query or "@" in parts.netloc):
+            raise ConfigError(f"{self.shown}: credentials and queries belong in storage_options, not in a bucket's URL")
+        if self.is_bucket and "#" in url:
+            raise ConfigError(f"{self.shown}: a dataset's URL cannot have a '#' in it; choose a prefix without")
+        texts = {parts.query, parts.password or "", *_texts(self.options)}
+        self._secrets = frozenset(text for text in texts if len(text) >= _CHANCE)
+
+    def __str__(self) -> str:
+        return self.shown
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether this is S3."""
+        return self.scheme in _BUCKETS
+
+    def without_secrets(self) -> RemoteUrl:
+        """Return the address without anything that may be secret."""
+        kept = {name: value for name, value in self.options.items() if name in _HARMLESS and not _suspicious(value)}
+        return RemoteUrl(self.shown, kept)
+
+    def holds_secrets(self) -> bool:
+        """Whether anything in it may be secret."""
+        bare = self.without_secrets()
+        return (bare.url, bare.options) != (self.url.rstrip("/"), self.options)
+
+    def gives_away(self, error: BaseException | None) -> bool:
+        """Whether the text of an exception, or of one behind it, holds a secret."""
+        while error is not None:
+            text = f"{error} {error!r}"
+            if any(secret in text for secret in self._secrets):
+                return True
+            error = error.__cause__ or error.__context__
+        return False
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield all texts in a value that may be secret."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name not in _HARMLESS or _suspicious(inner):
+                yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, str):
+        yield value
+    elif isinstance(value, bytes):
+        yield value.decode(errors="replace")
+
+
+def _suspicious(value: object) -> bool:
+    """Whether a harmless option, such as an endpoint, has credentials or a signature in it."""
+    return isinstance(value, str) and ("@" in value or "?" in value)

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardflow
+from shardflow.dataset import dataset as dataset_module
+from shardflow.errors import ConfigError, IntegrityError, ManifestError, NotFoundError, ShardflowError, StoreError
+from shardflow.formats import shard_index, ustar
+from shardflow.formats.manifest import FILE_NAME
+from tests.helpers.making import flip, jpeg, make_dataset
+
+SIZES = [5, 1, 7]
+TOTAL = sum(SIZES)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A dataset of 13 labelled samples in three shards, and two more in another split."""
+    return make_dataset(tmp_path / "set", {"train": SIZES, "val": [2]})
+
+
+def expected(number: int, root: Path, split: str = "train") -> dict[str, Any]:
+    """Sample `number` as it was written."""
+    sizes = SIZES if split == "train" else [2]
+    shard = next(n for n in range(len(sizes)) if number < sum(sizes[: n + 1]))
+    return {
+        "__key__": f"{number:09}",
+        "__url__": str(root / split / f"{shard:06}.tar"),
+        "cls": str(number).encode(),
+        "jpg": jpeg(number % 97, 48 + number % 3, 40 + number % 5),
+    }
+
+
+def all_samples(url: Path) -> list[dict[str, Any]]:
+    """The samples of the split `train`, opened afresh."""
+    return list(shardflow.open(url)["train"])
+
+
+def test_samples_by_number(root: Path) -> None:
+    """A split's samples are numbered across its shards, and each is its key, its shard and its parts as bytes."""
+    split = shardflow.open(root)["train"]
+    assert len(split) == TOTAL
+    assert [split[number] for number in range(TOTAL)] == [expected(number, root) for number in range(TOTAL)]
+    assert list(split) == [expected(number, root) for number in range(TOTAL)]
+    assert {type(value) for value in split[0].values()} == {str, bytes}
+
+
+def test_samples_from_the_end(root: Path) -> None:
+    """Negative numbers count from the end."""
+    split = shardflow.open(root)["train"]
+    assert [split[number - TOTAL] for number in range(TOTAL)] == list(split)
+
+
+@pytest.mark.parametrize("number", [TOTAL, -TOTAL - 1, 10**12])
+def test_numbers_out_of_range(root: Path, number: int) -> None:
+    """A number that no sample has is an IndexError, as for a list."""
+    with pytest.raises(IndexError, match=f"sample {number} of {TOTAL}"):
+        shardflow.open(root)["train"][number]
+
+
+def test_dataset_is_a_mapping_of_splits(root: Path) -> None:
+    """A dataset maps the names of its splits to them."""
+    dataset = shardflow.open(root)
+    assert sorted(dataset) == sorted(dataset.splits) == sorted(dataset.keys()) == ["train", "val"]
+    assert {name: len(split) for name, split in dataset.items()} == {"train": TOTAL, "val": 2}
+    assert (len(dataset), "train" in dataset, "test" in dataset) == (2, True, False)
+    assert dataset["val"].name == "val"
+    assert dataset["val"][1] == expected(1, root, "val")
+
+
+def test_missing_split_is_named(root: Path) -> None:
+    """A split that is not there is a ConfigError that names those that are."""
+    with pytest.raises(ConfigError, match=r"no split 'test'; it has (train, val|val, train)"):
+        shardflow.open(root)["test"]
+
+
+def test_dataset_says_what_it_is(root: Path) -> None:
+    """Classes, recipe, fingerprint and URL are the manifest's."""
+    dataset = shardflow.open(str(root))
+    assert dataset.classes == tuple(f"class{n}" for n in range(TOTAL))
+    assert dataset.fingerprint == json.loads((root / FILE_NAME).read_bytes())["fingerprint"]
+    assert dataset.recipe == {}
+    assert dataset.url == str(root)
+
+
+def test_dataset_without_labels(tmp_path: Path) -> None:
+    """A dataset whose samples have no labels has no classes either."""
+    dataset = shardflow.open(make_dataset(tmp_path / "set", [3], labelled=False))
+    assert dataset.classes is None
+    assert set(dataset["train"][2]) == {"__key__", "__url__", "jpg"}
+
+
+def test_first_sample_of_each_shard(root: Path) -> None:
+    """`first_sample` gives the number in the split of each shard's first sample."""
+    split = shardflow.open(root)["train"]
+    assert split.first_sample(np.array([2, 0, 1, 2])).tolist() == [6, 0, 5, 6]
+
+
+def test_missing_dataset_is_named(root: Path, tmp_path: Path) -> None:
+    """What does not exist, what is a file, and what holds no manifest are told apart, with what to do."""
+    for url in (tmp_path / "none", root / FILE_NAME):
+        with pytest.raises(NotFoundError, match=r"does not exist; pack one with `shardflow pack"):
+            shardflow.open(url)
+    (root / FILE_NAME).unlink()
+    with pytest.raises(NotFoundError, match=r"holds no shardflow\.json: it is no dataset, or packing it"):
+        shardflow.open(root)
+
+
+def test_damaged_manifest_is_named(root: Path) -> None:
+    """A manifest that cannot be read is a ManifestError that names the file."""
+    (root / FILE_NAME).write_bytes(b"{")
+    with pytest.raises(ManifestError, match=r"set/shardflow\.json: not a shardflow manifest") as caught:
+        shardflow.open(root)
+    assert caught.value.shard == str(root / FILE_NAME)
+
+
+def test_empty_split(tmp_path: Path) -> None:
+    """A split without shards has no samples."""
+    split = shardflow.open(make_dataset(tmp_path / "set", {"train": [1], "val": []}))["val"]
+    assert (len(split), list(split)) == (0, [])
+    with pytest.raises(IndexError):
+        split[0]
+
+
+def read_all(split: shardflow.Split, results: Any) -> None:
+    """What another process does with a split."""
+    results.put(list(split))
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_other_processes_read_the_same(root: Path, method: str) -> None:
+    """A split can be sent to another process, after samples were read from it as well, and maps its shards there."""
+    split = shardflow.open(root)["train"]
+    samples = list(split)
+    assert len(pickle.dumps(split)) < 5000
+    context = multiprocessing.get_context(method)
+    results = context.Queue()
+    process = context.Process(target=read_all, args=(split, results))
+    process.start()
+    assert results.get(timeout=60) == samples
+    process.join()
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_few_shards_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """With more shards than are kept mapped, the samples are right in any order and files do not pile up."""
+    monkeypatch.setattr(dataset_module, "MAPPED_SHARDS", limit)
+    split = shardflow.open(make_dataset(tmp_path / "set", [2] * 20))["train"]
+    before = len(os.listdir("/proc/self/fd"))
+    for number in [*range(40), *range(39, -1, -1), 0, 39, 1, 38, 0]:
+        assert split[number]["cls"] == str(number).encode()
+    assert len(os.listdir("/proc/self/fd")) - before <= limit
+    maps = Path("/proc/self/maps").read_text().count(str(tmp_path))
+    assert maps <= limit
+
+
+def test_shard_used_last_stays_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many shards, the one that was not used for longest is let go."""
+    monkeypatch.setattr(dataset_module, "MAPPED_SHARDS", 2)
+    split = shardflow.open(make_dataset(tmp_path / "set", [1] * 3))["train"]
+    first, second = split.shard(0), split.shard(1)
+    assert split.shard(0) is first
+    split.shard(2)
+    assert split.shard(0) is first
+    assert split.shard(1) is not second
+
+
+def test_mapped_parts_cannot_reach_the_file(root: Path) -> None:
+    """Payloads of a mapped shard are memoryviews that may be written, and nothing of it gets to the disk."""
+    before = (root / "train/000000.tar").read_bytes()
+    parts = shardflow.open(root)["train"].shard(0).sample(0, check=True)
+    assert isinstance(parts["jpg"], memoryview)
+    parts["jpg"][:] = bytes(len(parts["jpg"]))
+    assert (root / "train/000000.tar").read_bytes() == before
+    assert shardflow.open(root)["train"][0] == expected(0, root)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "flipped", "of another shard", "hostile"])
+def test_index_is_rebuilt(root: Path, damage: str) -> None:
+    """A missing, damaged or exchanged index is rebuilt from the shard, and every sample is right."""
+    index = root / "train/000000.npy"
+    data = index.read_bytes()
+    if damage == "missing":
+        index.unlink()
+    elif damage == "flipped":
+        flip(index, len(data) - 20)
+    else:
+        other = (root / "train/000002.npy").read_bytes()
+        hostile = b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 60_000
+        index.write_bytes({"empty": b"", "cut": data[:-1], "of another shard": other, "hostile": hostile}[damage])
+    assert all_samples(root) == [expected(number, root) for number in range(TOTAL)]
+
+
+def test_index_and_shard_both_wrong(root: Path) -> None:
+    """When a rebuilt index is not the one packed, or cannot be rebuilt, a typed error names the shard."""
+    tar = root / "train/000000.tar"
+    (root / "train/000000.npy").unlink()
+    flip(tar, 1536)
+    with pytest.raises(IntegrityError, match=r"000000\.tar: neither the index nor one rebuilt"):
+        all_samples(root)
+    flip(tar, 0)
+    with pytest.raises(ShardflowError, match=r"000000\.tar: the header at byte 0 fails its checksum") as caught:
+        all_samples(root)
+    assert caught.value.shard == str(tar)
+
+
+@pytest.mark.parametrize("part", ["cls", "jpg"])
+def test_damaged_payload_is_named(root: Path, part: str) -> None:
+    """A payload whose CRC-32 differs is an IntegrityError with shard, key and part; the other samples are read."""
+    tar = root / "train/000002.tar"
+    index = shard_index.from_bytes((root / "train/000002.npy").read_bytes(), samples=7, tar_bytes=tar.stat().st_size)
+    (row,) = index[(index["record"] == 3) & (index["part"] == part.encode())].tolist()
+    flip(tar, row[2] + row[3] - 1)
+    split = shardflow.open(root)["train"]
+    with pytest.raises(IntegrityError, match=rf"000002\.tar, sample 000000009: part '{part}' is damaged") as caught:
+        split[9]
+    assert (caught.value.shard, caught.value.key) == (str(tar), "000000009")
+    assert [split[number] for number in range(TOTAL) if number != 9] == [
+        expected(number, root) for number in range(TOTAL) if number != 9
+    ]
+    assert set(split.shard(2).sample(3, check=False)) == {"cls", "jpg"}
+
+
+@pytest.mark.parametrize("damage", ["name", "not text", "zeros", "other size", "other part"])
+def test_damaged_key_is_named(root: Path, damage: str) -> None:
+    """A key that stands in a damaged header is an IntegrityError: bytes never come with a wrong key."""
+    tar = root / "train/000000.tar"
+    data = bytearray(tar.read_bytes())
+    if damage == "name":
+        data[8] ^= 1
+    elif damage == "not text":
+        data[8] = 0xFF
+    elif damage == "zeros":
+        data[:512] = bytes(512)
+    elif damage == "other size":
+        data[:512] = ustar.header("000000000.cls", 2)
+    else:
+        data[:512] = ustar.header("000000000.txt", 1)
+    tar.write_bytes(data)
+    split = shardflow.open(root)["train"]
+    with pytest.raises(IntegrityError, match=r"train/000000\.tar: record 0: .*`shardflow verify`") as caught:
+        split[0]
+    assert caught.value.shard == str(tar)
+    assert split[1] == expected(1, root)
+
+
+def test_wrong_size_is_named(root: Path) -> None:
+    """A shard that is longer or shorter than the manifest says is an IntegrityError with both sizes."""
+    tar = root / "train/000001.tar"
+    data = tar.read_bytes()
+    for wrong in (data[:-512], data + bytes(512), b""):
+        tar.write_bytes(wrong)
+        with pytest.raises(IntegrityError, match=f"000001.tar: has {len(wrong)} bytes, the manifest says {len(data)}"):
+            all_samples(root)
+
+
+def test_missing_shard_is_named(root: Path) -> None:
+    """A shard that is missing is a NotFoundError, one that is a directory a StoreError; both name it."""
+    (root / "train/000001.tar").unlink()
+    with pytest.raises(NotFoundError, match=r"train/000001\.tar does not exist"):
+        all_samples(root)
+    (root / "train/000001.tar").mkdir()
+    with pytest.raises(StoreError, match=r"train/000001\.tar"):
+        all_samples(root)
+
+
+def test_shards_of_all_splits(root: Path) -> None:
+    """The shards of a dataset are those of its splits, in order."""
+    dataset = shardflow.open(root)
+    assert dataset.shards == (*dataset["train"].shards, *dataset["val"].shards)
+
+
+def test_a_damaged_copy_of_an_index_is_fetched_again(root: Path, tmp_path: Path) -> None:
+    """The index of a shard far away is whole though its copy in the cache was damaged; a missing one is said."""
+    split = shardflow.open(f"local://{root}", cache_dir=tmp_path / "cache")["train"]
+    whole = split.index(0).tolist()
+    copy = tmp_path / "cache/blobs" / split.shards[0].index_sha256
+    flip(copy, 300)
+    assert split.index(0).tolist() == whole == shardflow.open(root)["train"].index(0).tolist()
+    assert copy.stat().st_size == (root / "train/000000.npy").stat().st_size
+    for number, damage in ((1, Path.unlink), (2, lambda path: flip(path, 300))):
+        damage(root / f"train/{number:06}.npy")
+        for url in (root, f"local://{root}"):
+            with pytest.raises((NotFoundError, IntegrityError), match=rf"{number:06}\.npy"):
+                shardflow.open(url, cache_dir=tmp_path / "cache")["train"].index(number)

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+import webdataset as wds
+
+import shardflow as sf
+from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
+from shardflow.preview.sample_reader import SampleReader
+from tests.helpers.folders import contents
+from tests.helpers.making import jpeg, make_dataset
+from tests.helpers.tars import members_of, write_tar
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """A web server that says nothing."""
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_tars_of_any_format_are_read_in_place(tmp_path: Path, kind: str) -> None:
+    """Tars of every format become a dataset beside them, with all parts, labels and keys, and are not touched."""
+    for number in range(3):
+        write_tar(tmp_path / f"{number:05}.tar", members_of(range(4 * number, 4 * number + 4)), kind=FORMATS[kind])
+    before = contents(tmp_path)
+    report = sf.index(tmp_path)
+    assert (report.samples, report.shards, report.bad) == ({"train": 12}, {"train": 3}, ())
+    assert {name: data for name, data in contents(tmp_path).items() if name in before} == before
+    dataset = sf.open(tmp_path)
+    assert dataset.classes == ("0", "1", "2")
+    samples = list(dataset["train"])
+    assert [sample["__key__"] for sample in samples] == [f"{n:05}" for n in range(12)]
+    assert all(sample["jpg"] == jpeg(n) and json.loads(sample["json"]) == {"n": n} for n, sample in enumerate(samples))
+    assert sf.verify(tmp_path) == []
+
+
+def test_what_webdataset_writes_trains(tmp_path: Path) -> None:
+    """Tars from webdataset's own writer, in folders for train and val, are handed out by the loader once each."""
+    for split, numbers in (("train", range(9)), ("val", range(5))):
+        (tmp_path / split).mkdir()
+        with wds.TarWriter(str(tmp_path / split / "a.tar")) as writer:
+            for n in numbers:
+                writer.write({"__key__": f"{n}", "jpg": jpeg(n), "cls": n % 4, "txt": f"caption {n}"})
+    report = sf.index(tmp_path, tmp_path / "view", classes=["a", "b", "c", "d"])
+    assert report.samples == {"train": 9, "val": 5}
+    assert sf.open(tmp_path / "view").classes == ("a", "b", "c", "d")
+    fields = ("label", "txt", "key")
+    loader = sf.Loader(tmp_path / "view", batch_size=3, fields=fields, num_workers=0)
+    rows = [row for labels, *texts in loader for row in zip(labels.tolist(), *texts, strict=True)]
+    assert sorted(rows) == sorted((n % 4, f"caption {n}", f"{n}") for n in range(9))
+
+
+def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """Incomplete, torn, doubled, unreadable and unlabelled samples are named with their reasons; the rest is kept."""
+    write_tar(
+        tmp_path / "a.tar",
+        [
+            *members_of([1]),
+            *(("folder/", b""), ("__metadata__", b"x"), (".hidden.jpg", b"x"), ("folder/.x", b"x")),
+            *(("noimage.txt", b"x"), ("noimage.cls", b"0")),
+            *(("torn.jpg", jpeg(2)), ("torn.cls", b"0"), *members_of([3]), ("torn.txt", b"x")),
+            *(("twice.jpg", jpeg(4)), ("twice.jpg", jpeg(5)), ("twice.cls", b"0")),
+            *(("other\udcfc.jpg", jpeg(6)), ("other\udcfc.cls", b"0")),
+            ("unlabelled.jpg", jpeg(8)),
+            *(("named.jpg", jpeg(9)), ("named.cls", b"cat")),
+            *(("UPPER.JPG", jpeg(10)), ("UPPER.CLS", b"1\n")),
+            *(("parted.jpg", jpeg(11)), ("parted.cls", b"1")),
+        ],
+    )
+    write_tar(tmp_path / "b.tar", [("parted.txt", b"x"), *members_of([12])])
+    with pytest.raises(PackIncompleteError, match=r"samples that cannot be used: 8, allowed are 0: .*--max-bad 8"):
+        sf.index(tmp_path)
+    assert not (tmp_path / "shardflow.json").exists()
+    report = sf.index(tmp_path, max_bad=8)
+    reasons = {bad.path.removeprefix(f"{tmp_path}/"): bad.reason for bad in report.bad}
+    for path, reason in {
+        "a.tar/noimage": "has no image among its parts: txt, cls",
+        "a.tar/torn": "do not stand together",
+        "a.tar/twice": "two parts 'jpg'",
+        "a.tar/other\udcfc": "its name is not UTF-8",
+        "a.tar/unlabelled": "has no label",
+        "a.tar/named": r"label b'cat' is no number",
+        "a.tar/parted": "two tars have a part",
+        "b.tar/parted": "has no image",
+    }.items():
+        assert reason in reasons.pop(path)
+    assert not reasons
+    assert [sample["__key__"] for sample in sf.open(tmp_path)["train"]] == ["00001", "00003", "UPPER", "00012"]
+    assert sf.open(tmp_path).manifest.quarantined == 8
+    assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 8
+    assert sf.verify(tmp_path) == []
+
+
+@pytest.mark.parametrize("cut", [0, 512, 1034, 3000])
+def test_tars_that_are_cut_short(tmp_path: Path, cut: int) -> None:
+    """Of a tar whose end is missing, the last sample and the loss of the rest are named; what is whole is kept."""
+    path = write_tar(tmp_path / "a.tar", members_of(range(3)), kind=tarfile.USTAR_FORMAT)
+    data = path.read_bytes().rstrip(b"\0")
+    path.write_bytes(data[: len(data) - cut])
+    report = sf.index(path, tmp_path / "view", max_bad=3)
+    assert report.samples == {"train": 2}
+    assert {bad.path.removeprefix(f"{path}") for bad in report.bad} >= {"", "/00002"}
+
+
+def test_patterns_and_places(tmp_path: Path) -> None:
+    """Braces, wildcards, single tars and several places are found; with several, `to` has to be said."""
+    for number in range(4):
+        write_tar(tmp_path / f"a/{number:02}.tar", members_of([number]))
+        write_tar(tmp_path / f"b/val/{number:02}.tar", members_of([number]))
+    for number, (urls, samples) in enumerate(
+        [
+            ([f"{tmp_path}/a/{{00..02}}.tar"], {"train": 3}),
+            ([f"{tmp_path}/a/0[12].tar"], {"train": 2}),
+            ([f"{tmp_path}/a/00.tar", f"{tmp_path}/b"], {"train": 1, "val": 4}),
+            ([f"{tmp_path}/b/val/*.tar"], {"val": 4}),
+        ]
+    ):
+        assert sf.index(urls, tmp_path / f"view{number}").samples == samples
+    with pytest.raises(ConfigError, match="say with --to"):
+        sf.index([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(ConfigError, match="name a tar twice"):
+        sf.index([tmp_path / "a", tmp_path / "a/00.tar"], tmp_path / "twice")
+    with pytest.raises(ConfigError, match="no tar 'z"):
+        sf.index(f"{tmp_path}/a/z*.tar")
+    with pytest.raises(ConfigError, match="is no pattern"):
+        sf.index(f"{tmp_path}/a/{{00.tar")
+    with pytest.raises(NotFoundError, match=f"{tmp_path}/c does not exist, or is empty"):
+        sf.index(tmp_path / "c")
+
+
+def test_tars_joined_with_cat(tmp_path: Path) -> None:
+    """Of two tars one behind the other, the second is not passed over in silence."""
+    path = write_tar(tmp_path / "a.tar", members_of(range(3)))
+    path.write_bytes(path.read_bytes() + write_tar(tmp_path / "b.tar", members_of(range(3, 6))).read_bytes())
+    with pytest.raises(PackIncompleteError, match=r"2, allowed are 0: .*several tars were put one behind the other"):
+        sf.index(path, tmp_path / "view")
+    report = sf.index(path, tmp_path / "view", max_bad=2)
+    assert report.samples == {"train": 2}  # of the third it is not known whether it is whole
+
+
+def test_tars_on_a_web_server(tmp_path: Path) -> None:
+    """Tars behind a URL that gives no listing are indexed by a pattern with braces, and read through the cache."""
+    for number in range(2):
+        write_tar(tmp_path / f"web/{number:02}.tar", members_of(range(3 * number, 3 * number + 3)))
+    handler = functools.partial(Quiet, directory=str(tmp_path / "web"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(ConfigError, match="nothing can be written there; say with --to"):
+            sf.index(f"{url}/{{00..01}}.tar")
+        with pytest.raises(NotFoundError, match=r"02\.tar"):
+            sf.index(f"{url}/{{00..02}}.tar", tmp_path / "no")
+        sf.index(f"{url}/{{00..01}}.tar", tmp_path / "view")
+        train = sf.open(tmp_path / "view", cache_dir=tmp_path / "cache")["train"]
+        assert [train[n]["jpg"] for n in range(6)] == [jpeg(n) for n in range(6)]
+        server.shutdown()
+
+
+def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
+    """A dataset is refused, and so is a foreign file under a name that an index needs; what was begun goes on."""
+    write_tar(tmp_path / "00.tar", members_of([1, 2]))
+    (tmp_path / "train/0").mkdir(parents=True)
+    (tmp_path / "train/0/00.npy").write_bytes(b"somebody's")
+    with pytest.raises(ConfigError, match="is something else"):
+        sf.index(tmp_path)
+    assert (tmp_path / "train/0/00.npy").read_bytes() == b"somebody's"
+    (tmp_path / "train/0/00.npy").unlink()
+    fingerprint = sf.index(tmp_path).fingerprint
+    with pytest.raises(DatasetExistsError, match="already holds"):
+        sf.index(tmp_path)
+    (tmp_path / "shardflow.json").unlink()
+    assert sf.index(tmp_path).fingerprint == fingerprint
+
+
+def test_labels_of_some_tars_alone(tmp_path: Path) -> None:
+    """A split in which only some tars have labels is refused, and too few names for the labels as well."""
+    write_tar(tmp_path / "a.tar", members_of([1, 2]))
+    write_tar(tmp_path / "b.tar", members_of([3], label=False))
+    with pytest.raises(ConfigError, match="has no labels and"):
+        sf.index(tmp_path)
+    with pytest.raises(ConfigError, match="only 2 classes were given"):
+        sf.index(tmp_path / "a.tar", classes=["x", "y"])
+    assert sf.index(tmp_path / "b.tar", tmp_path / "view").samples == {"train": 1}
+    assert sf.open(tmp_path / "view").classes is None
+
+
+def test_names_that_no_manifest_holds(tmp_path: Path) -> None:
+    """A tar whose name has other characters is refused before anything is read."""
+    write_tar(tmp_path / "a b.tar", members_of([1]))
+    with pytest.raises(ConfigError, match=r"a b\.tar: names may have"):
+        sf.index(tmp_path)
+
+
+def test_our_own_tars_give_what_was_packed(tmp_path: Path) -> None:
+    """The index made of a packed tar is the one that packing had sealed, so equal samples are equal everywhere."""
+    packed = make_dataset(tmp_path / "set", [5])
+    sf.index(f"{packed}/train/*.tar", tmp_path / "view")
+    assert (tmp_path / "view/train/0/000000.npy").read_bytes() == (packed / "train/000000.npy").read_bytes()
+
+
+def test_numbers_as_others_write_them(tmp_path: Path) -> None:
+    """Labels with zeros before them and a line break behind are the same numbers to everything that reads labels."""
+    members = [(name, data) for n in range(6) for name, data in members_of([n]) if not name.endswith(".cls")]
+    members += [(f"{n:05}.cls", b"%03d\n" % (n % 2)) for n in range(6)]
+    write_tar(tmp_path / "a.tar", sorted(members))
+    sf.index(tmp_path)
+    assert sf.verify(tmp_path) == []
+    loader = sf.Loader(tmp_path, batch_size=6, fields=("label", "labels"), num_workers=0, shuffle=False)
+    labels, hot = next(iter(loader))
+    assert labels.tolist() == hot.argmax(1).tolist() == [0, 1] * 3
+    sf.subset(tmp_path, tmp_path / "ones", classes=["1"])
+    assert [sample["__key__"] for sample in sf.open(tmp_path / "ones")["train"]] == ["00001", "00003", "00005"]
+    assert sf.split(tmp_path, tmp_path / "parts", val=0.34).samples == {"train": 4, "val": 2}
+    assert [peeked.labels for peeked in SampleReader(sf.open(tmp_path), "train").samples(range(3))] == [[0], [1], [0]]
+    sf.pack(tmp_path, tmp_path / "packed", executor="serial", short_side=32, shuffle=False)
+    assert [sample["cls"] for sample in sf.open(tmp_path / "packed")["train"]] == [b"0", b"1"] * 3

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import shardflow as sf
+from shardflow.cli.main import shardflow as cli
+from shardflow.errors import ConfigError
+from shardflow.formats import manifest
+from tests.helpers.making import make_dataset
+
+
+def reclassed(dataset: Path, classes: tuple[str, ...] | None) -> Path:
+    """Give a dataset other class names."""
+    file = dataset / manifest.FILE_NAME
+    file.write_bytes(replace(manifest.from_bytes(file.read_bytes()), classes=classes).to_bytes())
+    return dataset
+
+
+def meaning(url: Path) -> list[tuple[str, bytes]]:
+    """The images of a dataset with the names of their classes."""
+    dataset = sf.open(url)
+    return sorted((dataset.classes[int(sample["cls"])], sample["jpg"]) for sample in dataset["train"])  # type: ignore[index]
+
+
+def test_two_datasets_as_one(tmp_path: Path) -> None:
+    """All samples of both are there, split by split, over the tars of both."""
+    one, two = make_dataset(tmp_path / "one", {"train": [5, 4], "val": [3]}), make_dataset(tmp_path / "two", [7])
+    report = sf.merge([one, two], tmp_path / "both")
+    assert report.samples == {"train": 16, "val": 3}
+    both = sf.open(tmp_path / "both")
+    assert [int(sample["cls"]) for sample in both["train"]] == [*range(9), *range(7)]
+    assert both.classes == sf.open(one).classes
+    assert {base.url for base in both.manifest.bases.values()} == {"../one", "../two"}
+    assert sf.verify(tmp_path / "both") == []
+
+
+def test_a_sample_of_both_is_there_once(tmp_path: Path) -> None:
+    """Overlapping subsets of one dataset unite, each sample once and in the order in which it was packed."""
+    dataset = make_dataset(tmp_path / "set", [10, 10])
+    sf.subset(dataset, tmp_path / "a", samples=[f"{n:09}" for n in (1, 3, 5, 12)])
+    sf.subset(dataset, tmp_path / "b", samples=[f"{n:09}" for n in (0, 3, 4, 5, 9)])
+    assert sf.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both").samples == {"train": 7}
+    found = [int(sample["__key__"]) for sample in sf.open(tmp_path / "both")["train"]]
+    assert found == [0, 1, 3, 4, 5, 9, 12]
+    rows = sum(len(np.load(index)) for index in (tmp_path / "both").rglob("*.npy"))
+    assert rows == 7 * len(("cls", "jpg"))
+    assert sf.verify(tmp_path / "both") == []
+
+
+def test_classes_must_mean_the_same(tmp_path: Path) -> None:
+    """A list that the other one begins with is fine; other names for a number, or labels in one alone, are refused, and
+    the remedy that is named for the former does what it says.
+    """
+    one, two = make_dataset(tmp_path / "one", [3]), make_dataset(tmp_path / "two", [5])
+    sf.merge([one, two], tmp_path / "fine")
+    assert sf.open(tmp_path / "fine").classes == tuple(f"class{n}" for n in range(5))
+    reclassed(one, ("class0", "dog", "class2"))
+    with pytest.raises(ConfigError, match=r"class 1 is 'dog' in .*one and 'class1' in .*two, ") as refused:
+        sf.merge([one, two], tmp_path / "view")
+    remedy = str(refused.value).partition("`shardflow ")[2].partition("`")[0]
+    (tmp_path / "all.txt").write_text("dog\nclass4\nclass3\nclass2\nclass1\nclass0\n")
+    for name, url in (("new-one", one), ("new-two", two)):
+        given = {"NEW": str(tmp_path / name), "FILE": str(tmp_path / "all.txt"), str(one): str(url)}
+        arguments = [given.get(word, word) for word in remedy.split()]
+        assert CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False).exception is None
+    sf.merge([tmp_path / "new-one", tmp_path / "new-two"], tmp_path / "all")
+    assert meaning(tmp_path / "all") == sorted(meaning(one) + meaning(two))
+    plain = make_dataset(tmp_path / "plain", [3], labelled=False)
+    with pytest.raises(ConfigError, match="plain has no labels"):
+        sf.merge([two, plain], tmp_path / "view")
+    with pytest.raises(ConfigError, match="two or more"):
+        sf.merge([two], tmp_path / "view")

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F  # noqa: N812 - everybody's name for it
+
+import shardflow
+from shardflow.device.transforms.color_jitter import jitter
+from shardflow.device.transforms.random_resized_crop import crop_and_resize, random_boxes
+from shardflow.device.transforms.rng import uniforms
+from shardflow.errors import ConfigError
+from tests.helpers.device_batches import BLENDS, KEYED, pictures
+from tests.helpers.device_keys import kolmogorov_smirnov, random_keys
+
+DRAWS = 4000
+
+
+@pytest.mark.parametrize("stage", KEYED.values(), ids=KEYED)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_an_image_depends_on_its_own_key_alone(stage: Any, dtype: torch.dtype) -> None:
+    """The same image with the same key comes out the same from any batch, and is not touched itself."""
+    images, keys = F.to_dtype(pictures(12), dtype, scale=True), random_keys(12)
+    before, whole = images.clone(), stage(images, keys)
+    assert torch.equal(images, before)
+    parts = [stage(images[part], keys[part]) for part in (slice(0, 1), slice(1, 8), slice(8, 12))]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-6 if whole.is_floating_point() else 1)
+    shuffled = torch.randperm(12, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(
+        stage(images[shuffled], keys[shuffled]),
+        whole[shuffled],
+        rtol=0,
+        atol=1e-6 if whole.is_floating_point() else 1,
+    )
+
+
+@pytest.mark.parametrize("stage", [stage for name, stage in KEYED.items() if name != "normalize"])
+def test_parameters_differ_from_image_to_image(stage: Any) -> None:
+    """Twenty copies of an image come out in several ways: parameters are drawn per image, not per batch."""
+    outcomes = stage(pictures(1).expand(20, -1, -1, -1), random_keys(20))
+    assert len({outcome.numpy().tobytes() for outcome in outcomes}) >= 2
+    assert outcomes.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("stage", KEYED.values(), ids=KEYED)
+def test_a_batch_without_images_passes(stage: Any) -> None:
+    """The empty batch of a short tail keeps its shape and dtype."""
+    empty = stage(pictures(0), random_keys(0))
+    assert empty.shape[:2] == (0, 3)
+    assert empty.dtype == stage(pictures(1), random_keys(1)).dtype
+
+
+@pytest.mark.parametrize("stage", KEYED.values(), ids=KEYED)
+def test_stages_compile_without_graph_breaks(stage: Any) -> None:
+    """torch.compile takes each stage as one graph, which gives what the stage gives."""
+    images, keys = pictures(4), random_keys(4)
+    compiled = torch.compile(stage.__call__, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(images, keys), stage(images, keys))
+
+
+@pytest.mark.parametrize("stage", BLENDS.values(), ids=BLENDS)
+def test_blends_compile_without_graph_breaks(stage: Any) -> None:
+    """torch.compile takes each blend as one graph."""
+    given = pictures(4), torch.arange(4), random_keys(4)
+    compiled = torch.compile(stage.__call__, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given), stage(*given))
+
+
+@pytest.mark.parametrize(("height", "width", "size"), [(18, 23, 12), (40, 30, 9), (8, 8, 20)])
+def test_crops_are_resized_as_torchvision_does(height: int, width: int, size: int) -> None:
+    """A box is cropped and resized as by torchvision with antialias=True: floats within 1e-5, uint8 within one step."""
+    images, keys = pictures(30, height, width), random_keys(30)
+    boxes = random_boxes(uniforms(keys, 22), height, width, (0.08, 1.0), (3 / 4, 4 / 3))
+    flipped = torch.arange(30) % 2 == 1
+    ours = crop_and_resize(images, boxes, size, flipped)
+    ours_float = crop_and_resize(images / 255, boxes, size, flipped)
+    for index, (x, y, w, h) in enumerate(boxes.int().tolist()):
+        for image, result, tolerance in ((images[index], ours, 1), (images[index] / 255, ours_float, 1e-5)):
+            theirs = F.resized_crop(image, y, x, h, w, [size, size], antialias=True)
+            theirs = theirs.flip(-1) if flipped[index] else theirs
+            torch.testing.assert_close(result[index], theirs, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(("height", "width", "scale"), [(64, 80, (0.08, 1.0)), (30, 200, (0.5, 1.0))])
+def test_boxes_are_distributed_as_torchvisions(height: int, width: int, scale: tuple[float, float]) -> None:
+    """Place and size of the boxes are distributed as RandomResizedCrop draws them, the fallback included."""
+    ours = random_boxes(uniforms(random_keys(DRAWS), 22), height, width, scale, (3 / 4, 4 / 3))
+    torch.manual_seed(0)
+    transform, image = v2.RandomResizedCrop(8, scale=scale), torch.empty(3, height, width)
+    drawn = [transform.make_params([image]) for _ in range(DRAWS)]
+    for column, name in enumerate(("left", "top", "width", "height")):
+        theirs = torch.tensor([float(parameters[name]) for parameters in drawn])
+        assert kolmogorov_smirnov(ours[:, column], theirs) < 2, name
+    assert (ours[:, :2] >= 0).all()
+    assert (ours[:, 0] + ours[:, 2] <= width).all()
+    assert (ours[:, 1] + ours[:, 3] <= height).all()
+
+
+def test_colours_change_as_torchvisions_do() -> None:
+    """Given factors and order, the colours are torchvision's for floating-point images, within 1e-5."""
+    stage, images = shardflow.ColorJitter(0.4, 0.5, 0.6, 0.3), pictures(24) / 255
+    factors, order = stage.draw(random_keys(24))
+    ours = jitter(images, factors, order, hue=True)
+    adjust: list[Callable[..., Any]] = [F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue]
+    for index in range(24):
+        theirs = images[index]
+        for number in order[index].tolist():
+            theirs = adjust[number](theirs, float(factors[index, number]))
+        torch.testing.assert_close(ours[index], theirs, rtol=0, atol=1e-5)
+
+
+def test_greys_have_no_hue_to_turn() -> None:
+    """Grey pixels, black and white among them, stay as they are when only the hue is turned."""
+    greys = torch.arange(256, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2)
+    assert torch.equal(shardflow.ColorJitter(hue=0.5)(greys, random_keys(256)), greys)
+
+
+def test_colour_factors_are_distributed_as_torchvisions() -> None:
+    """Factors are distributed as ColorJitter draws them, and all 24 orders are equally likely."""
+    factors, order = shardflow.ColorJitter(0.4, 1.5, 0.2, 0.3).draw(random_keys(DRAWS))
+    torch.manual_seed(0)
+    transform = v2.ColorJitter(0.4, 1.5, 0.2, 0.3)
+    drawn = [transform.make_params([]) for _ in range(DRAWS)]
+    for column, name in enumerate(("brightness", "contrast", "saturation", "hue")):
+        theirs = torch.tensor([parameters[f"{name}_factor"] for parameters in drawn])
+        assert kolmogorov_smirnov(factors[:, column], theirs) < 2, name
+    orders, counts = order.unique(dim=0, return_counts=True)
+    assert len(orders) == 24
+    assert float(((counts - DRAWS / 24) ** 2 / (DRAWS / 24)).sum()) < 50  # chi squared, 23 degrees of freedom
+
+
+def test_erased_boxes_are_distributed_as_torchvisions() -> None:
+    """The erased boxes, and whether there are any, are distributed as RandomErasing draws them."""
+    stage = shardflow.RandomErasing(0.6)
+    ours = stage.draw(random_keys(DRAWS), 64, 48)
+    erased = ours[:, 2] > 0
+    assert float(erased.float().mean()) == pytest.approx(0.6, abs=0.03)
+    torch.manual_seed(0)
+    transform, image = v2.RandomErasing(1.0), torch.empty(3, 64, 48)
+    drawn = [transform.make_params([image]) for _ in range(DRAWS)]
+    for column, name in enumerate("jiwh"):
+        theirs = torch.tensor([float(parameters[name]) for parameters in drawn])
+        assert kolmogorov_smirnov(ours[erased, column], theirs) < 2, name
+
+
+def test_erasing_sets_exactly_the_box() -> None:
+    """The box has the value and all around it stays, as torchvision's `erase` has it."""
+    stage, images, keys = shardflow.RandomErasing(0.8, value=7), pictures(20), random_keys(20)
+    ours = stage(images, keys)
+    for index, (x, y, w, h) in enumerate(stage.draw(keys, 18, 23).int().tolist()):
+        theirs = F.erase(images[index], y, x, h, w, torch.tensor(7, dtype=torch.uint8)) if w else images[index]
+        assert torch.equal(ours[index], theirs)
+
+
+def test_flips_are_as_likely_as_said() -> None:
+    """Of many images the share `p` is mirrored, and none or all at the ends."""
+    images, keys = pictures(1, 1, 2).expand(DRAWS, -1, -1, -1), random_keys(DRAWS)
+    for p in (0.0, 0.3, 1.0):
+        mirrored = shardflow.RandomHorizontalFlip(p)(images, keys)[:, 0, 0, 0] != images[0, 0, 0, 0]
+        assert float(mirrored.float().mean()) == pytest.approx(p, abs=0.03 if p == 0.3 else 0)
+
+
+def test_normalising_is_torchvisions() -> None:
+    """uint8 and float images are normalised as torchvision normalises floats."""
+    images = pictures(3)
+    theirs = F.normalize(images / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    torch.testing.assert_close(shardflow.Normalize()(images), theirs)
+    assert shardflow.Normalize()((images / 255).bfloat16()).dtype == torch.bfloat16
+
+
+def test_mixup_is_torchvisions() -> None:
+    """Given the share, images and soft targets are torchvision's."""
+    images, labels, keys = pictures(6) / 255, torch.tensor([0, 1, 2, 3, 4, 4]), random_keys(6)
+    ours, targets = shardflow.MixUp(num_classes=5)(images, labels, keys)
+    _, pairs = shardflow.MixUp()(images, labels, keys)
+    assert isinstance(pairs, shardflow.Pairs)
+    assert len(pairs.weight.unique()) == 1
+    weight = float(pairs.weight[0])
+    torch.testing.assert_close(ours, images.roll(1, 0) * (1 - weight) + images * weight)
+    transform = v2.MixUp(num_classes=5)
+    transform.make_params = lambda _: {"lam": weight}
+    theirs, their_targets = transform(images, labels)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(targets, their_targets)
+
+
+def test_cutmix_pastes_one_box_of_the_neighbour() -> None:
+    """Each pixel is the image's or its neighbour's, the latter form a box, and the target's weight is its share."""
+    images, labels, keys = pictures(40, 20, 30), torch.arange(40), random_keys(40)
+    mixed, pairs = shardflow.CutMix(per_pair=True)(images, labels, keys)
+    assert isinstance(pairs, shardflow.Pairs)
+    assert torch.equal(pairs.first, labels)
+    assert torch.equal(pairs.second, labels.roll(1))
+    pasted = (mixed != images).any(1)
+    assert torch.equal(mixed, torch.where(pasted[:, None], images.roll(1, 0), images))
+    assert len(pairs.weight.unique()) > 20
+    for mask, weight in zip(pasted, pairs.weight.tolist(), strict=True):
+        rows, columns = mask.any(1), mask.any(0)
+        assert 1 - float(mask.float().mean()) == pytest.approx(weight, abs=0.01)  # noise may equal its neighbour
+        assert float(mask[rows][:, columns].float().mean()) > 0.98 or not mask.any()
+
+
+def test_cut_shares_are_distributed_as_torchvisions() -> None:
+    """The share that is kept is distributed as CutMix draws it."""
+    _, pairs = shardflow.CutMix(per_pair=True)(
+        torch.zeros(DRAWS, 1, 32, 48), torch.zeros(DRAWS, dtype=torch.int64), random_keys(DRAWS)
+    )
+    assert isinstance(pairs, shardflow.Pairs)
+    torch.manual_seed(0)
+    transform, images = v2.CutMix(num_classes=2), torch.empty(1, 1, 32, 48)
+    theirs = torch.tensor([transform.make_params([images])["lam_adjusted"] for _ in range(DRAWS)])
+    assert kolmogorov_smirnov(pairs.weight, theirs) < 2
+
+
+def test_one_of_takes_each_blend_equally_often() -> None:
+    """Over many batches, each blend is chosen half of the time and does what it does alone."""
+    blends = [shardflow.MixUp(num_classes=4), shardflow.CutMix(num_classes=4)]
+    images, labels = pictures(4), torch.arange(4)
+    chosen = []
+    for seed in range(100):
+        keys = random_keys(4, seed)
+        mixed, _ = shardflow.OneOf(blends)(images, labels, keys)
+        chosen.append([torch.equal(mixed, blend(images, labels, keys)[0]) for blend in blends].index(True))
+    assert 35 < sum(chosen) < 65
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: shardflow.RandomHorizontalFlip(1.5), r"p must be 0 … 1, found 1\.5"),
+        (lambda: shardflow.RandomResizedCrop(0), "size must be 1 or more"),
+        (lambda: shardflow.RandomResizedCrop(scale=(0.5, 2)), r"scale must be a range \(low, high\) within \(0, 1\]"),
+        (lambda: shardflow.RandomResizedCrop(scale=(0, 1)), "scale must be a range"),
+        (lambda: shardflow.RandomResizedCrop(ratio=(2, 1)), r"ratio must be a range \(low, high\) above 0"),
+        (lambda: shardflow.ColorJitter(-1), "brightness must be 0 or more"),
+        (lambda: shardflow.ColorJitter(hue=0.6), r"hue must be 0 … 0\.5, found 0\.6"),
+        (lambda: shardflow.RandomErasing(scale=(0.5, 0.1)), r"scale must be a range \(low, high\) within \[0, 1\]"),
+        (lambda: shardflow.RandomErasing(ratio=(0, 1)), "ratio must be a range"),
+        (lambda: shardflow.MixUp(alpha=0), "alpha must be above 0"),
+        (lambda: shardflow.CutMix(num_classes=0), "num_classes must be 1 or more"),
+        (lambda: shardflow.OneOf([]), "OneOf takes one or more blends"),
+        (lambda: shardflow.OneOf([shardflow.Normalize()]), "OneOf takes MixUp and CutMix"),
+        (lambda: shardflow.RandomResizedCrop(2.5), "size must be a whole number"),
+        (lambda: shardflow.RandomResizedCrop(ratio=(1, math.inf)), "ratio must be a range"),
+        (lambda: shardflow.ColorJitter(math.nan), "brightness must be 0 or more"),
+        (lambda: shardflow.ColorJitter((0.5, 1.5)), "brightness must be 0 or more"),
+        (lambda: shardflow.ColorJitter(hue=(-0.1, 0.1)), "hue must be 0"),
+        (lambda: shardflow.RandomResizedCrop((224, 200)), "size must be a whole number"),
+        (lambda: shardflow.RandomResizedCrop(scale=0.5), r"scale must be a range \(low, high\), found 0\.5"),
+        (lambda: shardflow.MixUp(alpha=math.inf), "alpha must be above 0"),
+        (lambda: shardflow.RandomErasing(value="random"), "value must be one number"),
+        (lambda: shardflow.Normalize([0.5], [0.5, 0.5]), "mean and std must be as many"),
+        (lambda: shardflow.Normalize([0.5] * 3, [0, 1, 1]), "std above 0"),
+    ],
+)
+def test_wrong_arguments_are_named(make: Callable[[], Any], message: str) -> None:
+    """A value out of its range is an error that says the range."""
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_images_that_a_stage_cannot_work_on_are_named() -> None:
+    """Channels without statistics or colours, and values that a dtype has not, are errors and not other pixels."""
+    keys, images = torch.arange(2), torch.full((2, 1, 4, 4), 200, dtype=torch.uint8)
+    for stage, message in (
+        (shardflow.Normalize(), "Normalize has 3 means, and the images have 1 channels"),
+        (shardflow.ColorJitter(0.4), "red, green and blue, and the images have 1 channels"),
+        (shardflow.RandomErasing(1, value=-1), "images of uint8 have 0 … 255"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            stage(images, keys)
+
+
+def test_one_number_normalizes_all_channels() -> None:
+    """One mean and one deviation are those of every channel, as torchvision has it."""
+    images = torch.rand(2, 4, 5, 5)
+    expected = v2.functional.normalize(images, [0.5], [0.25])
+    torch.testing.assert_close(shardflow.Normalize([0.5], [0.25])(images), expected)

@@ -1,0 +1,176 @@
+"""The bench: its figures must fit what is known of a loader."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shardflow
+from shardflow.diagnostics.bench import STEPS, Bench, bench
+from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
+from shardflow.diagnostics.loader_probe import LoaderProbe
+from shardflow.diagnostics.stage_times import STAGES, stage_cpu_ms
+from shardflow.diagnostics.time_window import Window
+from shardflow.errors import ConfigError, DeadlineError
+from tests.helpers.making import make_dataset
+
+BURNT_S = 0.004
+
+
+def burn(image: torch.Tensor) -> torch.Tensor:
+    """A transform that takes a known CPU time."""
+    begin = time.thread_time()
+    while time.thread_time() - begin < BURNT_S:
+        pass
+    return image
+
+
+def rest(image: torch.Tensor) -> torch.Tensor:
+    """A transform that waits as long, and computes nothing."""
+    time.sleep(BURNT_S)
+    return image
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small dataset."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", [30, 30])
+
+
+def loader(url: Path, **options: Any) -> shardflow.Loader:
+    """A loader of small crops."""
+    decoder = shardflow.RandomResizedCropDecoder(32)
+    return shardflow.Loader(url, **{"batch_size": 4, "num_workers": 1, "decoder": decoder, **options})
+
+
+def test_stages_cost_what_they_compute(url: Path) -> None:
+    """A transform that computes for 4 ms is found in "augment", and one that waits is not."""
+
+    def measured(**options: Any) -> dict[str, float]:
+        begun = loader(url, num_workers=0, **options)
+        next(iter(begun))
+        return stage_cpu_ms(begun, 0.3)
+
+    burning = measured(transform=burn)
+    assert tuple(burning) == STAGES
+    assert burning["augment"] == pytest.approx(1000 * BURNT_S, rel=0.2)
+    assert max(burning["decode"], burning["collate"]) < burning["augment"] / 4
+    assert measured(transform=rest)["augment"] < 1000 * BURNT_S / 4
+    assert measured()["augment"] == 0
+
+
+def test_every_stage_is_timed(url: Path, tmp_path: Path) -> None:
+    """Whatever a loader is told to do, its pipeline has no stage but those that are timed."""
+    fullest = loader(url, num_workers=0, transform=rest, decoded_cache="1GB", cache_dir=tmp_path)
+    _, *rest_of, _, _ = fullest.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
+    assert ("plan", *(type(stage).__name__.lower() for stage in rest_of)) == STAGES
+
+
+def test_workers_are_counted_and_ended(url: Path) -> None:
+    """What workers compute is found in the window, what they wait is not, and no worker is left."""
+    before = multiprocessing.active_children()
+    for transform, least, most in ((burn, 0.9 * BURNT_S, 3 * BURNT_S), (rest, 0, BURNT_S / 2)):
+        with LoaderProbe(loader(url, transform=transform)) as driven:
+            window = driven.measure(0.5)
+        assert driven.batch_bytes == 4 * (3 * 32 * 32 + 8)
+        assert driven.first_batch_s > 0
+        assert window.wall_s >= 0.5
+        assert least <= window.workers_cpu_s / window.images <= most
+        assert window.images_per_s <= 1.5 / BURNT_S
+    assert multiprocessing.active_children() == before
+
+
+def test_limit_is_what_processes_decode(url: Path) -> None:
+    """Two processes compute for as long as asked, on the split's own images; one that died is an error, not a wait."""
+    encoded = payloads(shardflow.open(url)["train"])
+    assert len(encoded) == len(set(encoded)) == 60
+    with DecodeBaseline(encoded, shardflow.RandomResizedCropDecoder(32), 2) as limit:
+        window = limit.measure(0.3)
+        assert 0.3 <= window.wall_s < 5
+        assert 0 < window.cpu_s <= 2.2 * window.wall_s
+        assert window.images > 100
+        limit._processes[0].kill()
+        with pytest.raises(DeadlineError, match="memory"):
+            limit.measure(0.1)
+
+
+def test_limit_ends_with_the_process_that_measures(url: Path) -> None:
+    """When the process that measures is killed, those that only decode end with it."""
+    encoded, (ours, theirs) = payloads(shardflow.open(url)["train"]), multiprocessing.Pipe()
+
+    def measuring() -> None:
+        with DecodeBaseline(encoded, shardflow.RandomResizedCropDecoder(32), 2) as limit:
+            theirs.send([process.pid for process in limit._processes])
+            time.sleep(60)
+
+    process = multiprocessing.get_context("fork").Process(target=measuring)
+    process.start()
+    assert ours.poll(30)
+    decoding = ours.recv()
+    process.kill()
+    process.join()
+    deadline = time.monotonic() + 10
+    while (alive := [pid for pid in decoding if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)  # or a failure would leave them
+    assert len(decoding) == 2
+    assert not alive
+
+
+def test_bench_adds_up(url: Path) -> None:
+    """Shares add up to 1, the transform is most of them, and the verdict follows from the step."""
+    progress: list[int] = []
+    found = bench(loader(url, transform=burn), seconds=1.5, step_ms=1, progress=lambda: progress.append(1))
+    shares = found.shares()
+    assert sum(shares.values()) == pytest.approx(1, abs=0.01)
+    assert max((name for name in shares if name != "wait"), key=lambda name: shares[name]) == "augment"
+    assert found.of_limit < 0.5
+    assert found.fed is False
+    assert found.waiting is not None
+    assert found.waiting > 0.5
+    assert found.image_bytes > 1000
+    assert len(progress) == STEPS
+
+
+def test_bench_refuses_what_it_cannot_measure(url: Path, tmp_path: Path) -> None:
+    """A time that is no time, a loader without images, and one that decodes them once for all are refused."""
+    with pytest.raises(ConfigError, match="seconds"):
+        bench(loader(url), seconds=0)
+    with pytest.raises(ConfigError, match="step_ms"):
+        bench(loader(url), step_ms=-1)
+    with pytest.raises(ConfigError, match="no images"):
+        bench(loader(url, fields=("label",)))
+    with pytest.raises(ConfigError, match="without decoded_cache"):
+        bench(loader(url, decoded_cache="1GB", cache_dir=tmp_path))
+
+
+def made(**changes: Any) -> Bench:
+    """A bench of round figures: 1,000 images/s by two workers on two cores that compute half of the time."""
+    window = Window(images=1000, wall_s=1.0, own_cpu_s=0.1, workers_cpu_s=1.0)
+    known = {"batch_size": 50, "workers": 2, "cores": 2, "window": window, "first_batch_s": 0.5, "image_bytes": 3e4}
+    limit = Window(images=2000, wall_s=1.0, workers_cpu_s=2.0)
+    stages = {"plan": 0.0, "read": 0.1, "decode": 0.7, "augment": 0.0, "collate": 0.0}
+    return Bench(**{**known, "limit": limit, "stage_cpu_ms": stages, **changes})
+
+
+def test_arithmetic() -> None:
+    """Shares, verdict and disturbance of known figures."""
+    found = made(step_ms=40.0)
+    assert (found.batch_ms, found.of_limit) == (pytest.approx(50), pytest.approx(0.5))
+    assert (found.fed, found.waiting) == (False, pytest.approx(0.2))
+    expected = {"wait": 0.5, "plan": 0, "read": 0.05, "decode": 0.35, "augment": 0, "collate": 0, "transfer": 0.1}
+    assert found.shares() == pytest.approx(expected)
+    assert (made().fed, made().waiting) == (None, None)
+    assert made(step_ms=60.0).fed is True
+    assert not found.disturbed
+    assert made(limit=Window(images=2000, wall_s=1.0, workers_cpu_s=1.5)).disturbed
+    alone = made(workers=0, window=Window(images=1000, wall_s=1.0, own_cpu_s=0.9), stage_cpu_ms={"decode": 2.0})
+    assert alone.shares() == pytest.approx({"wait": 0.1, "decode": 0.9, "transfer": 0})

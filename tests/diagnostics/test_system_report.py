@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardflow.diagnostics.system_report import describe_system
+from shardflow.loading.provenance import describe_versions
+
+
+def test_system_says_what_a_report_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine, system, memory, GPU, cache and clients are named, each with something about it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not" / "there"))
+    described = describe_system()
+    assert all(described.values())
+    assert f"of {os.cpu_count()}" in described["cores"]
+    assert float(described["memory"].split()[0]) > 0.5
+    assert described["cache"].startswith(f"{tmp_path}/not/there/shardflow, ")
+    assert described["GPU"].startswith("none" if not torch.cuda.is_available() else torch.cuda.get_device_name(0))
+    assert "botocore " in described["S3 client"]
+    assert described.items() >= describe_versions().items()
+
+
+def test_versions_need_no_torch() -> None:
+    """Versions are told without importing torch."""
+    code = "import sys\nfrom shardflow.loading.provenance import describe_versions\n"
+    code += "describe_versions(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -1,0 +1,102 @@
+"""Tuning."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shardflow
+from shardflow.diagnostics.time_window import Window
+from shardflow.diagnostics.tuning import PREFETCH, Trial, _best, _limit, tune
+from shardflow.errors import ConfigError
+from tests.diagnostics.test_bench import rest
+from tests.helpers.making import make_dataset
+
+
+def rest_long(image: torch.Tensor) -> torch.Tensor:
+    """A transform that waits eight times as long as `rest`."""
+    for _ in range(8):
+        rest(image)
+    return image
+
+
+@pytest.fixture(scope="module")
+def make_loader(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Makes loaders whose workers wait for most of the time, so that more of them are faster on any machine."""
+    url = make_dataset(tmp_path_factory.mktemp("data") / "set", [30, 30])
+    decoder = shardflow.RandomResizedCropDecoder(32)
+    return functools.partial(shardflow.Loader, url, batch_size=4, decoder=decoder, transform=rest)
+
+
+def test_finds_what_is_faster_in_bounded_time(make_loader: Any) -> None:
+    """Three waiting workers beat one; every setting was tried; the result can be given to a loader, and to JSON."""
+    begin = time.monotonic()
+    tries: list[int] = []
+    found = tune(make_loader, seconds=2.0, workers=(1, 3), progress=lambda: tries.append(1))
+    assert time.monotonic() - begin < 60
+    assert found.settings["num_workers"] == 3
+    tried = {(trial.num_workers, trial.prefetch_factor) for trial in found.trials}
+    assert tried == {(1, 4), *((3, depth) for depth in PREFETCH)}
+    assert found.best in found.trials
+    assert len(tries) >= 5
+    assert all(trial.shared_bytes > 0 and trial.first_batch_s > 0 for trial in found.trials)
+    assert json.loads(json.dumps(found.to_json()))["settings"] == found.settings
+    assert next(iter(make_loader(**found.settings)))
+
+
+def test_nothing_that_was_seen_is_faster(make_loader: Any) -> None:
+    """Where the machine slows down between the workers' rounds and the depths', the setting to take is no slow one."""
+    slow = False
+
+    def slowing(**settings: int) -> shardflow.Loader:
+        nonlocal slow
+        slow = slow or settings["prefetch_factor"] != 4
+        return make_loader(**settings, **({"transform": rest_long} if slow else {}))  # type: ignore[no-any-return]
+
+    found = tune(slowing, seconds=1.0, workers=(1, 3))
+    assert found.best.images_per_s >= 0.97 * max(trial.images_per_s for trial in found.trials)
+    assert found.settings == {"num_workers": 3, "prefetch_factor": 4}
+
+
+def test_refuses_what_cannot_be_tried(make_loader: Any) -> None:
+    """No time, and no or negative numbers of workers."""
+    for arguments in ({"seconds": 0}, {"workers": ()}, {"workers": (0, 1)}):
+        with pytest.raises(ConfigError):
+            tune(make_loader, **arguments)
+
+
+def trial(workers: int, depth: int, rate: float) -> Trial:
+    """A trial of known rate."""
+    windows = (Window(images=round(rate), wall_s=1.0),)
+    return Trial(num_workers=workers, prefetch_factor=depth, windows=windows, first_batch_s=0.1, batch_bytes=1)
+
+
+def test_the_most_modest_of_the_fastest_is_taken() -> None:
+    """Within 3 % of the fastest, the fewest workers win, and then the least prefetching."""
+    assert _best([trial(2, 4, 980), trial(4, 4, 1000), trial(8, 2, 990)]).num_workers == 2
+    assert _best([trial(2, 4, 960), trial(4, 4, 1000), trial(4, 2, 971)]) == trial(4, 2, 971)
+
+
+def test_what_limits_is_named(make_loader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Busy cores, a busy training process, others' load, a network and a disk are told apart by what was counted."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    local = make_loader(num_workers=0)
+    far = shardflow.Loader(f"local://{make_dataset(tmp_path / 'far', [8])}", batch_size=4, num_workers=0)
+
+    def limit_of(loader: shardflow.Loader, **counted: float) -> str:
+        window = Window(**{"images": 100, "wall_s": 1.0, **counted})  # type: ignore[arg-type]
+        tried = Trial(num_workers=2, prefetch_factor=2, windows=(window,), first_batch_s=0.1, batch_bytes=1)
+        return _limit(tried, loader, 4)[0]
+
+    assert limit_of(local, workers_cpu_s=3.9, machine_cpu_s=4.0) == "cores"
+    assert limit_of(local, own_cpu_s=0.95, workers_cpu_s=1.0, machine_cpu_s=2.0) == "training process"
+    assert limit_of(local, workers_cpu_s=1.0, machine_cpu_s=3.0) == "other processes"
+    assert limit_of(far, workers_cpu_s=1.0, machine_cpu_s=1.1) == "network"
+    assert limit_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1, storage_bytes=10**6) == "disk"
+    assert limit_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1) == "not known"

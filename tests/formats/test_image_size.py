@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from shardflow.formats.image_size import image_size
+from tests.helpers.folders import turned
+from tests.helpers.making import jpeg
+
+SIZES = [(1, 1), (300, 200), (1, 999), (4000, 3), (17, 65_500)]
+
+
+def encoded(mode: str, size: tuple[int, int], image_format: str, **options: Any) -> bytes:
+    """A plain image as Pillow encodes it."""
+    buffer = io.BytesIO()
+    Image.new(mode, size, 1).save(buffer, image_format, **options)
+    return buffer.getvalue()
+
+
+def segment(marker: int, data: bytes, fill: int = 0) -> bytes:
+    """A JPEG marker segment after some fill bytes."""
+    return b"\xff" * fill + bytes([0xFF, marker]) + (len(data) + 2).to_bytes(2, "big") + data
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_jpeg(size: tuple[int, int], mode: str, progressive: bool) -> None:
+    """Width and height of colour, grey and CMYK JPEGs, baseline and progressive, are those that Pillow encoded."""
+    assert image_size(encoded(mode, size, "JPEG", progressive=progressive)) == size
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "1", "I;16"])
+def test_png(size: tuple[int, int], mode: str) -> None:
+    """Width and height of PNGs of any kind are those that Pillow encoded."""
+    assert image_size(encoded(mode, size, "PNG")) == size
+
+
+@pytest.mark.parametrize("image_format", ["WEBP", "GIF", "BMP", "TIFF"])
+def test_other_formats_are_not_known(image_format: str) -> None:
+    """Formats whose size is not read say (0, 0)."""
+    assert image_size(encoded("RGB", (30, 20), image_format)) == (0, 0)
+
+
+@given(
+    segments=st.lists(
+        st.tuples(st.sampled_from([*range(0xE0, 0xF0), 0xFE, 0xDB, 0xC4]), st.binary(max_size=300), st.integers(0, 5)),
+        max_size=6,
+    )
+)
+def test_segments_before_the_frame_are_skipped(segments: list[tuple[int, bytes, int]]) -> None:
+    """APPn, comments and tables of any content and length, and fill bytes, do not hide the frame header."""
+    image = jpeg(0, 48, 40)
+    assert image_size(image[:2] + b"".join(segment(*parts) for parts in segments) + image[2:]) == (48, 40)
+
+
+def test_thumbnail_is_not_taken_for_the_image() -> None:
+    """The frame of an EXIF thumbnail inside of a segment is not the image's."""
+    thumbnail, image = jpeg(1, 16, 12), jpeg(0, 48, 40)
+    assert image_size(image[:2] + segment(0xE1, b"Exif\0\0" + thumbnail) + image[2:]) == (48, 40)
+
+
+def test_orientation_is_not_applied() -> None:
+    """The size is that of the stored pixels, whatever the EXIF orientation says."""
+    assert image_size(encoded("RGB", (30, 20), "JPEG", exif=turned(6))) == (30, 20)
+
+
+def test_memoryview_and_bytes_agree() -> None:
+    """A slice of a map is read as bytes are."""
+    for image in (jpeg(0, 48, 40), encoded("RGB", (48, 40), "PNG")):
+        assert image_size(memoryview(b"xx" + image)[2:]) == (48, 40)
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
+def test_truncations(image_format: str) -> None:
+    """A truncated image has its size or (0, 0), and the size once the frame header is whole."""
+    image = encoded("RGB", (300, 290), image_format)
+    sizes = [image_size(image[:length]) for length in range(len(image))]
+    assert set(sizes) == {(0, 0), (300, 290)}
+    assert sizes == sorted(sizes)
+
+
+def test_frames_without_a_size_are_not_known() -> None:
+    """A JPEG that gives its height at the end (DNL), and a PNG of no width, say (0, 0) and no half of a size."""
+    image = jpeg(0, 48, 40)
+    place = image.index(b"\xff\xc0")
+    assert image[place + 5 : place + 9] == b"\0\x28\0\x30"
+    assert image_size(image[: place + 5] + b"\0\0" + image[place + 7 :]) == (0, 0)
+    png = encoded("RGB", (48, 40), "PNG")
+    assert image_size(png[:16] + bytes(4) + png[20:]) == (0, 0)
+
+
+def test_scan_without_a_frame_is_not_known() -> None:
+    """What follows the start of a scan is no longer looked at."""
+    assert image_size(b"\xff\xd8" + segment(0xDA, b"\0" * 6) + jpeg(0)[2:]) == (0, 0)
+
+
+@given(data=st.binary(max_size=200), start=st.sampled_from([b"", b"\xff\xd8", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"]))
+def test_garbage_never_raises(data: bytes, start: bytes) -> None:
+    """Any bytes give two integers, both positive or both zero."""
+    width, height = image_size(start + data)
+    assert (width > 0 and height > 0) or (width, height) == (0, 0)
+
+
+@given(position=st.integers(0, 700), value=st.integers(0, 255))
+def test_damage_never_raises(position: int, value: int) -> None:
+    """A JPEG with a wrong byte anywhere gives two integers."""
+    image = bytearray(jpeg(0, 48, 40))
+    image[position % len(image)] = value
+    width, height = image_size(image)
+    assert (width > 0 and height > 0) or (width, height) == (0, 0)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from shardflow.formats.labels import numbers
+
+
+@pytest.mark.parametrize(
+    ("part", "payload", "expected"),
+    [
+        ("cls", b"7", (7,)),
+        ("cls", b"007\n", (7,)),
+        ("cls", b" 0 ", (0,)),
+        ("labels.json", b"[2, 0]", (2, 0)),
+        ("labels.json", b"[]", ()),
+        ("labels.json", b"5", (5,)),
+    ],
+)
+def test_numbers_are_read(part: str, payload: bytes, expected: tuple[int, ...]) -> None:
+    """One number is read with zeros before it and blanks around it, several are a list, of which one may be bare."""
+    assert numbers(part, payload) == numbers(part, payload, classes=8) == expected
+
+
+@pytest.mark.parametrize("payload", [b"", b"cat", b"-1", b"+1", b"1.0", b"1_0", b"1 2", "\u0663".encode(), b"9" * 19])
+def test_what_is_no_number(payload: bytes) -> None:
+    """What is not a number of decimal digits is refused and shown."""
+    with pytest.raises(ValueError, match=r"^label b'.*' is not a number$"):
+        numbers("cls", payload)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        *(b"", b"[1", b"null", b"[null]", b"[true]", b"true", b"[-1]", b"-1", b"[0.5]", b'["1"]', b'"12"', b'{"1": 2}'),
+        *(b"[[1]]", b"[%d]" % 10**30, b"[" * 100_000, b"[" + b"9" * 10_000 + b"]", b"\xff"),
+    ],
+    ids=lambda payload: repr(payload)[:20],
+)
+def test_what_is_no_list_of_numbers(payload: bytes) -> None:
+    """What is not JSON of numbers from 0 on is refused and shown."""
+    with pytest.raises(ValueError, match=r"^labels b.* are not a list of numbers$"):
+        numbers("labels.json", payload)
+
+
+def test_numbers_that_no_class_has() -> None:
+    """Where the number of classes is known, a larger number is refused."""
+    for part, payload in (("cls", b"8"), ("labels.json", b"[0, 8]"), ("labels.json", b"8")):
+        assert numbers(part, payload, classes=9)
+        with pytest.raises(ValueError, match="from 0 to 7"):
+            numbers(part, payload, classes=8)
+
+
+def test_strictly_in_our_form() -> None:
+    """What this project would not have written so is refused where it is asked to be strict."""
+    for part, payload in (("cls", b"7"), ("labels.json", b"[7]")):
+        assert numbers(part, payload, strict=True) == (7,)
+    for part, payload in (("cls", b"7\n"), ("cls", b" 7"), ("labels.json", b"7")):
+        with pytest.raises(ValueError, match="not a"):
+            numbers(part, payload, strict=True)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import functools
+import json
+import operator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardflow.errors import ManifestError
+from shardflow.formats.statistics import Statistics, from_json, median
+
+SIDES = st.integers(1, 70_000)
+IMAGES = st.lists(
+    st.tuples(st.tuples(SIDES, SIDES), st.tuples(SIDES, SIDES), st.lists(st.integers(0, 5), max_size=2), st.booleans())
+)
+
+
+def counted(images: list[Any]) -> Statistics:
+    """Statistics of some images."""
+    statistics = Statistics()
+    for before, after, labels, turned in images:
+        statistics.count(before=before, after=after, labels=labels, bytes_before=9, **({"turned": 1} if turned else {}))
+    return statistics
+
+
+@given(st.lists(IMAGES, min_size=1, max_size=4), st.randoms())
+def test_order_and_grouping_make_no_difference(groups: list[list[Any]], random: Any) -> None:
+    """However images are dealt out and in whichever order the parts are added, the statistics are the same."""
+    parts = [counted(group) for group in groups]
+    random.shuffle(parts)
+    total = functools.reduce(operator.add, parts)
+    everything = [image for group in groups for image in group]
+    random.shuffle(everything)
+    assert total == counted(everything)
+    assert total.counts["images"] == len(everything)
+    assert sum(total.widths_after.values()) == len(everything)
+    assert json.dumps(total.to_json()) == json.dumps(counted(everything).to_json())
+
+
+@given(IMAGES)
+def test_round_trip(images: list[Any]) -> None:
+    """What is written as JSON can be read again."""
+    assert from_json(json.loads(json.dumps(counted(images).to_json()))) == counted(images)
+
+
+@given(SIDES)
+def test_sides_are_nearly_exact(side: int) -> None:
+    """A side is counted as itself up to 31 pixels, and never as more than it is, nor as less than 15/16 of it."""
+    ((found, number),) = counted([((side, 1), (1, 1), [], False)]).widths_before.items()
+    assert number == 1
+    assert side * 15 / 16 < found <= side
+    assert found == side or side > 31
+
+
+def test_any_number_of_images_needs_little_room() -> None:
+    """A million different sizes are some hundred numbers."""
+    statistics = counted([((side, side), (side, side), [], False) for side in range(1, 65_536, 7)])
+    assert len(statistics.widths_before) < 200
+
+
+@pytest.mark.parametrize(("values", "middle"), [({}, 0), ({7: 1}, 7), ({1: 1, 9: 1}, 1), ({1: 1, 5: 1, 9: 1}, 5)])
+def test_median(values: dict[int, int], middle: int) -> None:
+    """The median is the lower one of the two in the middle."""
+    assert median(values) == middle
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"counts": {"images": 0}},
+        {"counts": {"images": -1}},
+        {"counts": {"images": True}},
+        {"counts": {"images": 1.5}},
+        {"counts": {"images": "1"}},
+        {"classes": {"cat": 1}},
+        {"counts": [1]},
+        {"other": {}},
+        [],
+        7,
+    ],
+    ids=str,
+)
+def test_other_contents_are_refused(content: Any) -> None:
+    """Whatever is not the statistics of a dataset is one typed error."""
+    with pytest.raises(ManifestError, match="statistics"):
+        from_json(content)

@@ -1,0 +1,290 @@
+"""The kill matrix: a pack, a sync or an extension dies at each point where it writes, publishes, removes or asks.
+
+Whatever the point, a reader sees a whole dataset or none (of one that is extended: the old version or the new), and
+the same command run again ends with the bytes of a run that nobody disturbed: no file more, no upload left open, no
+temporary directory. A worker that dies disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+import shardflow as sf
+from shardflow.errors import DatasetExistsError, NotFoundError
+from shardflow.storage.local import LocalStorage
+from shardflow.storage.s3_transport import LEAST_PART_BYTES
+from tests.helpers.command import COMMAND
+from tests.helpers.folders import contents, encoded, write_tree
+from tests.helpers.s3_server import Server
+
+INSTRUMENT = Path(__file__).parent / "instrument"
+CLASSES = "ababc"  # of the images; the last one is new to an extension
+BAD = 1
+SETTINGS: dict[str, Any] = {"short_side": 1024, "format": "keep", "shard_samples": 3, "max_bad": BAD, "workers": 1}
+ORDER = ["--short-side", "1024", "--format", "keep", "--shard-samples", "3", "--max-bad", str(BAD), "--workers", "1"]
+ORDERS = {"pack": ORDER, "sync": [], "extend": ["--max-bad", str(BAD), "--workers", "1"]}
+BEGUN = 3
+WHENS = ("before", "half", "after")
+DEADLINE_S = 60.0
+
+
+def noise(number: int, side: int) -> bytes:
+    """Return a JPEG of noise, as large as one of so many pixels can be: 2 MB for a side of 704."""
+    pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), np.uint8)
+    return encoded(Image.fromarray(pixels), "JPEG", quality=100, subsampling=0)
+
+
+class Place(Protocol):
+    """A kind of destination."""
+
+    name: str
+    side: int
+    environment: dict[str, str]
+    options: dict[str, Any] | None
+    plan: dict[str, Any]
+
+    def fresh(self) -> str:
+        """Return a destination that nobody has used."""
+        ...
+
+    def fill(self, dst: str, files: Mapping[str, bytes]) -> None:
+        """Store files there."""
+        ...
+
+    def contents(self, dst: str) -> dict[str, bytes]:
+        """Return all that is stored there."""
+        ...
+
+    def left_open(self, dst: str) -> list[str]:
+        """Return the names of the uploads that were begun there and neither completed nor given up."""
+        ...
+
+
+class Disk:
+    """Directories below one."""
+
+    name, side = "disk", 64
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._used = folder, 0
+        folder.mkdir(parents=True, exist_ok=True)  # or the first run alone would make it, and have more points
+        self.environment: dict[str, str] = {}
+        self.options = None
+        self.plan: dict[str, Any] = {}
+
+    def fresh(self) -> str:
+        """Return a directory that is not there."""
+        self._used += 1
+        return str(self._folder / f"dst{self._used}")
+
+    def fill(self, dst: str, files: Mapping[str, bytes]) -> None:
+        """Write the files."""
+        write_tree(Path(dst), files)
+
+    def contents(self, dst: str) -> dict[str, bytes]:
+        """Return every file."""
+        return contents(Path(dst))
+
+    def left_open(self, dst: str) -> list[str]:  # noqa: ARG002 - the interface's
+        """Return nothing: a disk has no uploads."""
+        return []
+
+
+class Bucket:
+    """Prefixes of a bucket. The images are so large that shards are uploaded in parts."""
+
+    name, side = "S3", 704
+
+    def __init__(self, server: Server, prefix: str) -> None:
+        self._server, self._prefix, self._used = server, prefix, 0
+        self.environment = server.environment()
+        self.options: dict[str, Any] | None = server.options()
+        self.plan = {"parts": LEAST_PART_BYTES}
+
+    def fresh(self) -> str:
+        """Return the URL of a new prefix."""
+        self._used += 1
+        return self._server.url(f"{self._prefix}/{self._used}")
+
+    def fill(self, dst: str, files: Mapping[str, bytes]) -> None:
+        """Put the blobs."""
+        for name, data in files.items():
+            self._server.store(self._below(dst)).put(name, data)
+
+    def contents(self, dst: str) -> dict[str, bytes]:
+        """Return every blob."""
+        return self._server.contents(self._below(dst))
+
+    def left_open(self, dst: str) -> list[str]:
+        """Return the keys of the open multipart uploads."""
+        return [key for key, _ in self._server.open_uploads(self._below(dst))]
+
+    def _below(self, dst: str) -> str:
+        return dst.removeprefix(self._server.url(""))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one kill: how the reader found the destination, and how much the next run took over."""
+
+    point: str
+    reader: str
+    resumed: int | None = None
+
+    def __str__(self) -> str:
+        return self.reader if self.resumed is None else f"{self.reader}, {self.resumed}"
+
+
+class Stage:
+    """What is done again and again to one kind of place, with a few images.
+
+    Args:
+        folder: For all that is needed.
+        place: Where it is done.
+        command: "pack"; "sync" of a packed dataset; "extend" of one that was made from half of the images.
+    """
+
+    def __init__(self, folder: Path, place: Place, command: str) -> None:
+        self.place, self.command, self._folder = place, command, folder
+        self._spools = folder / "spools"
+        self._spools.mkdir(parents=True)
+        images = {f"{name}/{n}.jpg": noise(n, place.side) for n, name in enumerate(CLASSES)}
+        self.src = write_tree(folder / "src", {**images, "a/bad.jpg": b"\xff\xd8"})
+        self._begun: dict[str, bytes] = {}
+        self._old = ""
+        if command == "sync":
+            sf.pack(self.src, folder / "dataset", **SETTINGS)
+            self.src = folder / "dataset"
+        if command == "extend":
+            begun = write_tree(folder / "begun", {**dict(list(images.items())[:BEGUN]), "b/worse.jpg": b""})
+            sf.pack(begun, folder / "dataset", **SETTINGS)
+            self._begun, self._old = contents(folder / "dataset"), sf.open(folder / "dataset").fingerprint
+        dst, trace = self._destination(), folder / "trace"
+        with self.start(dst, trace=str(trace)) as process:
+            assert process.wait(DEADLINE_S) == 0, self.said()
+        self.points = trace.read_text().splitlines()
+        self.undisturbed = place.contents(dst)
+        self.tidy(dst)
+
+    def _destination(self) -> str:
+        for left in self._spools.iterdir():  # by a case that failed
+            shutil.rmtree(left)
+        dst = self.place.fresh()
+        self.place.fill(dst, self._begun)
+        return dst
+
+    @contextlib.contextmanager
+    def start(self, dst: str, **plan: Any) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the command under the instrument; if the body leaves it running, it is killed."""
+        roots = {f"{self._spools}/shardflow-spool-": "spool", dst: "dst"}
+        environment = {
+            **os.environ,
+            **self.place.environment,
+            "PYTHONPATH": os.pathsep.join([str(INSTRUMENT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "TMPDIR": str(self._spools),
+            "FIRE": json.dumps({"roots": roots, **self.place.plan, **plan}),
+        }
+        order = [self.command, str(self.src), dst, *ORDERS[self.command]]
+        with open(self._folder / "messages", "wb") as messages:
+            process = subprocess.Popen([*COMMAND, *order], env=environment, stdout=messages, stderr=messages)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def said(self) -> str:
+        """Return what the last command printed."""
+        return (self._folder / "messages").read_text(errors="replace")
+
+    def kill_at(self, point: str) -> Outcome:
+        """Let the process that passes a point die there, and see to the rest.
+
+        Raises:
+            AssertionError: A promise is broken.
+        """
+        dst, fired = self._destination(), self._folder / "fired"
+        fired.unlink(missing_ok=True)
+        with self.start(dst, kill=point, fired=str(fired)) as process:
+            code = process.wait(DEADLINE_S)
+        assert fired.exists(), f"the point was not passed: {point}; exit status {code}\n{self.said()}"
+        if point.startswith("worker"):
+            assert code == 0, self.said()
+            self.tidy(dst)
+            return Outcome(point, "went on")
+        assert code == -signal.SIGKILL
+        return self.goes_on(dst, point)
+
+    def kill_after(self, seconds: float) -> Outcome | None:
+        """Kill the parent after some time, and see to the rest; None when it was quicker."""
+        dst = self._destination()
+        with self.start(dst) as process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+            early = process.poll() is not None
+        outcome = self.goes_on(dst, f"after {seconds:.3f} s")
+        return None if early else outcome
+
+    def goes_on(self, dst: str, point: str) -> Outcome:
+        """See what a reader finds after a kill, run the command again, and see that nothing tells of the kill."""
+        reader = self._reader(dst)
+        for spool in self._spools.iterdir():
+            with LocalStorage(spool).sole_writer(patience_s=30):  # the workers end too, when they have the time to
+                pass
+        before = tempfile.tempdir
+        tempfile.tempdir = str(self._spools)
+        resumed = None
+        try:
+            resumed = self._again(dst)
+        except DatasetExistsError:
+            assert reader == "whole"
+        finally:
+            tempfile.tempdir = before
+        self.tidy(dst)
+        return Outcome(point, reader, resumed)
+
+    def tidy(self, dst: str) -> None:
+        """Assert that what is there is what belongs there, and remove it."""
+        found = self.place.contents(dst)
+        assert found.keys() == self.undisturbed.keys()
+        assert found == self.undisturbed
+        assert self.place.left_open(dst) == []
+        assert list(self._spools.iterdir()) == []
+        if "://" not in dst:
+            shutil.rmtree(dst)
+
+    def _again(self, dst: str) -> int:
+        if self.command == "sync":
+            return sf.sync(self.src, dst, dst_options=self.place.options).found
+        if self.command == "extend":
+            options = self.place.options
+            return sf.extend(self.src, dst, max_bad=BAD, executor="serial", storage_options=options).resumed
+        return sf.pack(self.src, dst, **SETTINGS, executor="serial", storage_options=self.place.options).resumed
+
+    def _reader(self, dst: str) -> str:
+        try:
+            dataset = sf.open(dst, storage_options=self.place.options)
+        except NotFoundError:
+            assert not self._begun
+            return "none"
+        assert sf.verify(dst, storage_options=self.place.options) == []
+        if self._begun:
+            old = sf.open(dst, version=self._old, storage_options=self.place.options)
+            assert len(old["train"]) == BEGUN
+            if dataset.fingerprint == self._old:
+                return "old"
+        assert len(dataset["train"]) == len(CLASSES)
+        return "whole"

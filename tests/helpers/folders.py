@@ -1,0 +1,120 @@
+"""Folders to pack, and recipes that end their process."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import signal
+import struct
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from shardflow.formats.manifest import QUARANTINE_NAME
+from shardflow.packing.image.encoded_image import EncodedImage
+from shardflow.packing.recipe import Recipe
+from tests.helpers.making import jpeg
+
+
+def photo(number: int, width: int = 96, height: int = 64) -> bytes:
+    """Return a photo-like JPEG that depends on `number`."""
+    return jpeg(number % 24, width, height)
+
+
+def encoded(image: Image.Image, format_name: str, **options: object) -> bytes:
+    """Return an image as a file of some format."""
+    buffer = io.BytesIO()
+    image.save(buffer, format_name, **options)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def turned(orientation: int) -> Image.Exif:
+    """Return metadata that say how to turn the stored picture: from 1, as it is, to 8 (TIFF 6.0, section 8)."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def png16(pixels: npt.NDArray[np.uint16], colour_type: int) -> bytes:
+    """Return a 16-bit PNG, which Pillow does not write in colour (W3C PNG, 11.2.2)."""
+    height, width = pixels.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0)
+    chunks = {b"IHDR": header, b"IDAT": zlib.compress(rows), b"IEND": b""}
+    return b"\x89PNG\r\n\x1a\n" + b"".join(itertools.starmap(png_chunk, chunks.items()))
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    """Return a chunk of a PNG (W3C PNG, 5.3)."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def write_tree(root: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files below `root`, and return it."""
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def image_folder(root: Path, count: int = 40, width: int = 96, height: int = 64) -> Path:
+    """Write an ImageFolder tree of `count` photos in three classes."""
+    return write_tree(root, {f"{'abc'[n % 3]}/{n:04}.jpg": photo(n, width, height) for n in range(count)})
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Return every file below `root`."""
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def quarantined(dst: Path) -> list[dict[str, str]]:
+    """Return the lines of a dataset's quarantine: path, stage and reason of each input that was not packed."""
+    return [json.loads(line) for line in (dst / QUARANTINE_NAME).read_text().splitlines()]
+
+
+def workers_of(pid: int) -> list[int]:
+    """Return the process ids of the packing workers that a process has."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [child for child in map(int, task.read_text().split()) if _is_worker(child)]
+    return found
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"shardflow.packing.executors.worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+class Deadly(Recipe):
+    """A recipe under which some inputs end or stop their process, as a decoder with a bug does."""
+
+    __slots__ = ()
+
+    def process(self, data: bytes) -> EncodedImage:
+        """Die of b"segfault", wait for ever on b"hang", and behave otherwise."""
+        if data == b"segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if data == b"hang":
+            time.sleep(3600)
+        return super().process(data)
+
+
+class Doomed(Recipe):
+    """A recipe under which every process dies at once, whatever the input."""
+
+    __slots__ = ()
+
+    def process(self, data: bytes) -> EncodedImage:
+        """Die."""
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().process(data)

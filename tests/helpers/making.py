@@ -1,0 +1,106 @@
+"""Small real datasets for the tests: photo-like JPEGs, written with the core alone and not by packing."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from shardflow.formats import shard_index, ustar
+from shardflow.formats.manifest import FILE_NAME, Manifest, Shard
+from shardflow.storage.local import LocalStorage
+
+Sample = tuple[str, Mapping[str, bytes]]  # its key, and its parts
+
+
+@functools.lru_cache(maxsize=4096)
+def jpeg(number: int, width: int = 48, height: int = 40, quality: int = 90) -> bytes:
+    """Return a photo-like JPEG: smooth shades, an edge and some noise, all depending on `number`."""
+    rng = np.random.default_rng(number)
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [np.sin(x / rng.uniform(5, 20) + y / rng.uniform(5, 20) + rng.uniform(0, 6)) for _ in range(3)]
+    pixels = np.stack(waves, -1)
+    pixels = 128 + 90 * pixels + 40 * (x * rng.uniform(-1, 1) + y * rng.uniform(-1, 1) > 5)[..., None]
+    pixels += rng.normal(0, 6, pixels.shape)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+def write_shard(store: LocalStorage, name: str, samples: Sequence[Sample]) -> Shard:
+    """Write a tar and its index, and return the shard's line in a manifest."""
+    tar, rows = bytearray(), []
+    for record, (key, parts) in enumerate(samples):
+        for part in sorted(parts):
+            payload = parts[part]
+            tar += ustar.header(f"{key}.{part}", len(payload))
+            rows.append(shard_index.make_row(record, part, len(tar), payload))
+            tar += payload + bytes(ustar.padding(len(payload)))
+    tar += ustar.END
+    index = shard_index.to_bytes(shard_index.from_rows(rows))
+    store.put(name, bytes(tar))
+    store.put(name.replace(".tar", ".npy"), index)
+    return Shard(
+        name=name,
+        samples=len(samples),
+        bytes=len(tar),
+        sha256=hashlib.sha256(tar).hexdigest(),
+        index_sha256=hashlib.sha256(index).hexdigest(),
+    )
+
+
+def write_dataset(
+    root: Path,
+    splits: Mapping[str, Sequence[Sequence[Sample]]],
+    *,
+    classes: tuple[str, ...] | None = None,
+    inputs: int | None = None,
+) -> Path:
+    """Write a dataset of the given samples, shard by shard of each split, and return its path.
+
+    It was made of `inputs`; of as many as there are samples where nothing is said.
+    """
+    store = LocalStorage(root)
+    lines = {
+        split: tuple(write_shard(store, f"{split}/{number:06}.tar", samples) for number, samples in enumerate(shards))
+        for split, shards in splits.items()
+    }
+    if inputs is None:
+        inputs = sum(shard.samples for shards in lines.values() for shard in shards)
+    store.put_new(FILE_NAME, Manifest(splits=lines, classes=classes, inputs=inputs).to_bytes())
+    return root
+
+
+def make_dataset(root: Path, splits: Mapping[str, Sequence[int]] | Sequence[int], *, labelled: bool = True) -> Path:
+    """Write a dataset with shards of the given numbers of samples, and return its path.
+
+    Sample n of a split has the key `{n:09}` and the label n, so that what a loader delivered can be counted.
+    """
+    if not isinstance(splits, Mapping):
+        splits = {"train": splits}
+    shards: dict[str, list[list[Sample]]] = {}
+    for split, sizes in splits.items():
+        numbers = iter(range(sum(sizes)))
+        shards[split] = [[_sample(n, labelled) for n in itertools.islice(numbers, size)] for size in sizes]
+    most = max(sum(sizes) for sizes in splits.values())
+    classes = tuple(f"class{n}" for n in range(most)) if labelled else None
+    return write_dataset(root, shards, classes=classes, inputs=most)
+
+
+def _sample(number: int, labelled: bool) -> Sample:
+    label = {"cls": str(number).encode()} if labelled else {}
+    return f"{number:09}", {"jpg": jpeg(number % 97, 48 + number % 3, 40 + number % 5), **label}
+
+
+def flip(path: Path, *positions: int) -> None:
+    """Turn a bit over in each of these bytes of a file."""
+    data = bytearray(path.read_bytes())
+    for position in positions:
+        data[position] ^= 1
+    path.write_bytes(data)

@@ -1,0 +1,102 @@
+"""The code in the project's pages: found between fences, and run as a reader would, block after block.
+
+```python           run, all blocks of a page in one namespace; saved as well if it begins with `# NAME.py`
+```python peer      code for another library: it must compile
+```console          lines with `$ shardflow ...` are run, and each line of output shown must begin as one that came;
+                    of other commands, whatever they name of the project must exist
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.helpers.command import exit_code
+
+PROJECT = Path(__file__).parents[2]
+PAGES = {
+    path.relative_to(PROJECT).as_posix(): path
+    for path in (PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md")))
+}
+SHORTER = {"bench": ("--seconds", "1"), "tune": ("--seconds", "2")}
+"""What is added to commands that would take long; the last of two equal options counts."""
+
+_FENCED = re.compile(r"^```(\w+)( peer)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    """What stands between two fences, and where: `line` is that of the opening fence, from 1."""
+
+    kind: str
+    code: str
+    line: int
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Yield the fenced blocks of a page in order; the kind is "python", "peer", "console", or another language."""
+    for match in _FENCED.finditer(text):
+        language, peer, code = match.groups()
+        yield Block(peer.strip() if peer else language, code, text[: match.start()].count("\n") + 1)
+
+
+def run_page(path: Path, names: Mapping[str, Any], translated: Callable[[str], str]) -> None:
+    """Run all blocks of a page in the current directory.
+
+    Args:
+        path: Of the page.
+        names: What its Python blocks find defined.
+        translated: Puts this machine's names in the place of those in the page.
+    """
+    namespace = dict(names)
+    for kind, code, line in blocks(path.read_text(encoding="utf-8")):
+        if kind in ("python", "peer"):
+            # Blank lines before it, so that a traceback shows the line of the page.
+            compiled = compile("\n" * line + translated(code), str(path), "exec")
+            if kind == "python":
+                if file := re.match(r"# (\w+\.py)\n", code):
+                    Path(file[1]).write_text(translated(code))
+                exec(compiled, namespace)
+        elif kind == "console":
+            for command, shown in commands(code):
+                run_command(translated(command), shown, f"{path.name}:{line}")
+
+
+def commands(code: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each command of a console block, without its comment, and the lines of output that are shown below it."""
+    for part in re.split(r"^\$ ", code.replace("\\\n", ""), flags=re.MULTILINE)[1:]:
+        command, *shown = part.rstrip("\n").split("\n")
+        yield re.sub(r"\s+#.*", "", command), [line for line in shown if line.strip()]
+
+
+def run_command(command: str, shown: list[str], where: str) -> None:
+    """Run a command of ours in this process, and hold what it prints to what is shown; look at others only."""
+    program, *arguments = shlex.split(command)
+    if program != "shardflow":
+        for word in (program, *arguments):
+            if word.startswith(("tools/", "examples/", "tests/")):
+                assert (PROJECT / word).exists(), f"{where}: there is no {word}"
+        return
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = exit_code(*arguments, *SHORTER.get(arguments[0], ()))
+    assert code == 0, f"{where}: {command}: exit code {code}\n{printed.getvalue()}"
+    came = {line.split()[0] for line in printed.getvalue().splitlines() if line.strip()}
+    for line in shown:
+        assert line.split()[0] in came, f"{where}: {command} printed no line like {line!r}:\n{printed.getvalue()}"
+
+
+def few(*bounds: int) -> range:
+    """Stand in for `range` in the pages: of many epochs, two are enough."""
+    return range(*bounds)[:2]
+
+
+def on_this_machine(code: str) -> str:
+    """Return code with a device that is there."""
+    return code if torch.cuda.is_available() else code.replace('"cuda"', '"cpu"')

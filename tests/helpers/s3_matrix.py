@@ -1,0 +1,150 @@
+"""The fault matrix: each fault, in each place of each operation, and what has to come of it.
+
+Whatever happens, an operation ends in time with the right bytes or a typed error, and leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardflow.errors import (
+    AccessDeniedError,
+    DeadlineError,
+    IntegrityError,
+    ShardflowError,
+    StoreError,
+    TransientError,
+)
+from shardflow.storage.s3_transport import LEAST_PART_BYTES
+from tests.helpers.s3_proxy import Fault, Proxy
+from tests.helpers.s3_server import PIECE_BYTES, Server
+
+LIMIT_S = 40.0
+OLD = random.Random(1).randbytes(1000)
+SMALL = random.Random(2).randbytes(3000)
+LARGE = random.Random(3).randbytes(2 * PIECE_BYTES + 12345)  # three requests
+PARTS = random.Random(4).randbytes(LEAST_PART_BYTES + 12345)  # one to open an upload, two parts, one to close it
+CONTENTS = {"get": LARGE, "read": LARGE, "put": SMALL, "upload": PARTS}
+
+# What each fault is, and what it makes of reading when every request meets it; None where reading gets through.
+FAULTS: dict[str, tuple[Fault, type[ShardflowError] | None]] = {
+    "latency": (Fault(latency_s=0.1), None),
+    "500": (Fault(status=500), TransientError),
+    "500, and it was done": (Fault(status=500, reaches_server=True), TransientError),
+    "503 SlowDown": (Fault(status=503, code="SlowDown", answer_headers=(("Retry-After", "0"),)), TransientError),
+    "429": (Fault(status=429, code="TooManyRequests"), TransientError),
+    "reset": (Fault(reset=True), TransientError),
+    "reset, and it was done": (Fault(reset=True, reaches_server=True), TransientError),
+    "reset in the body": (Fault(reset_after=100), TransientError),
+    "end in the body": (Fault(end_after=100), TransientError),
+    "short body": (Fault(short_by=100), TransientError),
+    "hang": (Fault(hang=True), DeadlineError),
+    "hang, and it was done": (Fault(hang=True, reaches_server=True), DeadlineError),
+    "hang in the body": (Fault(hang_after=100), DeadlineError),
+    "drip": (Fault(bytes_per_s=1000), DeadlineError),
+    "flipped bit": (Fault(flip=1000), IntegrityError),
+    "flipped bit sent": (Fault(flip_sent=1000), None),
+    "200 with an error": (Fault(status=200), TransientError),
+    "ignored range": (Fault(status=200, body=LARGE), TransientError),
+    "other range": (Fault(answer_headers=(("Content-Range", "bytes 7-9/99"),)), TransientError),
+    "no range said": (Fault(answer_headers=(("Content-Range", ""),)), TransientError),
+    "expired token": (Fault(status=400, code="ExpiredToken"), AccessDeniedError),
+    "clock skew": (Fault(status=403, code="RequestTimeTooSkewed"), AccessDeniedError),
+    "403": (Fault(status=403, code="AccessDenied"), AccessDeniedError),
+}
+RANGES = {"ignored range", "other range", "no range said"}  # what is written has none
+FINAL = {"expired token", "clock skew", "403"}  # trying again is no use
+DONE = {name for name in FAULTS if name.endswith("it was done")}  # reading does nothing
+READING, WRITING = ("get", "read"), ("put", "upload")
+PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0, "every": None}
+_REQUESTS = {"get": 3, "read": 3, "put": 1, "upload": 4}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one case."""
+
+    fault: str
+    operation: str
+    place: str
+    error: ShardflowError | None
+    seconds: float
+
+    def __str__(self) -> str:
+        return "ok" if self.error is None else type(self.error).__name__
+
+
+class Stage:
+    """Where the cases play: clients take long to make, so all share one through the proxy and one past it."""
+
+    def __init__(self, server: Server, proxy: Proxy, prefix: str) -> None:
+        self.server, self.proxy, self.prefix = server, proxy, prefix
+        self.direct, self.store = server.store(prefix), server.store(prefix, proxy.endpoint)
+
+
+def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Outcome]:
+    """Try a fault in each place of an operation.
+
+    Raises:
+        AssertionError: The outcome breaks a promise.
+    """
+    direct, store, proxy = stage.direct, stage.store, stage.proxy
+    content = CONTENTS[operation]
+    sha256 = hashlib.sha256(content).hexdigest()
+    for place, share in PLACES.items():
+        if _REQUESTS[operation] == 1 and place in ("middle", "last"):
+            continue
+        name = f"blob-{place}"  # of this case alone: what the last one left under way must not meet this one's fault
+        direct.put(name, content if operation in READING else OLD)
+        (folder / "source").write_bytes(content)
+        target = folder / "target"
+        target.unlink(missing_ok=True)
+        proxy.clear()
+        if share is None:
+            proxy.add(FAULTS[fault][0], contains=name)
+        else:
+            proxy.add(FAULTS[fault][0], contains=name, first=round(share * (_REQUESTS[operation] - 1)), times=1)
+        began, error = time.monotonic(), None
+        try:
+            if operation == "get":
+                store.get(name, target, size=len(content), sha256=sha256)
+                assert target.read_bytes() == content
+            elif operation == "read":
+                assert store.read(name) == content
+            elif operation == "put":
+                store.put(name, content)
+            else:
+                (folder / "source").write_bytes(content)
+                store.upload(name, folder / "source")
+        except (StoreError, IntegrityError) as caught:
+            error = caught
+        outcome = Outcome(fault, operation, place, error, time.monotonic() - began)
+        proxy.clear()
+        _check(outcome, name, target, stage, content)
+        yield outcome
+
+
+def _check(outcome: Outcome, name: str, target: Path, stage: Stage, content: bytes) -> None:
+    left = stage.server.open_uploads(stage.prefix) if outcome.operation == "upload" else []
+    for key, upload in left:
+        client = stage.server.client()
+        client.call_s3("abort_multipart_upload", Bucket=stage.server.bucket, Key=key, UploadId=upload)
+    # Where no answer ever comes, nobody can know that an upload was opened.
+    assert not left or (outcome.place == "every" and outcome.error is not None), "an upload was left open"
+    assert outcome.seconds < LIMIT_S
+    assert target.exists() == (outcome.operation == "get" and outcome.error is None), "a leftover"
+    if outcome.operation in WRITING:
+        found = stage.direct.read(name)
+        assert found == content or (outcome.error is not None and found == OLD), "neither the old blob nor the new"
+    if outcome.fault in FINAL:
+        assert isinstance(outcome.error, AccessDeniedError)
+    elif outcome.place != "every":
+        assert outcome.error is None, f"one fault was not survived: {outcome.error}"
+    elif outcome.operation in READING:
+        expected = FAULTS[outcome.fault][1]
+        assert type(outcome.error) is (expected or type(None)), repr(outcome.error)

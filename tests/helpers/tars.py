@@ -1,0 +1,34 @@
+"""Tars as others write them: by Python's tarfile in any of its formats, and with what should not be there."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.helpers.making import jpeg
+
+Members = Iterable[tuple[str, bytes]]
+
+
+def write_tar(path: Path, members: Members, *, kind: int = tarfile.PAX_FORMAT, mtime: float = 1.5) -> Path:
+    """Write a tar; a fractional mtime makes pax write an extended header before every member, as webdataset does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=kind) as tar:
+        for name, payload in members:
+            info = tarfile.TarInfo(name)
+            if name.endswith("/"):
+                info.type = tarfile.DIRTYPE
+            info.size, info.mtime = len(payload), mtime if kind == tarfile.PAX_FORMAT else int(mtime)
+            tar.addfile(info, io.BytesIO(payload))
+    return path
+
+
+def members_of(numbers: Iterable[int], *, label: bool = True) -> list[tuple[str, bytes]]:
+    """The members of samples as img2dataset writes them: image, caption and metadata, with a label if asked."""
+    members = []
+    for n in numbers:
+        members += [(f"{n:05}.jpg", jpeg(n)), (f"{n:05}.json", b'{"n": %d}' % n), (f"{n:05}.txt", b"caption %d" % n)]
+        members += [(f"{n:05}.cls", b"%d" % (n % 3))] if label else []
+    return members

@@ -1,0 +1,38 @@
+"""Weather: faults that happen to any request, now and then."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from tests.helpers.s3_matrix import FAULTS, FINAL, RANGES
+from tests.helpers.s3_proxy import Fault, Rule
+
+_SLOW = ("hang", "hang, and it was done", "hang in the body", "drip")
+_DAMAGE = "flipped bit"
+PROMPT = tuple(fault for name, (fault, _) in FAULTS.items() if name not in FINAL | RANGES | {*_SLOW, _DAMAGE})
+"""What another attempt gets past, however often it happens. Not damage: a blob damaged twice is an error."""
+SLOW = tuple(FAULTS[name][0] for name in _SLOW)
+"""The same, but noticed by a deadline, which a loader's patience puts 8 to 15 seconds away."""
+ANY = (*PROMPT, FAULTS[_DAMAGE][0]) * 8 + SLOW
+"""All of them; the slow ones rarely, so that time is spent on many faults, and damage too rarely to meet itself."""
+
+
+class Weather(Rule):
+    """A rule of the proxy: a share of all requests meets one fault or another.
+
+    The same seed draws the same numbers; which request meets which of them depends on the order in which they arrive.
+    """
+
+    def __init__(self, faults: Sequence[Fault], share: float, seed: int) -> None:
+        super().__init__(Fault())
+        self._faults, self._share, self._random = faults, share, random.Random(seed)
+        self.struck = 0
+
+    def applies(self, method: str, target: str) -> bool:
+        """Draw whether this request meets a fault, and which."""
+        if not super().applies(method, target) or self._random.random() >= self._share:
+            return False
+        self.fault = self._random.choice(self._faults)
+        self.struck += 1
+        return True

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardflow as sf
+from shardflow.errors import ConfigError
+from shardflow.interop.energon import write_energon
+from tests.helpers.making import make_dataset, write_dataset
+
+
+def test_places_are_those_of_the_tar(tmp_path: Path) -> None:
+    """An index has the place of the first header of each sample, as tarfile finds it, and the end of the last one."""
+    dataset = make_dataset(tmp_path / "set", {"train": [6, 5], "val": [3]})
+    written = list(write_energon(sf.open(dataset)))
+    assert len(written) == 3 + 3
+    for tar in dataset.rglob("*.tar"):
+        with tarfile.open(tar) as archive:
+            begins = [member.offset for member in archive if member.name.endswith(".cls")]
+        places = np.fromfile(tar.with_suffix(".tar.idx"), "<u8").tolist()
+        assert places == [*begins, tar.stat().st_size - 1024]
+    assert sf.verify(dataset) == []
+
+
+def test_description(tmp_path: Path) -> None:
+    """`.nv-meta` has the counts, the splits, and what a sample is, with and without labels."""
+    for labelled, kind, fields in (
+        (True, "ImageClassificationSample", {"image": "jpg", "label": "cls"}),
+        (False, "ImageSample", {"image": "jpg"}),
+    ):
+        dataset = make_dataset(tmp_path / kind, {"train": [6, 5], "val": [3]}, labelled=labelled)
+        list(write_energon(sf.open(dataset)))
+        read = {name: json.loads((dataset / ".nv-meta" / name).read_text()) for name in (".info.json", "split.yaml")}
+        assert read[".info.json"]["shard_counts"] == {
+            "train/000000.tar": 6,
+            "train/000001.tar": 5,
+            "val/000000.tar": 3,
+        }
+        assert read["split.yaml"]["split_parts"]["val"] == ["val/000000.tar"]
+        about = json.loads((dataset / ".nv-meta/dataset.yaml").read_text())
+        assert about["sample_type"]["__class__"] == kind
+        assert about["field_map"] == fields
+
+
+def test_images_of_several_kinds(tmp_path: Path) -> None:
+    """Energon takes one part for the image, so a dataset with several kinds is refused."""
+    dataset = write_dataset(tmp_path, {"train": [[("a", {"jpg": b"x"}), ("b", {"png": b"x"})]]})
+    with pytest.raises(ConfigError, match=r"\['jpg', 'png'\]"):
+        list(write_energon(sf.open(dataset)))

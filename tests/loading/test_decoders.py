@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.io import decode_jpeg
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
+
+import shardflow
+from shardflow.errors import ConfigError
+from shardflow.loading.crop_sampling import random_resized_crops
+from shardflow.order import keyed_rng
+from tests.helpers.making import jpeg
+
+
+def keys(count: int) -> keyed_rng.U64:
+    """Distinct keys."""
+    return keyed_rng.fold_array(keyed_rng.key("test"), np.arange(count))
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **options: object) -> memoryview:
+    """The bytes of a file that holds the image."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return memoryview(bytearray(buffer.getvalue()))
+
+
+def payloads(count: int, width: int = 90, height: int = 70) -> list[memoryview]:
+    """Photo-like JPEGs."""
+    return [memoryview(bytearray(jpeg(number, width, height))) for number in range(count)]
+
+
+def decoded(payload: memoryview) -> torch.Tensor:
+    """What torchvision makes of a JPEG."""
+    image: torch.Tensor = decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8), mode="RGB")
+    return image
+
+
+@pytest.mark.parametrize("size", [1, 24, 160])
+def test_random_resized_crop_equals_torchvisions(size: int) -> None:
+    """A crop equals torchvision's decode, antialiased resized_crop and flip, within one step of 255."""
+    some = payloads(12)
+    images, failures = shardflow.RandomResizedCropDecoder(size)(some, keys(12))
+    assert not failures
+    sizes = np.full((12, 2), (90, 70))
+    boxes, flip = random_resized_crops(sizes, keys(12), (0.08, 1.0), (3 / 4, 4 / 3))
+    assert 0 < (flip < 0.5).sum() < 12
+    for image, payload, (x, y, w, h), flipped in zip(images, some, boxes.tolist(), flip < 0.5, strict=True):
+        expected = functional.resized_crop(decoded(payload), y, x, h, w, [size, size], antialias=True)
+        expected = functional.horizontal_flip(expected) if flipped else expected
+        assert (image.int() - expected.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize(("width", "height"), [(90, 70), (70, 90), (32, 32), (20, 200)])
+@pytest.mark.parametrize(("size", "resize"), [(24, 32), (32, 32), (17, 40)])
+def test_center_crop_equals_torchvisions(width: int, height: int, size: int, resize: int) -> None:
+    """An evaluation crop equals torchvision's Resize and CenterCrop, within one step of 255."""
+    some = payloads(3, width, height)
+    images, failures = shardflow.CenterCropDecoder(size, resize=resize)(some, keys(3))
+    assert not failures
+    reference = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(size)])
+    for image, payload in zip(images, some, strict=True):
+        assert (image.int() - reference(decoded(payload)).int()).abs().max() <= 1
+
+
+def test_whole_images_are_torchvisions() -> None:
+    """ImageDecoder returns each image as torchvision decodes it, in its own size."""
+    some = [*payloads(2), *payloads(1, 33, 21)]
+    images, failures = shardflow.ImageDecoder()(some, keys(3))
+    assert not failures
+    assert all(torch.equal(image, decoded(payload)) for image, payload in zip(images, some, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF"])
+def test_other_formats_are_decoded_too(kind: str) -> None:
+    """PNG, WebP and whatever else Pillow reads become RGB tensors."""
+    image = Image.fromarray(np.arange(7 * 5 * 3, dtype=np.uint8).reshape(7, 5, 3))
+    payload = encoded(image, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    images, failures = shardflow.ImageDecoder()([payload], keys(1))
+    assert not failures
+    expected = np.array(Image.open(io.BytesIO(payload)).convert("RGB"))
+    assert np.array_equal(images[0].permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(40), shardflow.CenterCropDecoder(40)])
+def test_formats_do_not_disturb_each_other(decoder: shardflow.RandomResizedCropDecoder) -> None:
+    """The pixels of an image are the same whatever else is in its batch: other formats, or sizes that are not known."""
+    picture = Image.open(io.BytesIO(jpeg(3, 90, 70)))
+    unsized = bytearray(jpeg(5, 90, 70))
+    frame = unsized.index(b"\xff\xc0")
+    unsized[frame + 5 : frame + 7] = b"\0\0"  # as of a file that gives its height behind the scan
+    some = [*payloads(3), encoded(picture, "PNG"), encoded(picture, "WEBP", lossless=True), memoryview(unsized)]
+    together, failures = decoder(some, keys(6))
+    assert set(failures) <= {5}
+    for index, payload in enumerate(some[:5]):
+        alone, _ = decoder([payload], keys(6)[index : index + 1])
+        assert (together[index] == alone[0]).all()
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_grey_and_cmyk_become_rgb(mode: str) -> None:
+    """JPEGs of one and four channels come out with three."""
+    payload = encoded(Image.open(io.BytesIO(jpeg(3))).convert(mode))
+    images, failures = shardflow.RandomResizedCropDecoder(16)([payload], keys(1))
+    assert not failures
+    assert tuple(images.shape) == (1, 3, 16, 16)
+
+
+@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(16), shardflow.CenterCropDecoder(16)])
+def test_a_bad_image_is_its_own_failure(decoder: shardflow.RandomResizedCropDecoder) -> None:
+    """Of a batch with damaged images the others are what they are without them, and each failure has its index."""
+    good = payloads(6)
+    expected, _ = decoder(good, keys(6))
+    bad = list(good)
+    bad[1] = good[1][: len(good[1]) // 2]
+    bad[3] = memoryview(b"<html>not found</html>")
+    bad[4] = memoryview(b"")
+    images, failures = decoder(bad, keys(6))
+    assert sorted(failures) == [1, 3, 4]
+    for index in (0, 2, 5):
+        assert torch.equal(images[index], expected[index])
+
+
+def test_crops_are_distributed_as_torchvisions() -> None:
+    """Area, aspect ratio and place of the crops follow torchvision's distribution (Kolmogorov-Smirnov, fixed keys)."""
+    count, width, height = 20_000, 340, 256
+    ours, flip = random_resized_crops(np.full((count, 2), (width, height)), keys(count), (0.08, 1.0), (3 / 4, 4 / 3))
+    torch.manual_seed(0)
+    transform = v2.RandomResizedCrop(224)
+    image = torch.empty((3, height, width), dtype=torch.uint8)
+    drawn = [transform.make_params([image]) for _ in range(count // 4)]
+    theirs = np.array([(p["left"], p["top"], p["width"], p["height"]) for p in drawn])
+
+    def measures(boxes: np.ndarray) -> list[np.ndarray]:
+        x, y, w, h = boxes.T.astype(float)
+        return [w * h, w / h, x / np.maximum(1, width - w), y / np.maximum(1, height - h)]
+
+    for a, b in zip(measures(ours), measures(theirs), strict=True):
+        grid = np.sort(np.concatenate([a, b]))
+        distance = np.abs(
+            np.searchsorted(np.sort(a), grid, side="right") / len(a)
+            - np.searchsorted(np.sort(b), grid, side="right") / len(b)
+        ).max()
+        assert distance < 1.95 * np.sqrt(1 / len(a) + 1 / len(b))  # p < 0.001
+    assert abs((flip < 0.5).mean() - 0.5) < 0.02
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 500), (500, 1), (2, 3), (65000, 2)])
+def test_crops_lie_inside_any_image(width: int, height: int) -> None:
+    """However odd the image, every box is at least one pixel and inside of it."""
+    boxes, _ = random_resized_crops(np.full((300, 2), (width, height)), keys(300), (0.08, 1.0), (3 / 4, 4 / 3))
+    x, y, w, h = boxes.T
+    assert (x >= 0).all()
+    assert (y >= 0).all()
+    assert (w >= 1).all()
+    assert (h >= 1).all()
+    assert (x + w <= width).all()
+    assert (y + h <= height).all()
+
+
+def test_impossible_ratios_fall_back_to_the_central_crop() -> None:
+    """Where ten tries fit nowhere, the largest central box of an allowed ratio is taken, as torchvision does."""
+    boxes, _ = random_resized_crops(np.array([[400, 10], [10, 400]]), keys(2), (0.9, 1.0), (3 / 4, 4 / 3))
+    assert boxes.tolist() == [[193, 0, 13, 10], [0, 193, 10, 13]]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: shardflow.RandomResizedCropDecoder(0), "size must be 1 or more"),
+        (lambda: shardflow.RandomResizedCropDecoder(8, scale=(0.5, 0.1)), "scale must be a range"),
+        (lambda: shardflow.RandomResizedCropDecoder(8, ratio=(0, 1)), "ratio must be a range"),
+        (lambda: shardflow.RandomResizedCropDecoder(8, hflip=1.5), "hflip must be"),
+        (lambda: shardflow.CenterCropDecoder(300, resize=256), "size must be 1 … resize"),
+    ],
+)
+def test_wrong_arguments_are_named(make: type, message: str) -> None:
+    """A wrong argument raises ConfigError that says what is allowed."""
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shardflow
+from shardflow.errors import ConfigError, DecodeError, IntegrityError, WorkerError
+from tests.helpers.making import flip, make_dataset
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A dataset of 60 labelled samples in three shards."""
+    return make_dataset(tmp_path / "set", [20, 20, 20])
+
+
+def loader(url: Path, **options: Any) -> shardflow.Loader:
+    """A loader of small crops."""
+    return shardflow.Loader(
+        url, **{"batch_size": 4, "num_workers": 2, "decoder": shardflow.RandomResizedCropDecoder(8), **options}
+    )
+
+
+def damage(url: Path, numbers: list[int]) -> None:
+    """Flip a byte in the image of each of these samples."""
+    dataset = shardflow.open(url)["train"]
+    for number in numbers:
+        path = url / f"train/{number // 20:06}.tar"
+        payload = dataset[number]["jpg"]
+        flip(path, path.read_bytes().index(payload) + len(payload) // 2)
+
+
+def children() -> set[int]:
+    """The processes that this one has started and that still run."""
+    listed = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True, check=False)
+    return {int(pid) for pid in listed.stdout.split()}
+
+
+def shared_memory_of(*pids: int) -> list[str]:
+    """The names in /dev/shm that carry one of these process numbers, as torch's do."""
+    return [name for name in os.listdir("/dev/shm") if {str(pid) for pid in pids} & set(name.split("_"))]
+
+
+class KillsItself:
+    """A transform that kills its worker at one image."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """Die with SIGKILL when the time has come."""
+        self.left -= 1
+        if self.left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return image
+
+
+def test_killed_worker_is_a_typed_error_that_names_samples(dataset: Path) -> None:
+    """A worker that dies while making a batch raises WorkerError within seconds, naming a shard and sample."""
+    some = loader(dataset, transform=KillsItself(9))
+    begun = time.monotonic()
+    with pytest.raises(WorkerError, match=r"In the making were worker 0: .*\.tar, sample \d{9} and 3 more"):
+        list(some)
+    assert time.monotonic() - begun < 30
+
+
+def test_worker_killed_during_the_callers_step_is_raised_by_the_loader(dataset: Path) -> None:
+    """A worker killed while the loop's body runs lets the body finish; the loader raises, and its state is right."""
+    some = loader(dataset, prefetch_factor=1)
+    before = children()
+    batches = iter(some)
+    handed_out = 1
+    next(batches)
+    for pid in children() - before:
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)  # where torch would raise from its signal handler
+    with pytest.raises(WorkerError):  # noqa: PT012 - what comes before the error is counted
+        for _ in batches:
+            handed_out += 1
+    assert some.state_dict()["position"] == 4 * handed_out
+    whole = [labels.tolist() for _, labels in loader(dataset)]
+    some.load_state_dict(some.state_dict())
+    assert [labels.tolist() for _, labels in some] == whole[handed_out:]
+
+
+def test_nothing_is_left_behind_after_an_error(dataset: Path) -> None:
+    """After a decode error no worker and no shared memory remains, even while the exception is kept."""
+    damage(dataset, [30])
+    before = children()
+    gc.disable()
+    try:
+        with pytest.raises(IntegrityError) as caught:
+            list(loader(dataset))
+        deadline = time.monotonic() + 10
+        while children() - before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert children() <= before
+        assert caught.value.key == "000000030"
+    finally:
+        gc.enable()
+    assert not shared_memory_of(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("how", "context"),
+    [
+        (signal.SIGINT, "fork"),
+        (signal.SIGTERM, "fork"),
+        (signal.SIGKILL, "fork"),
+        (signal.SIGKILL, "spawn"),
+        (signal.SIGKILL, "forkserver"),
+    ],
+)
+def test_no_orphans_when_the_training_process_ends(dataset: Path, how: signal.Signals, context: str) -> None:
+    """However the training process ends, its workers end soon after, and no shared memory stays."""
+    script = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from pathlib import Path
+from tests.loading import test_faults as this
+some = this.loader(Path({str(dataset)!r}), samples_per_epoch=4_000_000, multiprocessing_context={context!r})
+batches = iter(some)
+next(batches)
+print(*(worker.pid for worker in some._batches.pipeline[0]._iterator._workers), flush=True)
+for _ in batches:
+    pass
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    ) as training:
+        assert training.stdout is not None
+        workers = [int(pid) for pid in training.stdout.readline().split()]
+        assert len(workers) == 2
+        training.send_signal(how)
+        training.communicate(timeout=60)
+    assert training.returncode != 0
+    deadline = time.monotonic() + 30
+    while (alive := [pid for pid in workers if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive
+    assert not shared_memory_of(training.pid, *workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_substitute_keeps_shapes_and_names_what_it_replaced(
+    dataset: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Damaged samples give way to others of their batch, on any number of workers alike, and are named once each."""
+    damage(dataset, [3, 30, 31])
+    some = loader(dataset, on_error="substitute", num_workers=workers)
+    with caplog.at_level(logging.WARNING, "shardflow"):
+        epochs = [[labels.tolist() for _, labels in some] for _ in range(2)]
+    assert {len(labels) for epoch in epochs for labels in epoch} == {4}
+    seen = {label for labels in epochs[0] for label in labels}
+    assert seen == set(range(60)) - {3, 30, 31}
+    assert len(some.substituted) == len(caplog.records) == 3
+    assert all(any(f"sample {n:09}" in problem for problem in some.substituted) for n in (3, 30, 31))
+    alone = loader(dataset, on_error="substitute", num_workers=0)
+    assert epochs[0] == [labels.tolist() for _, labels in alone]
+
+
+def test_substitute_covers_images_that_do_not_decode(dataset: Path) -> None:
+    """Without verification the decoder's failures are substituted in the same way."""
+    shard = dataset / "train/000001.tar"
+    data = bytearray(shard.read_bytes())
+    data[2 * 512 + 512 + 2 : 2 * 512 + 512 + 200] = bytes(198)
+    shard.write_bytes(data)
+    some = loader(dataset, on_error="substitute", verify=False)
+    assert {label for _, labels in some for label in labels.tolist()} == set(range(60)) - {20}
+    (problem,) = some.substituted
+    assert "sample 000000020: the image cannot be decoded" in problem
+    with pytest.raises(DecodeError):
+        list(loader(dataset, verify=False))
+
+
+def test_substitute_stops_at_its_limit(dataset: Path) -> None:
+    """More different bad samples than `max_substituted` stop the loader after all."""
+    damage(dataset, [3, 30, 31])
+    with pytest.raises(IntegrityError, match="3 samples had to be substituted, 2 are allowed"):
+        list(loader(dataset, on_error="substitute", max_substituted=2))
+
+
+def test_a_batch_without_a_good_sample_is_an_error(dataset: Path) -> None:
+    """When a whole batch is damaged nothing can stand in, so it is raised."""
+    damage(dataset, list(range(4)))
+    with pytest.raises(IntegrityError, match="sample 000000000"):
+        list(loader(dataset, on_error="substitute", shuffle=False))
+
+
+def test_unknown_policy_is_refused(dataset: Path) -> None:
+    """`on_error` has two values."""
+    with pytest.raises(ConfigError, match="'raise' or 'substitute', found 'skip'"):
+        loader(dataset, on_error="skip")
+
+
+def zero_header(url: Path) -> None:
+    """Zero the tar header of the first member of sample 20."""
+    shard = url / "train/000001.tar"
+    data = bytearray(shard.read_bytes())
+    data[:512] = bytes(512)
+    shard.write_bytes(data)
+
+
+def test_a_damaged_header_does_not_matter_to_what_it_does_not_hold(dataset: Path) -> None:
+    """Images and labels are found by the index and checked one by one; the key alone is read from the header."""
+    before = [images for images, _ in loader(dataset, shuffle=False)]
+    zero_header(dataset)
+    for was, (images, _) in zip(before, loader(dataset, shuffle=False), strict=True):
+        assert torch.equal(images, was)
+    with pytest.raises(IntegrityError, match=r"000001.tar: record 0"):
+        list(loader(dataset, fields=("key",)))
+
+
+def test_substitute_covers_damaged_headers(dataset: Path) -> None:
+    """A sample whose tar header is damaged has no readable key, and gives way where keys are asked for."""
+    zero_header(dataset)
+    some = loader(dataset, on_error="substitute", fields=("key", "label"))
+    assert {label for _, labels in some for label in labels.tolist()} == set(range(60)) - {20}
+    (problem,) = some.substituted
+    assert "000001.tar" in problem
+    assert "record 0" in problem

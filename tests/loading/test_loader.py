@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import gc
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import v2
+
+import shardflow
+from shardflow.errors import ConfigError, DecodeError, IntegrityError, NotFoundError
+from tests.helpers.making import flip, jpeg, make_dataset, write_dataset
+
+SIZES = [50, 7, 33, 60]
+TOTAL = sum(SIZES)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 150 labelled samples in four uneven shards, sample n labelled n."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", {"train": SIZES, "val": [20, 3]})
+
+
+def loader(url: Path, **options: Any) -> shardflow.Loader:
+    """A loader of small crops, so that tests spend their time elsewhere."""
+    options.setdefault("batch_size", 8)
+    options.setdefault("num_workers", 0)
+    options.setdefault("decoder", shardflow.RandomResizedCropDecoder(16))
+    return shardflow.Loader(url, **options)
+
+
+class FailOnce:
+    """A transform that fails the first time that anybody calls it."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """The image."""
+        if not self.flag.exists():
+            self.flag.touch()
+            raise ValueError("too dark")
+        return image
+
+
+def labels(batches: Any) -> list[int]:
+    """The labels of all batches, in order."""
+    return [label for batch in batches for label in batch[1].tolist()]
+
+
+def test_batch_is_images_and_labels(dataset: Path) -> None:
+    """A batch is uint8 [B, 3, S, S] and int64 [B], and all but the images' crops agree with the stored samples."""
+    images, numbers = next(iter(loader(dataset)))
+    assert (images.dtype, tuple(images.shape)) == (torch.uint8, (8, 3, 16, 16))
+    assert (numbers.dtype, tuple(numbers.shape)) == (torch.int64, (8,))
+
+
+def test_defaults_need_no_decoder(dataset: Path) -> None:
+    """Training crops are 224 pixels by default, and so are evaluation crops."""
+    for shuffle in (True, False):
+        images, _ = next(iter(shardflow.Loader(dataset, batch_size=2, num_workers=0, shuffle=shuffle)))
+        assert tuple(images.shape) == (2, 3, 224, 224)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_epoch_is_exact_for_any_workers(dataset: Path, workers: int) -> None:
+    """Whatever the number of workers, every epoch has each sample once, in an order of its own."""
+    with_none = loader(dataset, tail="short")
+    with_some = loader(dataset, tail="short", num_workers=workers)
+    orders = [labels(with_some) for _ in range(3)]
+    assert orders == [labels(with_none) for _ in range(3)]
+    assert all(sorted(order) == list(range(TOTAL)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+
+
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 2), (2, 0), (2, 3), (3, 0), (3, 1), (5, 0), (5, 2)])
+@pytest.mark.parametrize("tail", ["drop", "pad", "short"])
+def test_epoch_is_exact_for_any_world_size(dataset: Path, world_size: int, workers: int, tail: str) -> None:
+    """The ranks together see each sample once; every rank makes as many steps; each tail does what it says."""
+    ranks = [
+        loader(
+            dataset,
+            rank=rank,
+            world_size=world_size,
+            tail=tail,
+            num_workers=workers,
+            fields=("image", "label", "valid"),
+        )
+        for rank in range(world_size)
+    ]
+    epochs = [list(rank) for rank in ranks]
+    assert {len(epoch) for epoch in epochs} == {len(ranks[0])}
+    counted = [label for epoch in epochs for _, numbers, valid in epoch for label in numbers[valid].tolist()]
+    full = TOTAL // (8 * world_size) * 8 * world_size
+    assert len(set(counted)) == len(counted) == (full if tail == "drop" else TOTAL)
+    sizes = [len(batch[1]) for epoch in epochs for batch in epoch]
+    if tail == "short":
+        last = [len(epoch[-1][1]) for epoch in epochs]
+        assert sum(last) == TOTAL - full
+        assert max(last) - min(last) <= 1
+    else:
+        assert set(sizes) == {8}
+
+
+def test_ranks_without_a_last_sample_get_an_empty_batch(dataset: Path) -> None:
+    """With fewer samples left than ranks, a rank's last short batch is empty but keeps its shape and dtype."""
+    last = [
+        list(loader(dataset, split="val", batch_size=2, tail="short", rank=rank, world_size=5))[-1] for rank in range(5)
+    ]
+    assert sorted(len(numbers) for _, numbers in last) == [0, 0, 1, 1, 1]
+    images, numbers = next(batch for batch in last if not len(batch[1]))
+    assert (images.dtype, tuple(images.shape), numbers.dtype) == (torch.uint8, (0, 3, 16, 16), torch.int64)
+
+
+def test_without_shuffle_samples_come_in_order(dataset: Path) -> None:
+    """`shuffle=False` reads the split from its first sample to its last, in every epoch."""
+    in_order = loader(dataset, shuffle=False, tail="short", num_workers=2)
+    assert labels(in_order) == labels(in_order) == list(range(TOTAL))
+
+
+def test_lanes_spread_a_batch_over_the_epoch(dataset: Path) -> None:
+    """With more lanes a batch holds samples of more places of the order, and the epoch stays exact."""
+    order = labels(loader(dataset, lanes=7, window=1, tail="short"))
+    assert sorted(order) == list(range(TOTAL))
+    assert order != labels(loader(dataset, lanes=1, window=1, tail="short"))
+
+
+def test_length_counts_the_batches_of_a_rank(dataset: Path) -> None:
+    """len(loader) is the number of batches an epoch hands out."""
+    for tail, expected in (("drop", 6), ("pad", 7), ("short", 7)):
+        some = loader(dataset, tail=tail, rank=1, world_size=3)
+        assert len(some) == len(list(some)) == expected
+
+
+def test_fields_are_handed_out_in_order(dataset: Path) -> None:
+    """`fields` chooses what a batch consists of: keys as strings, any part as bytes, labels as tensor."""
+    keys, raw, numbers = next(iter(loader(dataset, fields=("key", "jpg", "label"), shuffle=False)))
+    assert keys == [f"{n:09}" for n in range(8)]
+    assert all(payload[:2] == b"\xff\xd8" for payload in raw)
+    assert numbers.tolist() == list(range(8))
+
+
+def test_unlabelled_datasets_hand_out_keys(tmp_path: Path) -> None:
+    """Without labels the default fields are image and key."""
+    url = make_dataset(tmp_path / "set", [10], labelled=False)
+    images, keys = next(iter(loader(url, shuffle=False)))
+    assert tuple(images.shape) == (8, 3, 16, 16)
+    assert keys == [f"{n:09}" for n in range(8)]
+
+
+def test_padded_tail_comes_with_its_mask(dataset: Path) -> None:
+    """With tail="pad" the default fields end with the mask of valid samples."""
+    *_, last = loader(dataset, tail="pad")
+    assert last[2].tolist() == [True] * (TOTAL % 8) + [False] * (8 - TOTAL % 8)
+
+
+def test_transform_and_batch_transform_apply(dataset: Path) -> None:
+    """A v2 transform is applied to each image, a batch transform to the fields of each batch."""
+    some = loader(
+        dataset,
+        transform=v2.ToDtype(torch.float32, scale=True),
+        batch_transform=v2.MixUp(num_classes=TOTAL),
+        num_workers=1,
+    )
+    images, mixed = next(iter(some))
+    assert images.dtype == torch.float32
+    assert float(images.max()) <= 1
+    assert tuple(mixed.shape) == (8, TOTAL)
+    assert torch.allclose(mixed.sum(1), torch.ones(8))
+
+
+def test_whole_images_need_a_transform_to_one_size(dataset: Path) -> None:
+    """ImageDecoder hands out images of their own sizes: refused when they do not stack, fine after a resize."""
+    with pytest.raises(ConfigError, match="do not stack"):
+        next(iter(loader(dataset, decoder=shardflow.ImageDecoder())))
+    resized = loader(dataset, decoder=shardflow.ImageDecoder(), transform=v2.Resize((20, 24)))
+    assert tuple(next(iter(resized))[0].shape) == (8, 3, 20, 24)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_leaving_early_moves_to_the_next_epoch(dataset: Path, workers: int) -> None:
+    """After a `break` with batches in flight, the next iteration is the whole next epoch, without a stale batch."""
+    some = loader(dataset, num_workers=workers, tail="short")
+    expected = [labels(some) for _ in range(3)]
+    again = loader(dataset, num_workers=workers, tail="short")
+    for _ in itertools.islice(again, 3):
+        pass
+    assert again.state_dict()["position"] == 24
+    assert labels(again) == expected[1]
+    assert labels(again) == expected[2]
+
+
+def test_set_epoch_chooses_the_order(dataset: Path) -> None:
+    """`set_epoch` makes the next iteration that epoch, also the one that was just run."""
+    some = loader(dataset, num_workers=2, tail="short")
+    first, second = labels(some), labels(some)
+    for epoch, expected in ((1, second), (0, first), (0, first)):
+        some.set_epoch(epoch)
+        assert labels(some) == expected
+
+
+def test_two_loaders_do_not_disturb_each_other(dataset: Path) -> None:
+    """A train and a val loader iterated in turns deliver what each delivers alone."""
+    alone = labels(loader(dataset, tail="short")), labels(loader(dataset, split="val", tail="short"))
+    train, val = loader(dataset, num_workers=2, tail="short"), loader(dataset, split="val", num_workers=1, tail="short")
+    mixed = list(itertools.zip_longest(train, val))
+    assert labels(batch for batch, _ in mixed) == alone[0]
+    assert labels(batch for _, batch in mixed if batch is not None) == alone[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_second_iteration_ends_the_first(dataset: Path, workers: int) -> None:
+    """Two iterations of one loader at once cannot both be right: the older one says so, and takes nothing away."""
+    some = loader(dataset, num_workers=workers)
+    expected = [labels(some) for _ in range(2)]
+    some.set_epoch(0)
+    older = iter(some)
+    next(older)
+    newer = iter(some)
+    first = next(newer)
+    with pytest.raises(ConfigError, match="use two loaders"):
+        next(older)
+    assert labels([first, *newer]) == expected[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("how", ["load_state_dict", "set_epoch", "set_epoch to the same"])
+def test_moving_the_loader_ends_its_iteration(dataset: Path, workers: int, how: str) -> None:
+    """A loader that is moved while it is iterated, to roll back for one, goes on from there, and its state says so."""
+    some = loader(dataset, num_workers=workers, tail="short")
+    expected = [labels(some) for _ in range(3)]
+    state = {**some.state_dict(), "epoch": 2, "position": 16}
+    some.set_epoch(0)
+    running = iter(some)
+    next(running)
+    if how == "load_state_dict":
+        some.load_state_dict(state)
+        rest = expected[2][16:]
+    else:
+        epoch = 2 if how == "set_epoch" else 0
+        some.set_epoch(epoch)
+        state, rest = {**state, "epoch": epoch, "position": 0}, expected[epoch]
+    assert some.state_dict() == state
+    with pytest.raises(ConfigError, match="moved by set_epoch or load_state_dict"):
+        next(running)
+    assert some.state_dict() == state
+    assert labels(some) == rest
+
+
+def test_moving_the_loader_after_its_last_batch_is_the_end(dataset: Path) -> None:
+    """Who names the next epoch inside the loop, with the last batch, ends the loop as always."""
+    some = loader(dataset, tail="short")
+    expected = [labels(some) for _ in range(3)]
+    some.set_epoch(0)
+    for step, _ in enumerate(some, start=1):
+        if step == len(some):
+            some.set_epoch(2)
+    assert labels(some) == expected[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_an_error_of_the_transform_the_next_epoch_is_whole(
+    dataset: Path, tmp_path: Path, workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the user's own code raises arrives as it is, ends the workers, and leaves nothing behind to complain."""
+    some = loader(dataset, num_workers=workers, transform=FailOnce(tmp_path / "failed"), tail="short")
+    with pytest.raises(ValueError, match="too dark"):
+        labels(some)
+    assert some.data_loader._iterator is None
+    assert sorted(labels(some)) == sorted(labels(loader(dataset, tail="short")))
+    del some
+    gc.collect()
+    assert "Exception ignored" not in capfd.readouterr().err
+
+
+def test_numbers_may_be_numpys(dataset: Path, tmp_path: Path) -> None:
+    """Integers of numpy, as they come out of `np.arange`, are integers, and a state has none of them."""
+    options = {"batch_size": 8, "seed": 3, "window": 16, "lanes": 4, "limit": 40, "samples_per_epoch": 64}
+    options |= {"rank": 0, "world_size": 2}
+    plain, theirs = (
+        shardflow.Loader(dataset, num_workers=0, decoder=shardflow.CenterCropDecoder(8), **numbers)
+        for numbers in (options, {name: np.int64(value) for name, value in options.items()})
+    )
+    plain.set_epoch(5)
+    theirs.set_epoch(np.int64(5))
+    torch.save(theirs.state_dict(), tmp_path / "state")
+    assert torch.load(tmp_path / "state", weights_only=True) == plain.state_dict()
+    assert labels(theirs) == labels(plain)
+
+
+def test_limit_takes_the_first_samples_of_the_split(dataset: Path) -> None:
+    """`limit` is the same subset in every epoch, shuffled anew."""
+    some = loader(dataset, limit=53, tail="short")
+    first, second = labels(some), labels(some)
+    assert sorted(first) == sorted(second) == list(range(53))
+    assert first != second
+
+
+def test_loading_leaves_the_callers_randomness_alone(dataset: Path) -> None:
+    """Iterating changes neither torch's nor numpy's global generator in the training process."""
+    for workers in (0, 1):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        expected = torch.rand(1), np.random.rand()
+        torch.manual_seed(5)
+        np.random.seed(5)
+        list(loader(dataset, num_workers=workers, transform=v2.RandomErasing(1.0)))
+        assert (torch.rand(1), np.random.rand()) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_damaged_payload_is_named(tmp_path: Path, workers: int) -> None:
+    """A flipped byte raises IntegrityError naming shard and sample; `verify=False` leaves it to the decoder."""
+    url = make_dataset(tmp_path / "set", [10, 10])
+    shard = url / "train/000001.tar"
+    payload = shardflow.open(url)["train"][10]["jpg"]
+    flip(shard, shard.read_bytes().index(payload) + len(payload) // 2)
+    with pytest.raises(IntegrityError, match=r"000001\.tar, sample 000000010: .*shardflow verify") as caught:
+        list(loader(url, num_workers=workers, tail="short"))
+    assert (caught.value.shard, caught.value.key) == (str(shard), "000000010")
+    list(loader(url, num_workers=workers, tail="short", verify=False))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_undecodable_image_is_named(tmp_path: Path, workers: int) -> None:
+    """An image that does not decode raises DecodeError naming shard and sample, and the state stays right."""
+    url = make_dataset(tmp_path / "set", [10, 10])
+    shard = url / "train/000001.tar"
+    data = bytearray(shard.read_bytes())
+    data[2 * 512 + 512 + 2 : 2 * 512 + 512 + 200] = bytes(198)
+    shard.write_bytes(data)
+    some = loader(url, num_workers=workers, verify=False, shuffle=False, batch_size=4)
+    with pytest.raises(DecodeError, match=r"000001\.tar, sample 000000010: the image cannot be decoded"):
+        list(some)
+    assert some.state_dict()["position"] == 8
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"labels.json": text} for text in (b"[null]", b"null", b"[-1]", b"[0.5]", b"[3]", b"[%d]" % 10**30, b"[")),
+        *({"cls": text} for text in (b"-1", b"3", b"%d" % 10**30, b"cat")),
+    ],
+    ids=repr,
+)
+def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) -> None:
+    """What is no list of numbers of classes raises DecodeError naming the sample, and sets no class."""
+    samples = [("a", {"jpg": jpeg(0), "labels.json": b"[0, 2]"}), ("b", {"jpg": jpeg(1), **part})]
+    url = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x", "y", "z"))
+    some = loader(url, fields=("labels",), batch_size=1, shuffle=False, num_workers=0)
+    batches = iter(some)
+    assert next(batches)[0].tolist() == [[1.0, 0.0, 1.0]]
+    with pytest.raises(DecodeError, match=r"000000\.tar, sample b: label.* from 0 to 2"):
+        next(batches)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"batch_size": 0}, ConfigError, "batch_size must be 1 or more"),
+        ({"batch_size": 151}, ConfigError, "less than one batch"),
+        ({"tail": "wrap"}, ConfigError, "drop, pad, short"),
+        ({"window": 0}, ConfigError, "window must be 1 or more"),
+        ({"lanes": -1}, ConfigError, "lanes must be 1 or more"),
+        ({"rank": 1}, ConfigError, "go together"),
+        ({"rank": 2, "world_size": 2}, ConfigError, "rank must be 0"),
+        ({"split": "test"}, ConfigError, "has no split 'test'; it has train, val"),
+        ({"fields": ("image", "txt")}, ConfigError, "has no part 'txt', it has cls, jpg"),
+        ({"limit": 0}, ConfigError, "limit must be 1 or more"),
+        ({"num_workers": -1}, ConfigError, "num_workers must be 0 or more"),
+        ({"seed": "a"}, ConfigError, "seed must be a whole number, found 'a'"),
+        ({"limit": 1.5}, ConfigError, "limit must be a whole number, found 1.5"),
+        ({"prefetch_factor": 0}, ConfigError, "prefetch_factor must be 1 or more"),
+        ({"max_substituted": -1}, ConfigError, "max_substituted must be 0 or more"),
+        ({"decoder": "device"}, ConfigError, "decoder must be something to call"),
+        ({"transform": 3}, ConfigError, "transform must be something to call"),
+        ({"fields": "image"}, ConfigError, "fields must be different names, such as"),
+        ({"fields": ("image", "image")}, ConfigError, "fields must be different names, such as"),
+        ({"num_workers": 1, "multiprocessing_context": "foo"}, ConfigError, "must be one of fork, spawn, forkserver"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    dataset: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """A wrong argument raises ConfigError that says what is allowed."""
+    with pytest.raises(error, match=message):
+        next(iter(loader(dataset, **options)))
+
+
+def test_missing_dataset_says_how_to_make_one(tmp_path: Path) -> None:
+    """A path without a dataset raises NotFoundError with the command that packs one."""
+    with pytest.raises(NotFoundError, match="shardflow pack"):
+        loader(tmp_path)
+    with pytest.raises(NotFoundError, match="does not exist"):
+        loader(tmp_path / "nothing")

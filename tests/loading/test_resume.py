@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision.transforms import v2
+
+import shardflow
+from shardflow.errors import ResumeMismatchError
+from tests.helpers.making import make_dataset
+
+SIZES = [20, 9, 31]
+TOTAL = sum(SIZES)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 60 labelled samples in three uneven shards."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", SIZES)
+
+
+def loader(url: Path, **options: Any) -> shardflow.Loader:
+    """A loader whose pixels depend on every source of randomness a transform can use."""
+    options.setdefault("batch_size", 7)
+    options.setdefault("num_workers", 0)
+    options.setdefault("tail", "short")
+    options.setdefault("window", 16)
+    return shardflow.Loader(
+        url, decoder=shardflow.RandomResizedCropDecoder(12), transform=v2.RandomErasing(0.5), **options
+    )
+
+
+def contents(batches: Any) -> list[tuple[bytes, list[int]]]:
+    """The pixels and labels of all batches."""
+    return [(images.numpy().tobytes(), numbers.tolist()) for images, numbers in batches]
+
+
+def labels(batches: Any) -> list[int]:
+    """The labels of all batches, in order."""
+    return [label for _, numbers in batches for label in numbers.tolist()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_after_any_batch_gives_the_rest(dataset: Path, workers: int) -> None:
+    """Stopping after any batch and loading the state elsewhere gives exactly the rest, and then the next epoch."""
+    whole = loader(dataset, num_workers=workers)
+    expected = contents(whole) + contents(whole)
+    per_epoch = len(whole)
+    for stop in range(per_epoch + 1):
+        stopped = loader(dataset, num_workers=workers)
+        before = contents(itertools.islice(stopped, stop))
+        resumed = loader(dataset, num_workers=workers)
+        resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+        rest = contents(resumed)
+        assert before + rest == expected[:per_epoch]
+        assert contents(resumed) == expected[per_epoch:]
+
+
+def test_resume_in_a_new_process_gives_the_same_pixels(dataset: Path) -> None:
+    """A fresh interpreter that loads the saved state delivers the rest with the same pixels, bit for bit."""
+    whole = loader(dataset)
+    stopped = loader(dataset)
+    for _ in itertools.islice(stopped, 4):
+        pass
+    script = f"""
+import sys, json, pickle
+sys.path[:0] = {sys.path!r}
+from pathlib import Path
+from tests.loading import test_resume as this
+resumed = this.loader(Path({str(dataset)!r}), num_workers=2)
+resumed.load_state_dict(json.loads({json.dumps(stopped.state_dict())!r}))
+sys.stdout.buffer.write(pickle.dumps(this.contents(resumed)))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=120, cwd=Path(__file__).parents[2])
+    import pickle
+
+    assert pickle.loads(done.stdout) == contents(whole)[4:]
+
+
+@pytest.mark.parametrize(
+    "after", [{"batch_size": 4}, {"world_size": 3}, {"world_size": 2, "num_workers": 2, "batch_size": 5}]
+)
+def test_resume_may_change_topology(dataset: Path, after: dict[str, Any]) -> None:
+    """With another batch size, world size or number of workers, what was seen stays seen and the rest comes once."""
+    before = [loader(dataset, rank=rank, world_size=2, lanes=2) for rank in range(2)]
+    seen = [label for rank in before for label in labels(itertools.islice(rank, 2))]
+    state = before[0].state_dict()
+    assert state == before[1].state_dict()
+    rest = []
+    for rank in range(after.get("world_size", 1)):
+        resumed = loader(dataset, **{"rank": rank, "world_size": 1, **after})
+        resumed.load_state_dict(state)
+        rest += labels(resumed)
+    assert sorted(seen + rest) == list(range(TOTAL))
+
+
+def test_state_is_the_same_on_every_rank_and_plain_json(dataset: Path) -> None:
+    """A state holds a few plain values and travels through JSON unchanged."""
+    some = loader(dataset)
+    next(iter(some))
+    state = some.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    assert (state["epoch"], state["position"]) == (0, 7)
+
+
+def test_state_inside_the_loop_counts_what_was_handed_out(dataset: Path) -> None:
+    """In the body for batch k the state stands behind batch k, however much was prefetched."""
+    some = loader(dataset, num_workers=2, prefetch_factor=4)
+    positions = [some.state_dict()["position"] for _ in some]
+    assert positions == [7, 14, 21, 28, 35, 42, 49, 56, 60]
+    assert (some.state_dict()["epoch"], some.state_dict()["position"]) == (1, 0)
+
+
+def test_state_of_a_finished_epoch_resumes_as_the_usual_loop_expects(dataset: Path) -> None:
+    """Saved in the body of an epoch's last batch, a state resumes with nothing left of that epoch, then the next."""
+    some = loader(dataset)
+    for _ in some:
+        state = some.state_dict()
+    resumed = loader(dataset)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(0)
+    assert labels(resumed) == []
+    resumed.set_epoch(1)
+    assert labels(resumed) == labels(some)
+
+
+def test_set_epoch_after_load_keeps_the_position(dataset: Path) -> None:
+    """The usual loop, which calls set_epoch with the epoch it resumes in, goes on where the state stood."""
+    some = loader(dataset)
+    expected = labels(some)
+    stopped = loader(dataset)
+    for _ in itertools.islice(stopped, 3):
+        pass
+    resumed = loader(dataset)
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.set_epoch(resumed.state_dict()["epoch"])
+    assert labels(resumed) == expected[21:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "seed is 0 in the state and 1 here"),
+        ({"window": 8}, "window is 16 in the state and 8 here"),
+        ({"lanes": 4}, "lanes is 8 in the state and 4 here"),
+        ({"limit": 30}, "limit is None in the state and 30 here"),
+        ({"shuffle": False}, "shuffle is True in the state and False here"),
+    ],
+)
+def test_state_of_another_order_is_refused(dataset: Path, change: dict[str, Any], message: str) -> None:
+    """A state made with another seed, window, lanes, limit or order is refused, and the difference named."""
+    state = loader(dataset).state_dict()
+    with pytest.raises(ResumeMismatchError, match=message):
+        loader(dataset, **change).load_state_dict(state)
+
+
+def test_state_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
+    """A state names its dataset by fingerprint."""
+    other = make_dataset(tmp_path / "other", [61])
+    with pytest.raises(ResumeMismatchError, match="fingerprint"):
+        loader(other).load_state_dict(loader(dataset).state_dict())
+    with pytest.raises(ResumeMismatchError, match=r"has version 1, and this shardflow reads 2.* begin an epoch anew"):
+        loader(dataset).load_state_dict({**loader(dataset).state_dict(), "version": 1})
+    with pytest.raises(ResumeMismatchError, match=r"not from Loader\.state_dict"):
+        loader(dataset).load_state_dict({"epoch": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"position": -5}, "position must be 0 or more"),
+        ({"position": 61}, "position 61 in an epoch of 60 samples"),
+        ({"epoch": "x"}, "epoch must be a whole number"),
+        ({"lanes": None}, "lanes must be a whole number"),
+    ],
+)
+def test_damaged_state_is_refused(dataset: Path, change: dict[str, Any], message: str) -> None:
+    """Numbers that no loader has saved are refused, and the loader stays where it was."""
+    some = loader(dataset)
+    before = some.state_dict()
+    with pytest.raises(ResumeMismatchError, match=f"the state is damaged: .*{message}"):
+        some.load_state_dict({**before, **change})
+    with pytest.raises(ResumeMismatchError, match=r"a state is a dict from Loader\.state_dict"):
+        some.load_state_dict(None)
+    assert some.state_dict() == before
+
+
+def test_lanes_travel_with_the_state(dataset: Path) -> None:
+    """A run that chose no lanes takes those of the state, so that the order stays the one that was begun."""
+    begun = loader(dataset, rank=0, world_size=4)
+    next(iter(begun))
+    resumed = loader(dataset, rank=0, world_size=1)
+    resumed.load_state_dict(begun.state_dict())
+    assert resumed.state_dict()["lanes"] == 32
+
+
+def test_state_survives_torch_save(dataset: Path, tmp_path: Path) -> None:
+    """A checkpoint written by torch.save loads with weights_only, as torch.load does by default."""
+    state = loader(dataset).state_dict()
+    torch.save({"loader": state}, tmp_path / "checkpoint.pt")
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["loader"] == state

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import webdataset as wds
+
+import shardflow
+from shardflow.dataset.dataset import Split
+from shardflow.loading.sampler import EpochOrder
+from shardflow.storage.cache import Cache
+from tests.helpers.counting import SlowStore
+from tests.helpers.making import make_dataset
+
+TOTAL = 90
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 90 labelled samples in three uneven shards."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", [50, 7, 33])
+
+
+def labels(samples: Any) -> list[int]:
+    """The labels of samples, in order."""
+    return [int(sample["cls"]) for sample in samples]
+
+
+def test_samples_are_webdataset_samples(dataset: Path) -> None:
+    """A sample is a dict of key, URL and the parts' bytes, and webdataset's own stages take it from there."""
+    source = shardflow.samples(dataset, shuffle=False)
+    first = next(iter(source))
+    assert first["__key__"] == "000000000"
+    assert first["__url__"] == str(dataset / "train/000000.tar")
+    assert (type(first["jpg"]), first["cls"]) == (bytes, b"0")
+    pipeline = wds.DataPipeline(source, wds.decode("torchrgb8"), wds.to_tuple("jpg", "cls"))
+    images, numbers = zip(*pipeline, strict=True)
+    assert {image.dtype for image in images} == {torch.uint8}
+    assert numbers == tuple(range(TOTAL))
+
+
+def test_order_is_the_loaders(dataset: Path) -> None:
+    """Samples come in the order in which a loader of the same seed uses them, epoch by epoch."""
+    source = shardflow.samples(dataset, seed=3)
+    loader = shardflow.Loader(
+        dataset, seed=3, batch_size=7, tail="short", num_workers=0, fields=("label",), persistent_workers=False
+    )
+    for _ in range(2):
+        assert labels(source) == [label for (numbers,) in loader for label in numbers.tolist()]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_epoch_is_exact_over_ranks_and_workers(dataset: Path, workers: int, world_size: int) -> None:
+    """All ranks and all DataLoader workers together yield every sample once, in shares that differ by one at most."""
+    shares = []
+    for rank in range(world_size):
+        source = shardflow.samples(dataset, rank=rank, world_size=world_size)
+        pipeline = wds.DataPipeline(source)
+        shares.append(labels(wds.WebLoader(pipeline, batch_size=None, num_workers=workers)))
+    assert sorted(label for share in shares for label in share) == list(range(TOTAL))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_epochs_follow_each_other_in_persistent_workers(dataset: Path) -> None:
+    """Persistent workers move on by themselves, and set_epoch reaches them."""
+    alone = shardflow.samples(dataset)
+    expected = [labels(alone) for _ in range(3)]
+    assert len({tuple(order) for order in expected}) == 3
+    source = shardflow.samples(dataset)
+    loader = wds.WebLoader(wds.DataPipeline(source), batch_size=None, num_workers=1, persistent_workers=True)
+    assert [labels(loader) for _ in range(3)] == expected
+    source.set_epoch(1)
+    assert labels(loader) == expected[1]
+    assert labels(loader) == expected[2]
+
+
+def test_first_samples_do_not_wait_for_a_whole_shard(dataset: Path, tmp_path: Path) -> None:
+    """Samples are yielded from the part of a shard that has arrived, while the rest is on its way."""
+    split, store = shardflow.open(dataset)["train"], SlowStore(dataset, tmp_path / "log")
+    store.first_bytes = split.shards[0].bytes // 2
+    far = Split(store, "train", split.shards, Cache(tmp_path / "cache"))
+    source = shardflow.samples(dataset, shuffle=False)
+    source._order = EpochOrder(far, seed=0, window=1, shuffle=False)
+    fetching = threading.Thread(target=far.fetch, args=(0,))
+    fetching.start()
+    assert store.begun.wait(10)
+    samples = iter(source)
+    try:
+        assert labels([next(samples), next(samples)]) == [0, 1]
+        assert not far.at_hand(0)
+    finally:
+        store.go_on.set()
+        fetching.join()
+    assert labels(samples) == list(range(2, TOTAL))

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision.transforms import v2
+
+import shardflow
+from shardflow.errors import DecodeError
+from shardflow.loading import shared_memory
+from shardflow.loading.workers import end_workers
+from tests.helpers.making import make_dataset
+
+
+@pytest.fixture(autouse=True)
+def no_slabs_from_elsewhere() -> None:
+    """Slabs of loaders that earlier tests dropped are not this test's."""
+    gc.collect()
+    shared_memory._received.clear()
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 200 labelled samples."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", [120, 80])
+
+
+def loader(url: Path, **options: Any) -> shardflow.Loader:
+    """A loader whose batches are large enough for the shared slots."""
+    options = {"batch_size": 16, "num_workers": 2, "prefetch_factor": 2, **options}
+    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(64), **options)
+
+
+def slots_in_use() -> list[int]:
+    """How many slots are taken in each of this process's slabs."""
+    return [int(slab.numpy()[: 2 + 3].sum()) for slab in shared_memory._received.values()]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_batches_through_slots_are_the_batches(dataset: Path, context: str) -> None:
+    """Over three epochs, batches from reused memory equal those made in this process; one slab a worker serves them."""
+    direct, through = loader(dataset, num_workers=0), loader(dataset, multiprocessing_context=context)
+    for _ in range(3):
+        for (images, labels), (expected, expected_labels) in zip(through, direct, strict=True):
+            assert torch.equal(images, expected)
+            assert torch.equal(labels, expected_labels)
+    assert len(shared_memory._received) == 2
+    assert all(number == 0 for _, number in shared_memory._received)
+    end_workers(through._batches)
+    assert not shared_memory._received
+
+
+def test_kept_batches_are_never_overwritten(dataset: Path) -> None:
+    """A caller who keeps every batch, more than there are slots, has them all unchanged at the end."""
+    through = loader(dataset)
+    kept = [images for images, _ in through]
+    for _ in through:
+        pass  # another epoch through the same memory
+    expected = [images for images, _ in loader(dataset, num_workers=0)]
+    assert all(torch.equal(a, b) for a, b in zip(kept, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "part", [lambda images: images[3, 1:, ::2], lambda images: images.numpy()[2], lambda images: images.flatten(1)[5]]
+)
+def test_a_view_keeps_its_memory(dataset: Path, part: Any) -> None:
+    """A view of a batch, a numpy array of it included, stays what it was after the batch itself was let go."""
+    through = loader(dataset)
+    views = [part(images) for images, _ in through]
+    for _ in through:
+        pass
+    expected = [part(images) for images, _ in loader(dataset, num_workers=0)]
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(views, expected, strict=True))
+
+
+def test_slots_come_back_when_batches_are_let_go(dataset: Path) -> None:
+    """After an epoch whose batches were dropped no slot is taken, and leaving early loses none either."""
+    through = loader(dataset)
+    for leave_after in (100, 2, 2, 100):
+        for step, _batch in enumerate(through):
+            if step == leave_after:
+                break
+        del _batch
+    gc.collect()
+    assert shared_memory._received
+    assert set(slots_in_use()) == {0}
+
+
+def test_a_fork_of_the_training_process_frees_nothing(dataset: Path) -> None:
+    """A child that inherits a batch and drops it does not give the slot away under the parent's hands."""
+    through = loader(dataset)
+    batches = iter(through)
+    images, _ = next(batches)
+    before = images.clone()
+    holder = [images]
+    del images
+    taken = sum(slots_in_use())
+
+    def drop() -> None:
+        holder.clear()
+        gc.collect()
+
+    child = multiprocessing.get_context("fork").Process(target=drop)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert sum(slots_in_use()) >= min(taken, 1)
+    for _ in batches:
+        pass
+    assert torch.equal(holder[0], before)
+
+
+def test_strides_and_dtypes_survive(dataset: Path) -> None:
+    """Float and channels-last batches arrive with their dtype and memory format."""
+    images, _ = next(iter(loader(dataset, batch_transform=_ChannelsLast())))
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    images, _ = next(iter(loader(dataset, transform=v2.ToDtype(torch.float32, scale=True))))
+    assert images.dtype == torch.float32
+    expected, _ = next(iter(loader(dataset, num_workers=0, transform=v2.ToDtype(torch.float32, scale=True))))
+    assert torch.equal(images, expected)
+
+
+def through_slots(images: torch.Tensor) -> bool:
+    """Whether a batch lies in one of the slabs."""
+    slabs = [slab.untyped_storage() for slab in shared_memory._received.values()]
+    return any(0 <= images.data_ptr() - slab.data_ptr() < slab.nbytes() for slab in slabs)
+
+
+class _Peculiar:
+    """A decoder that does something else with what it was lent, in turn, and returns the same pixels all the same."""
+
+    def __init__(self) -> None:
+        self._crop = shardflow.RandomResizedCropDecoder(64)
+        self._calls = 0
+
+    def __call__(self, payloads: Any, keys: Any, empty: Any) -> tuple[Any, dict[int, DecodeError]]:
+        images, failures = self._crop(payloads, keys)
+        self._calls += 1
+        if self._calls % 5 == 0:
+            every_other = empty((2 * len(images), *images.shape[1:]))[::2]
+            return every_other.copy_(images), failures
+        if self._calls % 5 == 1:
+            empty(tuple(images.shape))
+            return empty(tuple(images.shape)).copy_(images), failures
+        if self._calls % 5 == 2:
+            return list(empty(tuple(images.shape)).copy_(images)), failures
+        if self._calls % 5 == 3:
+            last = empty((len(images), 64, 64, 3)).permute(0, 3, 1, 2)
+            return last.copy_(images), failures
+        empty(tuple(images.shape)).zero_()
+        return images, failures
+
+
+def test_whatever_a_decoder_does_with_its_slot(dataset: Path) -> None:
+    """A slot that comes back in another form, in part or not at all gives right batches, and is free afterwards."""
+    through = shardflow.Loader(dataset, batch_size=16, num_workers=2, prefetch_factor=2, decoder=_Peculiar())
+    direct = loader(dataset, num_workers=0)
+    kept = []
+    for _ in range(4):
+        for (images, _), (expected, _) in zip(through, direct, strict=True):
+            assert torch.equal(images, expected)
+            kept.append((images, expected))
+    assert all(torch.equal(images, expected) for images, expected in kept)
+    kept.clear()
+    del images
+    gc.collect()
+    assert set(slots_in_use()) == {0}
+
+
+def test_decoding_goes_straight_into_slots(dataset: Path) -> None:
+    """The usual loader's batches all lie in slots, after many iterations that were left early as well."""
+    through = loader(dataset)
+    for _ in range(8):
+        assert through_slots(next(iter(through))[0])
+    assert all(through_slots(images) for images, _ in through)
+
+
+def test_batches_without_samples_take_no_slot(dataset: Path) -> None:
+    """A rank that has no sample in the last step gets an empty batch, and the slot it was decoded to is free again."""
+    through = loader(dataset, rank=1, world_size=2, tail="short", limit=33)
+    for _ in range(9):
+        sizes = [len(images) for images, _ in through]
+        assert sizes == [16, 0]
+    gc.collect()
+    assert set(slots_in_use()) == {0}
+
+
+def test_transforms_may_keep_what_they_are_given(dataset: Path) -> None:
+    """A batch transform that hands out the batch before still has that batch, however long ago it was decoded."""
+    delayed = loader(dataset, batch_transform=_Delayed(), shuffle=False, num_workers=1)
+    expected = [images for images, _ in loader(dataset, num_workers=0, shuffle=False)]
+    for (images, _), before in zip(delayed, [expected[0], *([expected[0]] * 6), *expected], strict=False):
+        assert torch.equal(images, before)
+
+
+class _Delayed:
+    """A batch transform that returns the images it was given seven batches ago."""
+
+    def __init__(self) -> None:
+        self._seen: list[torch.Tensor] = []
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return older images with the labels."""
+        self._seen.append(images)
+        return self._seen[max(0, len(self._seen) - 8)], labels
+
+
+class _ChannelsLast:
+    """A batch transform that changes the memory format."""
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the batch with channels last in memory."""
+        return images.contiguous(memory_format=torch.channels_last), labels

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import shardflow
+from shardflow.loading.stats import Stats
+from tests.helpers.making import make_dataset
+
+
+def stats(waiting: float = 0.0, copying: float = 0.0, stages: float = 0.0, batches: int = 9) -> Stats:
+    """Ten seconds, and where they went."""
+    return Stats(batches=batches, first_s=3.0, total_s=10.0, waiting_s=waiting, copying_s=copying, stages_s=stages)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (stats(0.1), "compute-bound: 1% of the time waiting for data, 0% for the copy, 0% in stages, 99% computing; "),
+        (stats(4, 1), "input-bound: 40% of the time waiting for data, 10% for the copy, 0% in stages, 50% computing; "),
+        (stats(1, 2), "copy-bound: 10% of the time waiting for data, 20% for the copy"),
+        (stats(1, 2, 3), "stage-bound: 10% of the time waiting for data, 20% for the copy, 30% in stages"),
+        (stats(batches=1), "nothing to say yet: 1 batches"),
+    ],
+)
+def test_one_line_says_where_the_time_goes(given: Stats, line: str) -> None:
+    """The line names the bottleneck, the shares, and what to turn."""
+    assert str(given).startswith(line)
+    assert "\n" not in str(given)
+
+
+def test_a_slow_training_step_is_compute_bound(tmp_path: Path) -> None:
+    """With a step that is slower than the loader, nearly all of the time is computing, and the first wait is apart."""
+    loader = shardflow.Loader(
+        make_dataset(tmp_path / "set", [60]), batch_size=6, num_workers=2, decoder=shardflow.CenterCropDecoder(12)
+    )
+    assert loader.stats().batches == 0
+    for _ in loader:
+        time.sleep(0.03)
+    measured = loader.stats()
+    assert measured.batches == 10
+    assert measured.first_s > 0
+    assert measured.computing_s > 0.25
+    assert measured.waiting_share < 0.3
+    assert abs(measured.computing_s + measured.waiting_s - measured.total_s) < 0.01
+
+
+def test_a_slow_loader_is_input_bound(tmp_path: Path) -> None:
+    """With a transform that is slower than the step, the line says so and names num_workers."""
+    loader = shardflow.Loader(
+        make_dataset(tmp_path / "set", [24]),
+        batch_size=4,
+        num_workers=0,
+        decoder=shardflow.CenterCropDecoder(12),
+        transform=_slow,
+    )
+    for _ in loader:
+        pass
+    assert loader.stats().waiting_share > 0.8
+    assert str(loader.stats()).startswith("input-bound")
+    assert "num_workers" in str(loader.stats())
+
+
+def _slow(image: object) -> object:
+    time.sleep(0.003)
+    return image

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardflow.errors import ConfigError
+from shardflow.order.plan import Plan
+
+SIZES = st.lists(st.integers(0, 90), min_size=1, max_size=12)
+LONG_ORDER_SHA256 = "54da0e0f434672554834f1382d7b76b7a81607f642124479c2b9ff531280b068"
+SEEDS = st.integers(-(2**63), 2**63)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Any plan of up to some thousand samples: short and long windows, more lanes than samples, empty shards."""
+    sizes = draw(st.one_of(SIZES, st.lists(st.integers(200, 900), min_size=1, max_size=5)))
+    return Plan(
+        sizes,
+        seed=draw(SEEDS),
+        epoch=draw(st.integers(0, 1000)),
+        lanes=draw(st.integers(1, 40)),
+        window=draw(st.one_of(st.integers(1, 40), st.integers(200, 2000))),
+        shuffle=draw(st.booleans()),
+    )
+
+
+def order(plan: Plan) -> list[tuple[int, int]]:
+    """The whole epoch: (shard, record) by position."""
+    shards, records = plan.locate(np.arange(plan.length))
+    return list(zip(shards.tolist(), records.tolist(), strict=True))
+
+
+def offsets_of_a_lane(length: int, window: int, **options: Any) -> list[int]:
+    """Where in the stream the positions of a plan with one lane and one shard lie."""
+    return [record for _, record in order(Plan([length], seed=0, epoch=0, window=window, **options))]
+
+
+def window_bounds(window: int, length: int) -> list[tuple[int, int]]:
+    """The windows of a lane as the documentation has them: they end at 32, 64, 128, …, W, 2W, 3W, …."""
+    ends = [32 << doubling for doubling in range(20) if 32 << doubling < window]
+    ends = [end for end in [*ends, *range(window, length + window, window)] if end < length] + [length]
+    return list(itertools.pairwise([0, *ends]))
+
+
+def test_order_is_frozen() -> None:
+    """The order of an epoch is the same for ever: a saved position means the same sample after an update."""
+    assert order(Plan([3, 5, 2, 4], seed=1, epoch=2, lanes=3, window=4)) == [
+        *[(0, 1), (2, 1), (1, 3), (0, 0), (3, 3), (1, 2), (0, 2)],
+        *[(2, 0), (1, 1), (3, 0), (3, 2), (1, 4), (3, 1), (1, 0)],
+    ]
+
+
+def test_long_order_is_frozen() -> None:
+    """So is one that goes through the growing windows and the full ones."""
+    plan = Plan(np.arange(1, 120), seed=42, epoch=7, lanes=3, window=700)
+    located = np.stack(plan.locate(np.arange(plan.length))).astype("<i8")
+    assert hashlib.sha256(located.tobytes()).hexdigest() == LONG_ORDER_SHA256
+
+
+@given(plan=plans())
+@settings(max_examples=400, deadline=None)
+def test_every_sample_comes_once(plan: Plan) -> None:
+    """Positions and samples correspond one to one, whatever the shards, lanes, window, seed and epoch."""
+    located = order(plan)
+    assert len(located) == plan.length == len(set(located))
+    assert all(0 <= record < 900 for _, record in located)
+
+
+@given(sizes=SIZES, lanes=st.integers(1, 20), window=st.integers(1, 900), shuffle=st.booleans(), seed=SEEDS)
+@settings(max_examples=200, deadline=None)
+def test_every_shard_is_read_whole(sizes: list[int], lanes: int, window: int, shuffle: bool, seed: int) -> None:
+    """Each shard's records are 0 … size-1."""
+    plan = Plan(sizes, seed=seed, epoch=0, lanes=lanes, window=window, shuffle=shuffle)
+    expected = [(shard, record) for shard, size in enumerate(sizes) for record in range(size)]
+    assert sorted(order(plan)) == expected
+
+
+@given(sizes=SIZES, window=st.integers(1, 5000), seed=SEEDS)
+def test_without_shuffling_one_lane_is_the_manifest_order(sizes: list[int], window: int, seed: int) -> None:
+    """`shuffle=False` with one lane reads the shards and records as they lie."""
+    expected = [(shard, record) for shard, size in enumerate(sizes) for record in range(size)]
+    assert order(Plan(sizes, seed=seed, epoch=3, window=window, shuffle=False)) == expected
+
+
+@given(sizes=SIZES, lanes=st.integers(1, 12))
+def test_lanes_cut_the_stream_into_even_pieces(sizes: list[int], lanes: int) -> None:
+    """Position p is in lane p % C; lanes are contiguous in the stream, cover it, and the longer ones come first."""
+    plan = Plan(sizes, seed=0, epoch=0, lanes=lanes, shuffle=False)
+    stream = {sample: place for place, sample in enumerate(order(Plan(sizes, seed=0, epoch=0, shuffle=False)))}
+    places = [stream[sample] for sample in order(plan)]
+    by_lane = [places[lane::lanes] for lane in range(lanes)]
+    assert list(itertools.chain(*by_lane)) == list(range(plan.length))
+    lengths = [len(lane) for lane in by_lane]
+    assert lengths == [plan.lane_length(lane) for lane in range(lanes)] == sorted(lengths, reverse=True)
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(plan_seed=SEEDS, sizes=SIZES, lanes=st.integers(1, 9), window=st.integers(1, 600))
+@settings(max_examples=100, deadline=None)
+def test_shuffled_lanes_stay_contiguous(plan_seed: int, sizes: list[int], lanes: int, window: int) -> None:
+    """Windows move samples within their lane only: each lane reads a stretch of the shuffled shards."""
+    options: dict[str, Any] = {"seed": plan_seed, "epoch": 5}
+    stream = {sample: place for place, sample in enumerate(order(Plan(sizes, **options)))}
+    located = order(Plan(sizes, lanes=lanes, window=window, **options))
+    start = 0
+    for lane in range(lanes):
+        places = sorted(stream[sample] for sample in located[lane::lanes])
+        assert places == list(range(start, start + len(places)))
+        start += len(places)
+
+
+@pytest.mark.parametrize("window", [2, 10, 255, 256, 257, 512, 700, 1000, 1024, 5000])
+@pytest.mark.parametrize("length", [1, 255, 256, 257, 767, 768, 769, 6000])
+def test_samples_stay_in_their_window(window: int, length: int) -> None:
+    """A window's positions hold exactly that window's samples; windows begin at 256 and double up to the full one."""
+    offsets = offsets_of_a_lane(length, window)
+    for start, stop in window_bounds(window, length):
+        assert sorted(offsets[start:stop]) == list(range(start, stop))
+
+
+def test_windows_are_shuffled() -> None:
+    """Each window is mixed to its far ends, and no two windows in the same way."""
+    offsets = np.array(offsets_of_a_lane(8192, 1024))
+    moves = []
+    for start, stop in window_bounds(1024, 8192):
+        move = offsets[start:stop] - np.arange(start, stop)
+        assert abs(move).max() > 0.7 * (stop - start)
+        moves.append(tuple(move))
+    assert len(set(moves)) == len(moves)
+
+
+def test_windows_of_one_keep_the_records_in_order() -> None:
+    """With `window=1` only the shards are shuffled."""
+    located = order(Plan([4] * 20, seed=0, epoch=0, window=1))
+    shards = [shard for shard, _ in located[::4]]
+    assert located == [(shard, record) for shard in shards for record in range(4)]
+    assert shards != sorted(shards)
+
+
+def test_first_batch_touches_the_head_of_one_shard_per_lane() -> None:
+    """The epoch's first batch waits for few samples, although a full window spans very many shards."""
+    plan = Plan([100] * 2000, seed=0, epoch=0, lanes=4, window=16384)
+    shards, records = plan.locate(np.arange(128))
+    assert len(set(shards.tolist())) == 4
+    assert set(records.tolist()) == set(range(32))
+    shards, _ = plan.locate(np.arange(100_000, 100_256))
+    assert len(set(shards.tolist())) > 100
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    """Another epoch or seed is another order, and epoch 1 of seed 0 is not epoch 0 of seed 1."""
+    orders = [
+        tuple(order(Plan([40] * 40, seed=seed, epoch=epoch, window=256))) for seed in range(5) for epoch in range(5)
+    ]
+    assert len(set(orders)) == 25
+    shard_orders = [tuple(dict(located)) for located in orders]
+    assert len(set(shard_orders)) == 25
+
+
+@given(plan=plans(), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_what_was_asked_before_does_not_matter(plan: Plan, data: st.DataObject) -> None:
+    """Any positions, in any order, repeated or alone, are located as in the whole epoch."""
+    if not plan.length:
+        return
+    whole = order(plan)
+    for _ in range(4):
+        asked = data.draw(st.lists(st.integers(0, plan.length - 1), max_size=30))
+        shards, records = plan.locate(np.array(asked, dtype=np.int64))
+        assert list(zip(shards.tolist(), records.tolist(), strict=True)) == [whole[position] for position in asked]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint32, np.uint64])
+def test_positions_of_any_integer_type(dtype: type[np.generic]) -> None:
+    """The integer type of the positions changes nothing, and the answers are int64."""
+    plan = Plan([2**31, 2**31, 2**31], seed=0, epoch=0, lanes=3, window=100)
+    positions = np.array([0, 1, 2, 77, 2**31 - 2])
+    expected = plan.locate(positions)
+    for found, wanted in zip(plan.locate(positions.astype(dtype)), expected, strict=True):
+        assert found.dtype == np.int64
+        assert found.tolist() == wanted.tolist()
+
+
+def test_asking_leaves_the_positions_alone() -> None:
+    """`locate` does not write into its argument, and gives arrays that the caller may write into."""
+    plan = Plan([50, 50], seed=0, epoch=0, lanes=2, window=64)
+    positions = np.arange(100)
+    before = plan.locate(positions)
+    for array in plan.locate(positions):
+        array[:] = -1
+    assert positions.tolist() == list(range(100))
+    assert [array.tolist() for array in plan.locate(positions)] == [array.tolist() for array in before]
+
+
+def test_no_samples_is_an_empty_epoch() -> None:
+    """A split without shards, and one whose shards are empty, has length 0 and locates nothing."""
+    for sizes in ([], [0, 0]):
+        plan = Plan(sizes, seed=0, epoch=0, lanes=2, window=10)
+        assert plan.length == plan.lane_length(0) == 0
+        assert [len(array) for array in plan.locate(np.arange(0))] == [0, 0]
+
+
+def test_a_billion_samples() -> None:
+    """At 10^9 samples in 5·10^5 shards, the batch at 99 % takes the memory of the shards and of a window per lane."""
+    tracemalloc.start()
+    try:
+        plan = Plan(np.full(500_000, 2000), seed=0, epoch=90, lanes=8, window=16384)
+        positions = np.arange(990_000_000, 990_002_048)
+        shards, records = plan.locate(positions)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert plan.length == 10**9
+    assert len(set(zip(shards.tolist(), records.tolist(), strict=True))) == 2048
+    assert ((shards >= 0) & (shards < 500_000) & (records >= 0) & (records < 2000)).all()
+    assert peak_bytes < 64 * 2**20
+
+
+def test_memory_does_not_grow_with_the_epoch() -> None:
+    """Only the last window of each lane is remembered, however many were asked for."""
+    plan = Plan([1000] * 2000, seed=0, epoch=0, lanes=2, window=4096)
+    plan.locate(np.arange(256))
+    tracemalloc.start()
+    try:
+        for start in range(0, plan.length, 50_000):
+            plan.locate(np.arange(start, start + 256))
+        kept_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 2 * 4096 * 8 + 50_000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"lanes": 0}, "lanes must be 1 or more, found 0"),
+        ({"window": 0}, "window must be 1 or more, found 0"),
+        ({"epoch": -1}, "epoch must be 0 or more, found -1"),
+    ],
+)
+def test_wrong_values_are_named(wrong: dict[str, int], named: str) -> None:
+    """A value out of its range is a ConfigError that names it."""
+    with pytest.raises(ConfigError, match=named):
+        Plan([10], **{"seed": 0, "epoch": 0, **wrong})
+
+
+def needs_by_looking(plan: Plan, lanes: int, window: int, rank: int, world_size: int) -> list[tuple[int, int, int]]:
+    """What `needs` says, from where every sample is: shards with the bounds of the windows of a lane they lie in."""
+    shards, _ = plan.locate(np.arange(plan.length))
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    common = math.gcd(lanes, world_size)
+    for lane in range(rank % common, lanes, common):
+        for begin, end in window_bounds(window, plan.lane_length(lane)):
+            for shard in np.unique(shards[lane::lanes][begin:end]).tolist():
+                found.setdefault((lane, shard), []).append((begin * lanes + lane, (end - 1) * lanes + lane + 1))
+    return [(shard, bounds[0][0], bounds[-1][1]) for (_, shard), bounds in found.items()]
+
+
+@given(
+    sizes=st.one_of(SIZES, st.lists(st.integers(200, 900), min_size=1, max_size=5)),
+    lanes=st.integers(1, 12),
+    window=st.one_of(st.integers(1, 40), st.integers(200, 2000)),
+    shuffle=st.booleans(),
+    topology=st.integers(1, 6).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
+)
+@settings(max_examples=300, deadline=None)
+def test_needs_are_what_locating_every_position_finds(
+    sizes: list[int], lanes: int, window: int, shuffle: bool, topology: tuple[int, int]
+) -> None:
+    """`needs` names, in order, each shard of each lane that a rank reads, from its first window to its last."""
+    plan = Plan(sizes, seed=3, epoch=1, lanes=lanes, window=window, shuffle=shuffle)
+    needed = list(zip(*(column.tolist() for column in plan.needs(*topology)), strict=True))
+    assert sorted(needed) == sorted(needs_by_looking(plan, lanes, window if shuffle else 1, *topology))
+    assert [begin for _, begin, _ in needed] == sorted(begin for _, begin, _ in needed)
+
+
+@given(plan=plans(), world_size=st.integers(1, 9), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_needs_cover_what_a_rank_reads(plan: Plan, world_size: int, data: st.DataObject) -> None:
+    """Whatever stands at a rank's position is needed by it at that position."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    needed = [np.array(column) for column in plan.needs(rank, world_size)]
+    positions = np.arange(rank, plan.length, world_size)
+    for position, shard in zip(positions.tolist(), plan.locate(positions)[0].tolist(), strict=True):
+        shards, begins, ends = needed
+        assert shard in shards[(begins <= position) & (position < ends)]

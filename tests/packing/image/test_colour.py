@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image, ImageCms
+
+from shardflow.packing.image.encoded_image import EncodedImage
+from shardflow.packing.recipe import Recipe
+from tests.helpers import profiles
+from tests.helpers.folders import encoded
+from tests.helpers.jpegs import pixels
+
+SHADES = (pixels(3, 96, 64) // 4 * 3 + 20).astype(np.uint8)  # nothing that sRGB would have to clip
+GAMMA = 563 / 256  # Adobe's, as 8.8 bits hold it
+ADOBE = profiles.rgb(profiles.ADOBE, GAMMA)
+SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+LOSSLESS = Recipe(short_side=64, format="png")
+
+pytestmark = pytest.mark.usefixtures("either_decoder")
+
+
+def _shown(packed: EncodedImage) -> npt.NDArray[np.float64]:
+    return np.asarray(Image.open(io.BytesIO(packed.image))).astype(float)
+
+
+def _file(image: Image.Image, format_name: str, profile: bytes | None) -> bytes:
+    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(format_name, {})
+    return encoded(image, format_name, **({} if profile is None else {"icc_profile": profile}), **options)
+
+
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_converted_to_srgb(format_name: str) -> None:
+    """Pixels with a profile become the sRGB of the same colours, and it is said that they were converted."""
+    packed = LOSSLESS.process(_file(Image.fromarray(SHADES), format_name, ADOBE))
+    difference = np.abs(_shown(packed) - profiles.shown(SHADES, profiles.ADOBE, GAMMA))
+    assert difference.mean() < 1
+    assert np.quantile(difference, 0.99) < 4
+    assert np.abs(_shown(packed) - SHADES).mean() > 5
+    assert packed.done == ("converted",)
+
+
+def test_converted_while_resizing() -> None:
+    """A large photograph is converted like a small one: the colours of the resized picture are those of its profile."""
+    large = Image.fromarray(SHADES).resize((960, 640), Image.Resampling.BICUBIC)
+    with_profile = _shown(LOSSLESS.process(_file(large, "JPEG", ADOBE)))
+    without = _shown(LOSSLESS.process(_file(large, "JPEG", None))).astype(np.uint8)
+    assert np.abs(with_profile - profiles.shown(without, profiles.ADOBE, GAMMA)).max() <= 2
+
+
+@pytest.mark.parametrize("profile", [SRGB, profiles.rgb(profiles.SRGB, 2.2)], ids=["sRGB", "nearly sRGB"])
+def test_srgb_is_recognised(profile: bytes) -> None:
+    """A profile that says sRGB changes no byte; one that is merely like it is converted."""
+    image = Image.fromarray(SHADES)
+    packed = LOSSLESS.process(_file(image, "JPEG", profile))
+    plain = LOSSLESS.process(_file(image, "JPEG", None))
+    assert (packed.done == ()) is (profile is SRGB)
+    assert (packed.image == plain.image) is (profile is SRGB)
+
+
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG"])
+def test_grey(format_name: str) -> None:
+    """Grey pixels have grey profiles."""
+    image = Image.fromarray(SHADES[..., 1])
+    packed = LOSSLESS.process(_file(image, format_name, profiles.grey(1.0)))
+    wanted = profiles.shown(SHADES[..., [1, 1, 1]], profiles.SRGB, 1.0)
+    assert np.abs(_shown(packed) - wanted).mean() < 1
+    assert packed.done == ("converted",)
+
+
+@pytest.mark.parametrize("format_name", ["JPEG", "TIFF"])
+def test_cmyk(format_name: str) -> None:
+    """Inks are what their profile says, however Pillow would guess them, and before and after a resize alike."""
+    ramp = np.zeros((64, 256, 4), np.uint8)
+    ramp[..., 0] = np.arange(256)  # cyan, which this profile shows as grey
+    image = Image.merge("CMYK", [Image.fromarray(ramp[..., ink]) for ink in range(4)])
+    for short_side in (64, 16):
+        packed = Recipe(short_side=short_side, format="png").process(_file(image, format_name, profiles.grey_inks()))
+        shown = _shown(packed)
+        assert np.ptp(shown, axis=2).max() <= 3
+        assert shown[0, 0, 0] > shown[0, -1, 0] + 40
+        assert packed.done == ("converted",)
+
+
+BAD = {
+    "not a profile": b"profile" * 40,
+    "cut short": ADOBE[:200],
+    "grey for colour": profiles.grey(1.8),
+    "inks for colour": profiles.grey_inks(),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_unusable_profiles(case: str) -> None:
+    """A profile that is broken, or for other pixels, is as none, and that is said."""
+    image = Image.fromarray(SHADES)
+    packed = LOSSLESS.process(_file(image, "JPEG", BAD[case]))
+    assert packed.image == LOSSLESS.process(_file(image, "JPEG", None)).image
+    assert packed.done == ("profile_unusable",)
+
+
+@pytest.mark.parametrize("format_name", ["jpeg", "webp", "png"])
+def test_no_profile_is_packed(format_name: str) -> None:
+    """What is packed is sRGB and need not say so."""
+    packed = Recipe(short_side=32, format=format_name).process(_file(Image.fromarray(SHADES), "JPEG", ADOBE))
+    assert "icc_profile" not in Image.open(io.BytesIO(packed.image)).info

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from shardflow import native
+from shardflow.errors import SampleError
+from shardflow.packing.image.codecs import codecs
+from shardflow.packing.image.encoded_image import EncodedImage
+from shardflow.packing.recipe import Recipe
+from tests.helpers.folders import encoded, photo
+from tests.helpers.kernel import without_kernel
+from tests.helpers.reference import decoded
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.why())
+
+FINE = Recipe(short_side=32, quality=100, subsampling="4:4:4")  # what differs is then not the codec's doing
+LEVELS = 8  # two, and what YCbCr makes of them
+PHOTO = Image.open(io.BytesIO(photo(7)))
+
+
+def _difference(one: EncodedImage, other: EncodedImage) -> npt.NDArray[np.float64]:
+    return np.abs(decoded(one.image).astype(float) - decoded(other.image))
+
+
+def _outcome(recipe: Recipe, data: bytes) -> EncodedImage | str:
+    try:
+        return recipe.process(data)
+    except SampleError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _outcomes(recipe: Recipe, data: bytes) -> tuple[EncodedImage | str, EncodedImage | str]:
+    """What becomes of a file with the kernel, and what without it."""
+    with_kernel = _outcome(recipe, data)
+    with without_kernel():
+        return with_kernel, _outcome(recipe, data)
+
+
+@pytest.mark.parametrize("size", [(96, 64), (300, 400), (640, 480), (641, 479), (1603, 1205)])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_kernel_and_pillow_agree(size: tuple[int, int], mode: str) -> None:
+    """With the kernel and without it the same picture is packed, but for the rounding of few values."""
+    data = encoded(Image.open(io.BytesIO(photo(5, *size))).convert(mode), "JPEG", quality=92)
+    for recipe in (FINE, Recipe(short_side=700, quality=100, subsampling="4:4:4", enlarge=True)):
+        one, other = _outcomes(recipe, data)
+        assert isinstance(one, EncodedImage)
+        assert isinstance(other, EncodedImage)
+        difference = _difference(one, other)
+        assert difference.max() <= LEVELS
+        assert difference.mean() < 0.4
+        assert one.pixels.mean == pytest.approx(other.pixels.mean, abs=0.0002)
+
+
+JPEGS = [
+    photo(3),
+    encoded(PHOTO, "JPEG", progressive=True),
+    encoded(PHOTO, "JPEG", restart_marker_blocks=2),
+    encoded(PHOTO.convert("L"), "JPEG"),
+    encoded(PHOTO.convert("CMYK"), "JPEG"),
+    encoded(PHOTO, "MPO", save_all=True, append_images=[PHOTO]),  # a second picture behind the first, as phones do
+]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from(JPEGS),
+    st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=3),
+    st.integers(0, 1 << 16),
+)
+def test_damaged_files_fare_the_same(data: bytes, flips: list[tuple[int, int]], end: int) -> None:
+    """A damaged or shortened JPEG is packed or refused, with the same reason, whether there is a kernel or not."""
+    damaged = bytearray(data)
+    for position, value in flips:
+        damaged[position % len(damaged)] = value
+    one, other = _outcomes(FINE, bytes(damaged[: 1 + end % (2 * len(damaged))]))
+    if isinstance(one, EncodedImage) and isinstance(other, EncodedImage):
+        assert _difference(one, other).max() <= LEVELS
+    else:
+        assert one == other
+
+
+def test_kernel_is_part_of_the_digest() -> None:
+    """The two round differently, so the recipe's digest and the tools' versions tell them apart."""
+    one, other = zip(*(_outcomes(Recipe(short_side=128), photo(n, 341, 256)) for n in range(4)), strict=True)
+    assert one != other
+    with_kernel, digest = codecs(), Recipe().digest
+    with without_kernel():
+        assert codecs() == {**with_kernel, "kernel": "none"}
+        assert Recipe().digest != digest
+    assert with_kernel["kernel"].startswith("libjpeg-turbo ")
+    assert with_kernel["kernel"] in native.why()
+    assert Recipe().digest == digest

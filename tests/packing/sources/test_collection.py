@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import torchvision
+import torchvision.tv_tensors
+from PIL import Image
+from torchvision.transforms import v2
+
+import shardflow as sf
+from shardflow.errors import ConfigError, PackIncompleteError
+from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, turned, write_tree
+
+SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
+PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
+
+MASK = encoded(Image.fromarray((PIXELS[:, :, 0] > 99).astype(np.uint8)), "PNG")
+
+
+def _packed(samples: Any, dst: Path, **settings: Any) -> list[dict[str, Any]]:
+    """Pack samples as they are, without loss, and return those of the training split."""
+    sf.pack(samples, dst, preset="lossless", short_side=None, executor="serial", shuffle=False, **settings)
+    return list(sf.open(dst)["train"])
+
+
+def _pixels(sample: dict[str, Any]) -> Any:
+    return np.asarray(Image.open(io.BytesIO(sample["png"])))
+
+
+@pytest.fixture(scope="module")
+def hugging() -> datasets.Dataset:
+    """A Hugging Face dataset with images as files, classes by name, and texts."""
+    columns = {"pic": [photo(n) for n in range(6)], "kind": [0, 1, 2, 0, 1, -1], "says": [f"no {n}" for n in range(6)]}
+    features = datasets.Features(
+        {
+            "pic": datasets.Image(),
+            "kind": datasets.ClassLabel(names=["cat", "dog", "eel"]),
+            "says": datasets.Value("string"),
+        }
+    )
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def test_hugging_face(hugging: datasets.Dataset, tmp_path: Path) -> None:
+    """Image and class columns are found by their types, and files are taken as they are."""
+    sf.pack(hugging.select(range(5)), tmp_path / "dst", preset="original", executor="serial", shuffle=False)
+    samples = list(sf.open(tmp_path / "dst")["train"])
+    assert sf.open(tmp_path / "dst").classes == ("cat", "dog", "eel")
+    assert [sample["jpg"] for sample in samples] == [photo(n) for n in range(5)]
+    assert [sample.get("cls") for sample in samples] == [b"0", b"1", b"2", b"0", b"1"]
+    assert json.loads(samples[3]["json"]) == {"says": "no 3"}
+
+
+def test_samples_without_labels(hugging: datasets.Dataset, tmp_path: Path) -> None:
+    """-1 and None are no label: a split may have none at all, but a sample without one among others is quarantined."""
+    hidden = [(PIXELS, None), PIXELS]
+    report = sf.pack({"train": hugging, "test": hidden}, tmp_path / "dst", **SMALL, max_bad=1)
+    assert (report.inputs, report.packed) == (8, 7)
+    assert [sample.get("cls") for sample in sf.open(tmp_path / "dst")["test"]] == [None, None]
+    (row,) = quarantined(tmp_path / "dst")
+    assert (row["path"], row["stage"]) == ("train#5", "read")
+    assert "has no label, as others of its split have" in row["reason"]
+    assert sf.verify(tmp_path / "dst") == []
+
+
+def test_hugging_face_splits_and_streams(hugging: datasets.Dataset, tmp_path: Path) -> None:
+    """A dictionary of datasets has splits, a column can be named as the caption, and a stream is gone through once."""
+    both = datasets.DatasetDict({"train": hugging.select([4, 2]), "validation": hugging.select(range(5))})
+    sf.pack(sf.Collection(both, caption="says"), tmp_path / "dst", **SMALL)
+    dataset = sf.open(tmp_path / "dst")
+    assert [sample["txt"] for sample in dataset["train"]] == [b"no 4", b"no 2"]
+    assert len(dataset["validation"]) == 5
+    assert "json" not in dataset["train"][0]
+    sf.pack(hugging.to_iterable_dataset(), tmp_path / "stream", **SMALL, max_bad=1)
+    assert len(sf.open(tmp_path / "stream")["train"]) == 5
+
+
+def test_hugging_face_without_images(hugging: datasets.Dataset, tmp_path: Path) -> None:
+    """A dataset without images says which columns it has, of which types."""
+    with pytest.raises(ConfigError, match=r"no column with images, but kind \(ClassLabel\), says \(Value\)"):
+        sf.pack(hugging.remove_columns("pic"), tmp_path / "dst")
+
+
+def test_image_folder_of_torchvision(tmp_path: Path) -> None:
+    """torchvision's ImageFolder gives the shards of the folder itself, unless a transform changes its images."""
+    src = image_folder(tmp_path / "src", 8)
+    sf.pack(src, tmp_path / "folder", **SMALL)
+    sf.pack(torchvision.datasets.ImageFolder(str(src)), tmp_path / "object", **SMALL)
+    tar = "train/000000.tar"
+    assert (tmp_path / "object" / tar).read_bytes() == (tmp_path / "folder" / tar).read_bytes()
+    assert sf.open(tmp_path / "object").classes == ("a", "b", "c")
+    grey = torchvision.datasets.ImageFolder(str(src), v2.Grayscale())
+    (sample, *_) = _packed(grey, tmp_path / "grey")
+    assert (np.ptp(_pixels(sample), axis=-1) == 0).all()
+
+
+def test_any_indexable_collection(tmp_path: Path) -> None:
+    """Whatever has a length and an index will do, and what it raises at a sample quarantines that one."""
+
+    class Photos:
+        classes = ("x", "y")
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, number: int) -> tuple[Image.Image, int]:
+            if number == 2:
+                raise OSError("disk on fire")
+            return Image.fromarray(PIXELS), number % 2
+
+    report = sf.pack(Photos(), tmp_path / "dst", **SMALL, max_bad=1)
+    assert (report.inputs, report.packed) == (4, 3)
+    assert sf.open(tmp_path / "dst").classes == ("x", "y")
+    (row,) = quarantined(tmp_path / "dst")
+    assert row["path"] == "train#2"
+    assert "disk on fire" in row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (Image.fromarray(PIXELS), PIXELS),
+        (PIXELS, PIXELS),
+        (PIXELS[:, :, 0], PIXELS[:, :, [0, 0, 0]]),
+        (PIXELS[:, :, :1], PIXELS[:, :, [0, 0, 0]]),
+        (torch.from_numpy(PIXELS).permute(2, 0, 1), PIXELS),
+        (torchvision.tv_tensors.Image(PIXELS.transpose(2, 0, 1).copy()), PIXELS),
+        (encoded(Image.fromarray(PIXELS), "BMP"), PIXELS),
+        ({"bytes": encoded(Image.fromarray(PIXELS), "PNG"), "path": None}, PIXELS),
+        (Image.fromarray(PIXELS).quantize(256).convert("P"), None),
+        (Image.fromarray(PIXELS).convert("RGBA"), PIXELS),
+        (Image.fromarray(PIXELS[:, :, 0].astype(np.uint16) * 257), PIXELS[:, :, [0, 0, 0]]),
+        (Image.fromarray(PIXELS).convert("CMYK"), None),
+    ],
+)
+def test_images_arrive_without_loss(tmp_path: Path, image: Any, expected: Any) -> None:
+    """Pillow images of every mode, arrays, tensors and files have the pixels in the shard that they have here."""
+    (sample,) = _packed([image], tmp_path / "dst")
+    if expected is None:
+        expected = np.asarray(image.convert("RGB"))
+    assert np.array_equal(_pixels(sample), expected)
+
+
+def test_pictures_keep_their_orientation(tmp_path: Path) -> None:
+    """A Pillow image that was opened from a turned photograph is packed upright, as its file would be."""
+    file = encoded(Image.fromarray(PIXELS), "PNG", exif=turned(6))
+    from_file, from_image = _packed([file, Image.open(io.BytesIO(file))], tmp_path / "dst")
+    assert from_file["png"] == from_image["png"]
+    assert _pixels(from_image).shape == (60, 40, 3)
+
+
+def test_targets(tmp_path: Path) -> None:
+    """A target is a class, several classes, a mask, or annotations; of a mapping, bytes are parts of their name."""
+    mask = Image.open(io.BytesIO(MASK))
+    annotations = [{"bbox": [10, 10, 20, 20], "id": 1}]
+    file = encoded(Image.fromarray(PIXELS), "PNG")
+    labelled = [(PIXELS, np.int64(2)), (PIXELS, torch.tensor(1)), (PIXELS, [2, 0])]
+    others = [(PIXELS, mask), (PIXELS, annotations), (PIXELS, {"boxes": [[1, 2, 3, 4]]}), (PIXELS, None)]
+    named = [{"__key__": "k", "png": file, "cls": b"1", "seg.png": MASK}]
+    both = {"train": labelled + named, "val": others}
+    samples = [*_packed(both, tmp_path / "dst"), *sf.open(tmp_path / "dst")["val"]]
+    assert sf.verify(tmp_path / "dst") == []
+    given = [{part: data for part, data in sample.items() if not part.startswith("__")} for sample in samples]
+    assert [sorted(parts) for parts in given] == [
+        ["cls", "png"],
+        ["cls", "png"],
+        ["labels.json", "png"],
+        ["cls", "png", "seg.png"],
+        ["mask.png", "png"],
+        ["json", "png"],
+        ["json", "png"],
+        ["png"],
+    ]
+    assert (given[0]["cls"], given[2]["labels.json"], given[3]["cls"]) == (b"2", b"[0, 2]", b"1")
+    for sample, part in ((given[3], "seg.png"), (given[4], "mask.png")):
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(sample[part]))), np.asarray(mask))
+    assert json.loads(given[5]["json"]) == {"annotations": annotations}
+
+
+class _Named(list[Any]):
+    """A torchvision dataset of one image, with class names."""
+
+    def __init__(self, *classes: str) -> None:
+        super().__init__([(PIXELS, 0)])
+        self.classes = classes
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "list has no samples"),
+        (iter(()), "has no samples; an iterator has them only once"),
+        ([3], "first sample of list: expected an image, found int"),
+        ([(PIXELS, 1, 2)], r"expected \(image, target\), found 3 values"),
+        ([{"photo": PIXELS}], "has none of image, img, .* but photo"),
+        ([{"image": PIXELS, "depth": PIXELS}], "second image, 'depth'"),
+        ([{"image": PIXELS, "cls": b"cat"}], "number or the name of a class as JSON, found b'cat'"),
+        ([PIXELS / 255], "array of float64 has no defined range"),
+        ([np.zeros((4, 4, 7), np.uint8)], r"shape \(4, 4, 7\)"),
+        ({"dev": [PIXELS]}, "split 'dev'; splits are named train, val"),
+        ({"train": _Named("a", "b"), "val": _Named("b")}, "classes of split 'val' are others than before"),
+        (3, "expected a path, a URL, a dataset or samples, found int"),
+    ],
+)
+def test_what_cannot_be_packed(tmp_path: Path, samples: Any, message: str) -> None:
+    """What has no images says what was found instead, before anything is written."""
+    with pytest.raises(ConfigError, match=message):
+        sf.pack(samples, tmp_path / "dst", executor="serial")
+    assert not (tmp_path / "dst").exists()
+
+
+def test_an_iterator_is_resumed_by_content(tmp_path: Path) -> None:
+    """A second run over equal samples goes on where the first one stopped, and does again what changed."""
+
+    def samples(changed: int | None = None) -> Iterator[dict[str, Any]]:
+        for n in range(20):
+            picture = Image.fromarray(PIXELS + n + (n == changed))
+            yield {"image": encoded(picture, "BMP"), "label": "even" if n % 2 == 0 else "odd"}
+        yield {"image": b"no image", "label": "odd"}
+
+    settings: dict[str, Any] = {**SMALL, "shard_samples": 7}
+    with pytest.raises(PackIncompleteError):
+        sf.pack(samples(), tmp_path / "dst", **settings)
+    with pytest.raises(PackIncompleteError):
+        sf.pack(samples(), tmp_path / "dst", **settings, progress=(seen := []).append)
+    assert seen[0].done == 21
+    assert sf.pack(samples(changed=3), tmp_path / "dst", **settings, max_bad=1).resumed == 14
+    sf.pack(samples(changed=3), tmp_path / "fresh", **settings, max_bad=1)
+    assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
+
+
+def test_processes_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes make the same shards of objects, and the copy that they read them from is gone afterwards."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    samples = [(Image.open(io.BytesIO(photo(n))), n % 3) for n in range(40)]
+    sf.pack(samples, tmp_path / "serial", **SMALL)
+    sf.pack(samples, tmp_path / "processes", **{**SMALL, "executor": "processes", "workers": 2})
+    assert contents(tmp_path / "serial") == contents(tmp_path / "processes")
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_loader_hands_out_several_labels(tmp_path: Path) -> None:
+    """The field "labels" has a 1 for each class of a sample, and is also there where each has one."""
+    samples = [{"image": PIXELS, "label": label} for label in (["a", "c"], [], ["b"])]
+    sf.pack(samples, tmp_path / "several", **SMALL)
+    sf.pack([(PIXELS, 1), (PIXELS, 0)], tmp_path / "one", **SMALL)
+    options: dict[str, Any] = {"shuffle": False, "num_workers": 0, "fields": ("labels",), "tail": "short"}
+    ((labels,),) = sf.Loader(tmp_path / "several", batch_size=3, **options)
+    assert labels.dtype == torch.float32
+    assert labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    ((labels,),) = sf.Loader(tmp_path / "one", batch_size=2, **options)
+    assert labels.tolist() == [[0, 1], [1, 0]]
+
+
+def test_paths_as_samples(tmp_path: Path) -> None:
+    """Paths are read where they are, and one that is missing is quarantined."""
+    write_tree(tmp_path, {"1.jpg": photo(1)})
+    report = sf.pack([(tmp_path / "1.jpg", "a"), (tmp_path / "2.jpg", "a")], tmp_path / "dst", **SMALL, max_bad=1)
+    assert (report.packed, report.quarantined) == (1, 1)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import pickle
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardflow.packing.jobs import plan_jobs
+from shardflow.packing.recipe import Recipe
+from shardflow.packing.sources import list_source
+from shardflow.packing.sources.items import Item, Items
+from tests.helpers.folders import write_tree
+
+ROWS = (
+    Item("a/1.jpg", 3, 17, 1_700_000_000_000_000_000),
+    Item("b/\udcff ü\n.jpg", (1, 2), -1, 0, b'{"tag":"\x00"}'),
+    Item("s3://bucket/c.png", None, 1 << 40, 5, b"{}"),
+    Item("a/1.jpg", 3, 17, 1),
+)
+
+
+def test_rows_come_back() -> None:
+    """What is taken in is handed out again, by number, by slice, in a choice, and in another process."""
+    items = Items.of(iter(ROWS))
+    assert len(items) == 4
+    assert items == ROWS
+    assert list(items) == list(ROWS)
+    assert (items[1], items[-1]) == (ROWS[1], ROWS[3])
+    assert items[1:3] == ROWS[1:3]
+    assert items[1:][::2] == ROWS[1:][::2]
+    assert items.take(np.array([3, 0])) == (ROWS[3], ROWS[0])
+    assert items.take(np.array([False, True, False, True])) == (ROWS[1], ROWS[3])
+    assert pickle.loads(pickle.dumps(items[2:])) == ROWS[2:]
+    assert items != ROWS[:3]
+    assert items[1:3] != ROWS[:2]
+    assert not Items.of(())
+    with pytest.raises(IndexError):
+        items[4]
+
+
+def test_slices_are_small_on_their_way() -> None:
+    """A few of many rows that go to another process take nothing of the others along."""
+    items = Items.of(Item(f"{n}.jpg", n % 7, n, n) for n in range(10_000))
+    assert len(pickle.dumps(items[5000:5003])) < 1000
+
+
+def test_labels_are_changed_and_grouped() -> None:
+    """New labels and groups follow from the old labels, each asked for once."""
+    asked = []
+
+    def group(label: object) -> str:
+        asked.append(label)
+        return "one" if isinstance(label, int) else "other"
+
+    items = Items.of(ROWS)
+    groups = items.grouped(group)
+    assert list(groups) == ["one", "other"]
+    assert groups["one"] == (ROWS[0], ROWS[3])
+    assert groups["other"] == ROWS[1:3]
+    assert asked == [3, (1, 2), None]
+    assert [item.label for item in items.relabelled(lambda label: 4 if label == 3 else None)] == [4, None, None, 4]
+
+
+def test_a_folder_is_listed_in_the_order_of_its_paths(tmp_path: Path) -> None:
+    """Files and folders whose names begin alike come in the order of the bytes of whole paths."""
+    names = ["a/x.jpg", "a-b/x.jpg", "a/b.jpg", "a/b/c.jpg", "a/b-c.jpg", "a0/x.jpg", "a/b.png", "ä/1.jpg", "a!/z.jpg"]
+    write_tree(tmp_path, dict.fromkeys(names, b""))
+    found = [item.path for item in list_source(tmp_path).splits["train"]]
+    assert found == sorted(names, key=os.fsencode)
+
+
+def test_memory_of_many_inputs(tmp_path: Path) -> None:
+    """Listing and planning hold less than a hundred bytes per input, and at their peak half as much again."""
+    inputs = 20_000
+    folder = tmp_path / "class"
+    folder.mkdir()
+    (folder / "0.jpg").write_bytes(b"")
+    for number in range(1, inputs):
+        os.link(folder / "0.jpg", folder / f"{number}.jpg")
+    tracemalloc.start()
+    try:
+        source = list_source(tmp_path)
+        jobs = plan_jobs(source, "dst", Recipe(), spool=tmp_path, shard_samples=2048, seed=0, shuffle=True)
+        assert len({job.items_sha256 for job in jobs}) == 10
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held / inputs < 100
+    assert peak / inputs < 150

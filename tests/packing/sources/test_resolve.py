@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import webdataset as wds
+from click.testing import CliRunner
+
+import shardflow as sf
+from shardflow.cli.main import shardflow
+from shardflow.packing.sources import list_source
+from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
+from tests.helpers.making import make_dataset
+
+
+def _folder(root: Path) -> Path:
+    return image_folder(root, 3)
+
+
+def _table(root: Path) -> Path:
+    image_folder(root, 3)
+    return write_tree(root, {"a table.csv": b"path,label\na/0000.jpg,a\nb/0001.jpg,b\nc/0002.jpg,c\n"}) / "a table.csv"
+
+
+def _tars(root: Path) -> Path:
+    root.mkdir()
+    for number in range(3):
+        with wds.TarWriter(str(root / f"{number}.tar")) as writer:
+            writer.write({"__key__": f"{number}", "jpg": photo(number), "cls": number})
+    return root
+
+
+def _one_tar(root: Path) -> Path:
+    return _tars(root) / "1.tar"
+
+
+def _ours(root: Path) -> Path:
+    return make_dataset(root, [3])
+
+
+@pytest.mark.parametrize("make", [_folder, _table, _tars, _one_tar, _ours])
+def test_file_urls_are_paths(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    """A `file:` URL, escapes and all, is packed as the path is that it stands for, whatever lies there."""
+    src = make(tmp_path / "a source")
+    for name, url in (("path", str(src)), ("url", src.as_uri())):
+        sf.pack(url, tmp_path / name, short_side=32, executor="serial")
+        assert quarantined(tmp_path / name) == []
+    assert contents(tmp_path / "path") == contents(tmp_path / "url")
+
+
+@pytest.mark.parametrize("make", [_folder, _table, _tars, _one_tar, _ours])
+def test_classes_for_whatever_lies_there(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    """`--classes` says what the labels are of every kind of source, and changes nothing about which kind it is."""
+    src = make(tmp_path / "src")
+    names = list_source(src).classes
+    assert names is not None
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    options = ["--short-side", "32", "--classes", str(tmp_path / "names.txt")]
+    result = CliRunner().invoke(shardflow, ["pack", str(src), str(tmp_path / "named"), "--workers", "1", *options])
+    assert result.exit_code == 0, result.output
+    sf.pack(src, tmp_path / "plain", short_side=32, executor="serial")
+    assert contents(tmp_path / "named") == contents(tmp_path / "plain")

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import csv
+import http.server
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+import shardflow as sf
+from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError
+from shardflow.packing.sources import list_source
+from shardflow.packing.sources.items import Item
+from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
+
+SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
+
+
+def _write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """Write rows as the kind of table that the path names."""
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+        path.write_text(text.getvalue())
+    return path
+
+
+def _items(table: Path) -> dict[str, list[Item]]:
+    return {split: list(items) for split, items in list_source(table).splits.items()}
+
+
+@pytest.mark.parametrize("kind", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_rows_become_samples(tmp_path: Path, kind: str) -> None:
+    """Every kind of table gives the same samples: labels by name, splits, the other columns in `.json`."""
+    image_folder(tmp_path / "img", 6)
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "img").rglob("*.jpg"))
+    rows = [
+        {"path": name, "label": name.split("/")[1], "split": "val" if n > 3 else "train", "by": f"né {n}"}
+        for n, name in enumerate(names)
+    ]
+    report = sf.pack(_write(tmp_path / f"table{kind}", rows), tmp_path / "dst", **SMALL)
+    dataset = sf.open(tmp_path / "dst")
+    assert (report.packed, dataset.classes) == (6, ("a", "b", "c"))
+    assert {split: [int(sample["cls"]) for sample in dataset[split]] for split in dataset} == {
+        "train": [0, 0, 1, 1],
+        "val": [2, 2],
+    }
+    assert [json.loads(sample["json"]) for sample in dataset["val"]] == [{"by": "né 4"}, {"by": "né 5"}]
+
+
+def test_named_columns(tmp_path: Path) -> None:
+    """Columns can be named, captions become `.txt`, and rows keep their order, also when an image comes twice."""
+    write_tree(tmp_path, {"b.jpg": photo(1), "a.jpg": photo(2)})
+    rows = [{"file": name, "kind": "x", "says": f"no {n}"} for n, name in enumerate(["b.jpg", "a.jpg", "b.jpg"])]
+    table = sf.Table(_write(tmp_path / "t.csv", rows), image="file", label="kind", caption="says")
+    sf.pack(table, tmp_path / "dst", **SMALL)
+    samples = list(sf.open(tmp_path / "dst")["train"])
+    assert [sample["txt"] for sample in samples] == [b"no 0", b"no 1", b"no 2"]
+    assert samples[0]["jpg"] == samples[2]["jpg"] != samples[1]["jpg"]
+    assert "json" not in samples[0]
+
+
+def test_numbers_are_labels(tmp_path: Path) -> None:
+    """Numbers stay the numbers of classes, in text tables as well, and a file can name them."""
+    write_tree(tmp_path, {"1.jpg": photo(1), "classes.txt": b"ant\nbee\n\ncat\n"})
+    table = _write(tmp_path / "t.csv", [{"path": "1.jpg", "label": label} for label in (10, 2)])
+    source = list_source(table)
+    assert [item.label for item in source.splits["train"]] == [10, 2]
+    assert source.classes == tuple(map(str, range(11)))
+    named = _write(tmp_path / "u.csv", [{"path": "1.jpg", "label": label} for label in ("cat", "bee")])
+    source = list_source(sf.Table(named, classes=tmp_path / "classes.txt"))
+    assert source.classes == ("ant", "bee", "cat")
+    assert [item.label for item in source.splits["train"]] == [2, 1]
+    with pytest.raises(ConfigError, match="label 10, but only 3 classes"):
+        list_source(sf.Table(table, classes=tmp_path / "classes.txt"))
+
+
+def test_lists_are_several_labels(tmp_path: Path) -> None:
+    """A label that is a list, in CSV as JSON, makes a sample of several classes."""
+    write_tree(tmp_path, {"1.jpg": photo(1)})
+    rows: list[dict[str, Any]] = [{"path": "1.jpg", "label": label} for label in (["b", "a"], [], ["c"])]
+    lists = _items(_write(tmp_path / "t.jsonl", rows))["train"]
+    texts = _items(_write(tmp_path / "t.csv", [{**row, "label": json.dumps(row["label"])} for row in rows]))["train"]
+    assert [item.label for item in lists] == [item.label for item in texts] == [(0, 1), (), (2,)]
+
+
+def test_what_is_missing_is_quarantined(tmp_path: Path) -> None:
+    """A file that is not there, and a row without an image or a label, are quarantined by name; the rest is packed."""
+    write_tree(tmp_path, {"1.jpg": photo(1)})
+    rows = [("1.jpg", "a"), ("gone.jpg", "a"), ("", "a"), ("1.jpg", "")]
+    table = _write(tmp_path / "t.csv", [{"path": path, "label": label} for path, label in rows])
+    report = sf.pack(table, tmp_path / "dst", **SMALL, max_bad=3)
+    assert (report.inputs, report.packed) == (4, 1)
+    found = quarantined(tmp_path / "dst")
+    assert [(row["path"], row["stage"], row["reason"]) for row in found] == [
+        ("1.jpg", "read", "row 4 has no label"),
+        ("gone.jpg", "read", "No such file or directory"),
+        ("row 3", "read", "row 3 has no path"),
+    ]
+
+
+def test_the_slot_of_a_bad_row(tmp_path: Path) -> None:
+    """Of two rows with one path, the receipt says which was quarantined."""
+    image_folder(tmp_path, 1)
+    mask = encoded(Image.new("L", (96, 64)), "PNG")
+    write_tree(tmp_path, {"good.png": mask, "bad.png": b""})
+    table = _write(tmp_path / "t.csv", [{"path": "a/0000.jpg", "mask": f"{kind}.png"} for kind in ("bad", "good")])
+    sf.pack(sf.Table(table, mask="mask"), tmp_path / "dst", **SMALL, max_bad=1)
+    assert json.loads((tmp_path / "dst/train/000000.json").read_text())["skipped"] == [0]
+
+
+def test_names_that_no_file_has(tmp_path: Path) -> None:
+    """A name with a zero byte or half a character is quarantined, and such a caption is packed as far as it is text."""
+    write_tree(tmp_path, {"1.jpg": photo(1)})
+    rows = [{"path": "\0.jpg", "text": ""}, {"path": "\ud800", "text": ""}, {"path": "1.jpg", "text": "\ud800 x"}]
+    rows += [{"path": None, "text": "x"}]
+    sf.pack(sf.Table(_write(tmp_path / "t.jsonl", rows), caption="text"), tmp_path / "dst", **SMALL, max_bad=3)
+    (sample,) = sf.open(tmp_path / "dst")["train"]
+    assert sample["txt"] == b"? x"
+    found = quarantined(tmp_path / "dst")
+    assert [row["path"] for row in found] == ["row 1", "row 2", "row 4"]
+    assert found[1]["reason"] == "row 2: '\\ud800' is no name of a file"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "message"),
+    [
+        ("t.csv", "file_,label\nx,y\n", {}, "none of the columns image, path.*but file_, label; say which"),
+        ("t.csv", "path\nx\n", {"label": "species"}, "no column 'species'; it has path"),
+        ("t.csv", "path,split\nx,dev\n", {}, "row 1: split 'dev'; splits are named train, val"),
+        ("t.csv", "path\n", {}, "has no rows"),
+        ("t.csv", "path,label\nx\n", {}, "line 2: expected 2 columns"),
+        ("t.csv", "path\n\xff\n", {}, "line .*save it as UTF-8"),
+        ("t.jsonl", '{"path": "x"}\n{"path"\n', {}, "line 2: not JSON"),
+        ("t.jsonl", "[1]\n", {}, "line 1: expected a JSON object"),
+        ("t.jsonl", '{"path": "x", "label": 1}\n{"path": "x", "label": "a"}\n', {}, "both numbers and names as labels"),
+        ("t.jsonl", '{"path": "x", "label": 7000000}\n', {}, "label 7000000; numbers of classes go from 0 to 999999"),
+        ("t.jsonl", '{"path": "x", "label": 1.5}\n', {}, "label 1.5; expected the number or the name"),
+        ("t.parquet", "no", {}, "no Parquet file that can be read"),
+        ("t.txt", "path\n", {}, "no table by its name; expected .csv"),
+    ],
+)
+def test_wrong_tables(tmp_path: Path, name: str, text: str, options: dict[str, str], message: str) -> None:
+    """What is wrong with a table is said by name, row and column, before anything is written."""
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=message):
+        sf.pack(sf.Table(tmp_path / name, **options), tmp_path / "dst", **SMALL)
+    assert not (tmp_path / "dst").exists()
+
+
+def test_bytes_in_a_table(tmp_path: Path) -> None:
+    """A Parquet file that holds the images themselves is refused with a way to pack it; a missing table by its path."""
+    table = _write(tmp_path / "t.parquet", [{"image": {"bytes": photo(1), "path": "x.jpg"}}])
+    with pytest.raises(ConfigError, match=r"found their bytes; .* Hugging Face dataset"):
+        list_source(table)
+    with pytest.raises(NotFoundError, match=r"none\.csv does not exist"):
+        list_source(tmp_path / "none.csv")
+
+
+def test_a_changed_row_is_done_again(tmp_path: Path) -> None:
+    """A resume does the shards again whose rows or files were changed, and no others."""
+    image_folder(tmp_path / "img", 20)
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "img").rglob("*.jpg"))
+    rows = [{"path": name, "note": "old"} for name in [*names, "img/gone.jpg"]]
+    settings: dict[str, Any] = {**SMALL, "shard_samples": 5}
+    with pytest.raises(PackIncompleteError):
+        sf.pack(_write(tmp_path / "t.csv", rows), tmp_path / "dst", **settings)
+    rows[7]["note"] = "new"
+    time.sleep(0.02)  # the clock of the file system ticks every few milliseconds
+    (tmp_path / names[12]).write_bytes((tmp_path / names[12]).read_bytes())
+    report = sf.pack(_write(tmp_path / "t.csv", rows), tmp_path / "dst", **settings, max_bad=1)
+    assert report.resumed == 10  # of five shards, with the one whose input could not be read, three are done again
+    sf.pack(tmp_path / "t.csv", tmp_path / "fresh", **settings, max_bad=1)
+    assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
+
+
+class _Meeting(http.server.SimpleHTTPRequestHandler):
+    """Serves photos by number, and answers nobody before several have asked."""
+
+    gate = threading.Barrier(8)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self._answer(b"")
+
+    def do_GET(self) -> None:
+        if not self.path.startswith("/404"):
+            self.gate.wait(20)
+        self._answer(photo(self._number()))
+
+    def _number(self) -> int:
+        return int(self.path[1:].partition(".")[0])
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(404 if self._number() == 404 else 200)
+        self.send_header("Content-Length", str(len(photo(self._number()))))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def host() -> Iterator[str]:
+    """A web server's URL."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Meeting) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_urls_are_read_side_by_side(tmp_path: Path, host: str) -> None:
+    """Images behind URLs are asked for many at a time, a missing one is quarantined, and no query is written down."""
+    rows = [{"url": f"{host}/{n}.jpg?signature=hush{n}"} for n in [*range(8), 404]]
+    report = sf.pack(_write(tmp_path / "t.csv", rows), tmp_path / "dst", **SMALL, max_bad=1)
+    assert (report.packed, report.quarantined) == (8, 1)
+    files = b"".join(contents(tmp_path / "dst").values())
+    assert f"{host}/404.jpg".encode() in files
+    assert b"hush" not in files

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import shardflow as sf
+from shardflow.errors import DecodeError
+from shardflow.packing.annotations import companions
+from shardflow.packing.image.geometry import Geometry
+from tests.helpers.folders import encoded, photo, quarantined, turned, write_tree
+
+HALF = Geometry(stored=(200, 100), orientation=1, box=(50.0, 0.0, 150.0, 100.0), size=(50, 50))
+"""The middle square of a wide picture, at half its size."""
+
+
+def _moved(**annotations: Any) -> Any:
+    return json.loads(companions({"json": json.dumps(annotations).encode()}, None, HALF)["json"])
+
+
+def test_coordinates_follow() -> None:
+    """Boxes, COCO's boxes and keypoints move with the image at any depth, and everything else stays."""
+    moved = _moved(
+        boxes=[[50, 0, 150, 100], [0, 10, 70, 30]],
+        objects=[{"bbox": [60, 20, 10, 40], "keypoints": [[60, 20], [40, 20]], "id": [1, 2, 3, 4]}],
+        bbox=[[60, 20, 10, 40]],
+        keypoints=[60, 20, 2, 0, 0, 0],
+        size=[200, 100],
+    )
+    assert moved == {
+        "boxes": [[0, 0, 50, 50], [0, 5, 10, 15]],
+        "objects": [{"bbox": [5, 10, 5, 20], "keypoints": [[5, 10], [-5, 10]], "id": [1, 2, 3, 4]}],
+        "bbox": [[5, 10, 5, 20]],
+        "keypoints": [5, 10, 2, 0, 0, 0],
+        "size": [200, 100],
+    }
+
+
+def test_what_is_cut_off_keeps_its_place() -> None:
+    """A box outside of the crop becomes zeros, so that labels beside it stay in step; an empty list stays one."""
+    assert _moved(boxes=[[0, 0, 40, 40], [60, 0, 80, 20]], labels=[7, 8]) == {
+        "boxes": [[0, 0, 0, 0], [5, 0, 15, 10]],
+        "labels": [7, 8],
+    }
+    assert _moved(boxes=[], bbox=[], keypoints=[]) == {"boxes": [], "bbox": [], "keypoints": []}
+
+
+def test_other_json_is_not_touched() -> None:
+    """JSON without coordinates keeps its bytes, and other parts do, whatever is in them."""
+    parts = {"json": b'{ "caption":"a \\"box\\"" }', "txt": b"\xff", "meta.json": b"not even JSON"}
+    assert companions(parts, None, HALF) == parts
+
+
+def test_labels() -> None:
+    """One class is the text of its number in `.cls`, several are a JSON list in `.labels.json`, none is no part."""
+    assert companions({}, 7, HALF) == {"cls": b"7"}
+    assert companions({}, (3, 17), HALF) == {"labels.json": b"[3, 17]"}
+    assert companions({}, (), HALF) == {"labels.json": b"[]"}
+    assert companions({}, None, HALF) == {}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"json": b'{"boxes": [[1, 2, 3]]}'}, r"part 'json': boxes: expected 4 numbers, found \[1, 2, 3\]"),
+        ({"json": b'{"boxes": [["1", 2, 3, 4]]}'}, "expected 4 numbers"),
+        ({"json": b'{"boxes": 3}'}, "part 'json'"),
+        ({"json": b'{"keypoints": [1, 2, 3, 4]}'}, "found 4 numbers"),
+        ({"json": b'{"bbox": {"x": 1}}'}, r"bbox: expected a list, found \{'x': 1\}"),
+        ({"json": b'{"keypoints": {"x": 1}}'}, "keypoints: expected a list"),
+        ({"json": b'{"bbox": [1%s, 0, 1, 1]}' % (b"0" * 400)}, "part 'json': int too large"),
+        ({"json": b'{"boxes": [[1, 2'}, "part 'json'"),
+        ({"mask.png": b"no image"}, "part 'mask.png': not an image"),
+        ({"png": b""}, "would be a second image"),
+        ({"cls": b"1"}, "made from the labels"),
+        ({"a/b": b""}, "names of parts are up to 16"),
+        ({"seventeen.letters": b""}, "names of parts are up to 16"),
+    ],
+)
+def test_parts_that_cannot_be(parts: dict[str, bytes], message: str) -> None:
+    """A part that is not what its name says, or that no sample can have, is named with the reason."""
+    with pytest.raises(DecodeError, match=message):
+        companions(parts, None, HALF)
+
+
+def _quarters(width: int, height: int) -> Image.Image:
+    """A picture of four colours, by which its upright position is known."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[: height // 2, : width // 2] = 255
+    pixels[: height // 2, width // 2 :, 0] = 255
+    pixels[height // 2 :, : width // 2, 1] = 255
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 7])
+@pytest.mark.parametrize("square", [False, True])
+def test_image_mask_and_boxes_stay_together(tmp_path: Path, orientation: int, square: bool) -> None:
+    """After turning, resizing and cropping, the mask and the box mark what they marked in the upright picture."""
+    upright = _quarters(120, 80)
+    turns = {1: None, 3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 7: Image.Transpose.TRANSVERSE}
+    turn = turns[orientation]
+    stored = upright.transpose(turn) if turn is not None else upright
+    red = (np.asarray(upright) == (255, 0, 0)).all(-1)
+    files = {
+        "x.jpg": encoded(stored, "JPEG", exif=turned(orientation), quality=95),
+        "x.mask.png": encoded(Image.fromarray(red.astype(np.uint8) * 7), "PNG"),
+        "x.json": json.dumps({"boxes": [[60, 0, 120, 40]]}).encode(),
+        "x.txt": "a réd corner".encode(),
+    }
+    source = sf.Folder(write_tree(tmp_path / "src", files), parts=("mask.png", "json", "txt"))
+    sf.pack(source, tmp_path / "dst", executor="serial", short_side=20, square=square, subsampling="4:4:4")
+    (sample,) = sf.open(tmp_path / "dst")["train"]
+    image = np.asarray(Image.open(io.BytesIO(sample["jpg"]))).astype(int)
+    mask = np.asarray(Image.open(io.BytesIO(sample["mask.png"])))
+    assert image.shape[:2] == mask.shape == ((20, 20) if square else (20, 30))
+    is_red = (abs(image - (255, 0, 0)) < 100).all(-1)
+    assert (is_red == (mask == 7)).mean() > 0.95
+    assert set(np.unique(mask)) == {0, 7}
+    ((left, top, right, bottom),) = json.loads(sample["json"])["boxes"]
+    inside = np.zeros(mask.shape, bool)
+    inside[round(top) : round(bottom), round(left) : round(right)] = True
+    assert (inside == (mask == 7)).all()
+    assert sample["txt"].decode() == "a réd corner"
+
+
+def test_a_mask_of_another_size_is_quarantined(tmp_path: Path) -> None:
+    """A mask that does not fit its image, and an image that lacks a part, are quarantined and named."""
+    mask = encoded(Image.new("L", (5, 5)), "PNG")
+    files = {"a.jpg": photo(1), "b.jpg": photo(2), "c.jpg": photo(3), "a.mask.png": mask}
+    files["c.mask.png"] = encoded(Image.new("L", (96, 64)), "PNG")
+    source = sf.Folder(write_tree(tmp_path / "src", files), parts=("mask.png",))
+    report = sf.pack(source, tmp_path / "dst", executor="serial", max_bad=2)
+    assert (report.inputs, report.packed) == (3, 1)
+    rows = quarantined(tmp_path / "dst")
+    assert [(row["path"], row["stage"]) for row in rows] == [("a.jpg", "decode"), ("b.jpg", "read")]
+    assert "lacks mask.png" in rows[1]["reason"]
+    assert "5x5" in rows[0]["reason"]

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardflow as sf
+from shardflow.errors import (
+    ConfigError,
+    DatasetExistsError,
+    NotFoundError,
+    PackIncompleteError,
+    ResumeMismatchError,
+    StoreError,
+)
+from shardflow.formats.manifest import Manifest, from_bytes, kept_name
+from shardflow.packing.append import renumbered
+from shardflow.packing.sources import Reader, Source
+from shardflow.storage.local import LocalStorage
+from shardflow.storage.s3_transport import LEAST_PART_BYTES
+from shardflow.storage.write_lock import FILE_NAME as CLAIM
+from shardflow.storage.write_lock import put_lock
+from tests.helpers.crashes import INSTRUMENT
+from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
+from tests.helpers.making import make_dataset
+from tests.helpers.s3_fixtures import prefix, server
+from tests.helpers.s3_server import Server
+
+__all__ = ["prefix", "server"]
+
+AMID = "parent after put_object train/000003.tar #1"  # of an extension of a dataset in a bucket
+SETTINGS: dict[str, Any] = {"short_side": 32, "shard_samples": 20, "seed": 3, "executor": "serial"}
+
+
+def _grow(src: Path) -> Path:
+    """Add images to a folder: of a class that is new, and of one that is there."""
+    return write_tree(src, {f"{'a1' if n % 2 else 'b'}/new{n}.jpg": photo(n) for n in range(25)})
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder `src`, of which `dst` was made when it had fewer images, and `whole` since."""
+    root = tmp_path_factory.mktemp("packed")
+    src = write_tree(image_folder(root / "src", 50), {"a/bad.jpg": b"\xff\xd8"})
+    sf.pack(src, root / "dst", **SETTINGS, max_bad=1)
+    sf.pack(_grow(src), root / "whole", **SETTINGS, max_bad=1)
+    return root
+
+
+@pytest.fixture
+def dst(packed: Path, tmp_path: Path) -> Path:
+    """A dataset that can be extended from `packed / "src"`."""
+    return shutil.copytree(packed / "dst", tmp_path / "dst")
+
+
+def test_new_inputs_become_new_shards(packed: Path, dst: Path) -> None:
+    """New images make new shards beside the old ones, of whose files none is touched; the dataset is sound."""
+    before, old = contents(dst), sf.open(dst)
+    report = sf.extend(packed / "src", dst, executor="serial")
+    after, new = contents(dst), sf.open(dst)
+    assert (report.known, report.inputs, report.packed, report.quarantined, report.shards) == (51, 25, 25, 0, 2)
+    assert (report.previous, report.fingerprint) == (old.fingerprint, new.fingerprint)
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {"shardflow.json"}
+    added = {f"train/00000{number}.{kind}" for number in (3, 4) for kind in ("json", "npy", "tar")}
+    assert after.keys() - before.keys() == {kept_name(old.fingerprint), *added}
+    assert sf.verify(dst) == []
+    assert new.manifest.inputs == 76 == len(new["train"]) + 1
+    assert len({sample["__key__"] for sample in new["train"]}) == 75
+
+
+def test_statistics_are_those_of_all(packed: Path, dst: Path) -> None:
+    """Means, deviations and counts are those of a dataset that was packed in one go."""
+    sf.extend(packed / "src", dst, executor="serial")
+    extended, whole = sf.open(dst).manifest, sf.open(packed / "whole").manifest
+    assert (extended.mean, extended.std) == (whole.mean, whole.std)
+    assert extended.statistics is not None
+    assert whole.statistics is not None
+    assert extended.statistics["train"].counts == whole.statistics["train"].counts
+
+
+def test_old_classes_keep_their_numbers(packed: Path, dst: Path) -> None:
+    """A new class comes last, though its name would sort before others, and every label names its folder."""
+    report = sf.extend(packed / "src", dst, executor="serial")
+    dataset = sf.open(dst)
+    assert dataset.classes == ("a", "b", "c", "a1")
+    assert report.classes == ("a1",)
+    receipts = [json.loads(path.read_bytes()) for path in sorted(dst.glob("train/*.json"))]
+    folders = [source.split("/")[0] for receipt in receipts for source in receipt["sources"]]
+    assert [dataset.classes[int(sample["cls"])] for sample in dataset["train"]] == folders
+
+
+def test_old_versions_stay_readable(packed: Path, dst: Path) -> None:
+    """Whoever has an older fingerprint reads what it stands for, before and after one more extension."""
+    first = sf.open(dst)
+    samples = [first["train"][number] for number in range(5)]
+    sf.extend(packed / "src", dst, executor="serial")
+    second = sf.open(dst)
+    sf.extend(write_tree(dst.parent / "more", {"c/one.jpg": photo(1)}), dst, executor="serial")
+    assert len(sf.open(dst)["train"]) == 76
+    for version, length in ((first, 50), (second, 75)):
+        opened = sf.open(dst, version=version.fingerprint)
+        assert (opened.fingerprint, len(opened["train"])) == (version.fingerprint, length)
+        loader = sf.Loader(dst, version=version.fingerprint, batch_size=5, num_workers=0)
+        assert len(loader) == length // 5
+        assert len(list(sf.samples(dst, version=version.fingerprint))) == length
+    assert [first["train"][number] for number in range(5)] == samples
+    with pytest.raises(NotFoundError, match="never that, or is a copy"):
+        sf.open(dst, version="sha256:" + "0" * 64)
+    with pytest.raises(ConfigError, match="is no fingerprint"):
+        sf.open(dst, version="1")
+
+
+def test_checkpoint_of_an_older_version(packed: Path, dst: Path) -> None:
+    """A state that was saved before the extension is refused, and the message says how to go on with it."""
+    state = sf.Loader(dst, batch_size=5, num_workers=0).state_dict()
+    sf.extend(packed / "src", dst, executor="serial")
+    with pytest.raises(ResumeMismatchError, match=rf"extended since; Loader\(..., version='{state['fingerprint']}'\)"):
+        sf.Loader(dst, batch_size=5, num_workers=0).load_state_dict(state)
+    sf.Loader(dst, version=state["fingerprint"], batch_size=5, num_workers=0).load_state_dict(state)
+
+
+def test_same_bytes_on_any_executor(packed: Path, dst: Path, tmp_path: Path) -> None:
+    """Processes write the bytes that one process writes."""
+    other = shutil.copytree(dst, tmp_path / "other")
+    sf.extend(packed / "src", dst, executor="serial")
+    sf.extend(packed / "src", other, workers=2)
+    assert contents(dst) == contents(other)
+
+
+def test_nothing_new(packed: Path, dst: Path) -> None:
+    """Extending a dataset by what it has already changes no byte and is no error."""
+    sf.extend(packed / "src", dst, executor="serial")
+    before = contents(dst)
+    report = sf.extend(packed / "src", dst, executor="serial")
+    assert (report.inputs, report.known, report.fingerprint) == (0, 76, sf.open(dst).fingerprint)
+    assert contents(dst) == before
+
+
+def test_another_dataset(packed: Path, tmp_path: Path) -> None:
+    """Of datasets, whose samples have the same names, the one that was packed may grow; no other is taken for it."""
+    whole = shutil.copytree(packed / "dst", tmp_path / "whole")
+    other = make_dataset(tmp_path / "other", [25])
+    sf.pack(whole, tmp_path / "dst", **{**SETTINGS, "short_side": 16})
+    before = contents(tmp_path / "dst")
+    with pytest.raises(ConfigError, match=r"another dataset .* 'train/0000.*same name there.*`shardflow merge`"):
+        sf.extend(other, tmp_path / "dst", executor="serial")
+    assert contents(tmp_path / "dst") == before
+    sf.extend(packed / "src", whole, executor="serial")
+    assert sf.extend(whole, tmp_path / "dst", executor="serial").packed == 25
+    assert sf.extend(whole, tmp_path / "dst", executor="serial").inputs == 0
+    sf.pack(packed / "src", tmp_path / "mixed", **SETTINGS, max_bad=1)
+    assert sf.extend(other, tmp_path / "mixed", executor="serial").packed == 25
+
+
+class _Counted(str):
+    """A name that counts how often it is looked up."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        _Counted.hashed += 1
+        return super().__hash__()
+
+
+def test_many_classes() -> None:
+    """Putting the classes of a source behind those of a dataset takes a few looks at each name."""
+    old, new = (tuple(_Counted(f"{kind}{n}") for n in range(300)) for kind in ("old", "new"))
+    source = Source(reader=Reader(base="."), splits={}, classes=new, ignored={})
+    classes, _ = renumbered(source, old)
+    assert classes == (*old, *new)
+    assert _Counted.hashed < 10 * 600
+
+
+def test_bad_inputs(dst: Path, tmp_path: Path) -> None:
+    """Too many new bad inputs leave the old version; allowed, each is named in the ledger beside the old ones."""
+    src = write_tree(tmp_path / "new", {"a/good.jpg": photo(1), "a/worse.jpg": b"", "b/ugly.jpg": b"x"})
+    old = sf.open(dst).fingerprint
+    with pytest.raises(PackIncompleteError, match=r"2 of 3 inputs could not be packed, 1 are allowed.*--max-bad 2"):
+        sf.extend(src, dst, executor="serial", max_bad=1)
+    assert sf.open(dst).fingerprint == old
+    report = sf.extend(src, dst, executor="serial", max_bad=2)
+    assert (report.inputs, report.packed, report.quarantined, report.resumed) == (3, 1, 2, 3)
+    assert [row["path"] for row in quarantined(dst)] == ["a/bad.jpg", "a/worse.jpg", "b/ugly.jpg"]
+    assert sf.open(dst).manifest.inputs == 54
+
+
+def test_what_cannot_be_extended(packed: Path, dst: Path, tmp_path: Path) -> None:
+    """No dataset, no labels, no layout and a missing receipt are each said clearly, and nothing is changed."""
+    with pytest.raises(NotFoundError, match="does not exist"):
+        sf.extend(packed / "src", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    before = contents(dst)
+    with pytest.raises(ConfigError, match="the dataset has classes and the source has none"):
+        sf.extend(write_tree(tmp_path / "flat", {"x.jpg": photo(1)}), dst)
+    (dst / "train/000001.json").rename(tmp_path / "receipt")
+    with pytest.raises(NotFoundError, match=r"without all receipts.*train/000001\.json.*restore"):
+        sf.extend(packed / "src", dst)
+    (tmp_path / "receipt").rename(dst / "train/000001.json")
+    assert contents(dst) == before
+    made = from_bytes(before["shardflow.json"])
+    bare = Manifest(splits=made.splits, classes=made.classes, recipe=made.recipe, inputs=made.inputs)
+    (dst / "shardflow.json").write_bytes(bare.to_bytes())
+    with pytest.raises(ConfigError, match="does not say how its inputs were cut"):
+        sf.extend(packed / "src", dst)
+
+
+def test_one_extender_at_a_time(packed: Path, dst: Path) -> None:
+    """While somebody else writes to a directory, an extension is refused."""
+    with LocalStorage(dst).sole_writer(), pytest.raises(StoreError, match="another process is writing"):
+        sf.extend(packed / "src", dst)
+
+
+def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix: str) -> None:
+    """A dataset in a bucket is extended as one on a disk, goes on after a kill, and is claimed meanwhile."""
+    url, options, store = server.url(prefix), server.options(), server.store(prefix)
+    old = sf.open(dst).fingerprint
+    sf.sync(dst, url, dst_options=options)
+    put_lock(store, {"content": "of somebody else", "extends": old})
+    with pytest.raises(ConfigError, match="with other inputs or settings"):
+        sf.extend(packed / "src", url, executor="serial", storage_options=options)
+    with pytest.raises(DatasetExistsError):
+        sf.pack(packed / "src", url, **SETTINGS, storage_options=options)
+    assert store.size(CLAIM) is not None
+    store.remove(CLAIM)
+    order = f"{str(packed / 'src')!r}, {url!r}, executor='serial', storage_options={options!r}"
+    command = [sys.executable, "-c", f"import shardflow as sf; sf.extend({order})"]
+    plan = {"roots": {}, "parts": LEAST_PART_BYTES, "kill": AMID, "fired": str(tmp_path / "fired")}
+    environment = {**os.environ, "PYTHONPATH": str(INSTRUMENT), "FIRE": json.dumps(plan)}
+    assert subprocess.run(command, env=environment, timeout=60).returncode == -signal.SIGKILL
+    assert sf.open(url, storage_options=options).fingerprint == old
+    other = write_tree(tmp_path / "other", {"a/other.jpg": photo(1)})
+    with pytest.raises(ConfigError, match="with other inputs or settings"):
+        sf.extend(other, url, executor="serial", storage_options=options)
+    twins = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+    ends = [(twin.communicate(timeout=60)[1], twin.returncode) for twin in twins]
+    assert any(code == 0 for _, code in ends), ends
+    assert all(code == 0 or b"somebody else meanwhile" in said for said, code in ends), ends
+    put_lock(store, {"content": "of one that was killed at its very end", "extends": old})
+    assert sf.extend(packed / "src", url, executor="serial", storage_options=options).inputs == 0
+    sf.extend(packed / "src", dst, executor="serial")
+    assert server.contents(prefix) == contents(dst)
+
+
+def test_a_copy_can_be_extended(tmp_path: Path) -> None:
+    """A copy has the receipts of all inputs, also of a shard's worth that was bad, and goes on with other numbers."""
+    src = write_tree(tmp_path / "src", {f"{n}.jpg": photo(n) if n < 4 else b"bad" for n in range(6)})
+    sf.pack(src, tmp_path / "dst", shard_samples=2, shuffle=False, max_bad=2, executor="serial")
+    sf.sync(tmp_path / "dst", tmp_path / "copy")
+    write_tree(src, {"7.jpg": photo(7)})
+    for dst in ("dst", "copy"):
+        report = sf.extend(src, tmp_path / dst, executor="serial")
+        assert (report.known, report.inputs) == (6, 1)
+    assert contents(tmp_path / "dst") == contents(tmp_path / "copy")
+    assert sf.open(tmp_path / "copy")["train"][4]["__key__"] == "000000006"
+
+
+def test_new_split(tmp_path: Path) -> None:
+    """A split that the dataset does not have yet is added, and its samples are counted from zero."""
+    src = write_tree(tmp_path / "src", {f"train/a/{n}.jpg": photo(n) for n in range(4)})
+    sf.pack(src, tmp_path / "dst", executor="serial")
+    write_tree(src, {"val/b/0.jpg": photo(5), "val/a/1.jpg": photo(6)})
+    report = sf.extend(src, tmp_path / "dst", executor="serial")
+    dataset = sf.open(tmp_path / "dst")
+    assert {split: len(samples) for split, samples in dataset.items()} == {"train": 4, "val": 2}
+    assert sorted(sample["__key__"] for sample in dataset["val"]) == ["000000000", "000000001"]
+    assert report.classes == ("b",)
+    assert sf.verify(tmp_path / "dst") == []

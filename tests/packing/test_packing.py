@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset as wds
+from PIL import Image
+
+import shardflow as sf
+from shardflow import PackReport, native
+from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, StoreError
+from shardflow.formats.manifest import Manifest, from_bytes
+from shardflow.packing.executors import Serial
+from shardflow.packing.jobs import plan_jobs
+from shardflow.packing.ledger import Ledger
+from shardflow.packing.packing import Progress
+from shardflow.packing.recipe import Recipe
+from shardflow.packing.sources import list_source
+from shardflow.storage.local import LocalStorage
+from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
+from tests.helpers.kernel import without_kernel
+
+SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial"}
+BROKEN = {"a/html.jpg": b"<html></html>", "b/cut.jpg": photo(1)[:700], "b/empty.png": b""}
+
+
+def _manifest(dst: Path) -> Manifest:
+    return from_bytes((dst / "shardflow.json").read_bytes())
+
+
+def _receipts(dst: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_bytes()) for path in sorted(dst.glob("*/*.json"))]
+
+
+def test_layout_on_disk(tmp_path: Path) -> None:
+    """A dataset is its manifest, the list of the quarantined, and tar, index and receipt per shard: nothing else."""
+    report = sf.pack(image_folder(tmp_path / "src", 25), tmp_path / "dst", shard_samples=10, **SMALL)
+    shards = {f"train/{n:06}.{extension}" for n in range(3) for extension in ("tar", "npy", "json")}
+    assert set(contents(tmp_path / "dst")) == shards | {"shardflow.json", "quarantine.jsonl"}
+    manifest = _manifest(tmp_path / "dst")
+    assert [shard.samples for shard in manifest.splits["train"]] == [10, 10, 5]
+    assert manifest.classes == ("a", "b", "c")
+    assert manifest.fingerprint == report.fingerprint
+    assert manifest.recipe["short_side"] == 32
+    assert not sf.verify(tmp_path / "dst")
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves closing to the collector
+def test_tar_and_webdataset_read_every_sample(tmp_path: Path) -> None:
+    """Plain `tar` lists the members and plain `webdataset` reads every sample, with the label of its folder."""
+    src = image_folder(tmp_path / "src", 25)
+    sf.pack(src, tmp_path / "dst", **SMALL)
+    tar = tmp_path / "dst" / "train" / "000000.tar"
+    listed = subprocess.run(["tar", "tf", tar], capture_output=True, text=True, check=True).stdout.split()
+    assert listed == [f"{n:09}.{part}" for n in range(25) for part in ("cls", "jpg")]
+    sources = _receipts(tmp_path / "dst")[0]["sources"]
+    samples = list(wds.WebDataset(str(tar), shardshuffle=False, empty_check=False).decode("pil"))
+    assert [sample["__key__"] for sample in samples] == [f"{n:09}" for n in range(25)]
+    assert ["abc"[sample["cls"]] for sample in samples] == [source[0] for source in sources]
+    assert {sample["jpg"].size for sample in samples} == {(48, 32)}
+    assert sorted(sources) == sorted(path.relative_to(src).as_posix() for path in src.rglob("*.jpg"))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves closing to the collector
+def test_splits_and_unlabelled(tmp_path: Path) -> None:
+    """Each split has its own shards and keys, and samples without a label have no `.cls`."""
+    names = [f"train/{n}.jpg" for n in range(3)] + [f"val/{n}.jpg" for n in range(2)]
+    write_tree(tmp_path / "src", {name: photo(n) for n, name in enumerate(names)})
+    sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL)
+    manifest = _manifest(tmp_path / "dst")
+    assert {split: [s.samples for s in shards] for split, shards in manifest.splits.items()} == {
+        "train": [3],
+        "val": [2],
+    }
+    assert manifest.classes is None
+    samples = wds.WebDataset(str(tmp_path / "dst" / "val" / "000000.tar"), shardshuffle=False, empty_check=False)
+    assert [sorted(sample) for sample in samples] == [["__key__", "__local_path__", "__url__", "jpg"]] * 2
+
+
+def test_shuffle(tmp_path: Path) -> None:
+    """The seed decides the order of the inputs, and without a shuffle they are sorted by path."""
+    src = image_folder(tmp_path / "src", 30)
+
+    def order(name: str, **settings: Any) -> list[str]:
+        sf.pack(src, tmp_path / name, **SMALL, **settings)
+        sources: list[str] = _receipts(tmp_path / name)[0]["sources"]
+        return sources
+
+    first, other, plain = order("0"), order("1", seed=1), order("plain", shuffle=False)
+    assert plain == sorted(plain)
+    assert sorted(first) == sorted(other) == plain
+    assert len({tuple(first), tuple(other), tuple(plain)}) == 3
+
+
+def test_key_is_the_slot(tmp_path: Path) -> None:
+    """A sample's key does not depend on what became of the inputs before it."""
+    src = image_folder(tmp_path / "src", 12)
+    sf.pack(src, tmp_path / "whole", **SMALL)
+    (src / "b" / "0004.jpg").write_bytes(b"x" * (src / "b" / "0004.jpg").stat().st_size)
+    sf.pack(src, tmp_path / "lacking", **SMALL, max_bad=1)
+    whole, lacking = sf.open(tmp_path / "whole")["train"], sf.open(tmp_path / "lacking")["train"]
+    images = {sample["__key__"]: sample["jpg"] for sample in whole}
+    rest = {sample["__key__"]: sample["jpg"] for sample in lacking}
+    assert len(rest) == 11
+    assert rest.items() <= images.items()
+
+
+def test_accounting(tmp_path: Path) -> None:
+    """Every input is either packed or quarantined by name, stage and reason; inputs are their sum."""
+    src = write_tree(image_folder(tmp_path / "src", 20), BROKEN)
+    (src / "c" / "gone.jpg").symlink_to("nothing")
+    report = sf.pack(src, tmp_path / "dst", **SMALL, max_bad=4, shard_samples=7)
+    assert (report.inputs, report.packed, report.quarantined) == (24, 20, 4)
+    assert sum(report.reasons.values()) == 4
+    assert [(row["path"], row["stage"]) for row in quarantined(tmp_path / "dst")] == [
+        ("a/html.jpg", "decode"),
+        ("b/cut.jpg", "decode"),
+        ("b/empty.png", "decode"),
+        ("c/gone.jpg", "read"),
+    ]
+    assert all(row["reason"] for row in quarantined(tmp_path / "dst"))
+    ledger = [path for receipt in _receipts(tmp_path / "dst") for path in receipt["sources"]]
+    ledger += [bad["path"] for receipt in _receipts(tmp_path / "dst") for bad in receipt["quarantined"]]
+    assert sorted(ledger) == sorted(path.relative_to(src).as_posix() for path in src.glob("*/*"))
+    assert _manifest(tmp_path / "dst").inputs == 24
+
+
+def test_too_many_bad_inputs(tmp_path: Path) -> None:
+    """Beyond `max_bad` nothing is committed, the message names the inputs and the way on, and a second run takes it."""
+    src = write_tree(image_folder(tmp_path / "src", 20), BROKEN)
+    with pytest.raises(PackIncompleteError, match=r"3 of 23 inputs .* 'a/html\.jpg' \(decode: .*--max-bad 3"):
+        sf.pack(src, tmp_path / "dst", **SMALL, max_bad=2)
+    assert not (tmp_path / "dst" / "shardflow.json").exists()
+    assert len(quarantined(tmp_path / "dst")) == 3
+    report = sf.pack(src, tmp_path / "dst", **SMALL, max_bad=3)
+    assert (report.resumed, report.packed, report.quarantined) == (23, 20, 3)
+
+
+def test_mended_inputs(tmp_path: Path) -> None:
+    """Bad inputs that were mended or removed are taken up by the next run, whose bytes are those of a first one."""
+    src = write_tree(image_folder(tmp_path / "src", 20), BROKEN)
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, tmp_path / "dst", **SMALL)
+    write_tree(src, {"a/html.jpg": photo(3), "b/cut.jpg": photo(4)})
+    (src / "b" / "empty.png").unlink()
+    report = sf.pack(src, tmp_path / "dst", **SMALL)
+    assert (report.inputs, report.packed) == (22, 22)
+    sf.pack(src, tmp_path / "fresh", **SMALL)
+    assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
+
+
+def test_shard_without_a_sample(tmp_path: Path) -> None:
+    """A shard of which no input could be packed has a receipt and no tar, and the dataset goes on without it."""
+    files = {"0.jpg": b"bad", "1.jpg": b"bad", "2.jpg": photo(1), "3.jpg": photo(2)}
+    write_tree(tmp_path / "src", files)
+    sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, shuffle=False, shard_samples=2, max_bad=2)
+    assert [shard.name for shard in _manifest(tmp_path / "dst").splits["train"]] == ["train/000001.tar"]
+    assert {name for name in contents(tmp_path / "dst") if "000000" in name} == {"train/000000.json"}
+    assert not sf.verify(tmp_path / "dst")
+
+
+def test_nothing_packed(tmp_path: Path) -> None:
+    """A dataset without a single sample is not committed, whatever `max_bad` allows."""
+    write_tree(tmp_path / "src", {"1.jpg": b"no image"})
+    with pytest.raises(PackIncompleteError, match="none of the 1 inputs could be packed"):
+        sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=5)
+
+
+def test_dataset_is_never_overwritten(tmp_path: Path) -> None:
+    """A destination that holds a dataset is refused and left as it is, but for a killed commit's leftover."""
+    src = image_folder(tmp_path / "src", 5)
+    sf.pack(src, tmp_path / "dst", **SMALL)
+    before = contents(tmp_path / "dst")
+    write_tree(tmp_path / "dst", {".tmp-shardflow.json.12345678": b"left by a kill at the commit"})
+    with pytest.raises(DatasetExistsError, match="already holds a dataset"):
+        sf.pack(src, tmp_path / "dst", **SMALL, seed=1)
+    assert contents(tmp_path / "dst") == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "train/000000.tar", ".tmp-mine", "train/.tmp-mine"])
+def test_foreign_files_are_left_alone(tmp_path: Path, name: str) -> None:
+    """A directory with files of somebody else is refused, even where they are named like a pack's."""
+    src = image_folder(tmp_path / "src", 5)
+    write_tree(tmp_path / "dst", {name: b"precious"})
+    with pytest.raises(ConfigError, match="which no pack wrote"):
+        sf.pack(src, tmp_path / "dst", **SMALL)
+    assert contents(tmp_path / "dst") == {name: b"precious"}
+
+
+def test_leftovers_are_removed_and_other_files_are_not(tmp_path: Path) -> None:
+    """A resume removes what earlier attempts left half done or planned otherwise, and nothing else."""
+    src = write_tree(image_folder(tmp_path / "src", 20), BROKEN)
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, tmp_path / "dst", **SMALL, shard_samples=4)
+    write_tree(tmp_path / "dst", {"train/.tmp-000000.tar.1234": b"half", "notes.txt": b"mine"})
+    sf.pack(src, tmp_path / "dst", **SMALL, shard_samples=50, max_bad=3)
+    shard = {"train/000000.tar", "train/000000.npy", "train/000000.json"}
+    assert set(contents(tmp_path / "dst")) == shard | {"shardflow.json", "quarantine.jsonl", "notes.txt"}
+
+
+def _stopped(src: Path, dst: Path, **settings: Any) -> PackReport:
+    """Pack all shards but commit nothing, then pack again and return what the second run says."""
+    (src / "zzz.jpg").write_bytes(b"bad")
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, dst, **SMALL, shard_samples=10, shuffle=False)
+    return sf.pack(src, dst, **{**SMALL, "shard_samples": 10, "shuffle": False, "max_bad": 9, **settings})
+
+
+def _flat(root: Path) -> Path:
+    return write_tree(root, {f"{n:02}.jpg": photo(n) for n in range(29)})
+
+
+def test_resume_with_other_settings(tmp_path: Path) -> None:
+    """Another recipe, size of shards or order is no resume: everything is done again, as in an empty directory."""
+    src = _flat(tmp_path / "src")
+    changes: list[dict[str, Any]] = [{"quality": 80}, {"shuffle": True}, {"shard_samples": 11}]
+    assert _stopped(src, tmp_path / "same").resumed == 30
+    for number, change in enumerate(changes):
+        report = _stopped(src, tmp_path / str(number), **change)
+        assert report.resumed == 0
+        fresh = {**SMALL, "shard_samples": 10, "shuffle": False, "max_bad": 9, **change}
+        sf.pack(src, tmp_path / f"fresh{number}", **fresh)
+        assert contents(tmp_path / str(number)) == contents(tmp_path / f"fresh{number}")
+
+
+@pytest.mark.skipif(not native.available(), reason=native.why())
+def test_resume_with_another_decoder(tmp_path: Path) -> None:
+    """A pack that was begun with the kernel and goes on without it starts anew: no dataset mixes the two."""
+    src = _flat(tmp_path / "src")
+    (src / "zzz.jpg").write_bytes(b"bad")
+    settings: dict[str, Any] = {**SMALL, "shard_samples": 10}
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, tmp_path / "dst", **settings)
+    with without_kernel():
+        assert sf.pack(src, tmp_path / "dst", **settings, max_bad=1).resumed == 0
+        sf.pack(src, tmp_path / "fresh", **settings, max_bad=1)
+    assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
+    assert _manifest(tmp_path / "dst").tools["kernel"] == "none"
+
+
+def _touch(src: Path, dst: Path) -> None:  # noqa: ARG001
+    data = (src / "04.jpg").read_bytes()
+    time.sleep(0.02)  # the clock of the file system ticks every few milliseconds
+    (src / "04.jpg").write_bytes(data)
+
+
+def _old_copy(src: Path, dst: Path) -> None:  # noqa: ARG001
+    time.sleep(0.02)
+    os.utime(src / "04.jpg", (1, 1))
+
+
+def _cut_tar(src: Path, dst: Path) -> None:  # noqa: ARG001
+    os.truncate(dst / "train" / "000000.tar", 5000)
+
+
+def _lose_index(src: Path, dst: Path) -> None:  # noqa: ARG001
+    (dst / "train" / "000000.npy").unlink()
+
+
+def _break_receipt(src: Path, dst: Path) -> None:  # noqa: ARG001
+    (dst / "train" / "000000.json").write_text('{"version": 1}')
+
+
+@pytest.mark.parametrize("disturb", [_touch, _old_copy, _cut_tar, _lose_index, _break_receipt])
+def test_jobs_that_are_done_again(tmp_path: Path, disturb: Any) -> None:
+    """A job whose inputs were touched or whose files are not whole is done again, alone."""
+    src = write_tree(_flat(tmp_path / "src"), {"zzz.jpg": b"bad"})
+    settings: dict[str, Any] = {**SMALL, "shard_samples": 10, "shuffle": False}
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, tmp_path / "dst", **settings)
+    disturb(src, tmp_path / "dst")
+    assert sf.pack(src, tmp_path / "dst", **settings, max_bad=1).resumed == 20
+    sf.pack(src, tmp_path / "fresh", **settings, max_bad=1)
+    assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
+
+
+def test_receipt_never_vouches_for_another_tar(tmp_path: Path) -> None:
+    """A pack that stopped between a tar and its receipt does not spoil the resume of one with older settings."""
+    src = write_tree(tmp_path / "src", {"1.jpg": photo(1, 8, 8), "zzz.jpg": b"bad"})
+    dst, index = tmp_path / "dst", tmp_path / "dst" / "train" / "000000.npy"
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, dst, **SMALL)
+    first, rows = contents(dst)["train/000000.tar"], index.read_bytes()
+    index.unlink()
+    (index / "in the way").mkdir(parents=True)
+    with pytest.raises(StoreError):
+        sf.pack(src, dst, **SMALL, quality=89)
+    (index / "in the way").rmdir()
+    index.rmdir()
+    index.write_bytes(rows)
+    other = contents(dst)["train/000000.tar"]
+    assert other != first
+    assert len(other) == len(first)
+    sf.pack(src, dst, **SMALL, max_bad=1)
+    assert contents(dst)["train/000000.tar"] == first
+
+
+def test_unreadable_inputs_are_tried_again(tmp_path: Path) -> None:
+    """A job with an input that could not be read is done again, though the input looks the same: a disk came back."""
+    src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "b/2.jpg": photo(2)})
+    ledger = Ledger(LocalStorage(tmp_path / "dst"))
+    (tmp_path / "dst").mkdir()
+    layout: dict[str, Any] = {"spool": tmp_path / "dst", "shard_samples": 1, "seed": 0, "shuffle": False}
+    jobs = plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout)
+    (src / "b").rename(tmp_path / "away")
+    Serial().run(jobs, [].append)
+    (tmp_path / "away").rename(src / "b")
+    assert plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout) == jobs
+    assert [ledger.finished(job) is not None for job in jobs] == [True, False]
+
+
+ODD = [
+    "dots.in.the.name.jpg",
+    "two  spaces .jpg",
+    "ünï☃.JPG",
+    "line\nbreak.jpg",
+    "quote'\"`$(x).jpg",
+    "n" * 251 + ".jpg",
+]
+
+
+def test_odd_names(tmp_path: Path) -> None:
+    """Names of any kind are packed, leave no trace in the shard, and are named exactly in the receipt."""
+    names = [*ODD, "Case.jpg", "case.jpg", os.fsdecode(b"not\xffutf8.jpg")]
+    src = write_tree(tmp_path / "src", {f"класс .1/{name}": photo(n) for n, name in enumerate(names)})
+    assert sf.pack(src, tmp_path / "dst", **SMALL).packed == len(names)
+    assert sorted(_receipts(tmp_path / "dst")[0]["sources"]) == sorted(f"класс .1/{name}" for name in names)
+    assert _manifest(tmp_path / "dst").classes == ("класс .1",)
+    keys = [sample["__key__"] for sample in sf.open(tmp_path / "dst")["train"]]
+    assert keys == [f"{n:09}" for n in range(len(names))]
+
+
+def test_odd_names_in_messages(tmp_path: Path) -> None:
+    """A bad input with a name of any kind is named on one line."""
+    src = write_tree(tmp_path / "src", {"good.jpg": photo(1), "line\nbreak.jpg": b"", os.fsdecode(b"\xff.jpg"): b""})
+    with pytest.raises(PackIncompleteError) as caught:
+        sf.pack(src, tmp_path / "dst", **SMALL)
+    assert "line\\nbreak.jpg" in str(caught.value)
+    str(caught.value).encode()
+
+
+def test_progress(tmp_path: Path) -> None:
+    """Progress begins with what was done before, ends with everything, and never goes back."""
+    src = image_folder(tmp_path / "src", 100)
+    seen: list[Progress] = []
+    report = sf.pack(src, tmp_path / "dst", short_side=32, workers=2, shard_samples=40, progress=seen.append)
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert (seen[0].done, seen[-1].done, seen[-1].inputs) == (0, 100, 100)
+    assert seen[-1].bytes_in == report.bytes_in == sum(path.stat().st_size for path in src.rglob("*.jpg"))
+
+
+def test_statistics(tmp_path: Path) -> None:
+    """The manifest's mean and deviation are those of all pixels of all packed images."""
+    grey = io.BytesIO()
+    Image.new("RGB", (30, 10), (51, 102, 255)).save(grey, "PNG")
+    write_tree(tmp_path / "src", {"1.png": grey.getvalue(), "2.png": grey.getvalue()})
+    sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL)
+    manifest = _manifest(tmp_path / "dst")
+    assert manifest.mean == (0.2, 0.4, 1.0)
+    assert manifest.std == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"workers": 0}, {"shard_samples": 0}, {"max_bad": -1}, {"executor": "threads"}, {"quality": 0}]
+)
+def test_arguments_are_checked_first(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """A wrong argument is named before anything is read or written."""
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is "):
+        sf.pack(tmp_path / "src", tmp_path / "dst", **wrong)
+    assert not (tmp_path / "dst").exists()

@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps, JpegImagePlugin
+
+from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError
+from shardflow.packing.image.decoding import FILTERS, Filter
+from shardflow.packing.recipe import Recipe
+from tests.helpers.folders import encoded, photo, png16, turned
+from tests.helpers.reference import decoded
+
+Pixels = npt.NDArray[np.uint8]
+
+FINE = Recipe(short_side=32, quality=100, subsampling="4:4:4")  # what differs is then not the codec's doing
+
+pytestmark = pytest.mark.usefixtures("either_decoder")
+
+
+def _shades(width: int = 96, height: int = 64) -> Pixels:
+    """Smooth colours, so that a resize and a JPEG hardly change them, and no two corners alike."""
+    y, x = np.mgrid[0:height, 0:width]
+    channels = [255 * x / width, 255 * y / height, 127 + 100 * np.sin(x / 25 + y / 15)]
+    return np.stack(channels, -1).astype(np.uint8)
+
+
+SHADES = _shades()
+GREY = SHADES[..., 2]
+ALPHA = SHADES[..., 0]
+
+
+def _expected(pixels: npt.NDArray[np.float64] | Pixels, size: tuple[int, int] = (48, 32)) -> npt.NDArray[np.float64]:
+    image = Image.fromarray(np.asarray(pixels).round().astype(np.uint8)).convert("RGB")
+    return np.asarray(image.resize(size, Image.Resampling.BICUBIC)).astype(float)
+
+
+def _on_white(pixels: Pixels, alpha: Pixels) -> npt.NDArray[np.float64]:
+    weight = alpha.astype(float)[..., None] / 255
+    return pixels * weight + 255 * (1 - weight)
+
+
+def _pgm(pixels: Pixels, most: int) -> bytes:
+    height, width = pixels.shape
+    values = np.round(pixels / 255 * most).astype(">u2")
+    return b"P5 %d %d %d\n" % (width, height, most) + values.tobytes()
+
+
+def _tiff12(pixels: Pixels) -> bytes:
+    """An uncompressed 12-bit grey TIFF, two pixels in three bytes (TIFF 6.0, section 3)."""
+    height, width = pixels.shape
+    values = np.round(pixels / 255 * 4095).astype(np.uint32).reshape(-1, 2)
+    packed = (values[:, 0] << 12 | values[:, 1]).astype(">u4").tobytes()
+    data = b"".join(packed[at + 1 : at + 4] for at in range(0, len(packed), 4))
+    tags = [
+        (256, width),
+        (257, height),
+        (258, 12),
+        (259, 1),
+        (262, 1),
+        (273, 8),
+        (277, 1),
+        (278, height),
+        (279, len(data)),
+    ]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return struct.pack("<2sHI", b"II", 42, 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def _palette(alpha: bytes | None) -> bytes:
+    image = Image.fromarray((np.arange(96 * 64).reshape(64, 96) // 32 % 192).astype(np.uint8), "P")
+    image.putpalette([value for entry in range(256) for value in (entry, 255 - entry, entry // 2)])
+    return encoded(image, "PNG", **({} if alpha is None else {"transparency": alpha}))
+
+
+def _palette_pixels(alpha: int = 255) -> npt.NDArray[np.float64]:
+    entries = (np.arange(96 * 64).reshape(64, 96) // 32 % 192).astype(np.uint8)
+    colours = np.stack([entries, 255 - entries, entries // 2], -1)
+    return _on_white(colours, np.full_like(entries, alpha))
+
+
+WIDE = SHADES.astype(np.uint16) * 257
+RGB = Image.fromarray(SHADES)
+COLOURS: dict[str, tuple[bytes, npt.NDArray[np.float64] | Pixels]] = {
+    "RGB": (encoded(RGB, "PNG"), SHADES),
+    "RGB BMP": (encoded(RGB, "BMP"), SHADES),
+    "RGB TIFF": (encoded(RGB, "TIFF"), SHADES),
+    "RGB TIFF with LZW": (encoded(RGB, "TIFF", compression="tiff_lzw"), SHADES),
+    "RGB WebP": (encoded(RGB, "WEBP", lossless=True), SHADES),
+    "RGB PPM": (encoded(RGB, "PPM"), SHADES),
+    "grey PNG": (encoded(Image.fromarray(GREY), "PNG"), GREY),
+    "grey JPEG": (encoded(Image.fromarray(GREY), "JPEG", quality=100), GREY),
+    "grey GIF": (encoded(Image.fromarray(GREY), "GIF"), GREY),
+    "bilevel": (encoded(Image.fromarray(GREY > 128), "PNG"), 255 * (GREY > 128)),
+    "CMYK JPEG": (encoded(RGB.convert("CMYK"), "JPEG", quality=100), SHADES),
+    "CMYK TIFF": (encoded(RGB.convert("CMYK"), "TIFF"), SHADES),
+    "YCbCr TIFF": (encoded(RGB.convert("YCbCr"), "TIFF"), SHADES),
+    "palette": (_palette(None), _palette_pixels()),
+    "palette with alpha": (_palette(bytes([100] * 256)), _palette_pixels(100)),
+    "RGBA": (encoded(Image.fromarray(np.dstack([SHADES, ALPHA])), "PNG"), _on_white(SHADES, ALPHA)),
+    "RGBA WebP": (
+        encoded(Image.fromarray(np.dstack([SHADES, ALPHA])), "WEBP", lossless=True, exact=True),
+        _on_white(SHADES, ALPHA),
+    ),
+    "grey with alpha": (
+        encoded(Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(ALPHA)]), "PNG"),
+        _on_white(np.dstack([GREY] * 3), ALPHA),
+    ),
+    "one transparent colour": (
+        encoded(Image.new("RGB", (96, 64), (200, 30, 40)), "PNG", transparency=(200, 30, 40)),
+        np.full((64, 96, 3), 255, np.uint8),
+    ),
+    "16-bit grey PNG": (png16(WIDE[..., 2], 0), GREY),
+    "16-bit grey TIFF": (encoded(Image.fromarray(WIDE[..., 2]), "TIFF"), GREY),
+    "16-bit colour PNG": (png16(WIDE, 2), SHADES),
+    "16-bit PGM": (_pgm(GREY, 65535), GREY),
+    "10-bit PGM": (_pgm(GREY, 1023), GREY),
+    "12-bit TIFF": (_tiff12(GREY), GREY),
+}
+
+
+@pytest.mark.parametrize("case", COLOURS)
+def test_colours(case: str) -> None:
+    """Every kind of pixel becomes the RGB that it shows: scaled to 8 bits, on white where it is transparent."""
+    data, pixels = COLOURS[case]
+    difference = np.abs(decoded(FINE.process(data).image) - _expected(pixels))
+    assert difference.mean() < 1.5
+    assert difference.max() < 12
+
+
+@pytest.mark.parametrize("image", [Image.new("F", (40, 40), 0.5), Image.new("I", (40, 40), 1 << 20)], ids=["F", "I"])
+def test_pixels_without_a_range_are_refused(image: Image.Image) -> None:
+    """Numbers that could mean anything are quarantined rather than guessed at."""
+    with pytest.raises(DecodeError, match="no defined range"):
+        FINE.process(encoded(image, "TIFF"))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_orientation(orientation: int, format_name: str) -> None:
+    """The picture stands as its EXIF orientation says, and says nothing about it afterwards."""
+    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(format_name, {})
+    data = encoded(RGB, format_name, exif=turned(orientation), **options)
+    jpeg = FINE.process(data).image
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    size = (48, 32) if orientation < 5 else (32, 48)
+    assert np.abs(decoded(jpeg) - _expected(upright, size)).mean() < 2
+    assert not Image.open(io.BytesIO(jpeg)).getexif()
+
+
+@pytest.mark.parametrize("size", [(1600, 1200), (1601, 1203), (1999, 700)])
+def test_large_originals(size: tuple[int, int]) -> None:
+    """Decoding at a reduced scale shifts nothing: the result is that of a full decode and the same filter."""
+    pixels = _shades(*size)
+    data = encoded(Image.fromarray(pixels), "JPEG", quality=95, subsampling=0)
+    packed = decoded(FINE.process(data).image)
+    difference = np.abs(packed - _expected(pixels, (packed.shape[1], 32)))
+    assert difference.mean() < 1
+    assert difference.max() < 12
+
+
+def _packed_size(recipe: Recipe, width: int, height: int) -> tuple[int, int]:
+    packed = recipe.process(encoded(Image.new("L", (width, height)), "BMP"))
+    assert packed.geometry.size == Image.open(io.BytesIO(packed.image)).size
+    return packed.geometry.size
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 64), st.booleans())
+def test_size(width: int, height: int, short_side: int, enlarge: bool) -> None:
+    """The short side is exact, the long side is the nearest to the same ratio, and nothing grows unless asked."""
+    size = _packed_size(Recipe(short_side=short_side, enlarge=enlarge), width, height)
+    if min(width, height) < short_side and not enlarge:
+        assert size == (width, height)
+    else:
+        scale = short_side / min(width, height)
+        assert min(size) == short_side
+        assert size[0] == pytest.approx(width * scale, abs=0.5)
+        assert size[1] == pytest.approx(height * scale, abs=0.5)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(1, 300), st.integers(1, 300), st.none() | st.integers(1, 40), st.integers(40, 64), st.booleans())
+def test_long_side(width: int, height: int, short_side: int | None, long_side: int, enlarge: bool) -> None:
+    """The long side is never above its cap, and the ratio stays: the setting that makes the image smallest counts."""
+    size = _packed_size(Recipe(short_side=short_side, long_side=long_side, enlarge=enlarge), width, height)
+    assert max(size) <= long_side
+    scale = min(long_side / max(width, height), (short_side or long_side) / min(width, height))
+    if scale > 1 and not enlarge:
+        assert size == (width, height)
+    else:
+        assert size[0] == pytest.approx(width * scale, abs=0.5001) or size[0] == 1
+        assert size[1] == pytest.approx(height * scale, abs=0.5001) or size[1] == 1
+
+
+@pytest.mark.parametrize(("size", "side"), [((96, 64), 32), ((64, 97), 32), ((20, 50), 20), ((32, 32), 32)])
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_square(size: tuple[int, int], side: int, orientation: int) -> None:
+    """A square is the centre of what would be packed without one, after the picture was turned."""
+    data = encoded(Image.fromarray(_shades(*size)), "PNG", exif=turned(orientation))
+    cut = decoded(Recipe(short_side=32, square=True, format="png").process(data).image)
+    whole = decoded(Recipe(short_side=32, format="png").process(data).image)
+    top, left = ((length - side) // 2 for length in whole.shape[:2])
+    assert (cut == whole[top : top + side, left : left + side]).all()
+
+
+def test_unlimited_size() -> None:
+    """Without a short side images keep theirs."""
+    assert _packed_size(Recipe(short_side=None), 700, 3) == (700, 3)
+
+
+@pytest.mark.parametrize("name", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG"])
+def test_filter(name: Filter, format_name: str) -> None:
+    """Each filter is Pillow's of that name, with the kernel and without it."""
+    pixels = np.asarray(Image.open(io.BytesIO(photo(5, 120, 90))))
+    data = encoded(Image.fromarray(pixels), format_name, **({"quality": 100} if format_name == "JPEG" else {}))
+    found = decoded(Recipe(short_side=40, filter=name, format="png").process(data).image).astype(float)
+    shown = Image.open(io.BytesIO(data))
+    differences = [np.abs(found - np.asarray(shown.resize((53, 40), by))).mean() for by in FILTERS.values()]
+    assert np.argmin(differences) == list(FILTERS).index(name)
+    assert min(differences) < 0.05
+
+
+def test_output_is_a_baseline_jpeg_without_metadata() -> None:
+    """What is packed is baseline, in the subsampling asked for, and carries none of the source's metadata."""
+    exif = Image.Exif()
+    exif[0x010F] = "a camera"
+    data = encoded(RGB, "JPEG", exif=exif, comment="private", icc_profile=b"profile" * 40, progressive=True)
+    for subsampling, code in {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}.items():
+        jpeg = Recipe(short_side=32, subsampling=subsampling).process(data).image
+        image = Image.open(io.BytesIO(jpeg))
+        assert isinstance(image, JpegImagePlugin.JpegImageFile)
+        assert set(image.info) <= {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
+        assert JpegImagePlugin.get_sampling(image) == code
+        assert b"private" not in jpeg
+
+
+@pytest.mark.parametrize("format_name", ["jpeg", "webp", "keep"])
+def test_quality(format_name: str) -> None:
+    """A higher quality makes larger files."""
+    recipes = [Recipe(short_side=48, quality=quality, format=format_name) for quality in (30, 60, 90)]
+    sizes = [len(recipe.process(photo(1)).image) for recipe in recipes]
+    assert sizes == sorted(set(sizes))
+
+
+@pytest.mark.parametrize("format_name", ["GIF", "WEBP", "PNG", "TIFF"])
+def test_first_frame(format_name: str) -> None:
+    """Of an animated image, or one of several pages, the first is packed, and it is said that there were more."""
+    frames = [Image.new("RGB", (40, 40), colour) for colour in ("red", "green", "blue")]
+    packed = FINE.process(encoded(frames[0], format_name, save_all=True, append_images=frames[1:]))
+    assert decoded(packed.image)[20, 20].tolist() == pytest.approx([255, 0, 0], abs=3)
+    assert packed.done == ("first_frame",)
+    assert FINE.process(encoded(frames[0], format_name)).done == ()
+
+
+def test_second_view_is_no_frame() -> None:
+    """A second picture behind a JPEG, as phones write it, does not make an animation."""
+    data = encoded(RGB, "MPO", save_all=True, append_images=[RGB])
+    assert FINE.process(data).done == ()
+
+
+def test_done() -> None:
+    """What was done to an image is said: turned and enlarged here, nothing where it was only made smaller."""
+    recipe = Recipe(short_side=80, enlarge=True)
+    assert recipe.process(encoded(RGB, "JPEG", exif=turned(6))).done == ("enlarged", "turned")
+    assert FINE.process(encoded(RGB, "JPEG")).done == ()
+
+
+def test_pixel_sums() -> None:
+    """The sums give the mean and the standard deviation of the pixels, as numpy has them."""
+    packed = Recipe(short_side=64, quality=100, subsampling="4:4:4").process(encoded(RGB, "PNG"))
+    assert packed.pixels.mean == pytest.approx(SHADES.reshape(-1, 3).mean(0) / 255, abs=1e-5)
+    assert packed.pixels.std == pytest.approx(SHADES.reshape(-1, 3).std(0) / 255, abs=1e-5)
+
+
+def _forged(width: int, height: int) -> bytes:
+    """A JPEG whose frame header lies about its size (ITU-T T.81, B.2.2)."""
+    data = bytearray(photo(1))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "the file is empty"),
+    "text": (b"<!DOCTYPE html><html></html>", "not an image in one of the formats"),
+    "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image in one of the formats"),
+    "zeros": (bytes(5000), "not an image in one of the formats"),
+    "JPEG cut short": (photo(1)[: len(photo(1)) // 2], "truncated"),
+    "JPEG header alone": (photo(1)[:20], "."),
+    "PNG cut short": (encoded(RGB, "PNG")[:300], "."),
+    "WebP cut short": (encoded(RGB, "WEBP")[:200], "."),
+    "GIF cut short": (encoded(RGB, "GIF")[:900], "."),
+    "TIFF cut short": (encoded(RGB, "TIFF")[:5000], "."),
+    "JPEG said to be huge": (_forged(65000, 65000), "more than 178956970 pixels"),
+    "JPEG said to be just too large": (_forged(14000, 13000), "more than 178956970 pixels"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files(case: str) -> None:
+    """What is no whole image of sane size is refused with a reason that says nothing about this run."""
+    data, reason = HOSTILE[case]
+    with pytest.raises(DecodeError, match=reason) as first:
+        FINE.process(data)
+    with pytest.raises(DecodeError) as second:
+        FINE.process(bytes(bytearray(data)))
+    assert str(first.value) == str(second.value)
+
+
+FILES = [encoded(RGB, name) for name in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM")]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from(FILES), st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=6)
+)
+def test_flipped_bytes(data: bytes, flips: list[tuple[int, int]]) -> None:
+    """A damaged file becomes a sound JPEG or a reason, and nothing else."""
+    damaged = bytearray(data)
+    for position, value in flips:
+        damaged[position % len(damaged)] = value
+    try:
+        jpeg = FINE.process(bytes(damaged)).image
+    except SampleError:
+        return
+    Image.open(io.BytesIO(jpeg)).load()
+
+
+def test_too_long_for_a_jpeg() -> None:
+    """An image that JPEG cannot hold at its size is refused before it is made."""
+    data = encoded(Image.new("L", (70_000, 3)), "PNG")
+    with pytest.raises(EncodeError, match="65500 a side is JPEG's limit"):
+        Recipe(short_side=256).process(data)
+    with pytest.raises(EncodeError, match="16383 a side is WEBP's limit"):
+        Recipe(short_side=256, format="webp").process(data)
+    assert Recipe(short_side=2).process(data).image
+    assert Recipe(short_side=256, square=True).process(data).geometry.size == (3, 3)
+
+
+@pytest.mark.parametrize("square", [False, True])
+def test_too_large_to_enlarge(square: bool) -> None:
+    """A strip that would be enlarged to gigabytes is refused before they are allocated."""
+    data = encoded(Image.new("L", (3000, 3)), "PNG")
+    with pytest.raises(EncodeError, match="would be enlarged to 60000000x60000 pixels"):
+        Recipe(short_side=60_000, enlarge=True, square=square).process(data)
+
+
+WRONG: dict[str, dict[str, object]] = {
+    "short_side is 0; allowed are 1 to 65500": {"short_side": 0},
+    "long_side is 70000; allowed are": {"long_side": 70_000},
+    "quality is 101; allowed are": {"quality": 101},
+    "subsampling is '4:1:1'; allowed are": {"subsampling": "4:1:1"},
+    "filter is 'area'; allowed are bicubic, bilinear, lanczos": {"filter": "area"},
+    "format is 'heic'; allowed are jpeg, webp, png, keep": {"format": "heic"},
+    "long_side and square exclude each other": {"long_side": 512, "square": True},
+    "long_side is 200, less than short_side, 256": {"long_side": 200},
+    "enlarge has no size to enlarge to": {"short_side": None, "enlarge": True},
+    "quality is 80, but png loses nothing": {"format": "png", "quality": 80},
+    "subsampling is 4:4:4, which only jpeg offers": {"format": "webp", "subsampling": "4:4:4"},
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_settings_are_checked(said: str) -> None:
+    """A setting out of its range, or one that contradicts another, is refused with the remedy."""
+    with pytest.raises(ConfigError, match=said):
+        Recipe(**WRONG[said])  # type: ignore[arg-type]
+
+
+def test_digest() -> None:
+    """Two recipes have the same digest exactly when all their settings are the same."""
+    others: list[dict[str, Any]] = [
+        *({"short_side": 255}, {"long_side": 300}, {"square": True}, {"enlarge": True}, {"filter": "lanczos"}),
+        *({"format": "keep"}, {"quality": 91}, {"subsampling": "4:4:4"}),
+    ]
+    assert {name for other in others for name in other} == {field.name for field in fields(Recipe)}
+    assert len({Recipe(**other).digest for other in [{}, *others]}) == len(others) + 1
+    assert Recipe().digest == Recipe(short_side=256).digest

@@ -1,0 +1,596 @@
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import mmap
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from shardflow.errors import AccessDeniedError, ConfigError, IntegrityError, NotFoundError, StoreError
+from shardflow.storage import cache as cache_module
+from shardflow.storage.cache import Cache, Fetched, Fill, default_directory, size_in_bytes
+
+SIZE = 1000
+
+FETCHER = """
+import hashlib, os, sys, time
+from pathlib import Path
+from shardflow.storage.cache import Cache
+content = b"x" * 1000
+
+def fill(target):
+    target.write_bytes(content[:500])
+    with open(sys.argv[2], "a") as log:
+        log.write("fetched\\n")
+    print("fetching", flush=True)
+    time.sleep(float(sys.argv[3]))
+    target.write_bytes(content)
+
+with Cache(sys.argv[1]).open(hashlib.sha256(content).hexdigest(), 1000, fill) as file:
+    assert file.read() == content
+print("got it", flush=True)
+"""
+X = b"x" * SIZE
+
+
+def sha(content: bytes) -> str:
+    """The name of a content."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def content(number: int) -> bytes:
+    """One of many contents of the same size."""
+    return bytes([number % 256, number // 256]) * (SIZE // 2)
+
+
+def filler(data: bytes, log: list[bytes] | None = None) -> Fill:
+    """A transfer of that content, which notes that it took place."""
+
+    def fill(target: Path) -> None:
+        if log is not None:
+            log.append(data)
+        target.write_bytes(data)
+
+    return fill
+
+
+def get(cache: Cache, data: bytes, log: list[bytes] | None = None) -> bytes:
+    """Read a content through the cache."""
+    with cache.open(sha(data), len(data), filler(data, log)) as file:
+        return file.read()
+
+
+def never(target: Path) -> None:
+    """A transfer that must not take place."""
+    raise AssertionError(target)
+
+
+def files(cache: Cache) -> dict[str, int]:
+    """All files of the cache, with their sizes; locks have none of their own."""
+    return {path.name: path.stat().st_size for path in cache.directory.rglob("*") if path.is_file()}
+
+
+@contextlib.contextmanager
+def fetchers(count: int, cache: Cache, log: Path, seconds: float) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that read the same content, whose transfer takes a while."""
+    command = [sys.executable, "-c", FETCHER, str(cache.directory), str(log), str(seconds)]
+    with contextlib.ExitStack() as stack:
+        running = []
+        for _ in range(count):
+            running.append(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
+            stack.callback(running[-1].kill)
+        yield running
+
+
+def line(stream: IO[str] | None) -> str:
+    """The next line that a process says."""
+    assert stream is not None
+    return stream.readline().strip()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    """A cache for three contents."""
+    return Cache(tmp_path / "cache", 3 * SIZE)
+
+
+def test_content_is_fetched_once(cache: Cache) -> None:
+    """What was fetched is read from the cache from then on, also by others, and nothing else lies there."""
+    log: list[bytes] = []
+    for _ in range(3):
+        assert get(cache, X, log) == X
+    assert get(Cache(cache.directory), X, log) == X
+    assert log == [X]
+    assert files(cache) == {sha(X): SIZE}
+
+
+def test_nobody_else_can_look(cache: Cache) -> None:
+    """The directory and those in it are for their owner alone."""
+    get(cache, X)
+    directories = [path for path in [cache.directory, *cache.directory.rglob("*")] if path.is_dir()]
+    assert len(directories) == 5
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directories} == {0o700}
+
+
+def test_default_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By default the cache lies where XDG_CACHE_HOME says, if that is absolute, and else below ~/.cache."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for value, expected in (("", "home/.cache"), ("relative", "home/.cache"), (str(tmp_path / "c"), "c")):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert default_directory() == tmp_path / expected / "shardflow"
+    assert Cache().directory == tmp_path / "c/shardflow"
+    assert stat.S_IMODE((tmp_path / "c/shardflow").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["", "blobs", "partial", "locks", "decoded"])
+@pytest.mark.parametrize("how", ["link", "file", "writable"])
+def test_unsafe_directories_are_refused(tmp_path: Path, name: str, how: str) -> None:
+    """A link, a file, or a directory that others can write to is no cache, nor a part of one."""
+    place = tmp_path / "cache" / name
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if how == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        place.symlink_to(tmp_path / "elsewhere")
+    elif how == "file":
+        place.write_bytes(b"")
+    else:
+        place.mkdir()
+        place.chmod(0o770)
+    with pytest.raises(ConfigError, match="cache_dir"):
+        Cache(tmp_path / "cache")
+    assert not list((tmp_path / "elsewhere").glob("*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a directory away takes root")
+def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    """A directory that belongs to another user is no cache."""
+    (tmp_path / "cache").mkdir(mode=0o700)
+    os.chown(tmp_path / "cache", 65534, -1)
+    with pytest.raises(ConfigError, match="belongs to user 65534; choose a cache_dir of your own"):
+        Cache(tmp_path / "cache")
+
+
+def test_directory_that_cannot_be_made_is_named() -> None:
+    """Where the cache must not be, who needs it is told that another place can be chosen; others need none."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as closed:  # pytest's own cannot even be entered by another user
+        os.chmod(closed, 0o555)
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            cache = Cache(f"{closed}/cache")
+            assert cache.blobs() == []
+            assert not cache.has(sha(X))
+            for use in (cache.open, cache.fetch):
+                with pytest.raises(AccessDeniedError, match=r"denied.* or choose another cache_dir"):
+                    use(sha(X), SIZE, never)
+        finally:
+            os.seteuid(user)
+            os.chmod(closed, 0o700)
+
+
+def test_a_disk_that_cannot_be_written_is_named(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pruning what cannot be changed is an error of the store."""
+    get(cache, X)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(StoreError, match="Read-only file system"):
+        cache.prune(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(5, 5), (0, 0), ("5", 5), ("1kB", 1000), ("500 MB", 5 * 10**8), ("1.5TB", 15 * 10**11), ("64GiB", 2**36)],
+)
+def test_sizes(text: int | str, expected: int) -> None:
+    """Sizes are numbers of bytes, or have a unit."""
+    assert size_in_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", -1, "1 GB more", "1.GB", "iB", "1eB", None, "0x10"])
+def test_what_is_no_size_is_refused(text: str, tmp_path: Path) -> None:
+    """A limit that is no size is a ConfigError that shows some."""
+    with pytest.raises(ConfigError, match="'64GiB'; found"):
+        Cache(tmp_path / "cache", text)
+
+
+def test_least_recently_used_is_evicted(cache: Cache) -> None:
+    """Room is made by removing what was not used for longest; using is opening or fetching again."""
+    for number in range(3):
+        get(cache, content(number))
+    get(cache, content(0))
+    assert cache.fetch(sha(content(1)), SIZE, never) is Fetched.HERE
+    get(cache, content(3))
+    assert set(files(cache)) == {sha(content(number)) for number in (0, 1, 3)}
+    assert [blob.path.name for blob in cache.blobs()] == [sha(content(number)) for number in (0, 1, 3)]
+
+
+def test_limit_holds_at_every_moment(cache: Cache) -> None:
+    """However many fill a cache at a time, it never holds more than its limit, and everybody gets the right bytes."""
+    errors, most, done = [], 0, threading.Event()
+
+    def work(first: int) -> None:
+        try:
+            mine = Cache(cache.directory, cache.limit_bytes)
+            for number in range(first, first + 25):
+                if get(mine, content(number % 40)) != content(number % 40):
+                    raise AssertionError(number)
+        except BaseException as error:
+            errors.append(error)
+
+    def watch() -> None:
+        nonlocal most
+        while not done.is_set():
+            held = 0
+            for path in [*cache.directory.glob("blobs/*"), *cache.directory.glob("partial/*")]:
+                with contextlib.suppress(FileNotFoundError):
+                    held += path.stat().st_size
+            most = max(most, held)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(0, 40, 8)]
+    watcher = threading.Thread(target=watch)
+    for thread in [watcher, *threads]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    watcher.join()
+    assert not errors
+    # One more: what the watcher saw before it was removed can add to what it saw after.
+    assert 2 * SIZE <= most <= 4 * SIZE
+    assert sum(files(cache).values()) <= 3 * SIZE
+
+
+def test_unknown_sizes_are_counted_afterwards(cache: Cache) -> None:
+    """A file of a size that nobody knew before makes the cache give way to it once it is there."""
+    for number in range(3):
+        get(cache, content(number))
+    with cache.open(sha(X), None, filler(X)) as file:
+        assert file.read() == X
+    assert set(files(cache)) == {sha(content(1)), sha(content(2)), sha(X)}
+
+
+def test_eviction_leaves_readers_their_bytes(cache: Cache) -> None:
+    """Who has mapped or opened a file goes on reading it, whatever becomes of its name."""
+    data = b"y" * SIZE
+    with cache.open(sha(data), SIZE, filler(data)) as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        for number in range(4):
+            get(cache, content(number))
+        assert sha(data) not in files(cache)
+        assert file.read() == mapped[:] == data
+    mapped.close()
+
+
+def test_many_cold_readers_make_one_transfer(cache: Cache, tmp_path: Path) -> None:
+    """However many processes want the same content at the same time, one fetches it and all get it."""
+    log = tmp_path / "log"
+    with fetchers(8, cache, log, 0.3) as running:
+        for process in running:
+            assert process.wait(timeout=60) == 0
+    assert log.read_text() == "fetched\n"
+    assert files(cache) == {sha(X): SIZE}
+
+
+def test_killed_downloader_is_replaced_at_once(cache: Cache, tmp_path: Path) -> None:
+    """When a downloader is killed, one of those who wait goes on at once, and nothing of the dead one stays."""
+    log = tmp_path / "log"
+    with fetchers(1, cache, log, 600) as (first,):
+        assert line(first.stdout) == "fetching"
+        with fetchers(3, cache, log, 0.1) as waiting:
+            time.sleep(1.5)
+            assert all(process.poll() is None for process in waiting)
+            assert len(list(cache.directory.glob("partial/*"))) == 1
+            first.kill()
+            killed = time.monotonic()
+            for process in waiting:
+                assert process.wait(timeout=60) == 0
+            assert time.monotonic() - killed < 2
+    assert log.read_text() == "fetched\n" * 2
+    assert files(cache) == {sha(X): SIZE}
+
+
+def test_stopped_downloader_is_waited_for_only_so_long(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A downloader that is alive but gets nowhere holds nobody up for ever: others take a copy of their own."""
+    monkeypatch.setattr(cache_module, "PATIENCE_S", 0.5)
+    with fetchers(1, cache, tmp_path / "log", 600) as (first,):
+        assert line(first.stdout) == "fetching"
+        first.send_signal(signal.SIGSTOP)
+        begun = time.monotonic()
+        assert get(cache, X) == X
+        assert 0.5 <= time.monotonic() - begun < 5
+        assert not list(cache.directory.glob("blobs/*"))
+
+
+def test_progress_is_worth_waiting_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the file of another grows, a reader waits for it, longer than it would for one that does not."""
+    monkeypatch.setattr(cache_module, "PATIENCE_S", 1.5)
+    log: list[bytes] = []
+    started = threading.Event()
+
+    def slow(target: Path) -> None:
+        log.append(X)
+        for _ in range(10):
+            with open(target, "ab") as file:
+                file.write(X[:100])
+            started.set()
+            time.sleep(0.25)
+
+    thread = threading.Thread(target=lambda: cache.open(sha(X), SIZE, slow).close())
+    thread.start()
+    started.wait()
+    assert get(cache, X, log) == X
+    thread.join()
+    assert log == [X]
+
+
+def test_forked_child_keeps_no_lock(cache: Cache) -> None:
+    """A process that was forked during a transfer, and lives on, holds nothing up when the transfer is over."""
+    child = 0
+
+    def fork_and_fail(_: Path) -> None:
+        nonlocal child
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        raise NotFoundError("gone")
+
+    with pytest.raises(NotFoundError, match="gone"):
+        cache.open(sha(X), SIZE, fork_and_fail)
+    try:
+        assert cache.fetch(sha(X), SIZE, filler(X)) is Fetched.HERE
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    "error", [NotFoundError("gone"), IntegrityError("wrong"), StoreError("down"), KeyboardInterrupt()]
+)
+def test_failed_transfer_leaves_nothing(cache: Cache, error: BaseException) -> None:
+    """What a transfer raises comes out as it is; no file and no lock stays, and the next attempt is a fresh one."""
+
+    def fail(target: Path) -> None:
+        target.write_bytes(b"half")
+        raise error
+
+    for attempt in (cache.open, cache.fetch):
+        with pytest.raises(type(error)) as caught:
+            attempt(sha(X), SIZE, fail)
+        assert caught.value is error
+        assert files(cache) == {}
+    assert get(cache, X) == X
+
+
+def test_fetch_does_not_wait(cache: Cache) -> None:
+    """While somebody is fetching a content, `fetch` says so at once, and afterwards that it is there."""
+    found = []
+
+    def fill(target: Path) -> None:
+        found.append(cache.fetch(sha(X), SIZE, never))
+        target.write_bytes(X)
+
+    assert cache.fetch(sha(X), SIZE, fill) is Fetched.HERE
+    assert cache.fetch(sha(X), SIZE, never) is Fetched.HERE
+    assert found == [Fetched.BUSY]
+
+
+def test_larger_than_the_cache(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
+    """What is larger than the whole cache is read from a file of its reader alone; others stay, and it is said once."""
+    get(cache, X)
+    data = b"z" * (3 * SIZE + 1)
+    assert cache.fetch(sha(data), len(data), never) is Fetched.FULL
+    for _ in range(2):
+        assert get(cache, data) == data
+    assert files(cache) == {sha(X): SIZE}
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "raise cache_limit" in record.message
+
+
+def test_full_disk(cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the cache's disk is full, content goes among the system's temporary files, nameless, and it is said once."""
+    elsewhere = cache.directory.parent / "tmp"
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+
+    def fill(target: Path) -> None:
+        if target.is_relative_to(cache.directory):
+            full_disk(target)
+        target.write_bytes(X)
+
+    assert cache.fetch(sha(X), SIZE, fill) is Fetched.FULL
+    for _ in range(2):
+        with cache.open(sha(X), SIZE, fill) as file:
+            assert file.read() == X
+    assert files(cache) == {}
+    assert not list(elsewhere.iterdir())
+    assert len(caplog.records) == 1
+    with pytest.raises(StoreError, match=r"neither .*cache nor .* has room for 1000 bytes; free some space"):
+        cache.open(sha(X), SIZE, full_disk)
+
+
+def full_disk(target: Path) -> None:
+    """A transfer onto a disk that is full."""
+    try:
+        target.write_bytes(b"")
+        Path("/dev/full").write_bytes(X)
+    except OSError as error:
+        raise StoreError("no space") from error
+
+
+def test_least_free_space_is_left(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When little of the disk is free the cache gives back what it has and takes nothing, and reading goes on."""
+    get(cache, X)
+    monkeypatch.setattr(cache_module, "_LEAST_FREE_SHARE", 1.0)
+    monkeypatch.setattr(cache_module, "_LEAST_FREE_BYTES", 1 << 60)
+    assert get(cache, content(1)) == content(1)
+    assert files(cache) == {}
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after writing"])
+def test_cache_may_be_deleted_at_any_time(cache: Cache, moment: str) -> None:
+    """Deleting the whole directory costs a transfer and nothing else."""
+    log: list[bytes] = []
+    get(cache, content(1))
+
+    def fill(target: Path) -> None:
+        if moment == "during" and not log:
+            shutil.rmtree(cache.directory)
+        filler(X, log)(target)
+        if moment == "after writing" and len(log) == 1:
+            shutil.rmtree(cache.directory)
+
+    if moment == "before":
+        shutil.rmtree(cache.directory)
+    with cache.open(sha(X), SIZE, fill) as file:
+        assert file.read() == X
+    assert files(cache) == {sha(X): SIZE}
+    assert len(log) == {"before": 1, "during": 2, "after writing": 2}[moment]
+    assert stat.S_IMODE(cache.directory.stat().st_mode) == 0o700
+
+
+def test_a_file_of_unknown_size_finds_room_before_it_is_there(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit holds at every moment, also while a file whose size nobody knew is put into a full cache."""
+    seen: list[int] = []
+    replace = os.replace
+
+    def counted(source: Path, target: Path) -> None:
+        replace(source, target)
+        seen.append(sum(blob.bytes for blob in cache.blobs()))
+
+    monkeypatch.setattr(os, "replace", counted)
+    for number in range(2 * cache.limit_bytes // SIZE):
+        with cache.open(sha(content(number)), None, filler(content(number), [])):
+            pass
+    assert len(seen) == 2 * cache.limit_bytes // SIZE
+    assert max(seen) <= cache.limit_bytes
+    assert max(seen) > cache.limit_bytes - SIZE
+
+
+def test_cache_deleted_right_after_a_transfer(cache: Cache) -> None:
+    """What was fetched is handed out, even if counting it afterwards finds the directory gone."""
+    log: list[bytes] = []
+
+    def fill(target: Path) -> None:
+        filler(X, log)(target)
+        shutil.rmtree(cache.directory / "locks")
+
+    with cache.open(sha(X), None, fill) as file:
+        assert file.read() == X
+    assert log == [X]
+
+
+def test_cache_deleted_again_and_again(cache: Cache) -> None:
+    """Even if the directory never stays, reading goes on."""
+
+    def fill(target: Path) -> None:
+        target.write_bytes(X)
+        shutil.rmtree(cache.directory, ignore_errors=True)
+
+    with cache.open(sha(X), SIZE, fill) as file:
+        assert file.read() == X
+    assert cache.fetch(sha(X), SIZE, fill) is Fetched.BUSY
+
+
+def test_wrong_size_is_fetched_again(cache: Cache) -> None:
+    """A file that does not have its size, as after a crash of the host, counts as missing."""
+    get(cache, X)
+    (cache.directory / "blobs" / sha(X)).write_bytes(X[:-1])
+    assert get(cache, X) == X
+    assert files(cache) == {sha(X): SIZE}
+
+
+def test_wrong_size_is_forgotten(cache: Cache) -> None:
+    """What a damaged file measured does not count for the one that was fetched in its place: the limit holds."""
+    for number in (1, 2):
+        (cache.directory / "blobs" / sha(content(number))).write_bytes(b"short")
+    for number in (3, 1, 2, 4):  # the first one counts those that are damaged
+        assert get(cache, content(number)) == content(number)
+    assert sum(files(cache).values()) == 3 * SIZE
+
+
+def test_leftovers_of_the_killed_are_cleared_and_those_of_the_living_not(cache: Cache, tmp_path: Path) -> None:
+    """Making room, and pruning, remove the files of processes that are gone, and never one that is being written."""
+    with fetchers(1, cache, tmp_path / "log", 600) as (first,):
+        assert line(first.stdout) == "fetching"
+        dead = cache.directory / f"partial/{sha(b'dead')}.0123"
+        dead.write_bytes(b"half")
+        (cache.directory / f"locks/{sha(b'dead')}").touch()
+        lost = cache.directory / f"partial/{sha(b'lost')}.0123"  # its lock was deleted by hand
+        lost.write_bytes(b"half")
+        get(cache, content(1))
+        assert not dead.exists()
+        assert not lost.exists()
+        cache.prune(0)
+        (left,) = cache.directory.glob("partial/*")
+        assert left.name.startswith(sha(X))
+        first.kill()
+        first.wait()
+    cache.prune(0)
+    assert files(cache) == {}
+
+
+def test_promised_room_is_kept_for_those_who_fetch(cache: Cache) -> None:
+    """What is being fetched counts as if it were there already, so that two do not use the same room."""
+
+    def fill(target: Path) -> None:
+        for number in range(3):
+            get(cache, content(number))
+        target.write_bytes(X)
+
+    with cache.open(sha(X), SIZE, fill):
+        assert set(files(cache)) == {sha(content(1)), sha(content(2)), sha(X)}
+
+
+def test_what_has_been_written_needs_no_more_room(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a disk that is nearly full, what is on its way needs only the bytes that are still missing."""
+    monkeypatch.setattr(cache_module, "spare_bytes", lambda _: SIZE)
+
+    def fill(target: Path) -> None:
+        target.write_bytes(X)
+        get(cache, content(1))
+
+    with cache.open(sha(X), SIZE, fill):
+        assert set(files(cache)) == {sha(X), sha(content(1))}
+
+
+def test_prune(cache: Cache) -> None:
+    """Pruning to a limit removes the least recently used down to it, and says which."""
+    for number in range(3):
+        get(cache, content(number))
+    assert [blob.path.name for blob in cache.prune(2 * SIZE)] == [sha(content(0))]
+    assert cache.prune(2 * SIZE) == []
+    assert [blob.bytes for blob in cache.prune(0)] == [SIZE, SIZE]
+    assert files(cache) == {}
+
+
+def test_prune_damaged(cache: Cache) -> None:
+    """Looking for damage removes the files whose content is not what their name says, and no other."""
+    for number in range(3):
+        get(cache, content(number))
+    damaged = cache.directory / "blobs" / sha(content(1))
+    damaged.write_bytes(X)
+    assert [blob.path for blob in cache.prune_damaged()] == [damaged]
+    assert set(files(cache)) == {sha(content(0)), sha(content(2))}
+    assert cache.prune_damaged() == []

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import email.utils
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+from botocore import exceptions as botocore
+
+from shardflow.errors import (
+    AccessDeniedError,
+    BucketNotFoundError,
+    ConfigError,
+    DatasetExistsError,
+    DeadlineError,
+    IntegrityError,
+    NotFoundError,
+    ShardflowError,
+    StoreError,
+    TransientError,
+)
+from shardflow.storage.error_mapping import classify
+from shardflow.storage.retry import ChangedError
+
+URL = "s3://bucket/train/000000.tar"
+
+
+def answer(status: int, code: str = "", headers: dict[str, str] | None = None, message: str = "said") -> Exception:
+    """What botocore raises for an answer."""
+    about = {"HTTPStatusCode": status, "HTTPHeaders": headers or {}}
+    return botocore.ClientError({"Error": {"Code": code, "Message": message}, "ResponseMetadata": about}, "GetObject")
+
+
+def web(status: int, headers: dict[str, str] | None = None) -> Exception:
+    """What aiohttp raises for an answer."""
+    info: Any = aiohttp.RequestInfo(url=None, method="GET", headers={}, real_url="http://host/a")  # type: ignore[arg-type]
+    return aiohttp.ClientResponseError(info, (), status=status, headers=headers)  # type: ignore[arg-type]
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    """An exception with the one it comes of."""
+    error.__cause__ = cause
+    return error
+
+
+def open_to_all(_: BaseException) -> bool:
+    """No text holds a secret."""
+    return False
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "remedy"),
+    [
+        (answer(404, "NoSuchBucket"), BucketNotFoundError, "check its name and the endpoint"),
+        (answer(404, "404"), NotFoundError, "check the path"),
+        (answer(403, "403"), AccessDeniedError, "have it granted"),
+        (answer(401), AccessDeniedError, "check the access key"),
+        (answer(400, "ExpiredToken"), AccessDeniedError, "get new credentials"),
+        (answer(403, "RequestTimeTooSkewed"), AccessDeniedError, "set the clock"),
+        (answer(403, "InvalidObjectState"), AccessDeniedError, "restore it first"),
+        (answer(301, "PermanentRedirect"), ConfigError, "set AWS_REGION"),
+        (answer(412, "PreconditionFailed"), ChangedError, "has changed"),
+        (answer(404, "NoSuchUpload"), ChangedError, "no longer open"),
+        (answer(418, "Teapot"), StoreError, "refused with Teapot; see its documentation"),
+        (answer(501), StoreError, "choose another place"),
+        (web(404), NotFoundError, "check the path"),
+        (web(403), AccessDeniedError, "have it granted"),
+        (botocore.NoCredentialsError(), AccessDeniedError, "no credentials were found"),
+        (botocore.ProfileNotFound(profile="x"), ConfigError, "check AWS_PROFILE"),
+        (botocore.ParamValidationError(report="x"), ConfigError, "s3://bucket/prefix"),
+        (OSError("[SSL: CERTIFICATE_VERIFY_FAILED]"), ConfigError, "certificate is not trusted"),
+        (FileNotFoundError("x"), NotFoundError, "check the path"),
+        (caused(FileNotFoundError("x"), web(403)), AccessDeniedError, "have it granted"),
+        (FileExistsError("x"), DatasetExistsError, "nothing is ever overwritten"),
+        (PermissionError("x"), AccessDeniedError, "have it granted"),
+        (NotImplementedError("x"), StoreError, "choose another place"),
+        (RuntimeError("x"), StoreError, "the cause says how"),
+    ],
+)
+def test_what_is_final(error: Exception, kind: type[ShardflowError], remedy: str) -> None:
+    """An error that another attempt would meet again has its type, the place, what to do, and its cause."""
+    failure = classify(error, URL, open_to_all)
+    assert type(failure.error) is kind
+    assert str(failure.error).startswith(f"{URL}: ")
+    assert remedy in str(failure.error)
+    assert failure.error.__cause__ is (error.__cause__ or error)
+    assert not failure.again
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (answer(503, "SlowDown"), TransientError),
+        (answer(500, "InternalError"), TransientError),
+        (answer(200, "InternalError"), TransientError),
+        (answer(502), TransientError),
+        (answer(429, "TooManyRequests"), TransientError),
+        (answer(409, "ConditionalRequestConflict"), TransientError),
+        (answer(400, "BadDigest"), TransientError),
+        (answer(400, "RequestTimeout"), TransientError),
+        (web(503), TransientError),
+        (caused(FileNotFoundError("x"), web(500)), TransientError),
+        (botocore.EndpointConnectionError(endpoint_url="http://x"), TransientError),
+        (botocore.ConnectTimeoutError(endpoint_url="http://x"), DeadlineError),
+        (botocore.ReadTimeoutError(endpoint_url="http://x"), DeadlineError),
+        (aiohttp.ClientPayloadError("x"), TransientError),
+        (aiohttp.ServerDisconnectedError(), TransientError),
+        (ConnectionResetError(104, "x"), TransientError),
+        (BrokenPipeError(32, "x"), TransientError),
+        (TimeoutError(), DeadlineError),
+        (EOFError(), TransientError),
+    ],
+)
+def test_what_another_attempt_may_not_meet(error: Exception, kind: type[ShardflowError]) -> None:
+    """Failures of the way, and of a store that is busy or broken, are worth another attempt."""
+    failure = classify(error, URL, open_to_all)
+    assert type(failure.error) is kind
+    assert failure.again
+
+
+def test_the_stores_own_code_says_more_than_the_status() -> None:
+    """A 403 that speaks of the clock is about the clock, and a 400 that speaks of damage may be tried again."""
+    assert "clock" in str(classify(answer(403, "RequestTimeTooSkewed"), URL, open_to_all).error)
+    assert classify(answer(400, "XAmzContentSHA256Mismatch"), URL, open_to_all).again
+    assert not classify(answer(400, "XAmzOther"), URL, open_to_all).again
+
+
+def test_errors_of_our_own_stay_what_they_are() -> None:
+    """An error of the project's tree is the same object, with the place put before it once."""
+    for error, again in ((TransientError("short"), True), (DeadlineError("slow"), True), (IntegrityError("no"), False)):
+        for _ in range(2):
+            failure = classify(error, URL, open_to_all)
+            assert failure.error is error
+            assert failure.again is again
+        assert str(error).count(URL) == 1
+
+
+@pytest.mark.parametrize("error", [answer, web])
+def test_when_to_come_back(error: Any) -> None:
+    """`Retry-After` is understood in seconds and as a date; anything else, or a date gone by, asks for nothing."""
+    soon = email.utils.formatdate(time.time() + 60, usegmt=True)
+    for said, least, most in (("7", 7, 7), (soon, 55, 61), ("Mon, 02 Jan 2006 15:04:05 GMT", 0, 0), ("soon", 0, 0)):
+        raised = error(503, headers={"Retry-After": said})
+        assert least <= classify(raised, URL, open_to_all).after_s <= most
+    assert classify(error(403, headers={"Retry-After": "7"}), URL, open_to_all).after_s == 0
+
+
+def test_a_secret_in_an_answer_is_not_passed_on() -> None:
+    """An exception whose text holds a secret is neither quoted nor attached; its status still decides."""
+    error = answer(403, "canary", message="canary")
+    failure = classify(error, URL, lambda raised: "canary" in str(raised))
+    assert isinstance(failure.error, AccessDeniedError)
+    assert "canary" not in f"{failure.error!r}"
+    assert failure.error.__cause__ is None
+
+
+def test_what_a_store_says_is_quoted_in_short() -> None:
+    """Code and message are quoted, on one line, and not without end."""
+    said = str(classify(answer(500, "Oops", message="a\n  b" + "c" * 1000), URL, open_to_all).error)
+    assert "(Oops: a bcc" in said
+    assert len(said) < 400

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import functools
+import http.server
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import shardflow
+from shardflow.storage.remote import RemoteStorage
+from tests.helpers.making import make_dataset
+
+PIECE = 1 << 14
+
+
+class Whole(http.server.SimpleHTTPRequestHandler):
+    """A server that knows no ranges, as Python's own, until it is told, and counts what it sends."""
+
+    sent: ClassVar[Counter[str]] = Counter()
+    knows_ranges: ClassVar[bool] = False
+
+    def do_GET(self) -> None:
+        """Count, and send."""
+        self.sent[self.path] += 1
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked is None or not self.knows_ranges:
+            super().do_GET()
+            return
+        data = Path(self.translate_path(self.path)).read_bytes()[int(asked[1]) : int(asked[2]) + 1]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The URL of a server without ranges, and the folder that it serves."""
+    Whole.sent.clear()
+    (tmp_path / "served").mkdir()
+    handler = functools.partial(Whole, directory=str(tmp_path / "served"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", tmp_path / "served"
+        server.shutdown()
+
+
+def test_a_server_without_ranges_sends_a_file_once(served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is known that every answer is the whole file, the pieces of one come of one answer, in whatever order."""
+    url, folder = served
+    data = bytes(range(256)) * 1024
+    for name in ("first", "second", "third"):
+        (folder / name).write_bytes(data)
+    store = RemoteStorage(url, piece_bytes=PIECE)
+    assert [store.read(name) for name in ("first", "second", "third")] == [data] * 3
+    assert (Whole.sent["/second"], Whole.sent["/third"]) == (1, 1)
+    assert store.read_range("second", 100, 200) == data[100:200]
+    assert store.read_range("second", 300, len(data) + 5) == data[300:]
+    assert Whole.sent["/second"] == 2
+    assert store.read_range("first", 0, 10) == data[:10]
+    (folder / "first").write_bytes(data[5:])
+    assert store.read_range("first", 0, 10) == data[5:15]
+    for number in range(8):
+        (folder / str(number)).write_bytes(data[number:])
+        assert store.read_range(str(number), 0, 10) == data[number : number + 10]
+    monkeypatch.setattr(Whole, "knows_ranges", True)  # as another server behind the same name may
+    assert store.read("third") == data
+
+
+def test_a_dataset_behind_a_server_without_ranges(served: tuple[str, Path], tmp_path: Path) -> None:
+    """A dataset is copied from there as it is."""
+    url, folder = served
+    dataset = make_dataset(folder / "set", [40, 30])
+    shardflow.sync(f"{url}/set", tmp_path / "copy")
+    assert shardflow.open(tmp_path / "copy").fingerprint == shardflow.open(dataset).fingerprint
+    assert shardflow.verify(tmp_path / "copy") == []

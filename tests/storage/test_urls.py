@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from shardflow.errors import ConfigError
+from shardflow.storage.urls import RemoteUrl
+
+SECRETS = {
+    "secret": "canary-1",
+    "token": b"canary-2",
+    "client_kwargs": {"headers": ["canary-3", {"password": "canary-4"}]},
+    "unheard-of": ("canary-5",),
+}
+
+
+def test_what_is_shown_is_scheme_place_and_path() -> None:
+    """A URL is shown without user, password, query, fragment and last slash."""
+    for url, shown in {
+        "s3://bucket/a/b/": "s3://bucket/a/b",
+        "https://user:canary@host:8000/a?sig=canary#b": "https://host:8000/a",
+        "memory://a": "memory://a",
+    }.items():
+        assert str(RemoteUrl(url, {})) == shown
+
+
+@pytest.mark.parametrize("url", ["s3://key:canary@bucket/x", "s3://bucket/x?key=canary", "s3a://canary@bucket"])
+def test_a_buckets_url_holds_no_secrets(url: str) -> None:
+    """Credentials in the URL of a bucket are refused, without repeating them, and with where they belong."""
+    with pytest.raises(ConfigError, match="belong in storage_options") as caught:
+        RemoteUrl(url, {})
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["bucket/x", "://x", "1s3://x", "http://user:canary@[x?canary", "user:canary@host/x"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    """The message shows what was given up to a query, without what may be a password."""
+    with pytest.raises(ConfigError, match="this is no URL; expected one such as s3://") as caught:
+        RemoteUrl(url, {})
+    assert "canary" not in str(caught.value)
+
+
+def test_every_option_is_secret_but_for_some() -> None:
+    """Without secrets, only options remain that are known to be harmless, and only when their values look so."""
+    harmless = {"endpoint_url": "http://127.0.0.1:1", "anon": True, "profile": "me"}
+    address = RemoteUrl("https://user:canary@host/a?sig=canary", {**SECRETS, **harmless})
+    bare = address.without_secrets()
+    assert (bare.url, bare.options) == ("https://host/a", harmless)
+    assert address.holds_secrets()
+    assert not bare.holds_secrets()
+    suspicious = RemoteUrl("s3://bucket/a", {"endpoint_url": "http://user:canary@host"})
+    assert suspicious.holds_secrets()
+    assert suspicious.without_secrets().options == {}
+
+
+@pytest.mark.parametrize("secret", ["canary-1", "canary-2", "canary-3", "canary-4", "canary-5", "sig=6", "canary-7"])
+def test_a_secret_is_found_in_an_error_and_behind_it(secret: str) -> None:
+    """Any text of any option that may be secret, the query and the password are found, in whatever was raised first."""
+    address = RemoteUrl("https://user:canary-7@host/a?sig=6", SECRETS)
+    first = ValueError(f"<Key>{secret}</Key>")
+    second = KeyError("nothing")
+    second.__context__ = first
+    third = OSError("nothing either")
+    third.__cause__ = second
+    assert [address.gives_away(error) for error in (first, second, third)] == [True] * 3
+    assert not address.gives_away(ValueError("host, a, user, nothing"))
+    assert not address.gives_away(None)
+
+
+def test_harmless_and_short_texts_are_no_secrets() -> None:
+    """A message may name the endpoint, and a text that is in any message by chance does not silence it."""
+    address = RemoteUrl("s3://bucket/a", {"endpoint_url": "http://store.example", "secret": "a"})
+    assert not address.gives_away(ValueError("http://store.example: a failure"))

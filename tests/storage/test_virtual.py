@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from shardflow.errors import ConfigError
+from shardflow.formats.roots import Root
+from shardflow.storage.local import LocalStorage
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.virtual import VirtualStorage, relative_root, root_url, virtual_storage
+
+BUCKET = "s3://bucket/data/view"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("../photos", "s3://bucket/data/photos"),
+        (".", "s3://bucket/data/view"),
+        ("bases/0", "s3://bucket/data/view/bases/0"),
+        ("../..", "s3://bucket"),
+    ],
+)
+def test_places_in_a_bucket(url: str, expected: str) -> None:
+    """A relative path leads to a place in the same bucket, up to its root."""
+    assert root_url(BUCKET, Root(url=url)) == expected
+
+
+@pytest.mark.parametrize("url", ["../../..", "../../../other", "s3://other/x", "s3://bucket/x", "https://host/x"])
+def test_places_out_of_a_bucket(url: str) -> None:
+    """What is behind a URL leads nowhere else: not above its bucket's root, and not by any absolute URL."""
+    with pytest.raises(ConfigError, match="may only lead to its own bucket or host"):
+        root_url(BUCKET, Root(url=url))
+
+
+def test_places_from_a_disk(tmp_path: Path) -> None:
+    """A manifest on a disk leads to directories relative to it, and to URLs."""
+    root = str(tmp_path / "view")
+    assert root_url(root, Root(url="../set")) == str(tmp_path / "view/../set")
+    assert root_url(root, Root(url="s3://bucket/set")) == "s3://bucket/set"
+
+
+@pytest.mark.parametrize("url", ["../a/b", "..", ".", "deep/er"])
+def test_names_lead_back_to_the_place(tmp_path: Path, url: str) -> None:
+    """The name that a view is given for a place leads there, on disks and in buckets."""
+    local, remote = LocalStorage(tmp_path / "x/view"), open_storage(BUCKET)
+    there = LocalStorage(root_url(str(local), Root(url=url)))
+    assert relative_root(local, there) == url
+    assert relative_root(remote, open_storage(root_url(BUCKET, Root(url=url)))) == url
+
+
+def test_names_that_no_reader_would_follow(tmp_path: Path) -> None:
+    """A bucket names neither this machine nor another bucket; a disk names both."""
+    bucket, disk = open_storage(BUCKET), LocalStorage(tmp_path)
+    with pytest.raises(ConfigError, match="`shardflow sync` that there first"):
+        relative_root(bucket, disk)
+    with pytest.raises(ConfigError, match="another bucket or host"):
+        relative_root(bucket, open_storage("s3://other/set"))
+    assert relative_root(disk, bucket) == BUCKET
+
+
+def test_options_go_to_one_place_alone(tmp_path: Path) -> None:
+    """Options, which may be credentials, are not given to several places that a manifest names."""
+    bases = {"0": Root(url="s3://bucket/a"), "1": Root(url="https://host/b")}
+    with pytest.raises(ConfigError, match="its tars are in 2 places"):
+        virtual_storage(LocalStorage(tmp_path), bases, {"key": "k"})
+    virtual_storage(LocalStorage(tmp_path), bases)
+    virtual_storage(LocalStorage(tmp_path), {"0": bases["0"], "1": Root(url="..")}, {"key": "k"})
+
+
+class Recording(LocalStorage):
+    """A store that writes down which uploads it is told to give up."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.closed: list[set[str]] = []
+
+    def close_uploads(self, names: Collection[str]) -> None:
+        """Write down the names."""
+        self.closed.append({*names})
+
+
+def test_uploads_are_closed_store_by_store(tmp_path: Path) -> None:
+    """Of all uploads that are given up, each store of a view is told once, and one that has none of them never."""
+    own, *bases = (Recording(tmp_path / name) for name in ("view", "a", "b", "c"))
+    view = VirtualStorage(own, dict(zip("012", bases, strict=True)))
+    view.close_uploads({"train/0/x.tar", "train/0/y.tar", "val/0/x.tar", "val/2/x.tar"})
+    assert [store.closed for store in (own, *bases)] == [[], [{"x.tar", "y.tar"}], [], [{"x.tar"}]]
