@@ -111,7 +111,7 @@ def build_virtual_dataset(
     """
     from shardflow import __version__  # here, because shardflow imports this module while it is being imported
 
-    store = open_storage(dst, storage_options)
+    storage = open_storage(dst, storage_options)
     names: dict[str, str] = {}  # of the bases, by their roots
     bases: dict[str, Root] = {}
     shards: dict[str, list[Shard]] = {split: [] for split in splits}
@@ -120,7 +120,7 @@ def build_virtual_dataset(
         for split, tar, rows in chosen:
             if tar.root not in names:
                 names[tar.root] = str(len(names))
-                url = relative_root(store, open_storage(tar.root))
+                url = relative_root(storage, open_storage(tar.root))
                 bases[names[tar.root]] = Root(url=url, fingerprint=tar.fingerprint)
             data = shard_index.to_bytes(rows)
             shard = Shard(
@@ -135,15 +135,15 @@ def build_virtual_dataset(
         if bad:
             yield manifest.QUARANTINE_NAME, "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in bad).encode()
 
-    if store.size(manifest.FILE_NAME) is not None:
-        raise DatasetExistsError(f"{store} already holds a dataset; choose another destination or remove it")
+    if storage.size(manifest.FILE_NAME) is not None:
+        raise DatasetExistsError(f"{storage} already holds a dataset; choose another destination or remove it")
     written = files()
     some = list(itertools.islice(written, _AT_ONCE))  # before a directory is made for what cannot be
     if not any(shards.values()):
         raise ConfigError("not one sample is left, so there is nothing to make a dataset of; choose otherwise")
-    with staging_directory(store), ThreadPoolExecutor(_AT_ONCE) as pool:
+    with staging_directory(storage), ThreadPoolExecutor(_AT_ONCE) as pool:
         while some:
-            list(pool.map(lambda file: _put(store, *file), some))
+            list(pool.map(lambda file: _put(storage, *file), some))
             some = list(itertools.islice(written, _AT_ONCE))
         made = Manifest(
             splits={split: tuple(lines) for split, lines in shards.items() if lines},
@@ -153,7 +153,7 @@ def build_virtual_dataset(
             inputs=sum(shard.samples for lines in shards.values() for shard in lines) + len(bad),
             bases=bases,
         )
-        store.put_new(manifest.FILE_NAME, made.to_bytes())
+        storage.put_new(manifest.FILE_NAME, made.to_bytes())
     return VirtualReport(
         fingerprint=made.fingerprint,
         samples={split: sum(shard.samples for shard in lines) for split, lines in made.splits.items()},
@@ -161,13 +161,13 @@ def build_virtual_dataset(
     )
 
 
-def _put(store: Storage, name: str, data: bytes) -> None:
+def _put(storage: Storage, name: str, data: bytes) -> None:
     """Write a file that is new, or was left by an attempt at the same view."""
     try:
-        store.put_new(name, data)
+        storage.put_new(name, data)
     except DatasetExistsError:
-        if store.read(name) != data:
-            message = f"{store.url(name)} exists and is something else, which is not overwritten"
+        if storage.read(name) != data:
+            message = f"{storage.url(name)} exists and is something else, which is not overwritten"
             raise ConfigError(f"{message}; choose an empty or a new destination") from None
 
 

@@ -38,13 +38,13 @@ class Split:
     """
 
     def __init__(
-        self, store: Storage, name: str, shards: tuple[manifest.Shard, ...], cache: Cache | None = None
+        self, storage: Storage, name: str, shards: tuple[manifest.Shard, ...], cache: Cache | None = None
     ) -> None:
         self.name = name
         self.shards = shards
         self.shard_samples: npt.NDArray[np.int64] = np.array([shard.samples for shard in shards], dtype=np.int64)
         self._ends: npt.NDArray[np.int64] = np.cumsum(self.shard_samples)
-        self._files = shard_files(store, cache)
+        self._files = shard_files(storage, cache)
         self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
         self._arriving: dict[int, PartialShard] = {}
 
@@ -192,27 +192,27 @@ class Dataset(Mapping[str, Split]):
         cache_limit: int | str = LIMIT,
         version: str | None = None,
     ) -> None:
-        store = open_storage(url, storage_options if is_remote(url) else None)
-        self.url = str(store)
+        storage = open_storage(url, storage_options if is_remote(url) else None)
+        self.url = str(storage)
         try:
-            data = store.read(manifest.FILE_NAME)
+            data = storage.read(manifest.FILE_NAME)
         except BucketNotFoundError:
             raise
         except NotFoundError as error:
-            if not isinstance(store, LocalStorage) or store.root.is_dir():
+            if not isinstance(storage, LocalStorage) or storage.root.is_dir():
                 reason = f"holds no {manifest.FILE_NAME}: it is no dataset, or packing it has not been finished"
             else:
                 reason = "does not exist"
-            raise NotFoundError(f"{store} {reason}; pack one with `shardflow pack SRC {store}`") from error
+            raise NotFoundError(f"{storage} {reason}; pack one with `shardflow pack SRC {storage}`") from error
         try:
             self.manifest = manifest.from_bytes(data)
         except ManifestError as error:
-            raise error.at(shard=store.url(manifest.FILE_NAME)) from error
+            raise error.at(shard=storage.url(manifest.FILE_NAME)) from error
         if version is not None and version != self.manifest.fingerprint:
-            self.manifest = _kept(store, version)
-        self.store = store = virtual_storage(store, self.manifest.bases, storage_options)
-        cache = None if isinstance(store, LocalStorage) else Cache(cache_dir, cache_limit)
-        self._splits = {name: Split(store, name, shards, cache) for name, shards in self.manifest.splits.items()}
+            self.manifest = _kept(storage, version)
+        self.storage = storage = virtual_storage(storage, self.manifest.bases, storage_options)
+        cache = None if isinstance(storage, LocalStorage) else Cache(cache_dir, cache_limit)
+        self._splits = {name: Split(storage, name, shards, cache) for name, shards in self.manifest.splits.items()}
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -237,7 +237,7 @@ class Dataset(Mapping[str, Split]):
     def has_version(self, fingerprint: str) -> bool:
         """Return whether an older version is kept here, to be opened with `version=`."""
         try:
-            return self.store.size(manifest.kept_name(fingerprint)) is not None
+            return self.storage.size(manifest.kept_name(fingerprint)) is not None
         except ConfigError:
             return False
 
@@ -261,18 +261,18 @@ class Dataset(Mapping[str, Split]):
         return split in self._splits
 
 
-def _kept(store: Storage, version: str) -> manifest.Manifest:
+def _kept(storage: Storage, version: str) -> manifest.Manifest:
     """Return the manifest of a version that a later one has replaced."""
     name = manifest.kept_name(version)
     try:
-        kept = manifest.from_bytes(store.read(name))
+        kept = manifest.from_bytes(storage.read(name))
     except NotFoundError as error:
-        message = f"{store} is not {version} and has no {name}: it was never that, or is a copy"
+        message = f"{storage} is not {version} and has no {name}: it was never that, or is a copy"
         raise NotFoundError(f"{message}; `shardflow sync` copies the newest version alone") from error
     except ManifestError as error:
-        raise error.at(shard=store.url(name)) from error
+        raise error.at(shard=storage.url(name)) from error
     if kept.fingerprint != version:
-        raise ManifestError(f"holds version {kept.fingerprint}; restore it").at(shard=store.url(name))
+        raise ManifestError(f"holds version {kept.fingerprint}; restore it").at(shard=storage.url(name))
     return kept
 
 

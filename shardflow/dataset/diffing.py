@@ -148,7 +148,7 @@ class _Side:
 def _sources(dataset: Dataset, shard: Shard) -> tuple[str, ...] | None:
     """Return the inputs of the samples of a shard; None where its receipt is missing, or is not of this shard."""
     try:
-        sources = from_bytes(dataset.store.read(shard.receipt_name)).sources
+        sources = from_bytes(dataset.storage.read(shard.receipt_name)).sources
     except (NotFoundError, FormatError):
         return None
     return sources if len(sources) == shard.samples else None

@@ -127,7 +127,7 @@ def _scanned(tars: Sequence[TarFile], progress: Callable[[int, int], None] | Non
     if progress is not None:
         progress(0, len(tars))
     with transfer_pool(_AT_ONCE) as pool:
-        for one in pool.map(lambda tar: scan(tar.store, tar.name), tars):
+        for one in pool.map(lambda tar: scan(tar.storage, tar.name), tars):
             done.append(one)
             if progress is not None:
                 progress(len(done), len(tars))
@@ -162,8 +162,8 @@ def _refuse_half_labelled(tars: Sequence[TarFile], scanned: Sequence[Scanned]) -
         if without and len(without) < len(filled):
             labelled = next(tar for tar, one in filled if one.labels)
             raise ConfigError(
-                f"{without[0].store.url(without[0].name)} has no labels and {labelled.store.url(labelled.name)} has; "
-                "index them as two datasets"
+                f"{without[0].storage.url(without[0].name)} has no labels and "
+                f"{labelled.storage.url(labelled.name)} has; index them as two datasets"
             )
 
 

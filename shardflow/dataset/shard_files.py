@@ -86,22 +86,22 @@ class LocalFiles:
 
     cache = None
 
-    def __init__(self, store: LocalStorage) -> None:
-        self._store = store
+    def __init__(self, storage: LocalStorage) -> None:
+        self._storage = storage
 
     def url(self, shard: Shard) -> str:
         """Return the path of the tar."""
-        return self._store.url(shard.name)
+        return self._storage.url(shard.name)
 
     def open(self, shard: Shard) -> IO[bytes]:
         """Return the tar, open for reading."""
-        path = self._store.path(shard.name)
+        path = self._storage.path(shard.name)
         with map_os_errors(path):
             return open(path, "rb")
 
     def index(self, shard: Shard) -> Index:
         """Return the index."""
-        return index_of(self._store, shard)
+        return index_of(self._storage, shard)
 
     def renew(self, shard: Shard) -> bool:  # noqa: ARG002 - the interface's
         """Return False: these are no copies."""
@@ -123,13 +123,13 @@ class LocalFiles:
 class CachedFiles:
     """Files of any store, fetched whole into a cache and verified before anybody sees them."""
 
-    def __init__(self, store: Storage, cache: Cache) -> None:
-        self._store = store
+    def __init__(self, storage: Storage, cache: Cache) -> None:
+        self._storage = storage
         self.cache = cache
 
     def url(self, shard: Shard) -> str:
         """Return the URL of the tar."""
-        return self._store.url(shard.name)
+        return self._storage.url(shard.name)
 
     def open(self, shard: Shard) -> IO[bytes]:
         """Return the tar, open for reading."""
@@ -170,10 +170,10 @@ class CachedFiles:
 
     def _index(self, shard: Shard) -> Index:
         with self.cache.open(shard.index_sha256, None, lambda target: self._get_index(shard, target)) as file:
-            return _parsed(self._store, shard, file.read())
+            return _parsed(self._storage, shard, file.read())
 
     def _get(self, shard: Shard, target: Path) -> None:
-        self._store.get(shard.name, target, size=shard.bytes, sha256=shard.sha256)
+        self._storage.get(shard.name, target, size=shard.bytes, sha256=shard.sha256)
 
     def _get_both(self, shard: Shard, target: Path) -> None:
         def fetch_index() -> None:
@@ -191,22 +191,22 @@ class CachedFiles:
         self.cache.fetch(shard.index_sha256, None, lambda target: self._get_index(shard, target))
 
     def _get_index(self, shard: Shard, target: Path) -> None:
-        data = packed_index(self._store, shard)
+        data = packed_index(self._storage, shard)
         with map_os_errors(target):
             target.write_bytes(data)
 
 
-def packed_index(store: Storage, shard: Shard) -> bytes:
+def packed_index(storage: Storage, shard: Shard) -> bytes:
     """Return the index of a shard from its store.
 
     Raises:
         NotFoundError: It is missing.
         IntegrityError: It is not the one packed.
     """
-    return _checked(store, shard, store.read(shard.index_name))
+    return _checked(storage, shard, storage.read(shard.index_name))
 
 
-def index_of(store: Storage, shard: Shard) -> Index:
+def index_of(storage: Storage, shard: Shard) -> Index:
     """Return the index of a shard from its store, parsed.
 
     Raises:
@@ -214,23 +214,23 @@ def index_of(store: Storage, shard: Shard) -> Index:
         IntegrityError: It is not the one packed.
         IndexError_: It was not made for this tar.
     """
-    return _parsed(store, shard, store.read(shard.index_name))
+    return _parsed(storage, shard, storage.read(shard.index_name))
 
 
-def _parsed(store: Storage, shard: Shard, data: bytes) -> Index:
+def _parsed(storage: Storage, shard: Shard, data: bytes) -> Index:
     try:
-        return shard_index.from_bytes(_checked(store, shard, data), samples=shard.samples, tar_bytes=shard.bytes)
+        return shard_index.from_bytes(_checked(storage, shard, data), samples=shard.samples, tar_bytes=shard.bytes)
     except IndexError_ as error:
-        raise error.at(shard=store.url(shard.name)) from None
+        raise error.at(shard=storage.url(shard.name)) from None
 
 
-def _checked(store: Storage, shard: Shard, data: bytes) -> bytes:
+def _checked(storage: Storage, shard: Shard, data: bytes) -> bytes:
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
-        raise IntegrityError(f"{store.url(shard.index_name)} is not the index packed; run `shardflow verify`")
+        raise IntegrityError(f"{storage.url(shard.index_name)} is not the index packed; run `shardflow verify`")
     return data
 
 
-def beside_shards(store: Storage, directory: str | os.PathLike[str] | None) -> LocalStorage:
+def beside_shards(storage: Storage, directory: str | os.PathLike[str] | None) -> LocalStorage:
     """Return where files for other readers go: a directory, or else beside the shards.
 
     Raises:
@@ -238,13 +238,13 @@ def beside_shards(store: Storage, directory: str | os.PathLike[str] | None) -> L
     """
     if directory is not None:
         return LocalStorage(directory)
-    if not isinstance(store, LocalStorage):
-        raise ConfigError(f"{store} is no local directory; name one for these files")
-    return LocalStorage(store.root)
+    if not isinstance(storage, LocalStorage):
+        raise ConfigError(f"{storage} is no local directory; name one for these files")
+    return LocalStorage(storage.root)
 
 
-def shard_files(store: Storage, cache: Cache | None) -> ShardFiles:
+def shard_files(storage: Storage, cache: Cache | None) -> ShardFiles:
     """Return how the shards of a store are opened; only those of a local one can do without a cache."""
-    if isinstance(store, LocalStorage) and cache is None:
-        return LocalFiles(store)
-    return CachedFiles(store, cache or Cache())
+    if isinstance(storage, LocalStorage) and cache is None:
+        return LocalFiles(storage)
+    return CachedFiles(storage, cache or Cache())

@@ -73,7 +73,7 @@ def sync(
     dataset = open_dataset(src, storage_options=src_options)
     bases = {name: replace(base, url=f"bases/{name}") for name, base in dataset.manifest.bases.items()}
     copied = replace(dataset.manifest, bases=bases)
-    source, own = dataset.store, open_storage(dst, dst_options)
+    source, own = dataset.storage, open_storage(dst, dst_options)
     target, shards = virtual_storage(own, bases, dst_options), dataset.shards
     # Several shards of a view may share a tar: the first of them stands for it.
     firsts = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())

@@ -17,7 +17,7 @@ from shardflow.storage.urls import is_remote
 class TarFile(NamedTuple):
     """A tar to be read: its store, the root of that, its name there, and its split."""
 
-    store: Storage
+    storage: Storage
     root: str
     name: str
     split: str
@@ -37,28 +37,28 @@ def find_tars(
         StoreError: It is out of reach.
     """
     root, pattern = rooted(url)
-    store = open_storage(root, storage_options if is_remote(root) else None)
-    names = sorted(_names(store, pattern or ALL))
+    storage = open_storage(root, storage_options if is_remote(root) else None)
+    names = sorted(_names(storage, pattern or ALL))
     for name in names:
         if not is_name(name):
-            raise ConfigError(f"{store.url(name)}: names may have A-Z a-z 0-9 . _ - alone, rename it")
+            raise ConfigError(f"{storage.url(name)}: names may have A-Z a-z 0-9 . _ - alone, rename it")
     tops = {name.partition("/")[0].lower() if "/" in name else root.rpartition("/")[2].lower() for name in names}
     for name in names:
         top = name.partition("/")[0] if "/" in name else root.rpartition("/")[2]
-        yield TarFile(store, str(store), name, top.lower() if tops <= {*splits} else splits[0])
+        yield TarFile(storage, str(storage), name, top.lower() if tops <= {*splits} else splits[0])
 
 
-def _names(store: Storage, pattern: str) -> set[str]:
+def _names(storage: Storage, pattern: str) -> set[str]:
     patterns = expanded(pattern)
     names = {one for one in patterns if not is_wild(one)}
     wild = [one for one in patterns if is_wild(one)]
     if wild:
-        listing = store.names()
+        listing = storage.names()
         if not listing:
-            raise NotFoundError(f"{store} does not exist, or is empty; check the path")
+            raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
         for one in wild:
             matching = tars_like(one, listing)
             if not matching:
-                raise ConfigError(f"{store} has no tar {one!r} among its {len(listing)} files")
+                raise ConfigError(f"{storage} has no tar {one!r} among its {len(listing)} files")
             names.update(matching)
     return names

@@ -51,13 +51,13 @@ class Scanned:
     used: tuple[bool, bool]
 
 
-def scan(store: Storage, name: str) -> Scanned:
+def scan(storage: Storage, name: str) -> Scanned:
     """Read a tar.
 
     Raises:
         StoreError: It is missing or out of reach.
     """
-    with _opened(store, name) as (file, tar):
+    with _opened(storage, name) as (file, tar):
         samples = list(samples_of(file))
         keys = Counter(sample.key for sample in samples)
         bad: dict[str, str] = {}
@@ -103,13 +103,13 @@ def without_end(index: Index, end: int) -> Index:
 
 
 @contextlib.contextmanager
-def _opened(store: Storage, name: str) -> Iterator[tuple[IO[bytes], memoryview]]:
+def _opened(storage: Storage, name: str) -> Iterator[tuple[IO[bytes], memoryview]]:
     """Lend a tar as a file and as bytes; one that is far away is read whole, into memory."""
-    if not isinstance(store, LocalStorage):
-        data = store.read(name)
+    if not isinstance(storage, LocalStorage):
+        data = storage.read(name)
         yield io.BytesIO(data), memoryview(data)
         return
-    path = store.path(name)
+    path = storage.path(name)
     with map_os_errors(path), open(path, "rb") as file:
         if not path.stat().st_size:  # which cannot be mapped
             yield file, memoryview(b"")

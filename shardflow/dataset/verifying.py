@@ -71,22 +71,22 @@ def findings_of(dataset: Dataset, *, progress: Callable[[Shard], None] | None = 
     """Return everything that is wrong with a dataset that is open already; see `verify`."""
     tars: dict[str, list[Shard]] = {}  # of a view, several shards may be of one tar, which is read once
     for shard in dataset.shards:
-        tars.setdefault(dataset.store.url(shard.name), []).append(shard)
+        tars.setdefault(dataset.storage.url(shard.name), []).append(shard)
     findings: list[Finding] = []
     classes, whole = None if dataset.classes is None else len(dataset.classes), not dataset.manifest.bases
     for shards in tars.values():
-        tar = _read(dataset.store, shards[0].name)
+        tar = _read(dataset.storage, shards[0].name)
         for shard in shards:
-            findings += _findings(dataset.store, shard, tar, classes, whole=whole)
+            findings += _findings(dataset.storage, shard, tar, classes, whole=whole)
             if progress is not None:
                 progress(shard)
         del tar  # before the next one takes as much memory
     return findings
 
 
-def verify_shard(store: Storage, shard: Shard, classes: int | None) -> Iterator[Finding]:
+def verify_shard(storage: Storage, shard: Shard, classes: int | None) -> Iterator[Finding]:
     """Yield everything that is wrong with a shard of a dataset with so many classes, or none, that is no view."""
-    yield from _findings(store, shard, _read(store, shard.name), classes, whole=True)
+    yield from _findings(storage, shard, _read(storage, shard.name), classes, whole=True)
 
 
 class _Tar(NamedTuple):
@@ -96,19 +96,19 @@ class _Tar(NamedTuple):
     sha256: str
 
 
-def _read(store: Storage, name: str) -> _Tar | StoreError:
+def _read(storage: Storage, name: str) -> _Tar | StoreError:
     try:
-        data = store.read(name)
+        data = storage.read(name)
     except StoreError as error:
         return error
     return _Tar(memoryview(data), hashlib.sha256(data).hexdigest())
 
 
 def _findings(
-    store: Storage, shard: Shard, tar: _Tar | StoreError, classes: int | None, *, whole: bool
+    storage: Storage, shard: Shard, tar: _Tar | StoreError, classes: int | None, *, whole: bool
 ) -> Iterator[Finding]:
     """Yield what is wrong with a shard; `whole` says that its index is of all that the tar holds."""
-    problems, index = _index(store, shard)
+    problems, index = _index(storage, shard)
     yield from problems
     if isinstance(tar, StoreError):
         yield Finding(shard.name, str(tar))
@@ -136,10 +136,10 @@ def _findings(
         yield from _labels(shard, tar.bytes, rebuilt, keys, classes)
 
 
-def _index(store: Storage, shard: Shard) -> tuple[list[Finding], shard_index.Index | None]:
+def _index(storage: Storage, shard: Shard) -> tuple[list[Finding], shard_index.Index | None]:
     """Return what is wrong with an index, and the index as far as it can be read."""
     try:
-        data = store.read(shard.index_name)
+        data = storage.read(shard.index_name)
     except StoreError as error:
         return [Finding(shard.index_name, str(error))], None
     findings = []

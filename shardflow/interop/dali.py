@@ -33,7 +33,7 @@ def write_dali_indexes(dataset: Dataset, directory: str | os.PathLike[str] | Non
         StoreError: A shard is missing, or a file cannot be written.
         IntegrityError: A shard is damaged.
     """
-    root = beside_shards(dataset.store, directory)
+    root = beside_shards(dataset.storage, directory)
     for split in dataset.values():
         for number, shard in enumerate(split.shards):
             name = str(PurePosixPath(shard.name).with_suffix(".idx"))

@@ -39,7 +39,7 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
     """
     if dataset.manifest.bases:
         raise ConfigError(f"{dataset.url} has no shards of its own, and Energon reads whole ones; `shardflow sync` it")
-    root = beside_shards(dataset.store, directory)
+    root = beside_shards(dataset.storage, directory)
     images: set[str] = set()
     for split in dataset.values():
         for number, shard in enumerate(split.shards):

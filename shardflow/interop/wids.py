@@ -31,11 +31,11 @@ def write_wids(dataset: Dataset, directory: str | os.PathLike[str] | None = None
     """
     if dataset.manifest.bases:
         raise ConfigError(f"{dataset.url} has no shards of its own, and wids reads whole ones; `shardflow sync` it")
-    store, root = dataset.store, beside_shards(dataset.store, directory)
-    if isinstance(store, LocalStorage):
-        place = os.path.relpath(os.path.realpath(store.root), os.path.realpath(root.root))
+    storage, root = dataset.storage, beside_shards(dataset.storage, directory)
+    if isinstance(storage, LocalStorage):
+        place = os.path.relpath(os.path.realpath(storage.root), os.path.realpath(root.root))
     else:
-        place = str(store)
+        place = str(storage)
     for name, split in dataset.items():
         shards = [
             {"url": f"{place}/{shard.name}", "nsamples": shard.samples, "filesize": shard.bytes}

@@ -92,12 +92,12 @@ def commit(
         statistics=statistics,
         sharding=layout,
     )
-    close_uploads(ledger.store, {shard.name for shard in shards})
+    close_uploads(ledger.storage, {shard.name for shard in shards})
     if replacing is None:
-        ledger.store.put_new(manifest.FILE_NAME, made.to_bytes())
+        ledger.storage.put_new(manifest.FILE_NAME, made.to_bytes())
     else:
-        _replace(ledger.store, replacing, made)
-    release(ledger.store)
+        _replace(ledger.storage, replacing, made)
+    release(ledger.storage)
     return PackReport(
         fingerprint=made.fingerprint,
         inputs=inputs,
@@ -112,20 +112,20 @@ def commit(
     )
 
 
-def _replace(store: Storage, old: manifest.Manifest, new: manifest.Manifest) -> None:
+def _replace(storage: Storage, old: manifest.Manifest, new: manifest.Manifest) -> None:
     """Put one version in the place of another, which is kept first: at any moment one of them is there, whole."""
-    found = store.read(manifest.FILE_NAME)
+    found = storage.read(manifest.FILE_NAME)
     if manifest.from_bytes(found).fingerprint != old.fingerprint:
-        raise DatasetExistsError(f"{store} was extended by somebody else meanwhile; run the same command again")
+        raise DatasetExistsError(f"{storage} was extended by somebody else meanwhile; run the same command again")
     with contextlib.suppress(DatasetExistsError):  # by an attempt that was killed right here
-        store.put_new(manifest.kept_name(old.fingerprint), found)
-    store.put(manifest.FILE_NAME, new.to_bytes())
+        storage.put_new(manifest.kept_name(old.fingerprint), found)
+    storage.put(manifest.FILE_NAME, new.to_bytes())
 
 
 def _refusal(ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, max_bad: int) -> str:
     named = "; ".join(f"{bad.path!r} ({bad.stage}: {bad.reason})" for bad in quarantined[:_NAMED])
     more = f"; {len(quarantined) - _NAMED} more" if len(quarantined) > _NAMED else ""
-    listed = f"{named}{more}, all listed in {ledger.store.url(manifest.QUARANTINE_NAME)}"
+    listed = f"{named}{more}, all listed in {ledger.storage.url(manifest.QUARANTINE_NAME)}"
     if len(quarantined) == inputs:
         return f"none of the {inputs} inputs could be packed: {listed}; is this the right directory?"
     return (

@@ -80,7 +80,7 @@ def estimate(
     make_executor = executor_maker("processes", workers)
     if shard_samples < 1:
         raise ConfigError(f"shard_samples is {shard_samples}; 1 is the least")
-    store = open_storage(dst, storage_options)
+    storage = open_storage(dst, storage_options)
     with listed(src, shared_options(src, dst, storage_options)) as source:
         jobs = plan_jobs(
             source,
@@ -92,7 +92,7 @@ def estimate(
             shuffle=shuffle,
             storage_options=storage_options,
         )
-        ledger = Ledger(store)
+        ledger = Ledger(storage)
         destination = _destination(ledger)
         chosen = [jobs[job].items[slot] for job, slot in _evenly([len(job.items) for job in jobs], SAMPLE)]
         sizes, quarantined = _try(jobs[0], chosen, make_executor)
@@ -114,7 +114,7 @@ def estimate(
 
 
 def _destination(ledger: Ledger) -> str:
-    names = ledger.store.names()
+    names = ledger.storage.names()
     if manifest.FILE_NAME in names:
         return "dataset"
     if manifest.QUARANTINE_NAME in names:
@@ -138,11 +138,11 @@ def _try(job: Job, items: Sequence[Item], make_executor: ExecutorMaker) -> tuple
     with temporary_staging() as (folder, lock):
         trial = replace(job, items=tuple(items), dst=str(folder), spool=folder, storage_options=None)
         make_executor(lock).run([trial], results.append)
-        store = LocalStorage(folder)
-        shard = from_bytes(store.read(f"{job.name}.json")).shard
+        storage = LocalStorage(folder)
+        shard = from_bytes(storage.read(f"{job.name}.json")).shard
         sizes = [0] * len(items)
         if shard is not None:
-            for record, size in index_of(store, shard)[["record", "size"]].tolist():
+            for record, size in index_of(storage, shard)[["record", "size"]].tolist():
                 sizes[record] += ustar.BLOCK + size + ustar.padding(size)
     return sizes, [bad for result in results for bad in result.quarantined]
 

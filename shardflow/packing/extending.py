@@ -94,24 +94,24 @@ def extend(
     if max_bad < 0:
         raise ConfigError(f"max_bad is {max_bad}; 0 is the least")
     started = time.monotonic()
-    store = open_storage(dst, storage_options)
+    storage = open_storage(dst, storage_options)
     open_dataset(dst, storage_options=storage_options)  # before a directory is made for what is not there
     options = shared_options(src, dst, storage_options)
-    with listed(src, options) as source, staging_directory(store) as (spool, lock):
+    with listed(src, options) as source, staging_directory(storage) as (spool, lock):
         old = open_dataset(dst, storage_options=storage_options).manifest
-        layout = _layout(old, str(store))
+        layout = _layout(old, str(storage))
         recipe = recipe_of(old)
         classes, source = renumbered(source, old.classes)
-        ledger = Ledger(store)
+        ledger = Ledger(storage)
         receipts = receipts_of(ledger, layout)
         refuse_other(source, receipts)
         fresh = without(source, receipts)
         report = ExtendReport(fingerprint=old.fingerprint, previous=old.fingerprint, known=source.inputs - fresh.inputs)
         if not fresh.inputs:
-            clean_up(store)
+            clean_up(storage)
             return replace(report, seconds=time.monotonic() - started)
         jobs = new_jobs(fresh, layout, dst=os.fspath(dst), recipe=recipe, spool=spool, storage_options=storage_options)
-        if not isinstance(store, LocalStorage):  # which is locked
+        if not isinstance(storage, LocalStorage):  # which is locked
             _claim(ledger, old.fingerprint, jobs)
         resumed = run_jobs(ledger, jobs, make_executor(lock), progress)
         new = layout_of(jobs, shard_samples=layout.shard_samples, shuffle=layout.shuffle, seed=layout.seed)
@@ -147,18 +147,18 @@ def _layout(made: Manifest, place: str) -> Sharding:
 
 def _claim(ledger: Ledger, previous: str, jobs: list[Job]) -> None:
     """Claim a place without locks for these jobs."""
-    store = ledger.store
-    _refuse_other(store, previous)
-    if extends(store) != previous:  # one that is over; only its owner's end was missing
-        release(store)
-    put_lock(store, {"content": content_of(jobs), "extends": previous})
+    storage = ledger.storage
+    _refuse_other(storage, previous)
+    if extends(storage) != previous:  # one that is over; only its owner's end was missing
+        release(storage)
+    put_lock(storage, {"content": content_of(jobs), "extends": previous})
     try:
-        _refuse_other(store, previous)
+        _refuse_other(storage, previous)
     except DatasetExistsError:
-        release(store)
+        release(storage)
         raise
 
 
-def _refuse_other(store: Storage, fingerprint: str) -> None:
-    if manifest.from_bytes(store.read(manifest.FILE_NAME)).fingerprint != fingerprint:
-        raise DatasetExistsError(f"{store} was extended by somebody else meanwhile; run the same command again")
+def _refuse_other(storage: Storage, fingerprint: str) -> None:
+    if manifest.from_bytes(storage.read(manifest.FILE_NAME)).fingerprint != fingerprint:
+        raise DatasetExistsError(f"{storage} was extended by somebody else meanwhile; run the same command again")

@@ -191,21 +191,21 @@ class Finish:
             IntegrityError: It does not hold what was written.
         """
         job = self.job
-        store = open_storage(job.dst, job.storage_options)
+        storage = open_storage(job.dst, job.storage_options)
         if not all((job.spool / result.fragment.name).exists() for result in self.results):
-            return self._done_before(store)
+            return self._done_before(storage)
         shard, index = None, b""
-        if isinstance(store, LocalStorage):  # elsewhere the claim sees to it, and a twin may be reading this receipt
-            store.remove(f"{job.name}.json")  # one of older settings must not vouch for the new tar
+        if isinstance(storage, LocalStorage):  # elsewhere the claim sees to it, and a twin may be reading this receipt
+            storage.remove(f"{job.name}.json")  # one of older settings must not vouch for the new tar
         if any(result.fragment.samples for result in self.results):
             fragments = [(job.spool / result.fragment.name, result.fragment) for result in self.results]
             folder, _, base = job.name.rpartition("/")
             tar = job.spool / folder / f"{TEMPORARY}{base}.tar"
             with map_os_errors(tar):
                 assembled = shard_writer.assemble(tar, fragments)
-            store.upload(f"{job.name}.tar", tar)
+            storage.upload(f"{job.name}.tar", tar)
             index = assembled.index
-            store.put(f"{job.name}.npy", index)
+            storage.put(f"{job.name}.npy", index)
             shard = manifest.Shard(
                 name=f"{job.name}.tar",
                 samples=sum(result.fragment.samples for result in self.results),
@@ -214,8 +214,8 @@ class Finish:
                 index_sha256=hashlib.sha256(index).hexdigest(),
             )
         else:
-            store.remove(f"{job.name}.tar")
-            store.remove(f"{job.name}.npy")
+            storage.remove(f"{job.name}.tar")
+            storage.remove(f"{job.name}.npy")
         statistics = sum((result.statistics for result in self.results), Statistics())
         receipt = Receipt(
             first=job.first,
@@ -230,17 +230,17 @@ class Finish:
             shard=shard,
             index_bytes=len(index),
         )
-        store.put(f"{job.name}.json", receipt.to_bytes())
+        storage.put(f"{job.name}.json", receipt.to_bytes())
         with map_os_errors(job.spool):
             for result in self.results:
                 (job.spool / result.fragment.name).unlink(missing_ok=True)
         return receipt
 
-    def _done_before(self, store: Storage) -> Receipt:
+    def _done_before(self, storage: Storage) -> Receipt:
         """Return the receipt of a run that removed its fragments, and ended before it could say that it was done."""
         ours = (self.job.items_sha256, self.job.recipe.digest)
         with contextlib.suppress(NotFoundError, FormatError):
-            receipt = from_bytes(store.read(f"{self.job.name}.json"))
+            receipt = from_bytes(storage.read(f"{self.job.name}.json"))
             if (receipt.items_sha256, receipt.recipe_sha256) == ours:
                 return receipt
         message = f"{self.job.spool}: fragments of {self.job.name} have vanished; see to it that nothing removes files"

@@ -30,8 +30,8 @@ _HALF_DONE = re.compile(rf"(({'|'.join((*SPLITS, 'manifests'))})/)?{re.escape(TE
 class Ledger:
     """The receipts in a store. One writer at a time."""
 
-    def __init__(self, store: Storage) -> None:
-        self.store = store
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
 
     def refuse_dataset(self) -> None:
         """Refuse a destination that holds a dataset.
@@ -41,10 +41,10 @@ class Ledger:
         Raises:
             DatasetExistsError: It does.
         """
-        if self.store.size(manifest.FILE_NAME) is not None:
-            clean_up(self.store)
+        if self.storage.size(manifest.FILE_NAME) is not None:
+            clean_up(self.storage)
             remove_abandoned()
-            raise DatasetExistsError(f"{self.store} already holds a dataset; choose another destination or remove it")
+            raise DatasetExistsError(f"{self.storage} already holds a dataset; choose another destination or remove it")
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """Mark the destination as being packed into, if it may be.
@@ -54,15 +54,15 @@ class Ledger:
             ConfigError: It holds files that no pack wrote, or, where no lock can be held, the beginnings of another.
         """
         self.refuse_dataset()
-        names = self.store.names()
-        if QUARANTINE not in names and (CLAIM not in names or isinstance(self.store, LocalStorage)):
+        names = self.storage.names()
+        if QUARANTINE not in names and (CLAIM not in names or isinstance(self.storage, LocalStorage)):
             foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
             if foreign:
-                message = f"{self.store} is not empty: it holds {foreign[0]!r}, which no pack wrote"
+                message = f"{self.storage} is not empty: it holds {foreign[0]!r}, which no pack wrote"
                 raise ConfigError(f"{message}; choose an empty or a new directory")
-        if not isinstance(self.store, LocalStorage):  # which is locked
-            acquire(self.store, content_of(jobs))
-        if self.store.size(QUARANTINE) is None:
+        if not isinstance(self.storage, LocalStorage):  # which is locked
+            acquire(self.storage, content_of(jobs))
+        if self.storage.size(QUARANTINE) is None:
             self.write_quarantine(())
 
     def finished(self, job: Job) -> Receipt | None:
@@ -73,8 +73,8 @@ class Ledger:
         """
         name = f"{job.name}.json"
         try:
-            receipt = from_bytes(self.store.read(name))
-            written_ns = self.store.modified_ns(name)
+            receipt = from_bytes(self.storage.read(name))
+            written_ns = self.storage.modified_ns(name)
         except (NotFoundError, FormatError):
             return None
         same = receipt.items_sha256 == job.items_sha256 and receipt.recipe_sha256 == job.recipe.digest
@@ -83,7 +83,7 @@ class Ledger:
         if any(bad.stage == "read" for bad in receipt.quarantined):
             return None
         if receipt.shard is not None:
-            sizes = (self.store.size(receipt.shard.name), self.store.size(receipt.shard.index_name))
+            sizes = (self.storage.size(receipt.shard.name), self.storage.size(receipt.shard.index_name))
             if sizes != (receipt.shard.bytes, receipt.index_bytes):
                 return None
         return receipt
@@ -95,22 +95,22 @@ class Ledger:
             NotFoundError: There is none.
             FormatError: It is none of this version.
         """
-        return from_bytes(self.store.read(f"{name}.json"))
+        return from_bytes(self.storage.read(f"{name}.json"))
 
     def write_quarantine(self, quarantined: Iterable[Quarantined]) -> None:
         """Write the list of all inputs that were not packed."""
         rows = [json.dumps(bad._asdict(), sort_keys=True) + "\n" for bad in quarantined]
-        self.store.put(QUARANTINE, "".join(rows).encode())
+        self.storage.put(QUARANTINE, "".join(rows).encode())
 
     def remove_strangers(self, names: Iterable[str]) -> None:
         """Remove shards of an earlier attempt that had others than the jobs of these names."""
         planned = set(names)
-        for name in self.store.names():
+        for name in self.storage.names():
             if _SHARD.fullmatch(name) and name.rpartition(".")[0] not in planned:
-                self.store.remove(name)
+                self.storage.remove(name)
 
     def remove_temporaries(self) -> None:
         """Remove what a process that ended left half done."""
-        for name in self.store.names():
+        for name in self.storage.names():
             if _HALF_DONE.fullmatch(name):
-                self.store.remove(name)
+                self.storage.remove(name)

@@ -91,11 +91,11 @@ def pack(
         if value < least:
             raise ConfigError(f"{name} is {value}; {least} is the least")
     started = time.monotonic()
-    store = open_storage(dst, storage_options)
-    ledger = Ledger(store)
+    storage = open_storage(dst, storage_options)
+    ledger = Ledger(storage)
     ledger.refuse_dataset()
     options = shared_options(src, dst, storage_options)
-    with listed(src, options) as source, staging_directory(store) as (spool, lock):
+    with listed(src, options) as source, staging_directory(storage) as (spool, lock):
         jobs = plan_jobs(
             source,
             os.fspath(dst),

@@ -36,7 +36,7 @@ class Remaking:
     """
 
     def __init__(self, dataset: Dataset, source: Source, make_executor: ExecutorMaker) -> None:
-        self._store = dataset.store
+        self._storage = dataset.storage
         self._tools = dataset.manifest.tools
         self._recipe = recipe_of(dataset.manifest)
         self._make_executor = make_executor
@@ -50,7 +50,7 @@ class Remaking:
             IntegrityError: What was made is not what was packed; the message says what differs.
         """
         try:
-            receipt = from_bytes(self._store.read(shard.receipt_name))
+            receipt = from_bytes(self._storage.read(shard.receipt_name))
             items = self._items_of(shard, receipt)
         except FormatError as error:
             raise IntegrityError(f"{shard.receipt_name}: {error}; restore it, or repair from a copy") from error

@@ -83,16 +83,16 @@ def repair(
     failed: dict[str, str] = {}
     left: list[Finding] = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(staging_directory(dataset.store))
+        stack.enter_context(staging_directory(dataset.storage))
         donor = None
         if source is not None and broken:
             donor = _donor(dataset, source, source_options, make_executor, stack)
         for shard in broken:
             try:
-                repaired += _mend(dataset.store, shard, donor)
+                repaired += _mend(dataset.storage, shard, donor)
             except ShardflowError as error:
                 failed[shard.name] = str(error)
-            left += verify_shard(dataset.store, shard, None if dataset.classes is None else len(dataset.classes))
+            left += verify_shard(dataset.storage, shard, None if dataset.classes is None else len(dataset.classes))
     return RepairReport(found=tuple(found), repaired=tuple(repaired), failed=failed, left=tuple(left))
 
 
@@ -125,15 +125,15 @@ def _copy(copy: Dataset) -> Donor:
             raise NotFoundError(
                 f"{copy.url} has no shard with the content of {shard.name}; is it a copy of this dataset?"
             )
-        copy.store.get(lines[shard.sha256].name, target, size=shard.bytes, sha256=shard.sha256)
+        copy.storage.get(lines[shard.sha256].name, target, size=shard.bytes, sha256=shard.sha256)
 
     return fetch
 
 
-def _mend(store: Storage, shard: Shard, donor: Donor | None) -> list[str]:
+def _mend(storage: Storage, shard: Shard, donor: Donor | None) -> list[str]:
     """Replace what is not as it was packed of a shard and its index; return the names."""
-    tar, mended = _read(store, shard.name, shard.sha256), []
-    index = _read(store, shard.index_name, shard.index_sha256)
+    tar, mended = _read(storage, shard.name, shard.sha256), []
+    index = _read(storage, shard.index_name, shard.index_sha256)
     with temporary_staging() as (folder, _):
         path = folder / "shard.tar"
         if tar is None:
@@ -143,18 +143,18 @@ def _mend(store: Storage, shard: Shard, donor: Donor | None) -> list[str]:
             tar = path.read_bytes()
         rebuilt = shard_index.rebuilt(memoryview(tar), shard.index_sha256)
         if path.exists():
-            store.upload(shard.name, path)
+            storage.upload(shard.name, path)
             mended.append(shard.name)
         if index is None:
-            store.put(shard.index_name, rebuilt)
+            storage.put(shard.index_name, rebuilt)
             mended.append(shard.index_name)
     return mended
 
 
-def _read(store: Storage, name: str, sha256: str) -> bytes | None:
+def _read(storage: Storage, name: str, sha256: str) -> bytes | None:
     """Return a file if it is there and as it was packed."""
     try:
-        data = store.read(name)
+        data = storage.read(name)
     except NotFoundError:
         return None
     return data if hashlib.sha256(data).hexdigest() == sha256 else None

@@ -38,14 +38,14 @@ def quarantined(dataset: Dataset) -> list[Refused]:
         StoreError: It is out of reach.
     """
     try:
-        lines = dataset.store.read(QUARANTINE_NAME).splitlines()
+        lines = dataset.storage.read(QUARANTINE_NAME).splitlines()
     except NotFoundError:
         return []
     try:
         entries = [json.loads(line) for line in lines]
         return [Refused(path=entry["path"], stage=entry["stage"], reason=entry["reason"]) for entry in entries]
     except (ValueError, KeyError, TypeError) as error:
-        url = dataset.store.url(QUARANTINE_NAME)
+        url = dataset.storage.url(QUARANTINE_NAME)
         raise FormatError(f"{url} is damaged ({type(error).__name__}: {error}); restore it from a copy") from error
 
 

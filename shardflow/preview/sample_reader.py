@@ -54,8 +54,8 @@ class SampleReader:
 
     def __init__(self, dataset: Dataset, split: str) -> None:
         self.split = dataset[split]
-        self._store = dataset.store
-        self._files = shard_files(dataset.store, self.split.cache)
+        self._storage = dataset.storage
+        self._files = shard_files(dataset.storage, self.split.cache)
         self._indexes: dict[int, Rows | None] = {}
         self._lock = threading.Lock()
 
@@ -92,6 +92,6 @@ class SampleReader:
         if rows is None:  # without an index the whole shard has to be read, which a split does
             whole: dict[str, Any] = self.split[number]
             return Peeked(number, whole.pop("__key__"), {part: whole[part] for part in whole if part != "__url__"})
-        span = memoryview(self._store.read_range(self.split.shards[shard].name, *rows.span(record)))
+        span = memoryview(self._storage.read_range(self.split.shards[shard].name, *rows.span(record)))
         key, parts = rows.cut(record, span, self.split.url(shard))
         return Peeked(number, key, {part: bytes(payload) for part, payload in parts.items()})

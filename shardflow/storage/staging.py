@@ -19,7 +19,7 @@ _PREFIX = f"shardflow-spool-{os.getuid()}-"
 
 
 @contextlib.contextmanager
-def staging_directory(store: Storage) -> Iterator[tuple[Path, int]]:
+def staging_directory(storage: Storage) -> Iterator[tuple[Path, int]]:
     """Lend the directory for one destination, and the descriptor of the lock on it, for as long as it is written to.
 
     A local destination is its own spool, locked against other writers. For any other a temporary directory is made
@@ -28,9 +28,9 @@ def staging_directory(store: Storage) -> Iterator[tuple[Path, int]]:
     Raises:
         StoreError: Another process writes to the destination, or the directory cannot be made.
     """
-    if isinstance(store, LocalStorage):
-        with store.sole_writer() as lock:
-            yield store.root, lock
+    if isinstance(storage, LocalStorage):
+        with storage.sole_writer() as lock:
+            yield storage.root, lock
         return
     with temporary_staging() as lent:
         yield lent

@@ -54,48 +54,48 @@ class VirtualStorage:
 
     def url(self, name: str) -> str:
         """Return how messages name a blob: where it really is."""
-        store, path = self._at(name)
-        return store.url(path)
+        storage, path = self._at(name)
+        return storage.url(path)
 
     def read(self, name: str) -> bytes:
         """Return a blob."""
-        store, path = self._at(name)
-        return store.read(path)
+        storage, path = self._at(name)
+        return storage.read(path)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes of a blob from `start` to `stop`, fewer where it ends before."""
-        store, path = self._at(name)
-        return store.read_range(path, start, stop)
+        storage, path = self._at(name)
+        return storage.read_range(path, start, stop)
 
     def size(self, name: str) -> int | None:
         """Return the size of a blob in bytes, None when there is none."""
-        store, path = self._at(name)
-        return store.size(path)
+        storage, path = self._at(name)
+        return storage.size(path)
 
     def modified_ns(self, name: str) -> int | None:
         """Return when a blob was published, in ns since 1970."""
-        store, path = self._at(name)
-        return store.modified_ns(path)
+        storage, path = self._at(name)
+        return storage.modified_ns(path)
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
         """Copy a blob of known content into a new local file."""
-        store, path = self._at(name)
-        store.get(path, target, size=size, sha256=sha256)
+        storage, path = self._at(name)
+        storage.get(path, target, size=size, sha256=sha256)
 
     def put(self, name: str, data: bytes) -> None:
         """Publish a blob, in place of any of that name."""
-        store, path = self._at(name)
-        store.put(path, data)
+        storage, path = self._at(name)
+        storage.put(path, data)
 
     def put_new(self, name: str, data: bytes) -> None:
         """Publish a blob that must not exist yet."""
-        store, path = self._at(name)
-        store.put_new(path, data)
+        storage, path = self._at(name)
+        storage.put_new(path, data)
 
     def upload(self, name: str, source: Path) -> None:
         """Publish a local file as a blob."""
-        store, path = self._at(name)
-        store.upload(path, source)
+        storage, path = self._at(name)
+        storage.upload(path, source)
 
     def names(self) -> list[str]:
         """Return the names of all blobs that are the view's own, sorted."""
@@ -112,13 +112,13 @@ class VirtualStorage:
     def close_uploads(self, names: Collection[str]) -> None:
         """Give up the uploads of these blobs that were begun and not completed."""
         places = [self._at(name) for name in names]
-        for store in (self._own, *self._bases.values()):
-            if mine := {path for at, path in places if at is store}:
-                store.close_uploads(mine)
+        for storage in (self._own, *self._bases.values()):
+            if mine := {path for at, path in places if at is storage}:
+                storage.close_uploads(mine)
 
 
 def virtual_storage(
-    store: Storage, bases: Mapping[str, Root], storage_options: Mapping[str, Any] | None = None
+    storage: Storage, bases: Mapping[str, Root], storage_options: Mapping[str, Any] | None = None
 ) -> Storage:
     """Return the store of a dataset with these bases: the store itself where there are none.
 
@@ -130,17 +130,17 @@ def virtual_storage(
     Raises:
         ConfigError: A base is where this dataset may not lead to, or the options have no use, or more than one.
     """
-    places = {name: root_url(str(store), base) for name, base in bases.items()}
+    places = {name: root_url(str(storage), base) for name, base in bases.items()}
     hosts = {urlsplit(url)[:2] for url in places.values() if is_remote(url)}
-    if storage_options and isinstance(store, LocalStorage) and len(hosts) != 1:
+    if storage_options and isinstance(storage, LocalStorage) and len(hosts) != 1:
         found = f"its tars are in {len(hosts)} places" if hosts else "leave them out for a directory"
-        raise ConfigError(f"{store}: storage_options are for one place such as s3://bucket/prefix; {found}")
+        raise ConfigError(f"{storage}: storage_options are for one place such as s3://bucket/prefix; {found}")
     if not bases:
-        return store
-    if isinstance(store, LocalStorage) and not hosts:
-        return LocalVirtualStorage(store.root, {name: Path(path) for name, path in places.items()})
-    stores = {name: open_storage(url, storage_options if is_remote(url) else None) for name, url in places.items()}
-    return VirtualStorage(store, stores)
+        return storage
+    if isinstance(storage, LocalStorage) and not hosts:
+        return LocalVirtualStorage(storage.root, {name: Path(path) for name, path in places.items()})
+    storages = {name: open_storage(url, storage_options if is_remote(url) else None) for name, url in places.items()}
+    return VirtualStorage(storage, storages)
 
 
 def root_url(root: str, base: Root) -> str:
@@ -162,22 +162,22 @@ def root_url(root: str, base: Root) -> str:
     return urlunsplit((scheme, host, joined, "", ""))
 
 
-def relative_root(store: Storage, target: Storage) -> str:
+def relative_root(storage: Storage, target: Storage) -> str:
     """Return the URL by which a dataset in `store` can name what is in `target` as a base.
 
     Raises:
         ConfigError: There is none that a reader would follow.
     """
     if isinstance(target, LocalStorage):
-        if not isinstance(store, LocalStorage):
-            raise ConfigError(f"{store} cannot name {target} on this machine; `shardflow sync` that there first")
+        if not isinstance(storage, LocalStorage):
+            raise ConfigError(f"{storage} cannot name {target} on this machine; `shardflow sync` that there first")
         # Resolved, because what is relative to a link is relative to where it leads.
-        return os.path.relpath(os.path.realpath(target.root), os.path.realpath(store.root))
-    if isinstance(store, LocalStorage):
+        return os.path.relpath(os.path.realpath(target.root), os.path.realpath(storage.root))
+    if isinstance(storage, LocalStorage):
         return str(target)
-    ours, theirs = urlsplit(str(store)), urlsplit(str(target))
+    ours, theirs = urlsplit(str(storage)), urlsplit(str(target))
     if ours[:2] != theirs[:2]:
         raise ConfigError(
-            f"{store} cannot name shards of another bucket or host, {target}; choose a place beside them or on a disk"
+            f"{storage} cannot name shards of another bucket or host, {target}; choose a place beside them or on a disk"
         )
     return posixpath.relpath(theirs.path or "/", ours.path or "/")

@@ -107,20 +107,20 @@ def test_a_shard_on_its_way_has_the_keys(tar: Path, view: Path, tmp_path: Path) 
     """Samples are read with their keys while the rest of a tar is still being fetched."""
     (line,) = sf.open(view)["train"].shards
     shutil.copy(tar, view / line.name)  # beside its index, where the store below has it
-    store = SlowStore(view, tmp_path / "log")
-    store.first_bytes = line.bytes - 20_000
-    split = Split(store, "train", (line,), Cache(tmp_path / "cache"))
+    storage = SlowStore(view, tmp_path / "log")
+    storage.first_bytes = line.bytes - 20_000
+    split = Split(storage, "train", (line,), Cache(tmp_path / "cache"))
     thread = threading.Thread(target=split.fetch, args=(0,))
     thread.start()
     try:
-        assert store.begun.wait(10)
+        assert storage.begun.wait(10)
         for number in range(3):
             sample = split.arrived(0, number)
             assert sample is not None
             assert sample.key(number) == KEYS[number]
             assert bytes(sample.sample(number, check=True)["jpg"]) == jpeg(number)
     finally:
-        store.go_on.set()
+        storage.go_on.set()
         thread.join()
     assert keys_of(split, 0) == KEYS
 

@@ -27,34 +27,34 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(root: Path, tmp_path: Path) -> SlowStore:
+def storage(root: Path, tmp_path: Path) -> SlowStore:
     """A store that has sent half of the shard."""
-    store = SlowStore(root, tmp_path / "log")
-    store.first_bytes = (root / "train/000000.tar").stat().st_size // 2
-    return store
+    storage = SlowStore(root, tmp_path / "log")
+    storage.first_bytes = (root / "train/000000.tar").stat().st_size // 2
+    return storage
 
 
 @pytest.fixture
-def split(root: Path, store: SlowStore, tmp_path: Path) -> Split:
+def split(root: Path, storage: SlowStore, tmp_path: Path) -> Split:
     """The split behind it."""
-    return Split(store, "train", shardflow.open(root).manifest.splits["train"], Cache(tmp_path / "cache"))
+    return Split(storage, "train", shardflow.open(root).manifest.splits["train"], Cache(tmp_path / "cache"))
 
 
 @pytest.fixture
-def fetching(split: Split, store: SlowStore) -> Iterator[threading.Thread]:
+def fetching(split: Split, storage: SlowStore) -> Iterator[threading.Thread]:
     """Somebody who fetches the shard."""
 
     def fetch() -> None:
         try:
             split.fetch(0)
         except TransientError:
-            assert store.fails
+            assert storage.fails
 
     thread = threading.Thread(target=fetch)
     thread.start()
-    assert store.begun.wait(10)
+    assert storage.begun.wait(10)
     yield thread
-    store.go_on.set()
+    storage.go_on.set()
     thread.join()
 
 
@@ -64,7 +64,7 @@ def parts(sample: MappedShard | PartialSample) -> dict[str, bytes]:
 
 
 @pytest.mark.usefixtures("fetching")
-def test_what_has_arrived_is_read_before_the_rest(root: Path, split: Split, store: SlowStore) -> None:
+def test_what_has_arrived_is_read_before_the_rest(root: Path, split: Split, storage: SlowStore) -> None:
     """While half of a shard is still on its way, samples of the other half are read, with their keys."""
     local = shardflow.open(root)["train"]
     for number in range(SAMPLES // 2 - 2):
@@ -75,23 +75,23 @@ def test_what_has_arrived_is_read_before_the_rest(root: Path, split: Split, stor
         }
         assert sample.url == split.url(0)
     assert not split.at_hand(0)
-    assert store.taken()["train/000000.tar"] == 0  # it is counted when it is whole
+    assert storage.taken()["train/000000.tar"] == 0  # it is counted when it is whole
 
 
-def test_index_comes_with_its_tar(split: Split, store: SlowStore) -> None:
+def test_index_comes_with_its_tar(split: Split, storage: SlowStore) -> None:
     """The index is asked for while its tar is on its way, and is there when the fetching is over."""
 
     def before(name: str) -> None:
         if name.endswith(".npy"):
-            assert store.begun.wait(10)  # the tar has begun
-            store.go_on.set()
+            assert storage.begun.wait(10)  # the tar has begun
+            storage.go_on.set()
             time.sleep(0.2)  # and ends before the index
 
-    store.before = before
+    storage.before = before
     assert split.fetch(0) is Fetched.HERE
     assert split.cache is not None
     assert split.cache.has(split.shards[0].index_sha256)
-    assert store.taken() == {"train/000000.npy": 1, "train/000000.tar": 1}
+    assert storage.taken() == {"train/000000.npy": 1, "train/000000.tar": 1}
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -103,8 +103,8 @@ def test_an_index_that_fails_is_tried_once_more(root: Path, tmp_path: Path, time
         if name.endswith(".npy") and failures:
             raise failures.pop()
 
-    store, cache = CountingStore(root, tmp_path / "log", before=before), Cache(tmp_path / "cache")
-    split = Split(store, "train", shardflow.open(root).manifest.splits["train"], cache)
+    storage, cache = CountingStore(root, tmp_path / "log", before=before), Cache(tmp_path / "cache")
+    split = Split(storage, "train", shardflow.open(root).manifest.splits["train"], cache)
     if times == 1:
         assert split.fetch(0) is Fetched.HERE
     else:
@@ -112,12 +112,12 @@ def test_an_index_that_fails_is_tried_once_more(root: Path, tmp_path: Path, time
             split.fetch(0)
     assert split.at_hand(0)
     assert cache.has(split.shards[0].index_sha256) == (times == 1)
-    assert store.taken() == {"train/000000.npy": 2, "train/000000.tar": 1}
+    assert storage.taken() == {"train/000000.npy": 2, "train/000000.tar": 1}
 
 
-def test_what_has_not_arrived_is_waited_for(split: Split, store: SlowStore, fetching: threading.Thread) -> None:
+def test_what_has_not_arrived_is_waited_for(split: Split, storage: SlowStore, fetching: threading.Thread) -> None:
     """A sample on its way is waited for; it comes out of the file or, once that is sealed, out of the shard."""
-    threading.Timer(0.2, store.go_on.set).start()
+    threading.Timer(0.2, storage.go_on.set).start()
     began = time.monotonic()
     last = split.soonest(0, SAMPLES - 1)
     assert time.monotonic() - began > 0.1
@@ -129,7 +129,7 @@ def test_what_has_not_arrived_is_waited_for(split: Split, store: SlowStore, fetc
 
 
 @pytest.mark.parametrize("damage", ["payload", "header", "zeros"])
-def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, store: SlowStore, damage: str) -> None:
+def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, storage: SlowStore, damage: str) -> None:
     """A sample that came damaged, payload or header, is waited for: the whole shard is fetched until it is sound."""
 
     def change(data: bytearray) -> None:
@@ -138,11 +138,11 @@ def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, store: Slow
         else:
             data[ustar.BLOCK if damage == "payload" else 3] ^= 1
 
-    store.change = change
+    storage.change = change
     thread = threading.Thread(target=split.fetch, args=(0,))
     thread.start()
-    assert store.begun.wait(10)
-    threading.Timer(0.2, store.go_on.set).start()
+    assert storage.begun.wait(10)
+    threading.Timer(0.2, storage.go_on.set).start()
     began = time.monotonic()
     assert parts(split.soonest(0, 0)) == parts(shardflow.open(root)["train"].shard(0))
     assert time.monotonic() - began > 0.1
@@ -150,11 +150,11 @@ def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, store: Slow
     assert split.at_hand(0)
 
 
-def test_who_fails_is_not_waited_for(split: Split, store: SlowStore, fetching: threading.Thread) -> None:
+def test_who_fails_is_not_waited_for(split: Split, storage: SlowStore, fetching: threading.Thread) -> None:
     """When the shard cannot be fetched after all, waiting ends at once, and `shard` will say why."""
-    store.fails = True
+    storage.fails = True
     assert split.arrived(0, 0) is not None
-    store.go_on.set()
+    storage.go_on.set()
     fetching.join()
     began = time.monotonic()
     assert split.arrived(0, 0) is None
@@ -173,12 +173,12 @@ def test_nobody_fetches(root: Path, split: Split, tmp_path: Path) -> None:
 
 
 def test_without_an_index_the_whole_is_waited_for(
-    root: Path, split: Split, store: SlowStore, request: pytest.FixtureRequest
+    root: Path, split: Split, storage: SlowStore, request: pytest.FixtureRequest
 ) -> None:
     """A shard whose index is damaged is read when it is whole, from an index that is rebuilt."""
     (root / "train/000000.npy").write_bytes(b"damaged")
     fetching = request.getfixturevalue("fetching")
-    threading.Timer(0.2, store.go_on.set).start()
+    threading.Timer(0.2, storage.go_on.set).start()
     assert split.arrived(0, 0) is None
     fetching.join()
     assert bytes(split.shard(0).sample(0, check=True)["cls"]) == b"0"

@@ -21,22 +21,22 @@ PAGE = 4096
 
 def small(root: Path) -> Path:
     """A dataset of two shards of two samples, of the same size and with members in the same places."""
-    store = LocalStorage(root)
+    storage = LocalStorage(root)
     shards = []
     for ordinal in range(2):
         samples = [
             (f"{number:09}", {"cls": b"%d" % number, "jpg": jpeg(number, 8, 8)[:630]})
             for number in range(2 * ordinal, 2 * ordinal + 2)
         ]
-        shards.append(write_shard(store, f"train/{ordinal:06}.tar", samples))
-    commit(store, shards, classes=4)
+        shards.append(write_shard(storage, f"train/{ordinal:06}.tar", samples))
+    commit(storage, shards, classes=4)
     return root
 
 
-def commit(store: LocalStorage, shards: Sequence[Shard], classes: int) -> None:
+def commit(storage: LocalStorage, shards: Sequence[Shard], classes: int) -> None:
     """Write the manifest of these shards."""
     names = tuple(f"class{n}" for n in range(classes))
-    store.put(FILE_NAME, Manifest(splits={"train": tuple(shards)}, classes=names).to_bytes())
+    storage.put(FILE_NAME, Manifest(splits={"train": tuple(shards)}, classes=names).to_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -242,10 +242,10 @@ def test_all_damages_are_found_at_once(tmp_path: Path) -> None:
 )
 def test_wrong_labels_are_found(tmp_path: Path, label: bytes | None, problem: str) -> None:
     """A label that is no class, or that is missing, is found with the sample's key, though all bytes are as packed."""
-    store = LocalStorage(tmp_path)
+    storage = LocalStorage(tmp_path)
     parts = {"jpg": jpeg(0, 8, 8)} if label is None else {"jpg": jpeg(0, 8, 8), "cls": label}
-    shard = write_shard(store, "train/000000.tar", [("000", {"cls": b"3", "jpg": b""}), ("001", parts)])
-    commit(store, [shard], classes=4)
+    shard = write_shard(storage, "train/000000.tar", [("000", {"cls": b"3", "jpg": b""}), ("001", parts)])
+    commit(storage, [shard], classes=4)
     (finding,) = shardflow.verify(tmp_path)
     assert (finding.file, finding.key) == ("train/000000.tar", "001")
     assert re.search(problem, finding.problem)
@@ -254,20 +254,20 @@ def test_wrong_labels_are_found(tmp_path: Path, label: bytes | None, problem: st
 @pytest.mark.parametrize("labels", [b"[4]", b"[-1]", b"1", b'["1"]', b"[1", b"[1.0]"])
 def test_wrong_lists_of_labels_are_found(tmp_path: Path, labels: bytes) -> None:
     """A list of labels that is none, or names no class, is found with the sample's key; a right one is in order."""
-    store = LocalStorage(tmp_path)
+    storage = LocalStorage(tmp_path)
     samples = [("000", {"jpg": b"", "labels.json": b"[0, 3]"}), ("001", {"jpg": b"", "labels.json": labels})]
-    commit(store, [write_shard(store, "train/000000.tar", samples)], classes=4)
+    commit(storage, [write_shard(storage, "train/000000.tar", samples)], classes=4)
     (finding,) = shardflow.verify(tmp_path)
     assert (finding.key, "are not a list of numbers from 0 to 3" in finding.problem) == ("001", True)
 
 
 def test_manifest_that_miscounts_is_found(tmp_path: Path) -> None:
     """A shard with more or fewer samples than the manifest says is found, and reading it is a typed error."""
-    store = LocalStorage(tmp_path)
-    shard = write_shard(store, "train/000000.tar", [(f"{n:03}", {"cls": b"0"}) for n in range(3)])
+    storage = LocalStorage(tmp_path)
+    shard = write_shard(storage, "train/000000.tar", [(f"{n:03}", {"cls": b"0"}) for n in range(3)])
     for samples in (2, 4):
         values = {slot: getattr(shard, slot) for slot in Shard.__slots__}
-        commit(store, [Shard(**{**values, "samples": samples})], classes=4)
+        commit(storage, [Shard(**{**values, "samples": samples})], classes=4)
         problems = [finding.problem for finding in shardflow.verify(tmp_path)]
         assert f"holds 3 samples, the manifest says {samples}" in problems
         assert all(isinstance(outcome, ShardflowError) for outcome in read(tmp_path))
@@ -276,18 +276,18 @@ def test_manifest_that_miscounts_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("column", ["offset", "size", "crc32", "width", "part"])
 def test_index_that_contradicts_its_shard_is_found(tmp_path: Path, column: str) -> None:
     """An index that was sealed with a wrong value is found by sample and column; a reader gets no wrong bytes."""
-    store = LocalStorage(tmp_path)
+    storage = LocalStorage(tmp_path)
     samples = [(f"{n:03}", {"cls": b"0", "jpg": jpeg(n, 8, 8)}) for n in range(3)]
-    shard = write_shard(store, "train/000000.tar", samples)
-    commit(store, [shard], classes=4)
+    shard = write_shard(storage, "train/000000.tar", samples)
+    commit(storage, [shard], classes=4)
     right = read(tmp_path)
-    index = shard_index.build(memoryview(store.read(shard.name)))[0]
+    index = shard_index.build(memoryview(storage.read(shard.name)))[0]
     row = index[3]
     row[column] = b"txt" if column == "part" else row[column] - 1
     data = shard_index.to_bytes(index)
-    store.put(shard.index_name, data)
+    storage.put(shard.index_name, data)
     values = {slot: getattr(shard, slot) for slot in Shard.__slots__}
-    commit(store, [Shard(**{**values, "index_sha256": hashlib.sha256(data).hexdigest()})], classes=4)
+    commit(storage, [Shard(**{**values, "index_sha256": hashlib.sha256(data).hexdigest()})], classes=4)
     (finding,) = shardflow.verify(tmp_path)
     assert (finding.key, finding.problem) == ("001", f"part 'jpg' differs from the index in {column}")
     outcome = read(tmp_path)[1]
@@ -298,28 +298,28 @@ def test_index_that_contradicts_its_shard_is_found(tmp_path: Path, column: str) 
 
 def test_index_with_other_members_is_found(tmp_path: Path) -> None:
     """An index that was sealed with a member too many or too few is found."""
-    store = LocalStorage(tmp_path)
-    shard = write_shard(store, "train/000000.tar", [("000", {"cls": b"0", "jpg": b""}), ("001", {"cls": b"0"})])
-    index = shard_index.build(memoryview(store.read(shard.name)))[0]
+    storage = LocalStorage(tmp_path)
+    shard = write_shard(storage, "train/000000.tar", [("000", {"cls": b"0", "jpg": b""}), ("001", {"cls": b"0"})])
+    index = shard_index.build(memoryview(storage.read(shard.name)))[0]
     for other in (index[[0, 2]], index[[0, 1, 2, 2]]):
         data = shard_index.to_bytes(other)
-        store.put(shard.index_name, data)
+        storage.put(shard.index_name, data)
         values = {slot: getattr(shard, slot) for slot in Shard.__slots__}
-        commit(store, [Shard(**{**values, "index_sha256": hashlib.sha256(data).hexdigest()})], classes=1)
+        commit(storage, [Shard(**{**values, "index_sha256": hashlib.sha256(data).hexdigest()})], classes=1)
         found = {(finding.file, finding.problem) for finding in shardflow.verify(tmp_path)}
         assert (shard.index_name, f"has {len(other)} members, the shard has 3") in found
 
 
 def test_shard_that_is_no_webdataset_is_found(tmp_path: Path) -> None:
     """A tar that is sound but holds samples torn apart is found, whatever the manifest says of it."""
-    store = LocalStorage(tmp_path)
+    storage = LocalStorage(tmp_path)
     members = [("a.cls", b"0"), ("b.cls", b"0"), ("a.jpg", b"")]
     tar = b"".join(ustar.header(name, len(data)) + data + bytes(ustar.padding(len(data))) for name, data in members)
-    shard = write_shard(store, "train/000000.tar", [("a", {"cls": b"0"})])
-    store.put("train/000000.tar", tar + ustar.END)
+    shard = write_shard(storage, "train/000000.tar", [("a", {"cls": b"0"})])
+    storage.put("train/000000.tar", tar + ustar.END)
     values = {slot: getattr(shard, slot) for slot in Shard.__slots__}
     digest = hashlib.sha256(tar + ustar.END).hexdigest()
-    commit(store, [Shard(**{**values, "bytes": len(tar) + 1024, "sha256": digest})], classes=1)
+    commit(storage, [Shard(**{**values, "bytes": len(tar) + 1024, "sha256": digest})], classes=1)
     assert [finding.problem for finding in shardflow.verify(tmp_path)] == [
         "the members of sample 'a' do not stand together"
     ]

@@ -103,10 +103,10 @@ def test_build_finds_what_was_written(tmp_path: Path) -> None:
         ("d/e/001", {"jpg": jpeg(1, 30, 20)}),
         ("002", {"json": b"{}", "txt": b""}),
     ]
-    store = LocalStorage(tmp_path)
-    write_shard(store, "a.tar", samples)
-    index, keys = shard_index.build(memoryview(store.read("a.tar")))
-    assert shard_index.to_bytes(index) == store.read("a.npy")
+    storage = LocalStorage(tmp_path)
+    write_shard(storage, "a.tar", samples)
+    index, keys = shard_index.build(memoryview(storage.read("a.tar")))
+    assert shard_index.to_bytes(index) == storage.read("a.npy")
     assert keys == ["d/e/000", "d/e/001", "002"]
     assert index["record"].tolist() == [0, 0, 0, 1, 2, 2]
     assert index["part"].tolist() == [b"cls", b"jpg", b"mask.png", b"jpg", b"json", b"txt"]

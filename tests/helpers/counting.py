@@ -25,29 +25,29 @@ class CountingStore:
     def __init__(
         self, root: Path, log: Path, *, delay_s: float = 0.0, before: Callable[[str], None] | None = None
     ) -> None:
-        self._store, self._log, self._delay_s, self.before = LocalStorage(root), log, delay_s, before
+        self._storage, self._log, self._delay_s, self.before = LocalStorage(root), log, delay_s, before
 
     def __str__(self) -> str:
-        return f"far://{self._store}"
+        return f"far://{self._storage}"
 
     def url(self, name: str) -> str:
         """How messages name a blob."""
-        return f"far:/{self._store.path(name)}"
+        return f"far:/{self._storage.path(name)}"
 
     def read(self, name: str) -> bytes:
         """A small blob."""
         self._begin(name)
-        return self._store.read(name)
+        return self._storage.read(name)
 
     def size(self, name: str) -> int | None:
         """The size of a blob."""
-        return self._store.size(name)
+        return self._storage.size(name)
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
         """A blob, copied."""
         self._begin(name)
         time.sleep(self._delay_s)
-        self._store.get(name, target, size=size, sha256=sha256)
+        self._storage.get(name, target, size=size, sha256=sha256)
 
     def _begin(self, name: str) -> None:
         with open(self._log, "a") as log:
@@ -71,7 +71,7 @@ class CountingStore:
 
     def names(self) -> list[str]:
         """The names of all blobs."""
-        return self._store.names()
+        return self._storage.names()
 
     def remove(self, name: str) -> None:
         """Not served."""
@@ -94,7 +94,7 @@ class SlowStore(CountingStore):
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
         """A blob, in two steps."""
-        data = bytearray((self._store.path(name)).read_bytes())
+        data = bytearray((self._storage.path(name)).read_bytes())
         self.change(data)
         target.write_bytes(data[: self.first_bytes])
         self.begun.set()

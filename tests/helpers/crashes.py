@@ -122,7 +122,7 @@ class Bucket:
     def fill(self, dst: str, files: Mapping[str, bytes]) -> None:
         """Put the blobs."""
         for name, data in files.items():
-            self._server.store(self._below(dst)).put(name, data)
+            self._server.storage(self._below(dst)).put(name, data)
 
     def contents(self, dst: str) -> dict[str, bytes]:
         """Return every blob."""

@@ -33,7 +33,7 @@ def jpeg(number: int, width: int = 48, height: int = 40, quality: int = 90) -> b
     return buffer.getvalue()
 
 
-def write_shard(store: LocalStorage, name: str, samples: Sequence[Sample]) -> Shard:
+def write_shard(storage: LocalStorage, name: str, samples: Sequence[Sample]) -> Shard:
     """Write a tar and its index, and return the shard's line in a manifest."""
     tar, rows = bytearray(), []
     for record, (key, parts) in enumerate(samples):
@@ -44,8 +44,8 @@ def write_shard(store: LocalStorage, name: str, samples: Sequence[Sample]) -> Sh
             tar += payload + bytes(ustar.padding(len(payload)))
     tar += ustar.END
     index = shard_index.to_bytes(shard_index.from_rows(rows))
-    store.put(name, bytes(tar))
-    store.put(name.replace(".tar", ".npy"), index)
+    storage.put(name, bytes(tar))
+    storage.put(name.replace(".tar", ".npy"), index)
     return Shard(
         name=name,
         samples=len(samples),
@@ -66,14 +66,14 @@ def write_dataset(
 
     It was made of `inputs`; of as many as there are samples where nothing is said.
     """
-    store = LocalStorage(root)
+    storage = LocalStorage(root)
     lines = {
-        split: tuple(write_shard(store, f"{split}/{number:06}.tar", samples) for number, samples in enumerate(shards))
+        split: tuple(write_shard(storage, f"{split}/{number:06}.tar", samples) for number, samples in enumerate(shards))
         for split, shards in splits.items()
     }
     if inputs is None:
         inputs = sum(shard.samples for shards in lines.values() for shard in shards)
-    store.put_new(FILE_NAME, Manifest(splits=lines, classes=classes, inputs=inputs).to_bytes())
+    storage.put_new(FILE_NAME, Manifest(splits=lines, classes=classes, inputs=inputs).to_bytes())
     return root
 
 

@@ -84,7 +84,7 @@ class Stage:
 
     def __init__(self, server: Server, proxy: Proxy, prefix: str) -> None:
         self.server, self.proxy, self.prefix = server, proxy, prefix
-        self.direct, self.store = server.store(prefix), server.store(prefix, proxy.endpoint)
+        self.direct, self.storage = server.storage(prefix), server.storage(prefix, proxy.endpoint)
 
 
 def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Outcome]:
@@ -93,7 +93,7 @@ def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Ou
     Raises:
         AssertionError: The outcome breaks a promise.
     """
-    direct, store, proxy = stage.direct, stage.store, stage.proxy
+    direct, storage, proxy = stage.direct, stage.storage, stage.proxy
     content = CONTENTS[operation]
     sha256 = hashlib.sha256(content).hexdigest()
     for place, share in PLACES.items():
@@ -112,15 +112,15 @@ def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Ou
         began, error = time.monotonic(), None
         try:
             if operation == "get":
-                store.get(name, target, size=len(content), sha256=sha256)
+                storage.get(name, target, size=len(content), sha256=sha256)
                 assert target.read_bytes() == content
             elif operation == "read":
-                assert store.read(name) == content
+                assert storage.read(name) == content
             elif operation == "put":
-                store.put(name, content)
+                storage.put(name, content)
             else:
                 (folder / "source").write_bytes(content)
-                store.upload(name, folder / "source")
+                storage.upload(name, folder / "source")
         except (StoreError, IntegrityError) as caught:
             error = caught
         outcome = Outcome(fault, operation, place, error, time.monotonic() - began)

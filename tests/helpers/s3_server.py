@@ -56,7 +56,7 @@ class Server:
         """Return the URL of a prefix in the bucket."""
         return f"s3://{self.bucket}/{prefix}"
 
-    def store(self, prefix: str, endpoint: str | None = None) -> RemoteStorage:
+    def storage(self, prefix: str, endpoint: str | None = None) -> RemoteStorage:
         """Return a store that reaches it directly, or impatiently and in small pieces through a proxy."""
         if endpoint is None:
             return RemoteStorage(self.url(prefix), self.options())
@@ -64,15 +64,15 @@ class Server:
 
     def put(self, prefix: str, folder: Path) -> str:
         """Put the files of a folder below a prefix, and return its URL."""
-        store = self.store(prefix)
+        storage = self.storage(prefix)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            store.put(path.relative_to(folder).as_posix(), path.read_bytes())
+            storage.put(path.relative_to(folder).as_posix(), path.read_bytes())
         return self.url(prefix)
 
     def contents(self, prefix: str) -> dict[str, bytes]:
         """Return every blob below a prefix."""
-        store = self.store(prefix)
-        return {name: store.read(name) for name in store.names()}
+        storage = self.storage(prefix)
+        return {name: storage.read(name) for name in storage.names()}
 
     def client(self) -> Any:
         """Return s3fs as it is, to look at things that a store does not show."""

@@ -80,19 +80,19 @@ def test_epochs_follow_each_other_in_persistent_workers(dataset: Path) -> None:
 
 def test_first_samples_do_not_wait_for_a_whole_shard(dataset: Path, tmp_path: Path) -> None:
     """Samples are yielded from the part of a shard that has arrived, while the rest is on its way."""
-    split, store = shardflow.open(dataset)["train"], SlowStore(dataset, tmp_path / "log")
-    store.first_bytes = split.shards[0].bytes // 2
-    far = Split(store, "train", split.shards, Cache(tmp_path / "cache"))
+    split, storage = shardflow.open(dataset)["train"], SlowStore(dataset, tmp_path / "log")
+    storage.first_bytes = split.shards[0].bytes // 2
+    far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
     source = shardflow.samples(dataset, shuffle=False)
     source._order = EpochOrder(far, seed=0, window=1, shuffle=False)
     fetching = threading.Thread(target=far.fetch, args=(0,))
     fetching.start()
-    assert store.begun.wait(10)
+    assert storage.begun.wait(10)
     samples = iter(source)
     try:
         assert labels([next(samples), next(samples)]) == [0, 1]
         assert not far.at_hand(0)
     finally:
-        store.go_on.set()
+        storage.go_on.set()
         fetching.join()
     assert labels(samples) == list(range(2, TOTAL))

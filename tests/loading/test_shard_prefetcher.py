@@ -70,13 +70,13 @@ class Stream:
         far: dict[str, Any] | None = None,
         **plan: Any,
     ) -> None:
-        self.store = CountingStore(root, directory / "log", **(far or {}))
+        self.storage = CountingStore(root, directory / "log", **(far or {}))
         self.cache = Cache(directory / "cache")
         shards = shardflow.open(root).manifest.splits["train"]
         if shards_cached is not None:
             index_bytes = max(path.stat().st_size for path in root.glob("train/*.npy"))
             self.cache.limit_bytes = shards_cached * (max(shard.bytes for shard in shards) + index_bytes)
-        self.split = Split(self.store, "train", shards, self.cache)
+        self.split = Split(self.storage, "train", shards, self.cache)
         self.order = order = EpochOrder(self.split, **{"seed": 1, "window": 1, "shuffle": True, **plan})
         schedule = Schedule(length=order.length, batch_size=batch_size, tail="short", rank=rank, world_size=world_size)
         self.shared, self.lanes, self.epoch = WorkerControl(workers), lanes, -1
@@ -98,7 +98,7 @@ class Stream:
 
     def transfers(self) -> int:
         """How many tars have been fetched so far."""
-        return sum(count for name, count in self.store.taken().items() if name.endswith(".tar"))
+        return sum(count for name, count in self.storage.taken().items() if name.endswith(".tar"))
 
 
 def labels_of(batches: Iterator[Batch]) -> Iterator[list[int]]:
@@ -233,9 +233,9 @@ def test_looks_ahead_into_the_next_epoch(root: Path, tmp_path: Path) -> None:
 
 def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) -> None:
     """Batches are read from the part of a shard that has arrived, while somebody else fetches the rest."""
-    split, store = shardflow.open(root)["train"], SlowStore(root, tmp_path / "log")
-    store.first_bytes = split.shards[0].bytes // 2
-    far = Split(store, "train", split.shards, Cache(tmp_path / "cache"))
+    split, storage = shardflow.open(root)["train"], SlowStore(root, tmp_path / "log")
+    storage.first_bytes = split.shards[0].bytes // 2
+    far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
     order = EpochOrder(far, seed=1, window=1, shuffle=False)
     source = PlanSampler(order, Schedule(length=TOTAL, batch_size=2), WorkerControl(0))
     start = EpochStart(0, 0, 1)
@@ -249,7 +249,7 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
             assert [sample.key for sample in batch.samples] == ["000000000", "000000001"]
             assert not any(map(far.at_hand, range(SHARDS)))
         finally:
-            store.go_on.set()
+            storage.go_on.set()
         (batch,) = read(iter([source.batch(start, 3)]))
         assert [bytes(sample.parts["cls"]) for sample in batch.samples] == [b"6", b"7"]
 
@@ -294,9 +294,9 @@ def test_what_another_gave_up_is_fetched_after_all(root: Path, tmp_path: Path) -
     ) as reach:
         reach(0, 1)
         assert until(lambda: stream.transfers() == 1)
-        assert stream.store.taken()["train/000001.tar"] == 1
+        assert stream.storage.taken()["train/000001.tar"] == 1
         given_up.set()
-        assert until(lambda: stream.store.taken()["train/000000.tar"] == 1)
+        assert until(lambda: stream.storage.taken()["train/000000.tar"] == 1)
     thread.join()
 
 
@@ -308,7 +308,7 @@ def test_first_batch_waits_for_one_transfer(root: Path, tmp_path: Path, workers:
     batches = iter(stream)
     next(batches)
     assert time.monotonic() - begun < (1.0 if not workers else 2.0)
-    assert max(stream.store.taken().values()) == 1
+    assert max(stream.storage.taken().values()) == 1
     batches.close()
 
 
@@ -318,7 +318,7 @@ def test_what_fits_is_fetched_once(root: Path, tmp_path: Path, workers: int) -> 
     stream = Stream(root, tmp_path, workers=workers, lanes=3, window=16)
     for _ in range(3):
         assert sorted(itertools.chain.from_iterable(stream)) == list(range(TOTAL))
-    taken = stream.store.taken()
+    taken = stream.storage.taken()
     assert len(taken) == 2 * SHARDS
     assert set(taken.values()) == {1}
 
@@ -383,7 +383,7 @@ def test_error_that_is_over_when_the_shard_is_needed_is_never_seen(root: Path, t
     """A shard that the look-ahead did not get is tried again by the reader."""
     stream = Stream(root, tmp_path, shuffle=False, far={"before": fail_at("train/000020.tar", TransientError, 1)})
     assert list(itertools.chain.from_iterable(stream)) == list(range(TOTAL))
-    assert stream.store.taken()["train/000020.tar"] == 2
+    assert stream.storage.taken()["train/000020.tar"] == 2
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
@@ -409,7 +409,7 @@ def test_copy_damaged_on_the_disk_is_fetched_again(
         file.seek(data.index(expected[7]["jpg"]))
         file.write(b"damaged")
     assert list(split) == expected
-    assert stream.store.taken()["train/000001.tar"] == 2
+    assert stream.storage.taken()["train/000001.tar"] == 2
     assert copy.read_bytes() == data
     (record,) = caplog.records
     assert "train/000001.tar in the cache was damaged" in record.message

@@ -220,16 +220,16 @@ def test_one_extender_at_a_time(packed: Path, dst: Path) -> None:
 
 def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix: str) -> None:
     """A dataset in a bucket is extended as one on a disk, goes on after a kill, and is claimed meanwhile."""
-    url, options, store = server.url(prefix), server.options(), server.store(prefix)
+    url, options, storage = server.url(prefix), server.options(), server.storage(prefix)
     old = sf.open(dst).fingerprint
     sf.sync(dst, url, dst_options=options)
-    put_lock(store, {"content": "of somebody else", "extends": old})
+    put_lock(storage, {"content": "of somebody else", "extends": old})
     with pytest.raises(ConfigError, match="with other inputs or settings"):
         sf.extend(packed / "src", url, executor="serial", storage_options=options)
     with pytest.raises(DatasetExistsError):
         sf.pack(packed / "src", url, **SETTINGS, storage_options=options)
-    assert store.size(CLAIM) is not None
-    store.remove(CLAIM)
+    assert storage.size(CLAIM) is not None
+    storage.remove(CLAIM)
     order = f"{str(packed / 'src')!r}, {url!r}, executor='serial', storage_options={options!r}"
     command = [sys.executable, "-c", f"import shardflow as sf; sf.extend({order})"]
     plan = {"roots": {}, "parts": LEAST_PART_BYTES, "kill": AMID, "fired": str(tmp_path / "fired")}
@@ -243,7 +243,7 @@ def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix:
     ends = [(twin.communicate(timeout=60)[1], twin.returncode) for twin in twins]
     assert any(code == 0 for _, code in ends), ends
     assert all(code == 0 or b"somebody else meanwhile" in said for said, code in ends), ends
-    put_lock(store, {"content": "of one that was killed at its very end", "extends": old})
+    put_lock(storage, {"content": "of one that was killed at its very end", "extends": old})
     assert sf.extend(packed / "src", url, executor="serial", storage_options=options).inputs == 0
     sf.extend(packed / "src", dst, executor="serial")
     assert server.contents(prefix) == contents(dst)

@@ -129,10 +129,10 @@ def test_one_writer_at_a_time(damaged: Path, packed: Path) -> None:
 
 def test_bucket(packed: Path, damaged: Path, server: Server, prefix: str) -> None:
     """A dataset in a bucket is repaired from a directory, and a directory from a bucket."""
-    url, options, store = server.url(prefix), server.options(), server.store(prefix)
+    url, options, storage = server.url(prefix), server.options(), server.storage(prefix)
     sf.sync(packed / "dst", url, dst_options=options)
     assert len(sf.repair(damaged, url, source_options=options).repaired) == 5
-    store.put("train/000000.tar", b"not a tar")
+    storage.put("train/000000.tar", b"not a tar")
     report = sf.repair(url, packed / "dst", storage_options=options)
     assert report.repaired == ("train/000000.tar",)
     assert sf.verify(url, storage_options=options) == []

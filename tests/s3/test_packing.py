@@ -67,9 +67,9 @@ def test_the_command_needs_the_usual_environment_alone(src: Path, server: Server
     assert packed.returncode == 0, packed.stderr
     assert json.loads(command("info", url, "--json").stdout)["samples"] == 70
     assert command("verify", url).stdout.startswith("sound: 1 shard, 70 samples")
-    tar = bytearray(server.store(prefix).read("train/000000.tar"))
+    tar = bytearray(server.storage(prefix).read("train/000000.tar"))
     tar[1000] ^= 1
-    server.store(prefix).put("train/000000.tar", bytes(tar))
+    server.storage(prefix).put("train/000000.tar", bytes(tar))
     damaged = command("verify", url)
     assert damaged.returncode == 1
     assert "train/000000.tar: its SHA-256 differs" in damaged.stdout
@@ -84,17 +84,17 @@ def test_a_killed_pack_goes_on(
     """After SIGKILL at any moment the same call ends with the same bytes, and removes what was left here."""
     arguments = {**SETTINGS, "max_bad": 1, "storage_options": server.options()}
     script = f"import shardflow as sf; sf.pack({str(src)!r}, {server.url(prefix)!r}, **{arguments!r})"
-    store = server.store(prefix)
+    storage = server.storage(prefix)
     process = subprocess.Popen([sys.executable, "-c", script])
     deadline = time.monotonic() + 30
-    while store.size(moment) is None and process.poll() is None:
+    while storage.size(moment) is None and process.poll() is None:
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGKILL)
     process.wait()
     for spool in spools.iterdir():
         with LocalStorage(spool).sole_writer(patience_s=30):  # the workers end with it, each when it has the time to
             pass
-    done = [name for name in store.names() if name.endswith(".json") and "/" in name]
+    done = [name for name in storage.names() if name.endswith(".json") and "/" in name]
     try:
         report = sf.pack(src, server.url(prefix), **arguments)
         assert report.resumed >= 20 * len(done) - 9  # the last shard has eleven
@@ -118,7 +118,7 @@ except sf.errors.DatasetExistsError:
     packers = [subprocess.Popen([sys.executable, "-c", "import shardflow.errors" + script]) for _ in range(2)]
     assert sorted(packer.wait(60) for packer in packers) == [0, 3]
     assert sf.verify(server.url(prefix), storage_options=server.options()) == []
-    assert CLAIM not in server.store(prefix).names()
+    assert CLAIM not in server.storage(prefix).names()
 
 
 def test_packers_of_different_things_do_not_mix(src: Path, server: Server, prefix: str) -> None:
@@ -140,7 +140,7 @@ def test_packers_of_different_things_do_not_mix(src: Path, server: Server, prefi
 
 def test_what_is_not_a_packs_is_left_alone(src: Path, server: Server, prefix: str) -> None:
     """A prefix that holds something else is refused, and holds the same afterwards."""
-    server.store(prefix).put("mine.txt", b"mine")
+    server.storage(prefix).put("mine.txt", b"mine")
     with pytest.raises(ConfigError, match=r"is not empty: it holds 'mine\.txt'"):
         sf.pack(src, server.url(prefix), **SETTINGS, storage_options=server.options())
     assert server.contents(prefix) == {"mine.txt": b"mine"}
@@ -178,7 +178,7 @@ def test_faults_on_the_way(
     try:
         sf.pack(src, server.url(prefix), **SETTINGS, max_bad=1, storage_options=options)
     except ShardflowError:
-        assert server.store(prefix).size("shardflow.json") is None
+        assert server.storage(prefix).size("shardflow.json") is None
         proxy.clear()
         sf.pack(src, server.url(prefix), **SETTINGS, max_bad=1, storage_options=options)
     sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)

@@ -41,39 +41,39 @@ OTHER = random.Random(6).randbytes(len(DATA))
 @pytest.fixture
 def direct(server: Server, prefix: str) -> RemoteStorage:
     """A store that nothing stands before, with a blob."""
-    store = server.store(prefix)
-    store.put("blob", DATA)
-    return store
+    storage = server.storage(prefix)
+    storage.put("blob", DATA)
+    return storage
 
 
 @pytest.fixture
-def store(server: Server, prefix: str, proxy: Proxy) -> RemoteStorage:
+def storage(server: Server, prefix: str, proxy: Proxy) -> RemoteStorage:
     """The same store through the proxy."""
-    return server.store(prefix, proxy.endpoint)
+    return server.storage(prefix, proxy.endpoint)
 
 
-def get(store: RemoteStorage, target: Path) -> bytes:
+def get(storage: RemoteStorage, target: Path) -> bytes:
     """The blob, as it comes into a file."""
-    store.get("blob", target, size=len(DATA), sha256=SHA256)
+    storage.get("blob", target, size=len(DATA), sha256=SHA256)
     return target.read_bytes()
 
 
 @pytest.mark.usefixtures("direct")
 def test_ranges_follow_each_other_and_name_what_was_seen_first(
-    store: RemoteStorage, proxy: Proxy, tmp_path: Path
+    storage: RemoteStorage, proxy: Proxy, tmp_path: Path
 ) -> None:
     """A blob is asked for piece by piece, each byte once, without looking at it before."""
-    assert get(store, tmp_path / "target") == DATA
+    assert get(storage, tmp_path / "target") == DATA
     assert {method for method, _, _ in proxy.log} == {"GET"}
     pieces = [tuple(map(int, asked.removeprefix("bytes=").split("-"))) for _, _, asked in proxy.log]
     assert [(start, last + 1) for start, last in sorted(pieces)] == list(_ranges(len(DATA), PIECE_BYTES))
 
 
 @pytest.mark.usefixtures("direct")
-def test_a_broken_body_goes_on_where_it_broke(store: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_broken_body_goes_on_where_it_broke(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
     """What has arrived of a piece is not asked for again."""
     proxy.add(Fault(reset_after=100_000), first=1, times=1)
-    assert get(store, tmp_path / "target") == DATA
+    assert get(storage, tmp_path / "target") == DATA
     starts = {int(asked[6:].split("-")[0]) for _, _, asked in proxy.log}
     pieces = list(_ranges(len(DATA), PIECE_BYTES))
     (resumed,) = starts - {start for start, _ in pieces}
@@ -81,36 +81,36 @@ def test_a_broken_body_goes_on_where_it_broke(store: RemoteStorage, proxy: Proxy
 
 
 @pytest.mark.usefixtures("direct")
-def test_progress_renews_patience(store: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
+def test_progress_renews_patience(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
     """A connection that breaks again and again, each time further on, is no reason to give up."""
     proxy.add(Fault(reset_after=QUICK.pace_bytes + 10_000))
-    assert get(store, tmp_path / "target") == DATA
+    assert get(storage, tmp_path / "target") == DATA
     assert len(proxy.log) > 7 + QUICK.attempts
 
 
 def test_an_object_replaced_while_it_is_read_is_never_mixed(
-    direct: RemoteStorage, store: RemoteStorage, proxy: Proxy, tmp_path: Path
+    direct: RemoteStorage, storage: RemoteStorage, proxy: Proxy, tmp_path: Path
 ) -> None:
     """A blob replaced under a reader is read anew: the new one whole, or an error when it is not the right one."""
     for first in (1, 3, 6):
         direct.put("blob", DATA)
         proxy.clear()
         proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), first=first, times=1)
-        assert store.read("blob") == OTHER
+        assert storage.read("blob") == OTHER
         direct.put("blob", DATA)
         proxy.clear()
         proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), first=first, times=1)
         with pytest.raises(IntegrityError, match="expected SHA-256"):
-            get(store, tmp_path / "target")
+            get(storage, tmp_path / "target")
         assert not (tmp_path / "target").exists()
 
 
-def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStorage, store: RemoteStorage, proxy: Proxy) -> None:
+def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStorage, storage: RemoteStorage, proxy: Proxy) -> None:
     """A blob replaced in both attempts to read it is an IntegrityError that says to stop the writer."""
     turn = count()
     proxy.add(Fault(before=lambda: direct.put("blob", next(turn).to_bytes(4, "big") + DATA[4:])), first=1)
     with pytest.raises(IntegrityError, match="replaced while it was read, twice; stop what writes to it"):
-        store.read("blob")
+        storage.read("blob")
 
 
 @pytest.mark.parametrize(
@@ -126,28 +126,33 @@ def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStorage, store:
     ],
 )
 def test_what_trying_again_cannot_mend_is_tried_once(
-    store: RemoteStorage, proxy: Proxy, status: int, code: str, kind: type[Exception], remedy: str
+    storage: RemoteStorage, proxy: Proxy, status: int, code: str, kind: type[Exception], remedy: str
 ) -> None:
     """A refusal for good is raised after one request, typed, with what to do about it."""
     proxy.add(Fault(status=status, code=code))
     with pytest.raises(kind, match=remedy):
-        store.read("blob")
+        storage.read("blob")
     assert len(proxy.log) == 1
 
 
 @pytest.mark.usefixtures("direct")
-def test_retry_after_is_honoured(store: RemoteStorage, proxy: Proxy) -> None:
+def test_retry_after_is_honoured(storage: RemoteStorage, proxy: Proxy) -> None:
     """A store that says when to come back is not asked before."""
     proxy.add(Fault(status=503, code="SlowDown", answer_headers=(("Retry-After", "1"),)), times=1)
     began = time.monotonic()
-    assert store.read("blob") == DATA
+    assert storage.read("blob") == DATA
     assert time.monotonic() - began >= 1
 
 
-def test_attempts_are_ours_alone(store: RemoteStorage, proxy: Proxy) -> None:
+def test_attempts_are_ours_alone(storage: RemoteStorage, proxy: Proxy) -> None:
     """Neither botocore nor s3fs tries again on its own: a steady failure costs exactly the attempts allowed."""
     proxy.add(Fault(status=503, code="SlowDown"))
-    for act in (lambda: store.read("blob"), lambda: store.put("blob", b""), store.names, lambda: store.size("blob")):
+    for act in (
+        lambda: storage.read("blob"),
+        lambda: storage.put("blob", b""),
+        storage.names,
+        lambda: storage.size("blob"),
+    ):
         proxy.log.clear()
         with pytest.raises(TransientError, match=f"tried {QUICK.attempts} times"):
             act()
@@ -156,24 +161,24 @@ def test_attempts_are_ours_alone(store: RemoteStorage, proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault(reset=True, reaches_server=True), Fault(status=500, reaches_server=True)])
-def test_a_lost_answer_to_a_creation_is_looked_into(store: RemoteStorage, proxy: Proxy, fault: Fault) -> None:
+def test_a_lost_answer_to_a_creation_is_looked_into(storage: RemoteStorage, proxy: Proxy, fault: Fault) -> None:
     """When the answer to our own creation is lost, nobody else is said to have won; when it was another's, he has."""
     proxy.add(fault, times=1)
-    store.put_new("mine", DATA)
-    assert store.read("mine") == DATA
+    storage.put_new("mine", DATA)
+    assert storage.read("mine") == DATA
     proxy.clear()
     proxy.add(fault, method="PUT")
-    store.put_new("also mine", DATA)
+    storage.put_new("also mine", DATA)
     proxy.clear()
     proxy.add(Fault(reset=True), times=1)
     for data in (OTHER, DATA):  # also when it holds the same: it was there before
         with pytest.raises(DatasetExistsError):
-            store.put_new("mine", data)
-    assert store.read("mine") == DATA
+            storage.put_new("mine", data)
+    assert storage.read("mine") == DATA
 
 
 def test_a_lost_answer_to_a_completion_is_looked_into(
-    store: RemoteStorage, proxy: Proxy, server: Server, prefix: str, tmp_path: Path
+    storage: RemoteStorage, proxy: Proxy, server: Server, prefix: str, tmp_path: Path
 ) -> None:
     """When only the answer to the last request of an upload is lost, the upload has succeeded, and says so."""
     data = random.Random(7).randbytes(LEAST_PART_BYTES + 1)
@@ -182,8 +187,8 @@ def test_a_lost_answer_to_a_completion_is_looked_into(
         (tmp_path / "source").write_bytes(data)
         proxy.clear()
         proxy.add(Fault(reset=True, reaches_server=True), method="POST", contains="uploadId", times=times)
-        store.upload(f"blob{times}", tmp_path / "source")
-        assert store.read(f"blob{times}") == data
+        storage.upload(f"blob{times}", tmp_path / "source")
+        assert storage.read(f"blob{times}") == data
     assert server.open_uploads(prefix) == []
 
 
@@ -207,15 +212,15 @@ def test_an_interrupted_upload_is_aborted(proxy: Proxy, server: Server, prefix: 
     child.join(20)
     assert child.exitcode == 0
     assert server.open_uploads(prefix) == []
-    assert server.store(prefix).names() == []
+    assert server.storage(prefix).names() == []
 
 
 @pytest.mark.usefixtures("direct")
-def test_threads_share_a_store(store: RemoteStorage, tmp_path: Path) -> None:
+def test_threads_share_a_store(storage: RemoteStorage, tmp_path: Path) -> None:
     """Several threads read through one store at once."""
     right: list[bool] = []
     readers = [
-        threading.Thread(target=lambda n=n: right.append(get(store, tmp_path / str(n)) == DATA)) for n in range(6)
+        threading.Thread(target=lambda n=n: right.append(get(storage, tmp_path / str(n)) == DATA)) for n in range(6)
     ]
     for reader in readers:
         reader.start()
@@ -224,9 +229,9 @@ def test_threads_share_a_store(store: RemoteStorage, tmp_path: Path) -> None:
     assert right == [True] * 6
 
 
-def read_in_child(store: RemoteStorage, results: Any) -> None:
+def read_in_child(storage: RemoteStorage, results: Any) -> None:
     """Read the blob in another process."""
-    results.put(store.read("blob") == DATA)
+    results.put(storage.read("blob") == DATA)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
@@ -265,8 +270,12 @@ def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch)
         ({"endpoint_url": server.endpoint, "anon": True}, "no right to do this"),
     ]
     for options, remedy in cases:
-        store = RemoteStorage(server.url("x"), options, patience=QUICK)
-        for act in (lambda store=store: store.read("blob"), lambda store=store: store.size("blob"), store.names):
+        storage = RemoteStorage(server.url("x"), options, patience=QUICK)
+        for act in (
+            lambda storage=storage: storage.read("blob"),
+            lambda storage=storage: storage.size("blob"),
+            storage.names,
+        ):
             with pytest.raises(AccessDeniedError, match=remedy):
                 act()
 
@@ -281,14 +290,14 @@ def texts(error: BaseException | None) -> Iterator[str]:
 def test_secrets_are_never_told(server: Server, proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
     """A secret is in no text of the store, no pickle, no exception or one behind it, and no log."""
     caplog.set_level(logging.DEBUG)
-    store = server.store(prefix, proxy.endpoint)
-    assert SECRET_KEY.encode() not in pickle.dumps(store)
-    told = [str(store), repr(store), store.url("blob"), f"{store}"]
+    storage = server.storage(prefix, proxy.endpoint)
+    assert SECRET_KEY.encode() not in pickle.dumps(storage)
+    told = [str(storage), repr(storage), storage.url("blob"), f"{storage}"]
     faults = [Fault(status=status, code=SECRET_KEY) for status in (400, 403, 404, 500)]
     for fault in [*faults, Fault(reset=True), Fault(hang=True), Fault(flip=0), Fault(status=200)]:
         proxy.clear()
         proxy.add(fault)
-        for act in (lambda: store.read("blob"), lambda: store.put("blob", b"1"), store.names):
+        for act in (lambda: storage.read("blob"), lambda: storage.put("blob", b"1"), storage.names):
             try:
                 act()
             except (StoreError, IntegrityError) as error:
@@ -300,10 +309,10 @@ def test_secrets_are_never_told(server: Server, proxy: Proxy, prefix: str, caplo
 def test_secrets_of_a_url_are_never_told(caplog: pytest.LogCaptureFixture) -> None:
     """Neither the user's part nor the query of a URL is shown, nor in what went wrong there."""
     caplog.set_level(logging.DEBUG, logger="shardflow")
-    store = RemoteStorage("http://user:canary-one@127.0.0.1:1/data?sig=canary-two", patience=QUICK)
+    storage = RemoteStorage("http://user:canary-one@127.0.0.1:1/data?sig=canary-two", patience=QUICK)
     with pytest.raises(StoreError) as caught:
-        store.read("blob")
-    told = "\n".join([*texts(caught.value), str(store), repr(store), caplog.text, repr(pickle.dumps(store))])
+        storage.read("blob")
+    told = "\n".join([*texts(caught.value), str(storage), repr(storage), caplog.text, repr(pickle.dumps(storage))])
     assert "canary" not in told
     for url in ("s3://key:canary@bucket/x", "s3://bucket/x?secret=canary", "http://user:canary@[bad"):
         with pytest.raises(ConfigError) as refused:
@@ -321,7 +330,7 @@ def test_a_pickle_in_a_file_has_no_options_and_says_so(direct: RemoteStorage, mo
 
 def test_clients_share_what_describes_s3(server: Server, prefix: str) -> None:
     """The clients of a process read botocore's description of S3 once: parsing it is most of what a client costs."""
-    transports: list[Any] = [server.store(prefix)._transport() for _ in range(2)]
+    transports: list[Any] = [server.storage(prefix)._transport() for _ in range(2)]
     first, second = (transport._fs.session.get_component("data_loader") for transport in transports)
     assert first is second
 

@@ -50,12 +50,12 @@ def test_options_are_for_both_ends(tmp_path: Path, server: Server, prefix: str) 
 def test_an_object_that_changes_or_vanishes(tmp_path: Path, server: Server, prefix: str) -> None:
     """A resume packs again what has another content, and an object that has gone since is no input."""
     url, options = server.put(prefix, image_folder(tmp_path / "src", 60)), server.options()
-    server.store(prefix).put("a/bad.jpg", b"no image")
+    server.storage(prefix).put("a/bad.jpg", b"no image")
     source = sf.Folder(url, storage_options=options)
     settings = {**SMALL, "shuffle": False}
     with pytest.raises(PackIncompleteError):
         sf.pack(source, tmp_path / "dst", **settings)
-    server.store(prefix).put("c/0002.jpg", photo(3))
+    server.storage(prefix).put("c/0002.jpg", photo(3))
     assert sf.pack(source, tmp_path / "dst", **settings, max_bad=1).resumed == 40 + 1
     assert sf.open(tmp_path / "dst").classes == ("a", "b", "c")
 

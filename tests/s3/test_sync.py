@@ -68,15 +68,15 @@ def test_a_copy_that_lost_something_gets_it_back(
     """What is missing of a finished copy, or has another size, is copied again; the rest is left alone."""
     url, options = (tmp_path / "copy", None) if where == "directory" else (server.url(prefix), server.options())
     sf.sync(dataset, url, dst_options=options)
-    store = open_storage(url, options)
-    store.remove("train/000001.tar")
-    store.put("train/000002.tar", b"cut short")
-    store.remove("train/000003.npy")
-    untouched = store.modified_ns("train/000000.tar")
+    storage = open_storage(url, options)
+    storage.remove("train/000001.tar")
+    storage.put("train/000002.tar", b"cut short")
+    storage.remove("train/000003.npy")
+    untouched = storage.modified_ns("train/000000.tar")
     report = sf.sync(dataset, url, dst_options=options)
     assert (report.copied, report.found) == (2, 2)
     assert sf.verify(url, storage_options=options) == []
-    assert store.modified_ns("train/000000.tar") == untouched
+    assert storage.modified_ns("train/000000.tar") == untouched
     assert sf.sync(dataset, url, dst_options=options).copied == 0
 
 
@@ -89,9 +89,9 @@ def test_a_copy_of_a_view_gets_its_tars_back(
     url, options = (tmp_path / "copy", None) if where == "directory" else (server.url(prefix), server.options())
     first = sf.sync(tmp_path / "view", url, dst_options=options)
     assert sf.sync(tmp_path / "view", url, dst_options=options).copied == 0
-    store = open_storage(url, options)
-    gone = next(name for name in store.names() if name.endswith("000001.tar"))
-    store.remove(gone)
+    storage = open_storage(url, options)
+    gone = next(name for name in storage.names() if name.endswith("000001.tar"))
+    storage.remove(gone)
     report = sf.sync(tmp_path / "view", url, dst_options=options)
     assert (report.copied, report.found) == (1, first.copied - 1)
     assert sf.verify(url, storage_options=options) == []
@@ -119,9 +119,9 @@ def test_a_copy_that_failed_goes_on(dataset: Path, server: Server, proxy: Proxy,
     options = server.options(proxy.endpoint)
     with pytest.raises(StoreError):
         sf.sync(dataset, server.url(prefix), dst_options=options)
-    store = server.store(prefix)
-    assert store.size("shardflow.json") is None
-    there = [name for name in store.names() if name.endswith(".tar")]
+    storage = server.storage(prefix)
+    assert storage.size("shardflow.json") is None
+    there = [name for name in storage.names() if name.endswith(".tar")]
     proxy.clear()
     report = sf.sync(dataset, server.url(prefix), dst_options=options)
     assert report.found == len(there)
@@ -149,11 +149,11 @@ def test_destinations_that_are_taken(dataset: Path, tmp_path: Path, server: Serv
     assert contents(tmp_path / "other") == before
     with pytest.raises(ConfigError, match="is not empty: it holds"):
         sf.sync(dataset, tmp_path / "src")
-    store = server.store(prefix)
-    store.put(CLAIM, b"another's")
+    storage = server.storage(prefix)
+    storage.put(CLAIM, b"another's")
     with pytest.raises(ConfigError, match="with other inputs or settings"):
         sf.sync(dataset, server.url(prefix), dst_options=server.options())
-    assert store.names() == [CLAIM]
+    assert storage.names() == [CLAIM]
 
 
 def test_the_command(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:
@@ -207,12 +207,12 @@ def test_interrupted_transfers_are_given_up(
 def test_transfers_that_are_given_up_take_no_others_along(dataset: Path, server: Server, prefix: str) -> None:
     """Only what the threads of one pool wait for is given up; what they begin later is given up as well."""
     sf.sync(dataset, server.url(prefix), dst_options=server.options())
-    store = server.store(prefix)
+    storage = server.storage(prefix)
     again = threading.Event()
 
     def late() -> bytes:
         assert again.wait(10)
-        return store.read("shardflow.json")
+        return storage.read("shardflow.json")
 
     with contextlib.suppress(KeyboardInterrupt), transfer_pool(2) as pool:
         pending = pool.submit(late)
@@ -220,7 +220,7 @@ def test_transfers_that_are_given_up_take_no_others_along(dataset: Path, server:
         raise KeyboardInterrupt
     with pytest.raises(CancelledError):
         pending.result()
-    assert store.read("shardflow.json")
+    assert storage.read("shardflow.json")
 
 
 def test_a_machine_without_a_place_for_the_cache(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:

@@ -175,7 +175,7 @@ def test_damaged_shard_is_never_a_batch(proxy: Proxy, far: Open, local: Path, tm
 
 def test_missing_shard_is_a_typed_error_in_its_batch(server: Server, prefix: str, url: str, far: Open) -> None:
     """A shard that is missing is a NotFoundError once it is needed; the batches before it arrive."""
-    server.store(prefix).remove("train/000004.tar")
+    server.storage(prefix).remove("train/000004.tar")
     received = 0
     with pytest.raises(NotFoundError, match=f"{url}/train/000004.tar"):  # noqa: PT012 - what came before is counted
         for _, labels in far(shuffle=False, lanes=1, num_workers=1):

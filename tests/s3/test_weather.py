@@ -22,7 +22,7 @@ def test_blobs_come_and_go_whole(server: Server, proxy: Proxy, prefix: str, tmp_
     """Blobs of one and of many requests are written and read through faults of every kind, and are the right ones."""
     patience = dataclasses.replace(QUICK, attempts=9, give_up_s=30.0)
     options = server.options(proxy.endpoint)
-    store = RemoteStorage(server.url(prefix), options, patience=patience, piece_bytes=PIECE_BYTES)
+    storage = RemoteStorage(server.url(prefix), options, patience=patience, piece_bytes=PIECE_BYTES)
     weather = Weather(PROMPT + SLOW, SHARE, seed=1)
     proxy.rules.append(weather)
     blobs = {}
@@ -30,12 +30,12 @@ def test_blobs_come_and_go_whole(server: Server, proxy: Proxy, prefix: str, tmp_
         data = blobs[f"{number}"] = random.Random(number).randbytes(size)
         source, target = tmp_path / f"source{number}", tmp_path / f"target{number}"
         source.write_bytes(data)
-        store.upload(f"{number}", source)
-        store.get(f"{number}", target, size=size, sha256=hashlib.sha256(data).hexdigest())
+        storage.upload(f"{number}", source)
+        storage.get(f"{number}", target, size=size, sha256=hashlib.sha256(data).hexdigest())
         assert target.read_bytes() == data
-        store.put_new(f"new{number}", data[:5000])
-    assert {name: store.read(name) for name in blobs} == blobs
-    assert store.names() == sorted([*blobs, *(f"new{name}" for name in blobs)])
+        storage.put_new(f"new{number}", data[:5000])
+    assert {name: storage.read(name) for name in blobs} == blobs
+    assert storage.names() == sorted([*blobs, *(f"new{name}" for name in blobs)])
     assert server.open_uploads(prefix) == []
     assert weather.struck > 5
 

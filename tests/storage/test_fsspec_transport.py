@@ -59,20 +59,20 @@ def test_a_server_without_ranges_sends_a_file_once(served: tuple[str, Path], mon
     data = bytes(range(256)) * 1024
     for name in ("first", "second", "third"):
         (folder / name).write_bytes(data)
-    store = RemoteStorage(url, piece_bytes=PIECE)
-    assert [store.read(name) for name in ("first", "second", "third")] == [data] * 3
+    storage = RemoteStorage(url, piece_bytes=PIECE)
+    assert [storage.read(name) for name in ("first", "second", "third")] == [data] * 3
     assert (Whole.sent["/second"], Whole.sent["/third"]) == (1, 1)
-    assert store.read_range("second", 100, 200) == data[100:200]
-    assert store.read_range("second", 300, len(data) + 5) == data[300:]
+    assert storage.read_range("second", 100, 200) == data[100:200]
+    assert storage.read_range("second", 300, len(data) + 5) == data[300:]
     assert Whole.sent["/second"] == 2
-    assert store.read_range("first", 0, 10) == data[:10]
+    assert storage.read_range("first", 0, 10) == data[:10]
     (folder / "first").write_bytes(data[5:])
-    assert store.read_range("first", 0, 10) == data[5:15]
+    assert storage.read_range("first", 0, 10) == data[5:15]
     for number in range(8):
         (folder / str(number)).write_bytes(data[number:])
-        assert store.read_range(str(number), 0, 10) == data[number : number + 10]
+        assert storage.read_range(str(number), 0, 10) == data[number : number + 10]
     monkeypatch.setattr(Whole, "knows_ranges", True)  # as another server behind the same name may
-    assert store.read("third") == data
+    assert storage.read("third") == data
 
 
 def test_a_dataset_behind_a_server_without_ranges(served: tuple[str, Path], tmp_path: Path) -> None:

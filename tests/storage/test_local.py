@@ -39,7 +39,7 @@ with LocalStorage(sys.argv[1]).sole_writer() as descriptor:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStorage:
+def storage(tmp_path: Path) -> LocalStorage:
     """An empty store that does not exist yet."""
     return LocalStorage(tmp_path / "store")
 
@@ -80,85 +80,90 @@ def line(stream: IO[str] | None) -> str:
     return stream.readline().strip()
 
 
-def test_blob_comes_back(store: LocalStorage) -> None:
+def test_blob_comes_back(storage: LocalStorage) -> None:
     """What was put can be read, has a size and a name, and lies where `path` says; folders are made."""
-    store.put("train/000000.tar", b"abc")
-    store.put("a", b"")
-    assert (store.read("train/000000.tar"), store.read("a")) == (b"abc", b"")
-    assert (store.size("train/000000.tar"), store.size("a"), store.size("b"), store.size("a/b")) == (3, 0, None, None)
-    assert store.names() == ["a", "train/000000.tar"]
-    assert store.path("train/000000.tar").read_bytes() == b"abc"
+    storage.put("train/000000.tar", b"abc")
+    storage.put("a", b"")
+    assert (storage.read("train/000000.tar"), storage.read("a")) == (b"abc", b"")
+    assert (storage.size("train/000000.tar"), storage.size("a"), storage.size("b"), storage.size("a/b")) == (
+        3,
+        0,
+        None,
+        None,
+    )
+    assert storage.names() == ["a", "train/000000.tar"]
+    assert storage.path("train/000000.tar").read_bytes() == b"abc"
 
 
-def test_put_replaces_and_put_new_does_not(store: LocalStorage) -> None:
+def test_put_replaces_and_put_new_does_not(storage: LocalStorage) -> None:
     """`put` takes the place of a blob; `put_new` leaves it untouched and says that it exists."""
-    store.put("a", b"1")
-    store.put("a", b"2")
+    storage.put("a", b"1")
+    storage.put("a", b"2")
     with pytest.raises(DatasetExistsError, match="a exists already"):
-        store.put_new("a", b"3")
-    store.put_new("b", b"4")
-    assert (store.read("a"), store.read("b"), store.names()) == (b"2", b"4", ["a", "b"])
+        storage.put_new("a", b"3")
+    storage.put_new("b", b"4")
+    assert (storage.read("a"), storage.read("b"), storage.names()) == (b"2", b"4", ["a", "b"])
 
 
-def test_remove_is_satisfied_when_nothing_is_there(store: LocalStorage) -> None:
+def test_remove_is_satisfied_when_nothing_is_there(storage: LocalStorage) -> None:
     """Removing a blob a second time, or one that never was, is no error."""
-    store.put("a", b"1")
+    storage.put("a", b"1")
     for _ in range(2):
-        store.remove("a")
-    store.remove("b/c")
-    assert store.names() == []
+        storage.remove("a")
+    storage.remove("b/c")
+    assert storage.names() == []
 
 
-def test_names_of_a_store_that_does_not_exist(store: LocalStorage) -> None:
+def test_names_of_a_store_that_does_not_exist(storage: LocalStorage) -> None:
     """A root that does not exist holds nothing."""
-    assert store.names() == []
+    assert storage.names() == []
 
 
-def test_readers_see_whole_blobs(store: LocalStorage) -> None:
+def test_readers_see_whole_blobs(storage: LocalStorage) -> None:
     """While a blob is replaced again and again, whoever reads it gets one of its contents whole."""
     contents = [bytes([value]) * (1 << 20) for value in range(2)]
-    store.put("a", contents[0])
+    storage.put("a", contents[0])
     done = threading.Event()
 
     def write() -> None:
         for n in range(40):
-            store.put("a", contents[n % 2])
+            storage.put("a", contents[n % 2])
         done.set()
 
     writer = threading.Thread(target=write)
     writer.start()
     while not done.is_set():
-        assert store.read("a") in contents
+        assert storage.read("a") in contents
     writer.join()
 
 
 @pytest.mark.parametrize("create_only", [False, True])
 @pytest.mark.parametrize("failure", [ValueError("mine"), KeyboardInterrupt(), ConfigError("mine")])
-def test_failure_in_the_body_leaves_nothing(store: LocalStorage, create_only: bool, failure: BaseException) -> None:
+def test_failure_in_the_body_leaves_nothing(storage: LocalStorage, create_only: bool, failure: BaseException) -> None:
     """When the body of `writing` fails, its error comes out as it is, and neither name nor leftover appears."""
-    store.put("b", b"before")
+    storage.put("b", b"before")
 
     def write(name: str) -> None:
-        with store.writing(name, create_only=create_only) as temporary:
+        with storage.writing(name, create_only=create_only) as temporary:
             temporary.write_bytes(b"half")
-            assert len(store.names()) == 2
+            assert len(storage.names()) == 2
             raise failure
 
     for name in ("a", "b"):
         with pytest.raises(type(failure)) as caught:
             write(name)
         assert caught.value is failure
-    assert (store.names(), store.read("b")) == (["b"], b"before")
+    assert (storage.names(), storage.read("b")) == (["b"], b"before")
 
 
-def test_nothing_written_is_an_error(store: LocalStorage) -> None:
+def test_nothing_written_is_an_error(storage: LocalStorage) -> None:
     """A body that writes no file is a NotFoundError, and nothing is published."""
-    with pytest.raises(NotFoundError), store.writing("a"):
+    with pytest.raises(NotFoundError), storage.writing("a"):
         pass
-    assert store.names() == []
+    assert storage.names() == []
 
 
-def test_killed_writer_leaves_a_leftover_and_no_blob(store: LocalStorage) -> None:
+def test_killed_writer_leaves_a_leftover_and_no_blob(storage: LocalStorage) -> None:
     """A writer killed in the middle leaves a name that starts with the mark of temporaries, and not the blob's."""
     code = """
 import sys
@@ -168,120 +173,120 @@ with LocalStorage(sys.argv[1]).writing("train/a") as temporary:
     print("half", flush=True)
     sys.stdin.read()
 """
-    with process(code, store.root) as child:
+    with process(code, storage.root) as child:
         assert line(child.stdout) == "half"
         child.send_signal(signal.SIGKILL)
         child.wait()
-    (leftover,) = store.names()
+    (leftover,) = storage.names()
     assert leftover.startswith(f"train/{TEMPORARY}a.")
-    store.remove(leftover)
-    assert store.names() == []
+    storage.remove(leftover)
+    assert storage.names() == []
 
 
 def race(root: Path, number: int, barrier: Any, results: Any) -> None:
     """One of several writers that all want the same names."""
-    store = LocalStorage(root)
+    storage = LocalStorage(root)
     won = []
     for n in range(40):
         barrier.wait()
         try:
-            store.put_new(f"blob{n}", b"%d" % number * 1000)
+            storage.put_new(f"blob{n}", b"%d" % number * 1000)
             won.append(n)
         except DatasetExistsError:
             pass
     results.put((number, won))
 
 
-def test_one_of_racing_writers_wins(store: LocalStorage) -> None:
+def test_one_of_racing_writers_wins(storage: LocalStorage) -> None:
     """Of several processes that create the same blob at once, exactly one succeeds, and the blob is its own."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(3), context.Queue()
-    racers = [context.Process(target=race, args=(store.root, n, barrier, results)) for n in range(3)]
+    racers = [context.Process(target=race, args=(storage.root, n, barrier, results)) for n in range(3)]
     for racer in racers:
         racer.start()
     winners = {n: number for number, won in (results.get(timeout=60) for _ in racers) for n in won}
     for racer in racers:
         racer.join()
         assert racer.exitcode == 0
-    assert store.names() == sorted(f"blob{n}" for n in range(40))
-    assert [store.read(f"blob{n}") for n in range(40)] == [b"%d" % winners[n] * 1000 for n in range(40)]
+    assert storage.names() == sorted(f"blob{n}" for n in range(40))
+    assert [storage.read(f"blob{n}") for n in range(40)] == [b"%d" % winners[n] * 1000 for n in range(40)]
 
 
-def test_sole_writer_keeps_others_out(store: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sole_writer_keeps_others_out(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one process writes, another is refused with the place and what to do; afterwards it is let in."""
     monkeypatch.setattr(store_module, "_LOCK_PATIENCE_S", 0.1)
-    with process(HOLD, store.root) as child:
+    with process(HOLD, storage.root) as child:
         assert line(child.stdout) == "held"
-        with pytest.raises(StoreError, match=r"another process is writing to .*store"), store.sole_writer():
+        with pytest.raises(StoreError, match=r"another process is writing to .*store"), storage.sole_writer():
             pass
         child.communicate("")
         assert child.returncode == 0
-        with store.sole_writer():
-            assert store.names() == []
+        with storage.sole_writer():
+            assert storage.names() == []
 
 
-def test_sole_writer_is_let_go_by_a_kill(store: LocalStorage) -> None:
+def test_sole_writer_is_let_go_by_a_kill(storage: LocalStorage) -> None:
     """A writer that is killed with SIGKILL leaves neither a lock nor a file."""
-    with process(HOLD, store.root) as child:
+    with process(HOLD, storage.root) as child:
         assert line(child.stdout) == "held"
         child.send_signal(signal.SIGKILL)
         child.wait()
-        with store.sole_writer():
+        with storage.sole_writer():
             pass
-    assert store.names() == []
+    assert storage.names() == []
 
 
 @pytest.mark.parametrize("seconds", [0.4, 60])
-def test_sole_writer_waits_for_the_workers_of_a_dead_one(store: LocalStorage, seconds: float) -> None:
+def test_sole_writer_waits_for_the_workers_of_a_dead_one(storage: LocalStorage, seconds: float) -> None:
     """A worker that inherited the lock of a killed writer still holds it; a moment is waited for it, no longer."""
-    with process(HOLD_WITH_WORKER, store.root, seconds) as child:
+    with process(HOLD_WITH_WORKER, storage.root, seconds) as child:
         worker = int(line(child.stdout))
         child.send_signal(signal.SIGKILL)
         child.wait()
         try:
             if seconds < 1:
-                with store.sole_writer():
+                with storage.sole_writer():
                     pass
             else:
-                with pytest.raises(StoreError, match="another process"), store.sole_writer():
+                with pytest.raises(StoreError, match="another process"), storage.sole_writer():
                     pass
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
 
 
-def test_sole_writer_is_one_at_a_time_in_a_process_too(store: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sole_writer_is_one_at_a_time_in_a_process_too(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock is let go when the body ends, with an error or without."""
     monkeypatch.setattr(store_module, "_LOCK_PATIENCE_S", 0.0)
 
     def enter_twice() -> None:
-        with store.sole_writer():
-            with pytest.raises(StoreError), store.sole_writer():
+        with storage.sole_writer():
+            with pytest.raises(StoreError), storage.sole_writer():
                 pass
             raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
         enter_twice()
-    with store.sole_writer():
+    with storage.sole_writer():
         pass
 
 
-def test_what_is_not_there_is_not_found(store: LocalStorage) -> None:
+def test_what_is_not_there_is_not_found(storage: LocalStorage) -> None:
     """Reading a blob that is missing, or below something that is a file, is a NotFoundError that names the path."""
-    store.put("a", b"")
+    storage.put("a", b"")
     for name in ("b", "b/c", "a/b"):
         with pytest.raises(NotFoundError, match=f"store/{name} does not exist") as caught:
-            store.read(name)
+            storage.read(name)
         assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_a_directory_is_no_blob(store: LocalStorage) -> None:
+def test_a_directory_is_no_blob(storage: LocalStorage) -> None:
     """A directory in a blob's place is a StoreError, for the reader and for the writer."""
-    store.put("a/b", b"")
-    for access in (lambda: store.read("a"), lambda: store.put("a", b"")):
+    storage.put("a/b", b"")
+    for access in (lambda: storage.read("a"), lambda: storage.put("a", b"")):
         with pytest.raises(StoreError, match="directory"):
             access()
-    assert store.names() == ["a/b"]
+    assert storage.names() == ["a/b"]
 
 
 def test_no_right_to_read_is_access_denied(unprivileged: Path) -> None:
@@ -292,32 +297,32 @@ def test_no_right_to_read_is_access_denied(unprivileged: Path) -> None:
 
 def test_no_right_to_write_is_access_denied(unprivileged: Path) -> None:
     """Whatever writes into a root that may not be written is an AccessDeniedError, and the root stays as it was."""
-    store = LocalStorage(unprivileged)
+    storage = LocalStorage(unprivileged)
     for name in ("a", "b/c", "secret"):
-        for put in (store.put, store.put_new):
+        for put in (storage.put, storage.put_new):
             with pytest.raises(AccessDeniedError, match="permission denied"):
                 put(name, b"")
     with pytest.raises(AccessDeniedError):
-        store.remove("secret")
+        storage.remove("secret")
     with pytest.raises(AccessDeniedError), LocalStorage(unprivileged / "new").sole_writer():
         pass
-    assert store.names() == ["secret"]
+    assert storage.names() == ["secret"]
 
 
-def test_full_disk_is_a_store_error(store: LocalStorage) -> None:
+def test_full_disk_is_a_store_error(storage: LocalStorage) -> None:
     """No space left, as the kernel reports it, is a StoreError that says to free some, and leaves nothing."""
 
     def fill() -> None:
-        with store.writing("a") as temporary:
+        with storage.writing("a") as temporary:
             temporary.symlink_to("/dev/full")
             temporary.write_bytes(b"x")
 
     with pytest.raises(StoreError, match="No space left on device; free some space"):
         fill()
-    assert store.names() == []
+    assert storage.names() == []
 
 
-def test_file_too_large_is_a_store_error(store: LocalStorage) -> None:
+def test_file_too_large_is_a_store_error(storage: LocalStorage) -> None:
     """A write that the kernel cuts off in the middle is a StoreError, and leaves nothing."""
     code = """
 import resource, sys
@@ -331,7 +336,7 @@ for put in (store.put, store.put_new):
     except StoreError as error:
         print(type(error).__name__, error, store.names())
 """
-    done = subprocess.run([sys.executable, "-c", code, store.root], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, storage.root], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert len(lines) == 2
     assert all(said.startswith("StoreError") and "File too large" in said and said.endswith("[]") for said in lines)
@@ -368,9 +373,9 @@ def test_a_directory_takes_no_options(tmp_path: Path) -> None:
         open_storage(tmp_path, {"key": "x"})
 
 
-def test_a_full_disk_leaves_no_copy(store: LocalStorage, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_copy(storage: LocalStorage, tmp_path: Path) -> None:
     """When the kernel cuts a copy off in the middle, `get` raises a StoreError that names the copy, and removes it."""
-    store.put("a", bytes(5000))
+    storage.put("a", bytes(5000))
     code = """
 import hashlib, pathlib, resource, sys
 from shardflow.errors import StoreError
@@ -382,7 +387,7 @@ try:
 except StoreError as error:
     print(error)
 """
-    command = [sys.executable, "-c", code, str(store.root), str(tmp_path / "copy")]
+    command = [sys.executable, "-c", code, str(storage.root), str(tmp_path / "copy")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "copy: File too large" in done.stdout
     assert not (tmp_path / "copy").exists()

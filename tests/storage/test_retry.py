@@ -88,10 +88,10 @@ def after(seconds: float) -> Failure:
 
 def test_pauses_double_up_to_a_limit() -> None:
     """Each pause is between half and all of a length that doubles up to the longest; then the request succeeds."""
-    store = Store(*[AGAIN] * 5)
-    assert store.retry() == "done"
-    assert len(store.pauses) == 5
-    for pause, longest in zip(store.pauses, (1.0, 2.0, 4.0, 5.0, 5.0), strict=True):
+    storage = Store(*[AGAIN] * 5)
+    assert storage.retry() == "done"
+    assert len(storage.pauses) == 5
+    for pause, longest in zip(storage.pauses, (1.0, 2.0, 4.0, 5.0, 5.0), strict=True):
         assert longest / 2 <= pause <= longest
 
 
@@ -100,19 +100,19 @@ def test_pauses_differ() -> None:
     state = random.getstate()
     pauses = []
     for _ in range(20):
-        store = Store(AGAIN)
-        store.retry()
-        pauses += store.pauses
+        storage = Store(AGAIN)
+        storage.retry()
+        pauses += storage.pauses
     assert len(set(pauses)) > 15
     assert random.getstate() == state
 
 
 def test_the_store_may_ask_for_a_longer_pause() -> None:
     """Before what the store said has passed it is not asked again; a shorter time than our own changes nothing."""
-    store = Store(after(30.0), after(0.1))
-    assert store.retry() == "done"
-    assert store.pauses[0] == 30.0
-    assert 1.0 <= store.pauses[1] <= 2.0
+    storage = Store(after(30.0), after(0.1))
+    assert storage.retry() == "done"
+    assert storage.pauses[0] == 30.0
+    assert 1.0 <= storage.pauses[1] <= 2.0
 
 
 def test_attempts_are_limited() -> None:
@@ -120,10 +120,10 @@ def test_attempts_are_limited() -> None:
     cause = ConnectionError("broken")
     error = TransientError("s3://b/x: the connection failed")
     error.__cause__ = cause
-    store = Store(*[Failure(error=error, again=True)] * 10)
+    storage = Store(*[Failure(error=error, again=True)] * 10)
     with pytest.raises(TransientError, match=r"^s3://b/x: the connection failed; tried 6 times in \d+ s: ") as caught:
-        store.retry()
-    assert len(store.began) == PATIENCE.attempts
+        storage.retry()
+    assert len(storage.began) == PATIENCE.attempts
     assert caught.value.__cause__ is cause
 
 
@@ -153,11 +153,11 @@ def test_progress_renews_the_budget() -> None:
 def test_what_cannot_be_mended_is_tried_once() -> None:
     """A failure for good is raised as it was judged, at once."""
     error = AccessDeniedError("s3://b/x: no right to do this")
-    store = Store(Failure(error=error))
+    storage = Store(Failure(error=error))
     with pytest.raises(AccessDeniedError) as caught:
-        store.retry()
+        storage.retry()
     assert caught.value is error
-    assert store.began == [0.0]
+    assert storage.began == [0.0]
 
 
 def test_cancelling_is_no_failure() -> None:

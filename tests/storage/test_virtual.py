@@ -87,4 +87,4 @@ def test_uploads_are_closed_store_by_store(tmp_path: Path) -> None:
     own, *bases = (Recording(tmp_path / name) for name in ("view", "a", "b", "c"))
     view = VirtualStorage(own, dict(zip("012", bases, strict=True)))
     view.close_uploads({"train/0/x.tar", "train/0/y.tar", "val/0/x.tar", "val/2/x.tar"})
-    assert [store.closed for store in (own, *bases)] == [[], [{"x.tar", "y.tar"}], [], [{"x.tar"}]]
+    assert [storage.closed for storage in (own, *bases)] == [[], [{"x.tar", "y.tar"}], [], [{"x.tar"}]]

@@ -55,13 +55,13 @@ class Premises:
                 "bytes; install the same versions on every node"
             )
         name, content = self.mark
-        store = open_storage(job.dst, job.storage_options)
+        storage = open_storage(job.dst, job.storage_options)
         try:
-            same = store.read(name) == content
+            same = storage.read(name) == content
         except NotFoundError:
             same = False
         if not same:
-            raise ConfigError(f"{here} does not see the same {store} as {self.host}; {_REACH}")
+            raise ConfigError(f"{here} does not see the same {storage} as {self.host}; {_REACH}")
         if self.probe is not None:
             item, sha256 = self.probe
             found = _read_sha256(job, item)
@@ -73,7 +73,7 @@ class Premises:
 @contextlib.contextmanager
 def marked(job: Job) -> Iterator[Premises]:
     """Leave a mark in the destination for as long as the body runs, and describe this machine."""
-    store = open_storage(job.dst, job.storage_options)
+    storage = open_storage(job.dst, job.storage_options)
     mark = (f"{TEMPORARY}ray.{secrets.token_hex(4)}", secrets.token_bytes(16))
     readable = ((item, sha256) for item in job.items[:_TRIED_INPUTS] if (sha256 := _read_sha256(job, item)))
     premises = Premises(
@@ -84,12 +84,12 @@ def marked(job: Job) -> Iterator[Premises]:
         codecs=codecs(),
         recipe_sha256=job.recipe.digest,
     )
-    store.put(*mark)
+    storage.put(*mark)
     try:
         yield premises
     finally:
         with contextlib.suppress(StoreError):  # the next attempt removes it
-            store.remove(mark[0])
+            storage.remove(mark[0])
 
 
 def _read_sha256(job: Job, item: Item) -> str | None:

@@ -81,29 +81,29 @@ class Folder:
             ConfigError: There are none, or their paths mix two layouts, or a class is not among those given.
             StoreError: A directory cannot be read.
         """
-        store = open_storage(self.url, self.storage_options)
+        storage = open_storage(self.url, self.storage_options)
         ignored: Counter[str] = Counter()
         beside: dict[str, _File] = {}
-        images: Iterable[_File] = self._images(store, beside, ignored)
+        images: Iterable[_File] = self._images(storage, beside, ignored)
         if self.parts:  # what is beside an image may come after it
             images = list(images)
         items = Items.of(self._item(file, beside) for file in images)
         if not items:
-            raise _no_images(store, ignored)
-        place = _placing(items, store)
-        labels = LabelNumbering(self.classes, {place(ends)[1] for ends in items.labels()}, store)
+            raise _no_images(storage, ignored)
+        place = _placing(items, storage)
+        labels = LabelNumbering(self.classes, {place(ends)[1] for ends in items.labels()}, storage)
         splits = items.grouped(lambda ends: place(ends)[0])
         splits = {split: one.relabelled(lambda ends: labels.number(place(ends)[1])) for split, one in splits.items()}
         return Source(
-            reader=Reader.at(store, os.fspath(self.url), self.storage_options),
+            reader=Reader.at(storage, os.fspath(self.url), self.storage_options),
             splits=splits,
             classes=labels.classes,
             ignored=ignored,
         )
 
-    def _images(self, store: Storage, beside: dict[str, _File], ignored: Counter[str]) -> Iterator[_File]:
+    def _images(self, storage: Storage, beside: dict[str, _File], ignored: Counter[str]) -> Iterator[_File]:
         """Yield the images, sorted by the bytes of their paths; fill in what is beside them, and what is neither."""
-        for file in _files(store):
+        for file in _files(storage):
             part = next((part for part in self.parts if file.path.endswith(f".{part}")), None)
             extension = os.path.splitext(file.path)[1].lower()
             if part is not None:
@@ -128,27 +128,27 @@ class Folder:
         return Item(file.path, _folders(file.path), file.size, changed_ns, about)  # type: ignore[arg-type]
 
 
-def _no_images(store: Storage, ignored: Counter[str]) -> NoImagesError:
+def _no_images(storage: Storage, ignored: Counter[str]) -> NoImagesError:
     found = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in ignored.most_common(5))
     known = " ".join(sorted(EXTENSIONS))
-    error = NoImagesError(f"{store} holds no images ({known}), but {found or 'no files at all'}; {_LAYOUTS}")
+    error = NoImagesError(f"{storage} holds no images ({known}), but {found or 'no files at all'}; {_LAYOUTS}")
     error.ignored = ignored
     return error
 
 
-def _files(store: Storage) -> Iterator[_File]:
+def _files(storage: Storage) -> Iterator[_File]:
     """Yield all files that are not hidden, sorted by the bytes of their paths."""
-    if not isinstance(store, LocalStorage):
-        for name, listed in sorted(store.listing().items(), key=lambda entry: os.fsencode(entry[0])):
+    if not isinstance(storage, LocalStorage):
+        for name, listed in sorted(storage.listing().items(), key=lambda entry: os.fsencode(entry[0])):
             if not any(part.startswith(".") for part in name.split("/")):
                 yield _File(name, listed.size, 0, listed.tag)
         return
-    with map_os_errors(store.root):
-        if not store.root.exists():
-            raise NotFoundError(f"{store.root} does not exist; give the directory that holds the images")
-        if not store.root.is_dir():
-            raise ConfigError(f"{store.root} is not a directory; give the directory that holds the images")
-        yield from _walk(store.root)
+    with map_os_errors(storage.root):
+        if not storage.root.exists():
+            raise NotFoundError(f"{storage.root} does not exist; give the directory that holds the images")
+        if not storage.root.is_dir():
+            raise ConfigError(f"{storage.root} is not a directory; give the directory that holds the images")
+        yield from _walk(storage.root)
 
 
 def _walk(root: Path) -> Iterator[_File]:

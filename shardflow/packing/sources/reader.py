@@ -59,9 +59,9 @@ class Reader:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
-    def at(cls, store: Storage, url: str, storage_options: Mapping[str, Any] | None) -> Reader:
+    def at(cls, storage: Storage, url: str, storage_options: Mapping[str, Any] | None) -> Reader:
         """Return the reader of what is in a store, which was opened by a path or URL."""
-        base = str(store.root) if isinstance(store, LocalStorage) else url.rstrip("/")
+        base = str(storage.root) if isinstance(storage, LocalStorage) else url.rstrip("/")
         return cls(base=base, remote=is_remote(base), storage_options=storage_options)
 
     def read(self, item: Item) -> Input:
@@ -100,8 +100,8 @@ class Reader:
         else:
             root, name = split_url(place if is_remote(place) else f"{self.base}/{place}")
             own = not is_remote(self.base) or root == split_url(self.base)[0]
-            store = _store(root, _Options(self.storage_options if own else None))
-            data = store.read(name) if size < 0 else store.read_range(name, offset, offset + size)
+            storage = _storage(root, _Options(self.storage_options if own else None))
+            data = storage.read(name) if size < 0 else storage.read_range(name, offset, offset + size)
         if crc32 >= 0 and zlib.crc32(data) != crc32:
             raise SampleError("is not what was listed: its CRC-32 is another; run the same command again")
         return data
@@ -159,6 +159,6 @@ class _Options:
 
 
 @functools.lru_cache(maxsize=64)
-def _store(root: str, options: _Options) -> Storage:
+def _storage(root: str, options: _Options) -> Storage:
     """Return this process's store of a root: making one takes a tenth of a second, and it holds the connections."""
     return open_storage(root, options.options)

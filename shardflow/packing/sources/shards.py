@@ -77,23 +77,23 @@ class Shards:
             StoreError: A shard cannot be read.
         """
         root, pattern = rooted(self.url)
-        store = open_storage(root, self.storage_options)
-        reader = Reader.at(store, root, self.storage_options)
-        if pattern is None and store.size(manifest.FILE_NAME) is not None:
-            return replace(self._ours(store, reader), sealed=True)
-        return self._foreign(store, reader, _matching(store, pattern or ALL))
+        storage = open_storage(root, self.storage_options)
+        reader = Reader.at(storage, root, self.storage_options)
+        if pattern is None and storage.size(manifest.FILE_NAME) is not None:
+            return replace(self._ours(storage, reader), sealed=True)
+        return self._foreign(storage, reader, _matching(storage, pattern or ALL))
 
-    def _ours(self, store: Storage, reader: Reader) -> Source:
-        about = manifest.from_bytes(store.read(manifest.FILE_NAME))
-        tars = virtual_storage(store, about.bases, self.storage_options)
+    def _ours(self, storage: Storage, reader: Reader) -> Source:
+        about = manifest.from_bytes(storage.read(manifest.FILE_NAME))
+        tars = virtual_storage(storage, about.bases, self.storage_options)
         drafts = Items.of(
             item
             for split, shards in about.splits.items()
             for shard in shards
-            for item in _indexed(tars, shard, split, _place(store, about, shard))
+            for item in _indexed(tars, shard, split, _place(storage, about, shard))
         )
         if self.classes is None:
-            return numbered(drafts, about.classes, store, reader)
+            return numbered(drafts, about.classes, storage, reader)
         names = dict(enumerate(about.classes or ()))
 
         def named(draft: Any) -> Any:
@@ -101,61 +101,61 @@ class Shards:
             several = isinstance(label, tuple)
             return split, tuple(names.get(one, one) for one in label) if several else names.get(label, label)
 
-        return numbered(drafts.relabelled(named), self.classes, store, reader)
+        return numbered(drafts.relabelled(named), self.classes, storage, reader)
 
-    def _foreign(self, store: Storage, reader: Reader, tags: Mapping[str, str]) -> Source:
+    def _foreign(self, storage: Storage, reader: Reader, tags: Mapping[str, str]) -> Source:
         folders = {name.partition("/")[0].lower() if "/" in name else "" for name in tags}
         in_splits = folders <= {*SPLITS}
         drafts = Items.of(
             item
             for name, tag in tags.items()
-            for item in _listed(store, name, tag, name.partition("/")[0].lower() if in_splits else "train")
+            for item in _listed(storage, name, tag, name.partition("/")[0].lower() if in_splits else "train")
         )
         if not drafts:
-            raise ConfigError(f"{store}: no samples in {len(tags)} shards, such as {next(iter(tags))!r}")
-        return numbered(drafts, self.classes, store, reader)
+            raise ConfigError(f"{storage}: no samples in {len(tags)} shards, such as {next(iter(tags))!r}")
+        return numbered(drafts, self.classes, storage, reader)
 
 
-def _matching(store: Storage, pattern: str) -> dict[str, str]:
+def _matching(storage: Storage, pattern: str) -> dict[str, str]:
     """Return the names of the shards that a pattern means, sorted, each with what tells it from another content."""
     patterns = expanded(pattern)
     # A bucket's listing tells contents apart. Elsewhere it may be long, and not every server gives one.
-    if isinstance(store, LocalStorage):
-        named = all(store.path(one).is_file() for one in patterns)
+    if isinstance(storage, LocalStorage):
+        named = all(storage.path(one).is_file() for one in patterns)
     else:
-        named = str(store).startswith(("http:", "https:")) and not any(map(is_wild, patterns))
+        named = str(storage).startswith(("http:", "https:")) and not any(map(is_wild, patterns))
     if named:
         return dict.fromkeys(sorted(patterns, key=os.fsencode), "")
-    listing = store.listing()
+    listing = storage.listing()
     found: dict[str, str] = {}
     for one in patterns:
         names = [one] if one in listing else tars_like(one, listing)
         if not names:
             if not listing:
-                raise NotFoundError(f"{store} does not exist, or is empty; check the path")
+                raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
             tars = sum(name.endswith(".tar") for name in listing)
             raise ConfigError(
-                f"{store} has no shard {one!r}; it holds {tars} tars and {len(listing) - tars} other files"
+                f"{storage} has no shard {one!r}; it holds {tars} tars and {len(listing) - tars} other files"
             )
         found |= {name: listing[name].tag for name in names}
     return {name: found[name] for name in sorted(found, key=os.fsencode)}
 
 
 @contextlib.contextmanager
-def _opened(store: Storage, name: str) -> Iterator[IO[bytes]]:
+def _opened(storage: Storage, name: str) -> Iterator[IO[bytes]]:
     """Open a tar; one that is far away is read whole, into memory."""
-    if not isinstance(store, LocalStorage):
-        yield io.BytesIO(store.read(name))
+    if not isinstance(storage, LocalStorage):
+        yield io.BytesIO(storage.read(name))
         return
-    path = store.path(name)
+    path = storage.path(name)
     with map_os_errors(path), open(path, "rb") as file:
         yield file
 
 
-def _listed(store: Storage, name: str, tag: str, split: str) -> Iterator[Item]:
+def _listed(storage: Storage, name: str, tag: str, split: str) -> Iterator[Item]:
     """Yield the samples of a tar as drafts."""
-    with _opened(store, name) as file:
-        is_here = isinstance(store, LocalStorage)
+    with _opened(storage, name) as file:
+        is_here = isinstance(storage, LocalStorage)
         changed_ns = os.fstat(file.fileno()).st_ctime_ns if is_here else 0
         for sample in list(samples_of(file)):
             path = f"{name}/{sample.key}" if sample.key else name
@@ -169,37 +169,37 @@ def _listed(store: Storage, name: str, tag: str, split: str) -> Iterator[Item]:
             yield _drafted(file, split, path, places, changed_ns, tag)
 
 
-def _place(store: Storage, about: manifest.Manifest, shard: manifest.Shard) -> str:
+def _place(storage: Storage, about: manifest.Manifest, shard: manifest.Shard) -> str:
     """Return where the reader finds a tar of ours: of a view, relative to the base where that is possible."""
     if not about.bases:
         return shard.name
     name, path = split_shard_name(shard.name)
     base = about.bases[name]
-    return f"{base.url if isinstance(store, LocalStorage) else root_url(str(store), base)}/{path}"
+    return f"{base.url if isinstance(storage, LocalStorage) else root_url(str(storage), base)}/{path}"
 
 
-def _indexed(store: Storage, shard: manifest.Shard, split: str, where: str) -> Iterator[Item]:
+def _indexed(storage: Storage, shard: manifest.Shard, split: str, where: str) -> Iterator[Item]:
     """Yield the samples of a shard of ours, whose tar is in some place, as drafts."""
     index: shard_index.Index | None
     try:
-        index = index_of(store, shard)
+        index = index_of(storage, shard)
         tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABELS]).any())
     except (NotFoundError, IntegrityError):
         index, tar_is_read = None, True
-    with _opened(store, shard.name) if tar_is_read else contextlib.nullcontext(io.BytesIO()) as file:
+    with _opened(storage, shard.name) if tar_is_read else contextlib.nullcontext(io.BytesIO()) as file:
         if index is None:
-            index = _rebuilt(store, shard, file.read())
+            index = _rebuilt(storage, shard, file.read())
         rows = (shard_index.Row(*row) for row in index[index["part"] != shard_index.KEY_PART].tolist())
         for record, parts in itertools.groupby(rows, key=lambda row: row.record):
             places = {row.part.decode(): [where, row.offset, row.size, row.crc32] for row in parts}
             yield _drafted(file, split, f"{shard.name}#{record}", places, 0, "", ours=True)
 
 
-def _rebuilt(store: Storage, shard: manifest.Shard, tar: bytes) -> shard_index.Index:
+def _rebuilt(storage: Storage, shard: manifest.Shard, tar: bytes) -> shard_index.Index:
     try:
         data = shard_index.rebuilt(memoryview(tar), shard.index_sha256)
     except (FormatError, IntegrityError) as error:
-        raise error.at(shard=store.url(shard.name)) from None
+        raise error.at(shard=storage.url(shard.name)) from None
     return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
 
 

@@ -72,13 +72,13 @@ class Table:
         """
         folder, slash, name = strip_file_scheme(self.url).rpartition("/")
         base = folder or slash or "."
-        store = open_storage(base, self.storage_options if is_remote(base) else None)
-        drafts = Items.of(self._drafts(rows(store.read(name), name), base))
+        storage = open_storage(base, self.storage_options if is_remote(base) else None)
+        drafts = Items.of(self._drafts(rows(storage.read(name), name), base))
         if not drafts:
             raise ConfigError(f"{self.url} has no rows")
         if name.lower().endswith(TEXT_TABLES) and all(_is_number(label) for _, label in drafts.labels()):
             drafts = drafts.relabelled(lambda pair: (pair[0], None if pair[1] is None else int(pair[1])))  # type: ignore[arg-type,return-value]
-        reader = Reader.at(store, base, self.storage_options)
+        reader = Reader.at(storage, base, self.storage_options)
         if any(is_remote(item.path) for item in drafts):
             reader = replace(reader, remote=True)
         return numbered(drafts, self.classes, self.url, reader)
