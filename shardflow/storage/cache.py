@@ -78,14 +78,21 @@ class Cache:
             One that cannot be made is an error when something is to be kept in it.
         limit: The most bytes that it may hold, as a number or as in "500 MB", "1.5TB", "64GiB". 2 % of the disk, or
             10 GB where that is less, stay free as well.
+        pixels: The most bytes that decoded images may take in it, beside the limit; None to keep none.
 
     Raises:
-        ConfigError: The limit is no size, or the directory is a link, or somebody else's.
+        ConfigError: A limit is no size, or the directory is a link, or somebody else's.
     """
 
-    def __init__(self, directory: str | os.PathLike[str] | None = None, limit: int | str = LIMIT) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        limit: int | str = LIMIT,
+        pixels: int | str | None = None,
+    ) -> None:
         self.directory = Path(directory) if directory is not None else default_directory()
         self.limit_bytes = size_in_bytes(limit)
+        self.pixel_limit_bytes = None if pixels is None else size_in_bytes(pixels)
         self._blobs, self._partial, self._locks = (self.directory / name for name in ("blobs", "partial", "locks"))
         self.decoded_directory = self.directory / "decoded"
         self._sizes: dict[str, int] = {}
@@ -399,6 +406,11 @@ class Cache:
         except StoreError as error:
             remedy = "or choose another cache_dir (by default it is below XDG_CACHE_HOME)"
             raise type(error)(f"{error}, {remedy}") from error
+
+
+def as_cache(cache: Cache | str | os.PathLike[str] | None) -> Cache:
+    """Return a cache as it is, the cache in a directory, or for None the one in the user's cache directory."""
+    return cache if isinstance(cache, Cache) else Cache(cache)
 
 
 def default_directory() -> Path:

@@ -22,7 +22,7 @@ import pytest
 
 from shardflow.errors import AccessDeniedError, ConfigError, IntegrityError, NotFoundError, StoreError
 from shardflow.storage import cache as cache_module
-from shardflow.storage.cache import Cache, Fetched, Fill, default_directory, size_in_bytes
+from shardflow.storage.cache import Cache, Fetched, Fill, as_cache, default_directory, size_in_bytes
 
 SIZE = 1000
 
@@ -209,6 +209,23 @@ def test_what_is_no_size_is_refused(text: str, tmp_path: Path) -> None:
     """A limit that is no size is a ConfigError that shows some."""
     with pytest.raises(ConfigError, match="'64GiB'; found"):
         Cache(tmp_path / "cache", text)
+
+
+def test_limit_of_pixels(tmp_path: Path) -> None:
+    """The limit of decoded images is a size or None; anything else is a ConfigError."""
+    assert Cache(tmp_path).pixel_limit_bytes is None
+    assert Cache(tmp_path, "1GB", "50GB").pixel_limit_bytes == 50 * 10**9
+    with pytest.raises(ConfigError, match="'64GiB'; found 'much'"):
+        Cache(tmp_path, pixels="much")
+
+
+def test_a_cache_is_named_by_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache stays as it is, a path is the cache in that directory, and None the one of the user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = Cache(tmp_path / "cache", pixels=0)
+    assert as_cache(cache) is cache
+    assert as_cache(str(cache.directory)).directory == cache.directory
+    assert as_cache(None).directory == tmp_path / "shardflow"
 
 
 def test_least_recently_used_is_evicted(cache: Cache) -> None:
