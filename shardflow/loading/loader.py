@@ -94,8 +94,6 @@ class Loader:
             that later epochs and runs crop without decoding; batches stay the same, bit by bit. An image of 256 x 341
             takes 262 kB; those that do not fit are decoded every time. By default none are kept.
         storage_options: What fsspec's file system takes (`endpoint_url`, `anon`, …); not for directories.
-        verify: Check the CRC-32 of every part that is read. Images that are kept as pixels were checked when they were
-            decoded, and are checked as such.
 
     Attributes:
         dataset, split: What was opened, and the split of it that is read.
@@ -141,7 +139,6 @@ class Loader:
         cache_limit: int | str = LIMIT,
         decoded_cache: int | str | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        verify: bool = True,
     ) -> None:
         batch_size = check_integer("batch_size", batch_size, 1)
         num_workers = usable_cores() if num_workers is None else check_integer("num_workers", num_workers, 0)
@@ -197,8 +194,8 @@ class Loader:
         if decoded_cache is not None:
             if "image" not in fields:
                 raise ConfigError(f"decoded_cache needs 'image' among the fields, found {fields}")
-            beside = self.split.cache or Cache(cache_dir)
-            decoded = PixelCache(beside, decoded_cache, len(self.split), decoder)
+            beside = self.split.reader.cache or Cache(cache_dir)
+            decoded = PixelCache(self.split, beside, decoded_cache, decoder)
         self.decoder, self.decoded_cache = decoder, decoded
         handover = BatchSender(slots=prefetch_factor + SLOTS_BEYOND_PREFETCH)
         # Transforms may keep what they were given, so only batches that meet none are decoded into memory that is lent.
@@ -209,7 +206,6 @@ class Loader:
                 self._source,
                 Read(
                     self.split,
-                    verify=verify,
                     keys="key" in fields,
                     substitute=may_substitute,
                     decoded=decoded,
@@ -302,11 +298,11 @@ class Loader:
         for worker in range(self._shared.workers):
             if (step := self._shared.made_by(worker)) >= 0:
                 batch = self._source.batch(start, step)
-                split, shard, record = self.split, int(batch.shards[0]), int(batch.records[0])
+                reader, shard, record = self.split.reader, int(batch.shards[0]), int(batch.records[0])
                 # The worker may have died for want of the very shard: an error message does not wait for it.
-                sample = f"sample {split.shard(shard).key(record)}" if split.at_hand(shard) else f"record {record}"
+                sample = f"sample {reader.key(shard, record)}" if reader.is_local(shard) else f"record {record}"
                 others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
-                places.append(f"worker {worker}: {split.url(shard)}, {sample}{others}")
+                places.append(f"worker {worker}: {reader.url(shard)}, {sample}{others}")
         return f"In the making were {'; '.join(places)}" if places else "No batch had been begun"
 
     def stats(self) -> Stats:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.dataset.mapped_shard import MappedShard
+from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.storage.cache import Cache, size_in_bytes, spare_bytes
 
@@ -51,30 +51,30 @@ class PixelCache:
     What goes wrong with the files is no error: images are then decoded, as without the cache.
 
     Args:
+        split: Whose images.
         cache: Beside whose shards the files lie.
         limit: The most bytes that the files may take, as a number or as in "20GB".
-        samples: In the whole split.
         decoder: Crops the images.
 
     Raises:
         ConfigError: The limit is no size, or the decoder takes no pixels.
     """
 
-    def __init__(self, cache: Cache, limit: int | str, samples: int, decoder: Decoder) -> None:
+    def __init__(self, split: Split, cache: Cache, limit: int | str, decoder: Decoder) -> None:
         versions = decoder_versions(decoder)
         if versions is None:
             raise ConfigError(
                 f"decoded_cache: {type(decoder).__name__} takes encoded images alone; use RandomResizedCropDecoder, "
                 "CenterCropDecoder or ImageDecoder themselves, or leave decoded_cache out"
             )
-        self._directory, self._limit_bytes, self._samples = cache.decoded_directory, size_in_bytes(limit), samples
+        self._split, self._directory, self._limit_bytes = split, cache.decoded_directory, size_in_bytes(limit)
         self._decoder, self._versions = decoder, hashlib.sha256(versions.encode()).hexdigest()[:16]
         self._files: OrderedDict[str, _ShardPixels | None] = OrderedDict()
         self._memory: list[Words] = []
         self._full = False
 
-    def read(self, shard: MappedShard, record: int, place: int) -> Pixels | None:
-        """Return the pixels of an image; None when they are not here.
+    def read(self, shard: int, record: int, place: int) -> Pixels | None:
+        """Return the pixels of an image, by the numbers of its shard and record; None when they are not here.
 
         They are lent: the next call with the same `place`, the number of the sample in its batch, overwrites them.
         """
@@ -87,7 +87,7 @@ class PixelCache:
             self._memory[place] = np.empty(file.words[record], dtype=np.uint64)
         return file.read(record, self._memory[place])
 
-    def add(self, shard: MappedShard, record: int, payload: memoryview) -> Pixels | None:
+    def add(self, shard: int, record: int, payload: memoryview) -> Pixels | None:
         """Decode an image, keep its pixels and return them; None when it is not to be kept, or is damaged."""
         file = None if self._full else self._file(shard)
         if file is None or not file.kept[record]:
@@ -102,17 +102,17 @@ class PixelCache:
                 self._give_up(error)
         return pixels
 
-    def _file(self, shard: MappedShard) -> _ShardPixels | None:
+    def _file(self, shard: int) -> _ShardPixels | None:
         """Return the file of a shard; None when it cannot be opened."""
-        name = f"{shard.sha256}.{self._versions}"
+        name = f"{self._split.shards[shard].sha256}.{self._versions}"
         if name in self._files:
             self._files.move_to_end(name)
             return self._files[name]
         if len(self._files) == _OPEN_FILES:
             self._files.popitem(last=False)
-        sizes = shard.image_sizes()
+        sizes = self._split.reader.image_sizes(shard)
         try:
-            share_bytes = self._limit_bytes * len(sizes) // self._samples
+            share_bytes = self._limit_bytes * len(sizes) // len(self._split)
             self._files[name] = _ShardPixels(self._directory / name, sizes, share_bytes)
         except OSError as error:
             self._files[name] = None

@@ -34,7 +34,7 @@ class Samples(IterableDataset[dict[str, Any]]):
 
     Args:
         url, split, version, shuffle, window, lanes, seed, limit, rank, world_size, cache_dir, cache_limit,
-            storage_options, verify: As for `Loader`.
+            storage_options: As for `Loader`.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -57,7 +57,6 @@ class Samples(IterableDataset[dict[str, Any]]):
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit: int | str = LIMIT,
         storage_options: Mapping[str, Any] | None = None,
-        verify: bool = True,
     ) -> None:
         dataset = open_dataset(
             url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version
@@ -65,7 +64,6 @@ class Samples(IterableDataset[dict[str, Any]]):
         self._order = EpochOrder(dataset[split], seed=seed, window=window, shuffle=shuffle, limit=limit)
         self._rank, self._world_size = resolve_rank(rank, world_size)
         self._lanes = default_lanes(self._world_size, shuffle) if lanes is None else check_integer("lanes", lanes)
-        self._verify = verify
         self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call] # the epoch, and how often it was set
         self._iterated = [0, 0]  # how often it had been set at the last iteration, and iterations since
 
@@ -96,8 +94,7 @@ class Samples(IterableDataset[dict[str, Any]]):
 
     def _read(self, epoch: int, positions: I64) -> Iterator[dict[str, Any]]:
         shards, records, _ = self._order.locate(epoch, positions, self._lanes)
-        for number, record in zip(shards.tolist(), records.tolist(), strict=True):
-            shard = self._order.split.soonest(number, record)
-            parts = shard.sample(record, check=self._verify)
-            payloads = {part: bytes(payload) for part, payload in parts.items()}
-            yield {"__key__": shard.key(record), "__url__": shard.url, **payloads}
+        for shard, record in zip(shards.tolist(), records.tolist(), strict=True):
+            sample = self._order.split.reader.read(shard, record, sequential=True)
+            payloads = {part: bytes(payload) for part, payload in sample.parts.items()}
+            yield {"__key__": sample.key, "__url__": sample.url, **payloads}

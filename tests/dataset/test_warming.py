@@ -35,7 +35,7 @@ def test_somebody_who_does_not_get_on_is_not_waited_for(tmp_path: Path, monkeypa
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == "begun\n"
-            with pytest.raises(DeadlineError, match=r"000001\.tar: another process fetches it, and has not got on"):
+            with pytest.raises(DeadlineError, match=r"000001\.tar: another process downloads it, and its file has"):
                 warm(dataset.values())
         finally:
             child.kill()
