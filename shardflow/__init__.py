@@ -40,6 +40,7 @@ from .packing.extending import ExtendReport, extend
 # Bound here and not on first use: importing the modules of these names would otherwise put the modules in their place.
 from .packing.packing import Collection, Folder, PackReport, Shards, Table, pack
 from .packing.repairing import RepairReport, repair
+from .storage.cache import Cache
 
 if TYPE_CHECKING:
     from .device.prefetcher import DevicePrefetcher
@@ -82,6 +83,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Cache",
     "CenterCropDecoder",
     "Collection",
     "ColorJitter",

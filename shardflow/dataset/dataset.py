@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shardflow.errors import BucketNotFoundError, ConfigError, ManifestError, NotFoundError
 from shardflow.formats import manifest
-from shardflow.storage.cache import LIMIT, Cache
+from shardflow.storage.cache import Cache, as_cache
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
@@ -91,8 +91,7 @@ class Dataset(Mapping[str, Split]):
         url: str | os.PathLike[str],
         *,
         storage_options: Mapping[str, Any] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_limit: int | str = LIMIT,
+        cache: Cache | str | os.PathLike[str] | None = None,
         version: str | None = None,
     ) -> None:
         storage = open_storage(url, storage_options if is_remote(url) else None)
@@ -114,8 +113,8 @@ class Dataset(Mapping[str, Split]):
         if version is not None and version != self.manifest.fingerprint:
             self.manifest = _kept(storage, version)
         self.storage = storage = virtual_storage(storage, self.manifest.bases, storage_options)
-        cache = None if isinstance(storage, LocalStorage) else Cache(cache_dir, cache_limit)
-        self._splits = {name: Split(storage, name, shards, cache) for name, shards in self.manifest.splits.items()}
+        used = None if isinstance(storage, LocalStorage) else as_cache(cache)
+        self._splits = {name: Split(storage, name, shards, used) for name, shards in self.manifest.splits.items()}
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -183,8 +182,7 @@ def open_dataset(
     url: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    cache_limit: int | str = LIMIT,
+    cache: Cache | str | os.PathLike[str] | None = None,
     version: str | None = None,
 ) -> Dataset:
     """Open a dataset for reading; exported as `shardflow.open`.
@@ -197,9 +195,8 @@ def open_dataset(
         url: A directory, or any URL that fsspec serves: "s3://bucket/photos256".
         storage_options: What fsspec's file system takes (`endpoint_url`, `anon`, …); not for directories, unless the
             tars are behind a URL.
-        cache_dir: Where shards that are not on a local disk are kept; by default `shardflow` in the user's cache
-            directory. Directories are read where they lie.
-        cache_limit: The most bytes the cache may hold, as a number or as in "500GB".
+        cache: Where shards that are not on a local disk are kept: a `Cache`, or its directory; by default `shardflow`
+            in the user's cache directory. Shards on a local disk are read where they lie.
         version: Fingerprint of the version to open, where the dataset was extended since; by default the newest.
 
     Raises:
@@ -208,4 +205,4 @@ def open_dataset(
         StoreError: It is out of reach.
         ConfigError: An argument is wrong.
     """
-    return Dataset(url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version)
+    return Dataset(url, storage_options=storage_options, cache=cache, version=version)

@@ -130,7 +130,7 @@ def _storage(split: Split) -> Iterator[Suspect]:
             yield Suspect(
                 "cache",
                 f"the cache may hold {split.reader.cache.limit_bytes / 1e9:.1f} GB, the split has {size / 1e9:.1f} GB: "
-                "every epoch fetches it anew; raise cache_limit",
+                "every epoch fetches it anew; raise its limit",
             )
         place = Path(split.reader.cache.directory)
     else:

@@ -22,7 +22,7 @@ from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError, WorkerError
 from shardflow.order.plan import WINDOW, default_lanes
 from shardflow.order.schedule import Schedule
-from shardflow.storage.cache import LIMIT, Cache
+from shardflow.storage.cache import Cache, as_cache
 
 from .batch_sampler import BatchSampler
 from .checkpoint import Cursor, saved_integers
@@ -86,10 +86,9 @@ class Loader:
         multiprocessing_context: Start method of the workers, as for `torch.utils.data.DataLoader`.
         rank, world_size: By default torch.distributed's when it is initialised, else RANK and WORLD_SIZE from the
             environment, else 0 and 1.
-        cache_dir: Where shards that are not on a local disk are kept, shared by all ranks and workers of a host and by
-            all runs; by default `shardflow` in the user's cache directory. Directories are read where they lie.
-        cache_limit: The most bytes the cache may hold, as a number or as in "500GB". A dataset that is larger streams
-            through it once per epoch.
+        cache: Where shards that are not on a local disk are kept, shared by all ranks and workers of a host and by all
+            runs: a `Cache`, or its directory; by default `shardflow` in the user's cache directory. A dataset that is
+            larger than the cache streams through it once per epoch. Shards on a local disk are read where they lie.
         decoded_cache: Keep images as pixels too, in at most that many bytes ("20GB") of the cache directory's disk, so
             that later epochs and runs crop without decoding; batches stay the same, bit by bit. An image of 256 x 341
             takes 262 kB; those that do not fit are decoded every time. By default none are kept.
@@ -135,8 +134,7 @@ class Loader:
         multiprocessing_context: Any = None,
         rank: int | None = None,
         world_size: int | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_limit: int | str = LIMIT,
+        cache: Cache | str | os.PathLike[str] | None = None,
         decoded_cache: int | str | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -149,9 +147,7 @@ class Loader:
                 raise ConfigError(f"{name} must be something to call, such as an object of its class; found {value!r}")
         if on_error not in ("raise", "substitute"):
             raise ConfigError(f"on_error must be 'raise' or 'substitute', found {on_error!r}")
-        self.dataset = open_dataset(
-            url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version
-        )
+        self.dataset = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
         self.split = self.dataset[split]
         rank, world_size = resolve_rank(rank, world_size)
         self._order = EpochOrder(
@@ -194,7 +190,7 @@ class Loader:
         if decoded_cache is not None:
             if "image" not in fields:
                 raise ConfigError(f"decoded_cache needs 'image' among the fields, found {fields}")
-            beside = self.split.reader.cache or Cache(cache_dir)
+            beside = self.split.reader.cache or as_cache(cache)
             decoded = PixelCache(self.split, beside, decoded_cache, decoder)
         self.decoder, self.decoded_cache = decoder, decoded
         handover = BatchSender(slots=prefetch_factor + SLOTS_BEYOND_PREFETCH)

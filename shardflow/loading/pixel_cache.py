@@ -124,7 +124,7 @@ class PixelCache:
             self._full = True
             logger.warning(
                 "no more decoded images are kept in %s (%s); the others are decoded whenever they are needed: free "
-                "some space, lower decoded_cache, or choose a cache_dir on another disk",
+                "some space, lower decoded_cache, or choose a cache on another disk",
                 self._directory,
                 error.strerror,
             )

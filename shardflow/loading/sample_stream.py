@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import open_dataset
 from shardflow.order.plan import I64, WINDOW, default_lanes
-from shardflow.storage.cache import LIMIT
+from shardflow.storage.cache import Cache
 
 from .sampler import EpochOrder
 from .shard_prefetcher import prefetching
@@ -33,8 +33,8 @@ class Samples(IterableDataset[dict[str, Any]]):
     next (no workers, or persistent ones); `set_epoch` works everywhere.
 
     Args:
-        url, split, version, shuffle, window, lanes, seed, limit, rank, world_size, cache_dir, cache_limit,
-            storage_options: As for `Loader`.
+        url, split, version, shuffle, window, lanes, seed, limit, rank, world_size, cache, storage_options: As for
+            `Loader`.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -54,13 +54,10 @@ class Samples(IterableDataset[dict[str, Any]]):
         limit: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_limit: int | str = LIMIT,
+        cache: Cache | str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        dataset = open_dataset(
-            url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version
-        )
+        dataset = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
         self._order = EpochOrder(dataset[split], seed=seed, window=window, shuffle=shuffle, limit=limit)
         self._rank, self._world_size = resolve_rank(rank, world_size)
         self._lanes = default_lanes(self._world_size, shuffle) if lanes is None else check_integer("lanes", lanes)

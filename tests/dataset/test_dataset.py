@@ -282,7 +282,7 @@ def test_shards_of_all_splits(root: Path) -> None:
 
 def test_a_damaged_copy_of_an_index_is_fetched_again(root: Path, tmp_path: Path) -> None:
     """The index of a shard far away is whole though its copy in the cache was damaged; a missing one is said."""
-    split = shardflow.open(f"local://{root}", cache_dir=tmp_path / "cache")["train"]
+    split = shardflow.open(f"local://{root}", cache=tmp_path / "cache")["train"]
     whole = split.reader.index(0).tolist()
     copy = tmp_path / "cache/blobs" / split.shards[0].index_sha256
     flip(copy, 300)
@@ -292,4 +292,4 @@ def test_a_damaged_copy_of_an_index_is_fetched_again(root: Path, tmp_path: Path)
         damage(root / f"train/{number:06}.npy")
         for url in (root, f"local://{root}"):
             with pytest.raises((NotFoundError, IntegrityError), match=rf"{number:06}\.npy"):
-                shardflow.open(url, cache_dir=tmp_path / "cache")["train"].reader.index(number)
+                shardflow.open(url, cache=tmp_path / "cache")["train"].reader.index(number)

@@ -43,7 +43,7 @@ logging.basicConfig(format="%(message)s")
 if len(sys.argv) > 4:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
 import shardflow
-loader = shardflow.Loader(sys.argv[1], batch_size=4, tail="short", num_workers=int(sys.argv[3]), cache_dir=sys.argv[2],
+loader = shardflow.Loader(sys.argv[1], batch_size=4, tail="short", num_workers=int(sys.argv[3]), cache=sys.argv[2],
                           decoder=shardflow.RandomResizedCropDecoder(24), decoded_cache="1GB")
 for _ in range(2):
     digest = hashlib.sha256()
@@ -73,7 +73,7 @@ def loader(url: Path | str, **options: Any) -> shardflow.Loader:
     """A loader that shuffles, with its cache beside the dataset."""
     settled = {"batch_size": 6, "num_workers": 0, "tail": "short", "decoder": DECODERS["random"], **options}
     where = Path(str(url).removeprefix("local://"))
-    return shardflow.Loader(url, **{"cache_dir": where.parent / "cache", **settled})
+    return shardflow.Loader(url, **{"cache": where.parent / "cache", **settled})
 
 
 def epoch(of: shardflow.Loader, number: int) -> list[tuple[torch.Tensor, ...]]:
@@ -139,7 +139,7 @@ def test_later_epochs_decode_nothing(dataset: Path, decoder: Any, scheme: str) -
     """After the first epoch the encoded images are not looked at, on a local disk or in the cache of a remote one."""
     expected = [epoch(loader(dataset, decoder=decoder), number) for number in (0, 1)]
     url = f"{scheme}{dataset}"
-    list(shardflow.open(url, cache_dir=dataset.parent / "cache")["train"])  # samples of a shard on its way are not kept
+    list(shardflow.open(url, cache=dataset.parent / "cache")["train"])  # samples of a shard on its way are not kept
     assert same(epoch(loader(url, decoder=decoder, decoded_cache="1GB"), 0), expected[0])
     spoil_images(dataset)
     assert same(epoch(loader(url, decoder=decoder, decoded_cache="1GB"), 1), expected[1])
@@ -283,7 +283,7 @@ def test_the_limit_holds(dataset: Path) -> None:
     taken = sum(512 * file.stat().st_blocks for file in files(dataset))
     assert 60_000 < taken <= 100_000
     for limit in (0, 1):
-        epoch(loader(dataset, decoded_cache=limit, cache_dir=dataset.parent / "none"), 0)
+        epoch(loader(dataset, decoded_cache=limit, cache=dataset.parent / "none"), 0)
         assert not any(file.stat().st_size for file in (dataset.parent / "none/decoded").iterdir())
 
 

@@ -94,7 +94,7 @@ def test_credentials_are_not_told(tmp_path: Path) -> None:
     sf.sync(make_dataset(tmp_path / "set", [8]), "memory://described")
     options = {"some_token": "canary-secret"}
     loader = sf.Loader(
-        "memory://described", batch_size=4, num_workers=0, cache_dir=tmp_path / "cache", storage_options=options
+        "memory://described", batch_size=4, num_workers=0, cache=tmp_path / "cache", storage_options=options
     )
     assert loader.describe()["url"] == "memory://described"
     assert "canary" not in json.dumps(loader.describe())

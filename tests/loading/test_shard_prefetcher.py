@@ -452,8 +452,8 @@ def test_datasets_with_equal_names_never_mix(tmp_path: Path) -> None:
 def test_empty_far_split(tmp_path: Path) -> None:
     """A split without shards yields no samples from afar either."""
     root = make_dataset(tmp_path / "set", {"train": [1], "val": []})
-    assert not list(shardflow.samples(f"local://{root}", split="val", cache_dir=tmp_path / "cache"))
-    assert len(list(shardflow.samples(f"local://{root}", cache_dir=tmp_path / "cache"))) == 1
+    assert not list(shardflow.samples(f"local://{root}", split="val", cache=tmp_path / "cache"))
+    assert len(list(shardflow.samples(f"local://{root}", cache=tmp_path / "cache"))) == 1
 
 
 def test_threads_end_with_the_iteration(root: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def run(dataset: str, workers: int, cache_dir: str | None) -> list[float]:
     torch.set_num_threads(1)
     limit = None if cache_dir is None else "100GB"
     loader = shardflow.Loader(
-        dataset, batch_size=64, tail="short", num_workers=workers, cache_dir=cache_dir, decoded_cache=limit
+        dataset, batch_size=64, tail="short", num_workers=workers, cache=cache_dir, decoded_cache=limit
     )
     spent = []
     for _ in range(EPOCHS):
