@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from shardflow.errors import FormatError, IntegrityError, NotFoundError, TarError
 from shardflow.formats import shard_index, ustar
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.manifest import Shard
 from shardflow.storage.local_files import map_os_errors
 
@@ -144,7 +145,7 @@ class MappedShard:
         sizes = np.zeros((self._shard.samples, 2), dtype=np.int64)
         # Of several images, the first is the one.
         for record, name, _, _, _, width, height in reversed(self._rows.members):
-            if name.decode() in shard_index.IMAGE_PARTS:
+            if name.decode() in IMAGE_PARTS:
                 sizes[record] = width, height
         return sizes
 

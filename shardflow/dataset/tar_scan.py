@@ -19,8 +19,9 @@ import numpy as np
 
 from shardflow.errors import IndexError_, IntegrityError, SampleError
 from shardflow.formats import shard_index, ustar
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import numbers
-from shardflow.formats.shard_index import IMAGE_PARTS, KEY_PART, Index, Row
+from shardflow.formats.shard_index import KEY_PART, Index, Row
 from shardflow.formats.tar_samples import Sample, samples_of
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors

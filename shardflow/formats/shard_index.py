@@ -17,11 +17,8 @@ import numpy.typing as npt
 
 from shardflow.errors import IndexError_, IntegrityError, TarError
 
-from .image_size import image_size
+from .image_types import IMAGE_PARTS, image_size
 from .ustar import walk
-
-IMAGE_PARTS = frozenset({"jpg", "jpeg", "png", "webp"})
-"""Parts that hold an image; the first of these in a sample is its image."""
 
 KEY_PART = b""
 """The part of a row that is no member: what it leads to is the sample's key, where plain headers do not have it."""

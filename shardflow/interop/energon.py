@@ -17,7 +17,8 @@ from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.shard_files import beside_shards
 from shardflow.errors import ConfigError
 from shardflow.formats import ustar
-from shardflow.formats.shard_index import IMAGE_PARTS, Index
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.shard_index import Index
 
 _META = ".nv-meta"
 

@@ -15,8 +15,8 @@ import torch
 from shardflow.dataset.dataset import Split
 from shardflow.dataset.mapped_shard import MappedShard
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABELS, numbers
-from shardflow.formats.shard_index import IMAGE_PARTS
 
 from .batch import Batch, Sample
 from .decoders import Decoder, Empty

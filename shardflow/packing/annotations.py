@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardflow.errors import DecodeError
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import CLASS, CLASSES, LABELS, Label
-from shardflow.formats.shard_index import IMAGE_PARTS
 
 from .image.geometry import Geometry
 

@@ -15,8 +15,8 @@ from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.mapped_shard import Rows, packed_rows
 from shardflow.dataset.shard_files import shard_files
 from shardflow.errors import FormatError, IntegrityError, NotFoundError
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABELS, numbers
-from shardflow.formats.shard_index import IMAGE_PARTS
 
 _AT_ONCE = 8
 

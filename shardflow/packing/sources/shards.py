@@ -24,6 +24,7 @@ from shardflow.dataset.label_numbering import Classes, Named
 from shardflow.dataset.shard_files import index_of
 from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, SampleError
 from shardflow.formats import manifest, shard_index
+from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.labels import CLASS, LABELS, numbers
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
@@ -35,14 +36,12 @@ from shardflow.storage.storage import Storage
 from shardflow.storage.url_patterns import ALL, expanded, is_wild, rooted, tars_like
 from shardflow.storage.virtual import root_url, virtual_storage
 
-from .folder import EXTENSIONS
 from .items import Item, Items, more
 from .labelling import draft, numbered
 from .reader import Reader
 from .source import Source
 
 _NUMBER = re.compile(r"0|[1-9][0-9]*")
-_IMAGE_PARTS = frozenset(extension[1:] for extension in EXTENSIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +208,7 @@ def _drafted(
     """Return a sample as a draft, from the places of its parts."""
     try:
         label = _label(file, places, ours=ours)
-        image = next((part for part in places if part in _IMAGE_PARTS), None)
+        image = next((part for part in places if part in SOURCE_PARTS), None)
         if image is None:
             raise SampleError(f"has no image among its parts: {', '.join(places)}")
     except SampleError as error:
