@@ -17,10 +17,10 @@ from typing import IO
 
 import numpy as np
 
-from shardflow.errors import IndexError_, IntegrityError, SampleError
+from shardflow.errors import DecodeError, IndexError_, IntegrityError, SampleError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.formats.labels import numbers
+from shardflow.formats.labels import CLASS_PART, parse_labels
 from shardflow.formats.shard_index import KEY_PART, Index, Row
 from shardflow.formats.tar_samples import Sample, samples_of
 from shardflow.storage.local import LocalStorage
@@ -157,12 +157,10 @@ def _key_row(sample: Sample, tar: memoryview) -> Row:
 
 def _label(sample: Sample, tar: memoryview) -> set[int]:
     """Return the number in `.cls`, if there is one."""
-    if "cls" not in sample.parts:
+    if CLASS_PART not in sample.parts:
         return set()
-    offset, size = sample.parts["cls"]
-    text = bytes(tar[offset : offset + size])
+    offset, size = sample.parts[CLASS_PART]
     try:
-        return set(numbers("cls", text))
-    except ValueError:
-        message = f"its label {text[:40]!r} is no number; names are numbered by `shardflow pack` alone"
-        raise SampleError(message) from None
+        return set(parse_labels(CLASS_PART, tar[offset : offset + size]))
+    except DecodeError as error:
+        raise SampleError(f"its {error}; only `shardflow pack` can number the names of classes") from None

@@ -22,10 +22,10 @@ import numpy as np
 
 from shardflow.dataset.label_numbering import Classes, Named
 from shardflow.dataset.shard_files import index_of
-from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, SampleError
+from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError, SampleError
 from shardflow.formats import manifest, shard_index
 from shardflow.formats.image_types import SOURCE_PARTS
-from shardflow.formats.labels import CLASS, LABELS, numbers
+from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
 from shardflow.formats.tar_samples import samples_of
@@ -182,7 +182,7 @@ def _indexed(storage: Storage, shard: manifest.Shard, split: str, where: str) ->
     index: shard_index.Index | None
     try:
         index = index_of(storage, shard)
-        tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABELS]).any())
+        tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABEL_PARTS]).any())
     except (NotFoundError, IntegrityError):
         index, tar_is_read = None, True
     with _opened(storage, shard.name) if tar_is_read else contextlib.nullcontext(io.BytesIO()) as file:
@@ -219,7 +219,7 @@ def _drafted(
 
 def _label(file: IO[bytes], places: dict[str, Any], *, ours: bool) -> Named:
     """Take the label out of the parts of a sample, if there is one; of ours it is a number, of others "007" a name."""
-    part = next((part for part in LABELS if part in places), None)
+    part = next((part for part in LABEL_PARTS if part in places), None)
     if part is None:
         return None
     _, offset, size, *crc32 = places.pop(part)
@@ -227,13 +227,13 @@ def _label(file: IO[bytes], places: dict[str, Any], *, ours: bool) -> Named:
     if crc32 not in ([], [zlib.crc32(payload)]):
         raise SampleError(f"its part {part!r} is damaged: its CRC-32 is another")
     text = payload.decode(errors="replace").strip()
-    if part == CLASS and not ours and not _NUMBER.fullmatch(text):
+    if part == CLASS_PART and not ours and not _NUMBER.fullmatch(text):
         return text
     try:
-        found = numbers(part, payload)
-    except ValueError as error:
+        found = parse_labels(part, payload)
+    except DecodeError as error:
         raise SampleError(f"its part {part!r} cannot be read: {error}") from error
-    return found[0] if part == CLASS else found
+    return found[0] if part == CLASS_PART else found
 
 
 def _payload(file: IO[bytes], offset: int, size: int) -> bytes:
