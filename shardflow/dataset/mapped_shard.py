@@ -21,6 +21,7 @@ from shardflow.errors import FormatError, IntegrityError, NotFoundError, TarErro
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.manifest import Shard
+from shardflow.formats.tar_samples import split_member_name
 from shardflow.storage.local_files import map_os_errors
 
 from .shard_files import ShardFiles
@@ -206,10 +207,9 @@ def member_key(header: bytes, row: Row) -> str:
         member = ustar.parse(header, offset)
     except TarError as error:
         raise IntegrityError(f"record {record}: {error}; run `shardflow verify`") from error
-    suffix = f".{part.decode()}"
-    key = member.name[: -len(suffix)]
-    # Parts are in lower case where tars of others are read, whatever the tar has.
-    if member.name[len(key) :].lower() != suffix.lower() or member.size != size:
+    key, found = split_member_name(member.name) or ("", "")
+    # An index of a tar of others has its parts in lower case.
+    if found.lower() != part.decode().lower() or member.size != size:
         message = f"record {record}: member {member.name!r} is not the one packed here; run `shardflow verify`"
         raise IntegrityError(message)
     return key

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from shardflow.errors import IndexError_, IntegrityError, TarError
 
 from .image_types import IMAGE_PARTS, image_size
+from .tar_samples import split_member_name
 from .ustar import walk
 
 KEY_PART = b""
@@ -83,11 +84,9 @@ def build(tar: memoryview) -> tuple[Index, list[str]]:
         if member.name in names:
             raise TarError(f"member {member.name!r} comes twice; readers would take one for the other")
         names.add(member.name)
-        directory, slash, base = member.name.rpartition("/")
-        stem, dot, part = base.partition(".")
-        if not dot or not stem or not part:
+        if (key_and_part := split_member_name(member.name)) is None:
             raise TarError(f"member {member.name!r} is not named KEY.PART, as the WebDataset convention asks")
-        key = directory + slash + stem
+        key, part = key_and_part
         if not keys or key != keys[-1]:
             if key in seen:
                 raise TarError(f"the members of sample {key!r} do not stand together")

@@ -28,7 +28,7 @@ from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
-from shardflow.formats.tar_samples import samples_of
+from shardflow.formats.tar_samples import read_samples
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
@@ -156,7 +156,7 @@ def _listed(storage: Storage, name: str, tag: str, split: str) -> Iterator[Item]
     with _opened(storage, name) as file:
         is_here = isinstance(storage, LocalStorage)
         changed_ns = os.fstat(file.fileno()).st_ctime_ns if is_here else 0
-        for sample in list(samples_of(file)):
+        for sample in list(read_samples(file)):
             path = f"{name}/{sample.key}" if sample.key else name
             if sample.problem:
                 yield draft(split, None, path, -1, changed_ns, more(bad=sample.problem, tag=tag))
