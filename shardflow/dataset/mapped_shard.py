@@ -224,7 +224,7 @@ def packed_rows(files: ShardFiles, shard: Shard) -> Rows | None:
 
     Raises:
         StoreError: It is out of reach.
-        IndexError_: It was not made for this tar.
+        ShardIndexError: It was not made for this tar.
     """
     try:
         return rows_of(files.index(shard), shard.samples)

@@ -17,7 +17,7 @@ from typing import IO
 
 import numpy as np
 
-from shardflow.errors import DecodeError, IndexError_, IntegrityError, SampleError
+from shardflow.errors import DecodeError, IntegrityError, SampleError, ShardIndexError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import CLASS_PART, parse_labels
@@ -71,7 +71,7 @@ def scan(storage: Storage, name: str) -> Scanned:
                     raise SampleError("its members do not stand together")
                 its_rows = _rows(sample, tar)
                 label = _label(sample, tar)
-            except (SampleError, IndexError_, IntegrityError) as error:
+            except (SampleError, ShardIndexError, IntegrityError) as error:
                 bad[sample.key] = str(error)
                 continue
             labels |= label
