@@ -16,6 +16,7 @@
     shardflow.diff(a, b)            datasets -> how they differ
     shardflow.merge(srcs, dst)      datasets -> one dataset, their tars where they are
     shardflow.tune(make_loader)     your loader -> the settings that suit this machine
+    shardflow.errors                every error that is raised on purpose
 
 The names that need torch are imported on first use, so that `import shardflow` does not load it.
 """
@@ -25,6 +26,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import errors
 from .dataset.builder import VirtualReport
 from .dataset.dataset import Dataset, Split
 from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
@@ -117,6 +119,7 @@ __all__ = [
     "Table",
     "VirtualReport",
     "diff",
+    "errors",
     "extend",
     "index",
     "merge",
@@ -142,4 +145,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardflow.errors import IntegrityError
-from shardflow.formats.labels import LABELS, numbers
+from shardflow.errors import DecodeError, IntegrityError
+from shardflow.formats.labels import sample_labels
 
 from .dataset import Split
 
@@ -29,13 +29,9 @@ def keys_of(split: Split, number: int) -> list[str]:
 
 
 def _labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
-    for part in LABELS:
-        if (payload := split.reader.part(shard, record, part)) is not None:
-            try:
-                return numbers(part, bytes(payload))
-            except ValueError as error:
-                message = f"its part {part!r} cannot be read as labels: {error}; run `shardflow verify`"
-                raise IntegrityError(message).at(
-                    shard=split.reader.url(shard), key=split.reader.key(shard, record)
-                ) from error
-    return ()
+    reader = split.reader
+    try:
+        return sample_labels(lambda part: reader.part(shard, record, part)) or ()
+    except DecodeError as error:
+        message = f"{error}; run `shardflow verify`"
+        raise IntegrityError(message).at(shard=reader.url(shard), key=reader.key(shard, record)) from error

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 
 import shardflow
 from shardflow.dataset.dataset import Split
-from shardflow.formats.shard_index import IMAGE_PARTS
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.preview.drawing import FAINT, FRAME, INK, PAPER, fitted, font, put_tile
 
 from .training import CROP, augmentation

@@ -16,7 +16,8 @@ import numpy as np
 from shardflow.dataset.dataset import Dataset
 from shardflow.errors import ConfigError
 from shardflow.formats import ustar
-from shardflow.formats.shard_index import IMAGE_PARTS, Index
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.shard_index import Index
 
 from . import beside_shards
 

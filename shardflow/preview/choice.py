@@ -8,8 +8,8 @@ import numpy as np
 
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.manifest import Shard
-from shardflow.formats.shard_index import IMAGE_PARTS
 
 from .sample_reader import labels_of
 

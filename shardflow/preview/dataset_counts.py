@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from shardflow.dataset.dataset import Dataset
-from shardflow.formats.shard_index import IMAGE_PARTS
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.statistics import Statistics
 
 from .choice import SHARDS, evenly

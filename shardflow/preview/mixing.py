@@ -15,7 +15,7 @@ from PIL import Image
 
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ShardflowError
-from shardflow.formats.shard_index import IMAGE_PARTS
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.order.plan import I64, WINDOW, Plan, default_lanes
 from shardflow.order.schedule import Schedule
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.shard_rows import ShardRows
-from shardflow.errors import FormatError, IntegrityError, NotFoundError
-from shardflow.formats.labels import LABELS, numbers
-from shardflow.formats.shard_index import IMAGE_PARTS
+from shardflow.errors import DecodeError, FormatError, IntegrityError, NotFoundError
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import sample_labels
 
 _AT_ONCE = 8
 
@@ -41,10 +41,9 @@ class Peeked(NamedTuple):
 
 def labels_of(parts: Mapping[str, bytes | memoryview]) -> list[int]:
     """Return the numbers of a sample's classes; none where there are none, or what is there cannot be read."""
-    part = next((part for part in LABELS if part in parts), None)
     try:
-        return [] if part is None else list(numbers(part, bytes(parts[part])))
-    except ValueError:
+        return list(sample_labels(parts.get) or ())
+    except DecodeError:
         return []
 
 

@@ -90,7 +90,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
         "a.tar/twice": "two parts 'jpg'",
         "a.tar/other\udcfc": "its name is not UTF-8",
         "a.tar/unlabelled": "has no label",
-        "a.tar/named": r"label b'cat' is no number",
+        "a.tar/named": r"label b'cat' is not a number",
         "a.tar/parted": "two tars have a part",
         "b.tar/parted": "has no image",
     }.items():
