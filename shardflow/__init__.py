@@ -27,7 +27,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .dataset.builder import VirtualReport
 from .dataset.dataset import Dataset, Split
 from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
 from .dataset.diffing import Diff, SplitDiff, diff
@@ -37,6 +36,7 @@ from .dataset.splitting import split
 from .dataset.subsetting import subset
 from .dataset.syncing import SyncReport, sync
 from .dataset.verifying import Finding, verify
+from .dataset.virtual_dataset import VirtualReport
 from .packing.extending import ExtendReport, extend
 
 # Bound here and not on first use: importing the modules of these names would otherwise put the modules in their place.

@@ -88,8 +88,8 @@ class Manifest:
         mean, std: Of the packed images, one number in 0 … 1 per channel (RGB); None when they were not measured.
         statistics: Split → what was counted of its images; None when nothing was.
         sharding: How the inputs were cut into shards; None where that is not known.
-        bases: Name → where tars lie that the dataset does not own; see `base`. Not part of the fingerprint. Where
-            there are any, all shards are in them.
+        roots: Name → where the tars of a virtual dataset lie, see `roots`; empty if the dataset has its own. Not part
+            of the fingerprint. On the disk the entry is called `bases`.
 
     Raises:
         ManifestError: A value is out of its range.
@@ -104,7 +104,7 @@ class Manifest:
     std: tuple[float, ...] | None = None
     statistics: Mapping[str, Statistics] | None = None
     sharding: Sharding | None = None
-    bases: Mapping[str, Root] = field(default_factory=dict)
+    roots: Mapping[str, Root] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.splits:
@@ -123,8 +123,8 @@ class Manifest:
             raise ManifestError(f"mean and std must be numbers from 0 to 1, found {self.mean!r} and {self.std!r}")
         if self.statistics is not None and self.statistics.keys() != self.splits.keys():
             raise ManifestError(f"statistics of {sorted(self.statistics)} in a dataset with {sorted(self.splits)}")
-        if self.bases and not {split_shard_name(name)[0] for name in names} <= self.bases.keys():
-            raise ManifestError(f"a shard is in none of the bases {sorted(self.bases)}")
+        if self.roots and not {split_shard_name(name)[0] for name in names} <= self.roots.keys():
+            raise ManifestError(f"a shard is in none of the roots {sorted(self.roots)}")
 
     @property
     def samples(self) -> int:
@@ -138,7 +138,7 @@ class Manifest:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The dataset's identity: "sha256:" and the digest of everything but the tools' versions and the bases."""
+        """The dataset's identity: "sha256:" and the digest of everything but the tools' versions and the roots."""
         content = {name: value for name, value in self._content().items() if name not in ("tools", "bases")}
         return "sha256:" + hashlib.sha256(_canonical(content)).hexdigest()
 
@@ -163,7 +163,7 @@ class Manifest:
             "version": VERSION,
             **({"statistics": counted} if counted else {}),  # manifests without them keep their fingerprints
             **({"layout": self.sharding.to_json()} if self.sharding else {}),
-            **({"bases": {name: base.to_json() for name, base in self.bases.items()}} if self.bases else {}),
+            **({"bases": {name: root.to_json() for name, root in self.roots.items()}} if self.roots else {}),
         }
 
 
@@ -200,7 +200,7 @@ def from_bytes(data: bytes) -> Manifest:
             std=_tuple(content["std"]),
             statistics=_statistics(content.get("statistics")),
             sharding=sharding.from_json(content["layout"]) if "layout" in content else None,
-            bases={name: Root(**base) for name, base in content.get("bases", {}).items()},
+            roots={name: Root(**root) for name, root in content.get("bases", {}).items()},
         )
         claimed = content.pop("fingerprint")
         # What was read must say all that is written, or an edit could hide in what is not looked at.

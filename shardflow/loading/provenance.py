@@ -17,13 +17,13 @@ _PACKAGES = ("torch", "torchvision", "webdataset", "numpy", "pillow")
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Return which dataset it is and how it was made; without credentials, as its URL is known by them alone."""
-    bases = {name: base.to_json() for name, base in dataset.manifest.bases.items()}
+    roots = {name: root.to_json() for name, root in dataset.manifest.roots.items()}
     return {
         "url": dataset.url,
         "fingerprint": dataset.fingerprint,
         "recipe": json.loads(json.dumps(dict(dataset.recipe))),
         "classes": None if dataset.classes is None else len(dataset.classes),
-        **({"bases": bases} if bases else {}),
+        **({"bases": roots} if roots else {}),
     }
 
 

@@ -21,7 +21,7 @@ def view(**values: object) -> Manifest:
     """The manifest of a view of two places."""
     given: dict[str, object] = {
         "splits": {"train": (shard("train/0/train/000000.tar"), shard("train/1/00000.tar"))},
-        "bases": {"0": Root(url="../photos256", fingerprint=FINGERPRINT), "1": Root(url="s3://bucket/tars")},
+        "roots": {"0": Root(url="../photos256", fingerprint=FINGERPRINT), "1": Root(url="s3://bucket/tars")},
     }
     return Manifest(**{**given, **values})  # type: ignore[arg-type]
 
@@ -78,15 +78,15 @@ def test_bases_round_trip_and_are_no_part_of_the_identity() -> None:
     """Bases are written and read again, and other ones leave the fingerprint what it is."""
     written = view()
     assert manifest.from_bytes(written.to_bytes()) == written
-    moved = view(bases={"0": Root(url="bases/0"), "1": Root(url=".")})
+    moved = view(roots={"0": Root(url="bases/0"), "1": Root(url=".")})
     assert moved.fingerprint == written.fingerprint
     assert moved.to_bytes() != written.to_bytes()
 
 
 def test_wrong_bases_are_refused() -> None:
     """A shard in no base, an unsafe URL written by hand, an unknown entry and an empty list are not read."""
-    with pytest.raises(ManifestError, match="in none of the bases"):
-        view(bases={"0": Root(url=".")})
+    with pytest.raises(ManifestError, match="in none of the roots"):
+        view(roots={"0": Root(url=".")})
     for bases in (
         {"0": {"url": "/etc"}, "1": {"url": "."}},
         {"0": {"url": ".", "x": 1}, "1": {"url": "."}},
