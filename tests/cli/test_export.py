@@ -32,7 +32,7 @@ def test_dali_indexes_say_where_every_member_lies(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "set", {"train": [5, 7], "val": [3]})
     for _ in range(2):
         answer = CliRunner().invoke(export, ["dali", str(dataset)])
-        assert (answer.exit_code, answer.stdout) == (0, f"wrote 3 index files below {dataset}\n")
+        assert (answer.exit_code, answer.stdout) == (0, f"wrote 3 index files to {dataset}\n")
     for name in ("train/000000", "train/000001", "val/000000"):
         assert (dataset / f"{name}.idx").read_text() == expected_index(dataset / f"{name}.tar")
     assert not shardflow.verify(dataset)

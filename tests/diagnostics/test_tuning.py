@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import shardflow
-from shardflow.diagnostics.time_window import Window
-from shardflow.diagnostics.tuning import PREFETCH, Trial, _best, _limit, tune
+from shardflow.diagnostics.measurement import Measurement
+from shardflow.diagnostics.tuning import PREFETCH_FACTORS, Trial, _best, _bottleneck, tune
 from shardflow.errors import ConfigError
 from tests.diagnostics.test_bench import rest
 from tests.helpers.making import make_dataset
@@ -42,7 +42,7 @@ def test_finds_what_is_faster_in_bounded_time(make_loader: Any) -> None:
     assert time.monotonic() - begin < 60
     assert found.settings["num_workers"] == 3
     tried = {(trial.num_workers, trial.prefetch_factor) for trial in found.trials}
-    assert tried == {(1, 4), *((3, depth) for depth in PREFETCH)}
+    assert tried == {(1, 4), *((3, depth) for depth in PREFETCH_FACTORS)}
     assert found.best in found.trials
     assert len(tries) >= 5
     assert all(trial.shared_bytes > 0 and trial.first_batch_s > 0 for trial in found.trials)
@@ -73,8 +73,8 @@ def test_refuses_what_cannot_be_tried(make_loader: Any) -> None:
 
 def trial(workers: int, depth: int, rate: float) -> Trial:
     """A trial of known rate."""
-    windows = (Window(images=round(rate), wall_s=1.0),)
-    return Trial(num_workers=workers, prefetch_factor=depth, windows=windows, first_batch_s=0.1, batch_bytes=1)
+    runs = (Measurement(images=round(rate), wall_s=1.0),)
+    return Trial(num_workers=workers, prefetch_factor=depth, measurements=runs, first_batch_s=0.1, batch_bytes=1)
 
 
 def test_the_most_modest_of_the_fastest_is_taken() -> None:
@@ -89,14 +89,14 @@ def test_what_limits_is_named(make_loader: Any, tmp_path: Path, monkeypatch: pyt
     local = make_loader(num_workers=0)
     far = shardflow.Loader(f"local://{make_dataset(tmp_path / 'far', [8])}", batch_size=4, num_workers=0)
 
-    def limit_of(loader: shardflow.Loader, **counted: float) -> str:
-        window = Window(**{"images": 100, "wall_s": 1.0, **counted})  # type: ignore[arg-type]
-        tried = Trial(num_workers=2, prefetch_factor=2, windows=(window,), first_batch_s=0.1, batch_bytes=1)
-        return _limit(tried, loader, 4)[0]
+    def bottleneck_of(loader: shardflow.Loader, **counted: float) -> str:
+        measurement = Measurement(**{"images": 100, "wall_s": 1.0, **counted})  # type: ignore[arg-type]
+        tried = Trial(num_workers=2, prefetch_factor=2, measurements=(measurement,), first_batch_s=0.1, batch_bytes=1)
+        return _bottleneck(tried, loader, 4)[0]
 
-    assert limit_of(local, workers_cpu_s=3.9, machine_cpu_s=4.0) == "cores"
-    assert limit_of(local, own_cpu_s=0.95, workers_cpu_s=1.0, machine_cpu_s=2.0) == "training process"
-    assert limit_of(local, workers_cpu_s=1.0, machine_cpu_s=3.0) == "other processes"
-    assert limit_of(far, workers_cpu_s=1.0, machine_cpu_s=1.1) == "network"
-    assert limit_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1, storage_bytes=10**6) == "disk"
-    assert limit_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1) == "not known"
+    assert bottleneck_of(local, workers_cpu_s=3.9, machine_cpu_s=4.0) == "cores"
+    assert bottleneck_of(local, own_cpu_s=0.95, workers_cpu_s=1.0, machine_cpu_s=2.0) == "training process"
+    assert bottleneck_of(local, workers_cpu_s=1.0, machine_cpu_s=3.0) == "other processes"
+    assert bottleneck_of(far, workers_cpu_s=1.0, machine_cpu_s=1.1) == "network"
+    assert bottleneck_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1, disk_bytes=10**6) == "disk"
+    assert bottleneck_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1) == "not known"
