@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from .loader_options import loader_factory, loader_options, user_code_errors
 from .options import json_option, writable_file
+from .output import plural
 
 if TYPE_CHECKING:
     from shardflow.diagnostics.bench import BenchReport
@@ -57,7 +58,7 @@ def bench(
         with tqdm(total=STEPS, desc="measuring", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
             report = measure(loader, seconds=seconds, step_ms=step_ms, progress=bar.update)
     if plot is not None:
-        draw_bench(report, plot, f"{name}: {report.workers} workers, batches of {report.batch_size}")
+        draw_bench(report, plot, f"{name}: {plural(report.workers, 'worker')}, batches of {report.batch_size}")
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
     else:
@@ -72,14 +73,14 @@ def _lines(report: BenchReport) -> Iterator[tuple[str, str]]:
     yield (
         "loader",
         f"{report.images_per_s:,.0f} images/s, {report.images_per_s * report.image_bytes / 1e6:,.0f} MB/s, "
-        f"{report.loader.cpu_ms_per_image:.2f} CPU-ms per image; {report.workers} workers, batches of "
+        f"{report.loader.cpu_ms_per_image:.2f} CPU-ms per image; {plural(report.workers, 'worker')}, batches of "
         f"{report.batch_size}",
     )
     yield "first batch", f"after {report.first_batch_s:.2f} s"
     yield (
         "baseline",
-        f"{report.baseline.images_per_s:,.0f} images/s, {report.baseline.cpu_ms_per_image:.2f} CPU-ms per image: "
-        f"{report.cores} processes that only decode the same images",
+        f"{report.baseline.images_per_s:,.0f} images/s, {report.baseline.cpu_ms_per_image:.2f} CPU-ms per image; the "
+        f"same images, only decoded, on {plural(report.cores, 'core')}",
     )
     if report.disturbed:
         share = min(1.0, report.baseline.cpu_ms_per_image / report.loader.cpu_ms_per_image)

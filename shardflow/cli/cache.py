@@ -103,7 +103,7 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
 )
 @_directory
 def warm(url: str, split: str | None, limit: int, cache_dir: str | None) -> None:
-    """Fetch the shards of a dataset into the cache, before they are needed.
+    """Fetch the shards of a dataset into the cache in advance.
 
     \b
     Example:

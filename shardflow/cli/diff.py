@@ -56,9 +56,9 @@ def _lines(found: shardflow.Diff) -> Iterator[tuple[str, str]]:
         yield "classes", f"{len(found.renumbered):,} {verb} another number: {_first(found.renumbered)}"
     for split, differing in found.splits.items():
         samples, shards = differing.samples, differing.shards
-        yield split, f"{samples[0]:,} | {samples[1]:,} samples, {shards[0]:,} | {shards[1]:,} shards"
+        yield split, f"samples {samples[0]:,} | {samples[1]:,}, shards {shards[0]:,} | {shards[1]:,}"
         yield "", f"{plural(differing.same_shards, 'shard')} {'is' if differing.same_shards == 1 else 'are'} the same"
-        only = f"{differing.only[0]:,} | {differing.only[1]:,} only in one"
+        only = f"{differing.only[0]:,} only in A, {differing.only[1]:,} only in B"
         changed = f", {differing.changed:,} of them with another image" if differing.changed else ""
         yield "", f"by {differing.by}: {plural(differing.both, 'sample')} in both{changed}, {only}"
         for examples, dataset in zip(differing.examples, ("A", "B"), strict=True):

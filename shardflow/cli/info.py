@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -123,10 +123,13 @@ def _statistics(statistics: Mapping[str, Statistics]) -> Iterator[tuple[str, str
         yield "operations", operations
     for split, counted in statistics.items():
         if counted.classes:
-            fewest, most = min(counted.classes.values()), max(counted.classes.values())
-            images_each = plural(most, "image") if fewest == most else f"{fewest:,} to {plural(most, 'image')}"
-            classes = "the only class" if len(counted.classes) == 1 else f"each of {len(counted.classes):,} classes"
-            yield "balance", f"{split}: {images_each} in {classes}"
+            yield "balance", f"{split}: {_balance(counted.classes.values())}"
+
+
+def _balance(counts: Collection[int]) -> str:
+    fewest, most = min(counts), max(counts)
+    images = plural(most, "image") if fewest == most else f"{fewest:,} to {plural(most, 'image')}"
+    return f"{images} in {f'each of {len(counts):,} classes' if len(counts) > 1 else 'one class'}"
 
 
 def _sizes(widths: Mapping[int, int], heights: Mapping[int, int], size: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import click
@@ -121,9 +121,9 @@ _NAMED = 3
 def _estimate_lines(found: Estimate, dst: str) -> Iterator[tuple[str, str]]:
     for split, inputs in found.inputs.items():
         counts = found.classes.get(split)
-        classes = f" in {len(counts)} classes of {min(counts.values())} to {max(counts.values())}" if counts else ""
-        yield f"{split:<11}", f"{plural(inputs, 'input')}{classes}"
-    size = f"about {megabytes(found.bytes)} ± {megabytes(found.plus_minus)}, from {plural(found.sampled, 'input')}"
+        classes = f" in {len(counts)} classes of {_range(counts.values())}" if counts else ""
+        yield split, f"{plural(inputs, 'input')}{classes}"
+    size = f"about {megabytes(found.bytes)} ± {megabytes(found.plus_minus)}, judged by {plural(found.sampled, 'input')}"
     yield "would write", f"{plural(found.shards, 'shard')}, {size}"
     if found.quarantined:
         named = "; ".join(f"{bad.path!r} ({bad.stage}: {bad.reason})" for bad in found.quarantined[:_NAMED])
@@ -132,6 +132,10 @@ def _estimate_lines(found: Estimate, dst: str) -> Iterator[tuple[str, str]]:
         yield "skipped", _ignored(found.ignored)
     state = _DESTINATIONS[found.destination].format(finished=found.finished, shards=found.shards)
     yield "destination", f"{dst} {state}"
+
+
+def _range(numbers: Collection[int]) -> str:
+    return f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"
 
 
 def _ignored(ignored: Mapping[str, int]) -> str:

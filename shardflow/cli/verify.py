@@ -30,7 +30,7 @@ from .output import megabytes, plural, shard_bar, total_bytes
     "Without FROM only indexes can be repaired.",
 )
 def verify(url: str, as_json: bool, source: str | None) -> int:
-    """Read a whole dataset and report all damage.
+    """Read a whole dataset, and report or repair all damage.
 
     Checks the manifest, the size, SHA-256, tar structure and index of each shard, and the CRC-32 and label of each
     member. The exit code is 1 if there is damage, or with --repair, if some is left.

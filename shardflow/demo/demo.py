@@ -183,7 +183,7 @@ def _stream(url: Path, split: str, workers: int, report: Report, result: DemoRes
             num_workers=num_workers,
         )
 
-    report("stream", f"{split}: random {_CROP}-pixel crops, batches of {BATCH}, {workers} workers")
+    report("stream", f"{split}: random {_CROP}-pixel crops, batches of {BATCH}, worker processes: {workers}")
     stream = loader(BATCH, workers)
     epoch: list[tuple[str, int]] = []
     stop = (len(stream) + 1) // 2

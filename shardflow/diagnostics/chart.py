@@ -23,7 +23,7 @@ COLOURS = {
 }
 """The palette of Okabe and Ito, which readers with colour blindness can tell apart."""
 
-_WIDTH, _MARGIN, _CAPTION = 1100, 40, 190
+_WIDTH, _MARGIN, _CAPTION = 1100, 40, 210
 _BAR, _ROW = 34, 52
 _SMALLEST_SHARE = 0.005
 

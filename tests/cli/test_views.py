@@ -81,8 +81,8 @@ def test_diff(dataset: Path, tmp_path: Path) -> None:
     assert run("diff", dataset, dataset) == (0, f"same          {sf.open(dataset).fingerprint}\n")
     code, printed = run("diff", dataset, tmp_path / "few")
     assert code == 1
-    assert "train         21 | 5 samples, 2 | " in printed
-    assert "by content: 5 samples in both, 16 | 0 only in one" in printed
+    assert "train         samples 21 | 5, shards 2 | " in printed
+    assert "by content: 5 samples in both, 16 only in A, 0 only in B" in printed
     code, printed = run("diff", dataset, tmp_path / "few", "--json")
     found = json.loads(printed)
     assert (code, found["same"], found["splits"]["train"]["both"], found["recipe"]) == (1, False, 5, {})
