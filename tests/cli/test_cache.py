@@ -18,7 +18,7 @@ from tests.helpers.making import make_dataset
 
 @pytest.fixture
 def far(tmp_path: Path) -> str:
-    """The URL of a dataset of two splits that is fetched, and not read where it lies."""
+    """The URL of a dataset with two splits that is read through the cache."""
     return f"local://{make_dataset(tmp_path / 'set', {'train': [5, 7], 'val': [3]})}"
 
 

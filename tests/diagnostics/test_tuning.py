@@ -35,7 +35,7 @@ def make_loader(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_finds_what_is_faster_in_bounded_time(make_loader: Any) -> None:
-    """Three waiting workers beat one; every setting was tried; the result can be given to a loader, and to JSON."""
+    """Three waiting workers are faster than one; every setting was tried; the result fits a loader, and JSON."""
     begin = time.monotonic()
     tries: list[int] = []
     found = tune(make_loader, seconds=2.0, workers=(1, 3), progress=lambda: tries.append(1))
@@ -50,8 +50,8 @@ def test_finds_what_is_faster_in_bounded_time(make_loader: Any) -> None:
     assert next(iter(make_loader(**found.settings)))
 
 
-def test_nothing_that_was_seen_is_faster(make_loader: Any) -> None:
-    """Where the machine slows down between the workers' rounds and the depths', the setting to take is no slow one."""
+def test_no_measured_setting_is_faster(make_loader: Any) -> None:
+    """If the machine slows down between the two phases, the recommended setting is still a fast one."""
     slow = False
 
     def slowing(**settings: int) -> shardflow.Loader:
@@ -77,14 +77,14 @@ def trial(workers: int, depth: int, rate: float) -> Trial:
     return Trial(num_workers=workers, prefetch_factor=depth, measurements=runs, first_batch_s=0.1, batch_bytes=1)
 
 
-def test_the_most_modest_of_the_fastest_is_taken() -> None:
+def test_the_fewest_workers_of_the_fastest_win() -> None:
     """Within 3 % of the fastest, the fewest workers win, and then the least prefetching."""
     assert _best([trial(2, 4, 980), trial(4, 4, 1000), trial(8, 2, 990)]).num_workers == 2
     assert _best([trial(2, 4, 960), trial(4, 4, 1000), trial(4, 2, 971)]) == trial(4, 2, 971)
 
 
-def test_what_limits_is_named(make_loader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Busy cores, a busy training process, others' load, a network and a disk are told apart by what was counted."""
+def test_bottlenecks_are_distinguished(make_loader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Busy cores, a busy training process, other load, a network and a disk are distinguished by the counters."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     local = make_loader(num_workers=0)
     far = shardflow.Loader(f"local://{make_dataset(tmp_path / 'far', [8])}", batch_size=4, num_workers=0)

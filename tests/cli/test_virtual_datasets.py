@@ -1,4 +1,4 @@
-"""The commands that make and compare views, `index`, `subset`, `split`, `merge`, `diff`, and two of `export`."""
+"""The commands for virtual datasets: `index`, `subset`, `split`, `merge`; and `diff`, and two of `export`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.helpers.tars import members_of, write_tar
 
 def run(*arguments: Any) -> tuple[int, str]:
     """Run a command; return its exit code and what it printed."""
-    given = [str(argument) for argument in arguments]
-    result = CliRunner().invoke(shardflow, given, standalone_mode=False, catch_exceptions=False)
+    words = [str(argument) for argument in arguments]
+    result = CliRunner().invoke(shardflow, words, standalone_mode=False, catch_exceptions=False)
     return result.return_value or 0, result.stdout
 
 
@@ -89,7 +89,7 @@ def test_diff(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_exports(dataset: Path, tmp_path: Path) -> None:
-    """`export energon` and `export wids` say what they wrote, and where."""
+    """`export energon` and `export wids` print the files that they wrote."""
     assert run("export", "energon", dataset)[1] == f"wrote .nv-meta and 2 index files to {dataset}\n"
     assert (dataset / ".nv-meta/split.yaml").exists()
     assert run("export", "wids", dataset, tmp_path / "lists")[1] == f"wrote {tmp_path}/lists/train.wids.json\n"
@@ -112,12 +112,12 @@ def test_exports(dataset: Path, tmp_path: Path) -> None:
 def test_errors_are_one_line(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
 ) -> None:
-    """Every refusal is one line with the reason, and the documented exit code."""
+    """Every error is one line with the reason, and the documented exit code."""
     write_tar(tmp_path / "tars/00.tar", [("bad.txt", b"x")])
     places = {"SET": str(dataset), "NEW": str(tmp_path / "new"), "TARS": str(tmp_path / "tars")}
     assert exit_code(*(places.get(argument, argument) for argument in arguments)) == code
     lines = capsys.readouterr().err.splitlines()
-    said = [line for line in lines if line.startswith("shardflow: ")]
-    assert len(said) == 1
-    assert message in said[0]
-    assert code != 4 or lines == said
+    messages = [line for line in lines if line.startswith("shardflow: ")]
+    assert len(messages) == 1
+    assert message in messages[0]
+    assert code != 4 or lines == messages

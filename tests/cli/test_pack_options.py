@@ -21,9 +21,9 @@ def _packed(src: Path, dst: Path, *options: str) -> Result:
 
 def test_help_lists_the_presets() -> None:
     """The help says what each preset is for."""
-    said = CliRunner().invoke(pack, ["--help"], terminal_width=140).output
+    text = CliRunner().invoke(pack, ["--help"], terminal_width=140).output
     for name, preset in PRESETS.items():
-        assert f"  {name:10}{preset.purpose}" in said
+        assert f"  {name:10}{preset.purpose}" in text
 
 
 def test_options_reach_the_recipe(tmp_path: Path) -> None:
