@@ -68,7 +68,7 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "quarantined": manifest.inputs - totals["samples"],
         "fingerprint": dataset.fingerprint,
         "tools": dict(manifest.tools),
-        "bases": {name: base.to_json() for name, base in manifest.bases.items()},
+        "bases": {name: base.to_json() for name, base in manifest.roots.items()},
         **_at_hand(dataset),
     }
 

@@ -73,7 +73,7 @@ def findings_of(dataset: Dataset, *, progress: Callable[[Shard], None] | None = 
     for shard in dataset.shards:
         tars.setdefault(dataset.storage.url(shard.name), []).append(shard)
     findings: list[Finding] = []
-    classes, whole = None if dataset.classes is None else len(dataset.classes), not dataset.manifest.bases
+    classes, whole = None if dataset.classes is None else len(dataset.classes), not dataset.manifest.roots
     for shards in tars.values():
         tar = _read(dataset.storage, shards[0].name)
         for shard in shards:

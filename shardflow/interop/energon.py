@@ -38,7 +38,7 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
         StoreError: An index is missing, or a file cannot be written.
         IntegrityError: An index is damaged.
     """
-    if dataset.manifest.bases:
+    if dataset.manifest.roots:
         raise ConfigError(f"{dataset.url} has no shards of its own, and Energon reads whole ones; `shardflow sync` it")
     root = beside_shards(dataset.storage, directory)
     images: set[str] = set()

@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "torchvision", "webdataset", "numpy", "pillow")
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Return which dataset it is and how it was made; without credentials, as its URL is known by them alone."""
-    bases = {name: base.to_json() for name, base in dataset.manifest.bases.items()}
+    bases = {name: base.to_json() for name, base in dataset.manifest.roots.items()}
     return {
         "url": dataset.url,
         "fingerprint": dataset.fingerprint,

@@ -72,7 +72,7 @@ def repair(
     """
     make_executor = executor_maker("processes", workers)
     dataset = open_dataset(url, storage_options=storage_options)
-    if bases := dataset.manifest.bases.values():
+    if bases := dataset.manifest.roots.values():
         places = ", ".join(base.url for base in bases)
         message = f"{dataset.url} has no shards of its own; repair {places}"
         raise ConfigError(f"{message}, or make it anew if an index is lost")

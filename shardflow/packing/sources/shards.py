@@ -84,7 +84,7 @@ class Shards:
 
     def _ours(self, storage: Storage, reader: Reader) -> Source:
         about = manifest.from_bytes(storage.read(manifest.FILE_NAME))
-        tars = virtual_storage(storage, about.bases, self.storage_options)
+        tars = virtual_storage(storage, about.roots, self.storage_options)
         drafts = Items.of(
             item
             for split, shards in about.splits.items()
@@ -170,10 +170,10 @@ def _listed(storage: Storage, name: str, tag: str, split: str) -> Iterator[Item]
 
 def _place(storage: Storage, about: manifest.Manifest, shard: manifest.Shard) -> str:
     """Return where the reader finds a tar of ours: of a view, relative to the base where that is possible."""
-    if not about.bases:
+    if not about.roots:
         return shard.name
     name, path = split_shard_name(shard.name)
-    base = about.bases[name]
+    base = about.roots[name]
     return f"{base.url if isinstance(storage, LocalStorage) else root_url(str(storage), base)}/{path}"
 
 
