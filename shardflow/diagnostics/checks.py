@@ -101,8 +101,8 @@ def _kernel() -> Iterator[Suspect]:
     if not native.available():
         yield Suspect(
             "native kernel",
-            f"the native decoder is not active ({native.why()}): apt install gcc libjpeg-dev, then install shardflow "
-            "again; it takes half the time of the general one",
+            f"the native decoder is not active ({native.describe()}): apt install gcc libjpeg-dev, then install "
+            "shardflow again; it takes half the time of the general one",
         )
 
 
