@@ -101,8 +101,8 @@ def _kernel() -> Iterator[Check]:
     if not native.available():
         yield Check(
             "native kernel",
-            f"the native decoder is not active ({native.why()}): apt install gcc libjpeg-dev, then install shardflow "
-            "again; it halves the decoding time",
+            f"the native decoder is not active ({native.describe()}): apt install gcc libjpeg-dev, then install "
+            "shardflow again; it halves the decoding time",
         )
 
 
@@ -129,8 +129,8 @@ def _storage(split: Split) -> Iterator[Check]:
         if split.reader.cache.limit_bytes < size:
             yield Check(
                 "cache",
-                f"the cache is limited to {split.reader.cache.limit_bytes / 1e9:.1f} GB, the split has {size / 1e9:.1f} "
-                "GB: every epoch downloads it again; raise its limit",
+                f"the cache is limited to {split.reader.cache.limit_bytes / 1e9:.1f} GB, the split has "
+                f"{size / 1e9:.1f} GB: every epoch downloads it again; raise its limit",
             )
         directory = Path(split.reader.cache.directory)
     else:

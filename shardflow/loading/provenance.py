@@ -31,7 +31,7 @@ def describe_versions() -> dict[str, str]:
     """Return the versions of what pixels may depend on, the native kernel's and its libjpeg-turbo's included."""
     return {
         "shardflow": metadata.version("shardflow"),
-        "native kernel": native.why() if native.available() else f"not active: {native.why()}",
+        "native kernel": native.describe() if native.available() else f"not active: {native.describe()}",
         **{package: package_version(package) for package in _PACKAGES},
     }
 
