@@ -10,9 +10,11 @@ from pathlib import Path
 import click
 
 import shardflow
+from shardflow._validation import size_in_bytes
 from shardflow.dataset.warming import warm as warm_splits
 from shardflow.errors import NotFoundError
-from shardflow.storage.cache import LIMIT, Blob, Cache, size_in_bytes
+from shardflow.storage.cache import LIMIT, Cache
+from shardflow.storage.cache_directory import CachedFile
 
 from .shown import megabytes, number_of, shard_bar, total_bytes
 
@@ -92,7 +94,7 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
     if (limit is not None) + everything + damaged != 1:
         raise click.UsageError("give one of --limit, --all and --damaged")
     here = _existing(cache_dir)
-    gone: Sequence[Blob] = here.prune_damaged() if damaged else here.prune(limit or 0)
+    gone: Sequence[CachedFile] = here.prune_damaged() if damaged else here.prune(limit or 0)
     click.echo(f"removed {number_of(len(gone), 'file')}, {megabytes(sum(blob.bytes for blob in gone))}")
 
 

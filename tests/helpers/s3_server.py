@@ -60,7 +60,7 @@ class Server:
         """Return a store that reaches it directly, or impatiently and in small pieces through a proxy."""
         if endpoint is None:
             return RemoteStorage(self.url(prefix), self.options())
-        return RemoteStorage(self.url(prefix), self.options(endpoint), patience=QUICK, piece_bytes=PIECE_BYTES)
+        return RemoteStorage(self.url(prefix), self.options(endpoint), retry_policy=QUICK, piece_bytes=PIECE_BYTES)
 
     def put(self, prefix: str, folder: Path) -> str:
         """Put the files of a folder below a prefix, and return its URL."""
@@ -72,7 +72,7 @@ class Server:
     def contents(self, prefix: str) -> dict[str, bytes]:
         """Return every blob below a prefix."""
         storage = self.storage(prefix)
-        return {name: storage.read(name) for name in storage.names()}
+        return {name: storage.read(name) for name in storage.listing()}
 
     def client(self) -> Any:
         """Return s3fs as it is, to look at things that a store does not show."""

@@ -118,7 +118,7 @@ def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStorage, storag
     [
         (404, "NoSuchKey", NotFoundError, "check the path"),
         (404, "NoSuchBucket", NotFoundError, "no such bucket"),
-        (403, "AccessDenied", AccessDeniedError, "no right to do this"),
+        (403, "AccessDenied", AccessDeniedError, "do not allow this"),
         (403, "SignatureDoesNotMatch", AccessDeniedError, "check the access key and its secret"),
         (400, "ExpiredToken", AccessDeniedError, "get new credentials"),
         (403, "RequestTimeTooSkewed", AccessDeniedError, "set the clock"),
@@ -150,7 +150,7 @@ def test_attempts_are_ours_alone(storage: RemoteStorage, proxy: Proxy) -> None:
     for act in (
         lambda: storage.read("blob"),
         lambda: storage.put("blob", b""),
-        storage.names,
+        storage.listing,
         lambda: storage.size("blob"),
     ):
         proxy.log.clear()
@@ -212,7 +212,7 @@ def test_an_interrupted_upload_is_aborted(proxy: Proxy, server: Server, prefix: 
     child.join(20)
     assert child.exitcode == 0
     assert server.open_uploads(prefix) == []
-    assert server.storage(prefix).names() == []
+    assert server.storage(prefix).listing() == {}
 
 
 @pytest.mark.usefixtures("direct")
@@ -267,14 +267,14 @@ def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch)
         (server.options() | {"key": "unknown"}, "does not know the access key"),
         (server.options() | {"secret": "wrong secret"}, "secret does not belong to the access key"),
         ({"endpoint_url": server.endpoint}, "no credentials were found"),
-        ({"endpoint_url": server.endpoint, "anon": True}, "no right to do this"),
+        ({"endpoint_url": server.endpoint, "anon": True}, "do not allow this"),
     ]
     for options, remedy in cases:
-        storage = RemoteStorage(server.url("x"), options, patience=QUICK)
+        storage = RemoteStorage(server.url("x"), options, retry_policy=QUICK)
         for act in (
             lambda storage=storage: storage.read("blob"),
             lambda storage=storage: storage.size("blob"),
-            storage.names,
+            storage.listing,
         ):
             with pytest.raises(AccessDeniedError, match=remedy):
                 act()
@@ -309,7 +309,7 @@ def test_secrets_are_never_told(server: Server, proxy: Proxy, prefix: str, caplo
 def test_secrets_of_a_url_are_never_told(caplog: pytest.LogCaptureFixture) -> None:
     """Neither the user's part nor the query of a URL is shown, nor in what went wrong there."""
     caplog.set_level(logging.DEBUG, logger="shardflow")
-    storage = RemoteStorage("http://user:canary-one@127.0.0.1:1/data?sig=canary-two", patience=QUICK)
+    storage = RemoteStorage("http://user:canary-one@127.0.0.1:1/data?sig=canary-two", retry_policy=QUICK)
     with pytest.raises(StoreError) as caught:
         storage.read("blob")
     told = "\n".join([*texts(caught.value), str(storage), repr(storage), caplog.text, repr(pickle.dumps(storage))])
@@ -370,3 +370,15 @@ def test_a_prefix_that_no_url_can_name_is_refused(server: Server) -> None:
     """A '#' would begin something else in a URL, by which a view names its tars."""
     with pytest.raises(ConfigError, match="cannot have a '#' in it"):
         shardflow.open(server.url("a#b"), storage_options=server.options())
+
+
+def test_open_uploads_of_named_blobs_are_aborted(server: Server, prefix: str) -> None:
+    """The uploads that a killed writer left open are aborted for the named blobs, and for no other; blobs stay."""
+    storage, client = server.storage(prefix), server.client()
+    storage.put("train/0.tar", b"there")
+    for name in ("train/0.tar", "train/0.tar", "train/1.tar"):
+        client.call_s3("create_multipart_upload", Bucket=server.bucket, Key=f"{prefix}/{name}")
+    assert len(server.open_uploads(prefix)) == 3
+    storage.abort_uploads({"train/0.tar", "train/2.tar"})
+    assert [key for key, _ in server.open_uploads(prefix)] == [f"{prefix}/train/1.tar"]
+    assert storage.read("train/0.tar") == b"there"

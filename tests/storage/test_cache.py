@@ -20,9 +20,11 @@ from typing import IO
 
 import pytest
 
+from shardflow._validation import size_in_bytes
 from shardflow.errors import AccessDeniedError, ConfigError, IntegrityError, NotFoundError, StoreError
 from shardflow.storage import cache as cache_module
-from shardflow.storage.cache import Cache, Fetched, Fill, as_cache, default_directory, size_in_bytes
+from shardflow.storage import cache_eviction
+from shardflow.storage.cache import Cache, Download, FetchResult, as_cache, default_directory
 
 SIZE = 1000
 
@@ -57,7 +59,7 @@ def content(number: int) -> bytes:
     return bytes([number % 256, number // 256]) * (SIZE // 2)
 
 
-def filler(data: bytes, log: list[bytes] | None = None) -> Fill:
+def filler(data: bytes, log: list[bytes] | None = None) -> Download:
     """A transfer of that content, which notes that it took place."""
 
     def fill(target: Path) -> None:
@@ -233,7 +235,7 @@ def test_least_recently_used_is_evicted(cache: Cache) -> None:
     for number in range(3):
         get(cache, content(number))
     get(cache, content(0))
-    assert cache.fetch(sha(content(1)), SIZE, never) is Fetched.HERE
+    assert cache.fetch(sha(content(1)), SIZE, never) is FetchResult.CACHED
     get(cache, content(3))
     assert set(files(cache)) == {sha(content(number)) for number in (0, 1, 3)}
     assert [blob.path.name for blob in cache.blobs()] == [sha(content(number)) for number in (0, 1, 3)]
@@ -328,7 +330,7 @@ def test_stopped_downloader_is_waited_for_only_so_long(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A downloader that is alive but gets nowhere holds nobody up for ever: others take a copy of their own."""
-    monkeypatch.setattr(cache_module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(cache_module, "STALL_TIMEOUT_S", 0.5)
     with fetchers(1, cache, tmp_path / "log", 600) as (first,):
         assert line(first.stdout) == "fetching"
         first.send_signal(signal.SIGSTOP)
@@ -340,7 +342,7 @@ def test_stopped_downloader_is_waited_for_only_so_long(
 
 def test_progress_is_worth_waiting_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the file of another grows, a reader waits for it, longer than it would for one that does not."""
-    monkeypatch.setattr(cache_module, "PATIENCE_S", 1.5)
+    monkeypatch.setattr(cache_module, "STALL_TIMEOUT_S", 1.5)
     log: list[bytes] = []
     started = threading.Event()
 
@@ -375,7 +377,7 @@ def test_forked_child_keeps_no_lock(cache: Cache) -> None:
     with pytest.raises(NotFoundError, match="gone"):
         cache.open(sha(X), SIZE, fork_and_fail)
     try:
-        assert cache.fetch(sha(X), SIZE, filler(X)) is Fetched.HERE
+        assert cache.fetch(sha(X), SIZE, filler(X)) is FetchResult.CACHED
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -407,16 +409,16 @@ def test_fetch_does_not_wait(cache: Cache) -> None:
         found.append(cache.fetch(sha(X), SIZE, never))
         target.write_bytes(X)
 
-    assert cache.fetch(sha(X), SIZE, fill) is Fetched.HERE
-    assert cache.fetch(sha(X), SIZE, never) is Fetched.HERE
-    assert found == [Fetched.BUSY]
+    assert cache.fetch(sha(X), SIZE, fill) is FetchResult.CACHED
+    assert cache.fetch(sha(X), SIZE, never) is FetchResult.CACHED
+    assert found == [FetchResult.BUSY]
 
 
 def test_larger_than_the_cache(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
     """What is larger than the whole cache is read from a file of its reader alone; others stay, and it is said once."""
     get(cache, X)
     data = b"z" * (3 * SIZE + 1)
-    assert cache.fetch(sha(data), len(data), never) is Fetched.FULL
+    assert cache.fetch(sha(data), len(data), never) is FetchResult.FULL
     for _ in range(2):
         assert get(cache, data) == data
     assert files(cache) == {sha(X): SIZE}
@@ -436,7 +438,7 @@ def test_full_disk(cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: 
             full_disk(target)
         target.write_bytes(X)
 
-    assert cache.fetch(sha(X), SIZE, fill) is Fetched.FULL
+    assert cache.fetch(sha(X), SIZE, fill) is FetchResult.FULL
     for _ in range(2):
         with cache.open(sha(X), SIZE, fill) as file:
             assert file.read() == X
@@ -459,8 +461,8 @@ def full_disk(target: Path) -> None:
 def test_least_free_space_is_left(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """When little of the disk is free the cache gives back what it has and takes nothing, and reading goes on."""
     get(cache, X)
-    monkeypatch.setattr(cache_module, "_LEAST_FREE_SHARE", 1.0)
-    monkeypatch.setattr(cache_module, "_LEAST_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(cache_eviction, "_LEAST_FREE_SHARE", 1.0)
+    monkeypatch.setattr(cache_eviction, "_LEAST_FREE_BYTES", 1 << 60)
     assert get(cache, content(1)) == content(1)
     assert files(cache) == {}
 
@@ -527,7 +529,7 @@ def test_cache_deleted_again_and_again(cache: Cache) -> None:
 
     with cache.open(sha(X), SIZE, fill) as file:
         assert file.read() == X
-    assert cache.fetch(sha(X), SIZE, fill) is Fetched.BUSY
+    assert cache.fetch(sha(X), SIZE, fill) is FetchResult.BUSY
 
 
 def test_wrong_size_is_fetched_again(cache: Cache) -> None:
@@ -582,7 +584,7 @@ def test_promised_room_is_kept_for_those_who_fetch(cache: Cache) -> None:
 
 def test_what_has_been_written_needs_no_more_room(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a disk that is nearly full, what is on its way needs only the bytes that are still missing."""
-    monkeypatch.setattr(cache_module, "spare_bytes", lambda _: SIZE)
+    monkeypatch.setattr(cache_eviction, "spare_bytes", lambda _: SIZE)
 
     def fill(target: Path) -> None:
         target.write_bytes(X)

@@ -75,7 +75,7 @@ def open_to_all(_: BaseException) -> bool:
         (FileExistsError("x"), DatasetExistsError, "nothing is ever overwritten"),
         (PermissionError("x"), AccessDeniedError, "have it granted"),
         (NotImplementedError("x"), StoreError, "choose another place"),
-        (RuntimeError("x"), StoreError, "the cause says how"),
+        (RuntimeError("x"), StoreError, "see the cause"),
     ],
 )
 def test_what_is_final(error: Exception, kind: type[ShardflowError], remedy: str) -> None:
@@ -85,7 +85,7 @@ def test_what_is_final(error: Exception, kind: type[ShardflowError], remedy: str
     assert str(failure.error).startswith(f"{URL}: ")
     assert remedy in str(failure.error)
     assert failure.error.__cause__ is (error.__cause__ or error)
-    assert not failure.again
+    assert not failure.retry
 
 
 @pytest.mark.parametrize(
@@ -116,23 +116,23 @@ def test_what_another_attempt_may_not_meet(error: Exception, kind: type[Shardflo
     """Failures of the way, and of a store that is busy or broken, are worth another attempt."""
     failure = classify(error, URL, open_to_all)
     assert type(failure.error) is kind
-    assert failure.again
+    assert failure.retry
 
 
 def test_the_stores_own_code_says_more_than_the_status() -> None:
     """A 403 that speaks of the clock is about the clock, and a 400 that speaks of damage may be tried again."""
     assert "clock" in str(classify(answer(403, "RequestTimeTooSkewed"), URL, open_to_all).error)
-    assert classify(answer(400, "XAmzContentSHA256Mismatch"), URL, open_to_all).again
-    assert not classify(answer(400, "XAmzOther"), URL, open_to_all).again
+    assert classify(answer(400, "XAmzContentSHA256Mismatch"), URL, open_to_all).retry
+    assert not classify(answer(400, "XAmzOther"), URL, open_to_all).retry
 
 
 def test_errors_of_our_own_stay_what_they_are() -> None:
     """An error of the project's tree is the same object, with the place put before it once."""
-    for error, again in ((TransientError("short"), True), (DeadlineError("slow"), True), (IntegrityError("no"), False)):
+    for error, retry in ((TransientError("short"), True), (DeadlineError("slow"), True), (IntegrityError("no"), False)):
         for _ in range(2):
             failure = classify(error, URL, open_to_all)
             assert failure.error is error
-            assert failure.again is again
+            assert failure.retry is retry
         assert str(error).count(URL) == 1
 
 

@@ -12,7 +12,7 @@ from shardflow.errors import AccessDeniedError, DeadlineError, TransientError
 from shardflow.storage.retry import Failure, RetryPolicy, retry, with_timeout
 
 PATIENCE = RetryPolicy(attempts=6, give_up_s=100.0, pace_bytes=1000, backoff_s=1.0, longest_backoff_s=5.0)
-AGAIN = Failure(error=TransientError("s3://b/x: the store failed"), again=True)
+AGAIN = Failure(error=TransientError("s3://b/x: the store failed"), retry=True)
 
 
 class Hours:
@@ -83,7 +83,7 @@ class Store:
 
 def after(seconds: float) -> Failure:
     """A failure with a time before which the store does not want to be asked."""
-    return Failure(error=TransientError("s3://b/x: the store is busy"), again=True, after_s=seconds)
+    return Failure(error=TransientError("s3://b/x: the store is busy"), retry=True, after_s=seconds)
 
 
 def test_pauses_double_up_to_a_limit() -> None:
@@ -120,7 +120,7 @@ def test_attempts_are_limited() -> None:
     cause = ConnectionError("broken")
     error = TransientError("s3://b/x: the connection failed")
     error.__cause__ = cause
-    storage = Store(*[Failure(error=error, again=True)] * 10)
+    storage = Store(*[Failure(error=error, retry=True)] * 10)
     with pytest.raises(TransientError, match=r"^s3://b/x: the connection failed; tried 6 times in \d+ s: ") as caught:
         storage.retry()
     assert len(storage.began) == PATIENCE.attempts
