@@ -158,13 +158,13 @@ def test_a_directory_is_no_blob(storage: LocalStorage) -> None:
 
 
 def test_no_right_to_read_is_access_denied(unprivileged: Path) -> None:
-    """A blob that may not be read is an AccessDeniedError that names the path and the remedy."""
+    """A blob without read permission is an AccessDeniedError with path and remedy."""
     with pytest.raises(AccessDeniedError, match=r"/secret: permission denied; check the owner and mode"):
         LocalStorage(unprivileged).read("secret")
 
 
 def test_no_right_to_write_is_access_denied(unprivileged: Path) -> None:
-    """Whatever writes into a root that may not be written is an AccessDeniedError, and the root stays as it was."""
+    """Every write into a root without write permission is an AccessDeniedError, and the root is unchanged."""
     storage = LocalStorage(unprivileged)
     for name in ("a", "b/c", "secret"):
         for put in (storage.put, storage.put_new):
@@ -178,7 +178,7 @@ def test_no_right_to_write_is_access_denied(unprivileged: Path) -> None:
 
 
 def test_full_disk_is_a_store_error(storage: LocalStorage) -> None:
-    """No space left, as the kernel reports it, is a StoreError that says to free some, and leaves nothing."""
+    """A full disk is a StoreError with the remedy, and no file is left."""
 
     def fill() -> None:
         with storage.writing("a") as temporary:

@@ -13,7 +13,7 @@ SECRETS = {
 }
 
 
-def test_what_is_shown_is_scheme_place_and_path() -> None:
+def test_scheme_host_and_path_are_shown() -> None:
     """A URL is shown without user, password, query, fragment and last slash."""
     for url, shown in {
         "s3://bucket/a/b/": "s3://bucket/a/b",
@@ -32,8 +32,8 @@ def test_a_buckets_url_holds_no_secrets(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["bucket/x", "://x", "1s3://x", "http://user:canary@[x?canary", "user:canary@host/x"])
-def test_what_is_no_url_is_refused(url: str) -> None:
-    """The message shows what was given up to a query, without what may be a password."""
+def test_invalid_urls_are_refused(url: str) -> None:
+    """The message shows the text up to a query, without a possible password."""
     with pytest.raises(ConfigError, match="this is not a URL; expected one such as s3://") as caught:
         RemoteUrl(url, {})
     assert "canary" not in str(caught.value)

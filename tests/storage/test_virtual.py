@@ -30,7 +30,7 @@ def test_places_in_a_bucket(url: str, expected: str) -> None:
 
 @pytest.mark.parametrize("url", ["../../..", "../../../other", "s3://other/x", "s3://bucket/x", "https://host/x"])
 def test_places_out_of_a_bucket(url: str) -> None:
-    """What is behind a URL leads nowhere else: not above its bucket's root, and not by any absolute URL."""
+    """A dataset behind a URL leads nowhere else: not above the root of its bucket, and to no absolute URL."""
     with pytest.raises(ConfigError, match="may only lead to its own bucket or host"):
         root_url(BUCKET, Root(url=url))
 
@@ -44,7 +44,7 @@ def test_places_from_a_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["../a/b", "..", ".", "deep/er"])
 def test_names_lead_back_to_the_place(tmp_path: Path, url: str) -> None:
-    """The name that a view is given for a place leads there, on disks and in buckets."""
+    """The relative root of a place leads back to it, on disks and in buckets."""
     local, remote = LocalStorage(tmp_path / "x/view"), open_storage(BUCKET)
     there = LocalStorage(root_url(str(local), Root(url=url)))
     assert relative_root(local, there) == url
@@ -62,7 +62,7 @@ def test_names_that_no_reader_would_follow(tmp_path: Path) -> None:
 
 
 def test_options_go_to_one_place_alone(tmp_path: Path) -> None:
-    """Options, which may be credentials, are not given to several places that a manifest names."""
+    """Options, which may be credentials, are not sent to several hosts that a manifest names."""
     bases = {"0": Root(url="s3://bucket/a"), "1": Root(url="https://host/b")}
     with pytest.raises(ConfigError, match="its tars are in 2 places"):
         virtual_storage(LocalStorage(tmp_path), bases, {"key": "k"})
