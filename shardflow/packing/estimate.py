@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,8 @@ def estimate(
             storage_options=storage_options,
         )
         ledger = Ledger(storage)
-        destination = _destination(ledger)
+        listing = storage.listing()
+        destination = _destination(listing)
         chosen = [jobs[job].items[slot] for job, slot in _evenly([len(job.items) for job in jobs], SAMPLE)]
         sizes, quarantined = _try(jobs[0], chosen, make_executor)
         mean, spread = float(np.mean(sizes)), float(np.std(sizes))
@@ -105,7 +106,9 @@ def estimate(
             classes={split: _classes(items, names) for split, items in source.splits.items()} if names else {},
             ignored=source.ignored,
             shards=len(jobs),
-            finished=sum(ledger.finished(job) is not None for job in jobs) if destination == "unfinished" else 0,
+            finished=sum(ledger.finished(job, listing) is not None for job in jobs)
+            if destination == "unfinished"
+            else 0,
             sampled=len(sizes),
             quarantined=quarantined,
             bytes=round(mean * source.inputs) + len(jobs) * len(ustar.END),
@@ -113,8 +116,7 @@ def estimate(
         )
 
 
-def _destination(ledger: Ledger) -> str:
-    names = ledger.storage.names()
+def _destination(names: Collection[str]) -> str:
     if manifest.FILE_NAME in names:
         return "dataset"
     if manifest.QUARANTINE_NAME in names:

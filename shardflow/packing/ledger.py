@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.formats.manifest import QUARANTINE_NAME as QUARANTINE
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.receipt import Quarantined, Receipt, from_bytes
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.staging import remove_abandoned
-from shardflow.storage.storage import TEMPORARY, Storage
-from shardflow.storage.write_lock import FILE_NAME as CLAIM
+from shardflow.storage.storage import TEMPORARY, ListedBlob, Storage, Writer
+from shardflow.storage.write_lock import FILE_NAME as LOCK
 from shardflow.storage.write_lock import acquire, clean_up
 
 from .jobs import Job, content_of
@@ -46,45 +45,46 @@ class Ledger:
             remove_abandoned()
             raise DatasetExistsError(f"{self.storage} already holds a dataset; choose another destination or remove it")
 
-    def begin(self, jobs: Sequence[Job]) -> None:
+    def begin(self, jobs: Sequence[Job], writer: Writer) -> None:
         """Mark the destination as being packed into, if it may be.
 
         Raises:
             DatasetExistsError: It holds a dataset.
-            ConfigError: It holds files that no pack wrote, or, where no lock can be held, the beginnings of another.
+            ConfigError: It holds files that no pack wrote, or unfinished work of other content.
         """
         self.refuse_dataset()
-        names = self.storage.names()
-        if QUARANTINE not in names and (CLAIM not in names or isinstance(self.storage, LocalStorage)):
+        names = self.storage.listing()
+        if QUARANTINE not in names and LOCK not in names:
             foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
             if foreign:
                 message = f"{self.storage} is not empty: it holds {foreign[0]!r}, which no pack wrote"
                 raise ConfigError(f"{message}; choose an empty or a new directory")
-        if not isinstance(self.storage, LocalStorage):  # which is locked
-            acquire(self.storage, content_of(jobs))
+        acquire(self.storage, content_of(jobs), writer)
         if self.storage.size(QUARANTINE) is None:
             self.write_quarantine(())
 
-    def finished(self, job: Job) -> Receipt | None:
-        """Return the receipt of a job that need not be done again, None when it must be.
+    def finished(self, job: Job, listing: Mapping[str, ListedBlob]) -> Receipt | None:
+        """Return the receipt of a job that a listing shows as finished, None if it must be done again.
 
         A job is done again when its inputs or its recipe are others, when an input was touched after the receipt was
         written, when a file of the shard is missing or cut, and when an input could not be read, which may be mended.
         """
         name = f"{job.name}.json"
+        written_ns = listing[name].modified_ns if name in listing else None
+        if written_ns is None:
+            return None
         try:
             receipt = from_bytes(self.storage.read(name))
-            written_ns = self.storage.modified_ns(name)
         except (NotFoundError, FormatError):
             return None
         same = receipt.items_sha256 == job.items_sha256 and receipt.recipe_sha256 == job.recipe.digest
-        if not same or written_ns is None or any(item.changed_ns > written_ns for item in job.items):
+        if not same or any(item.changed_ns > written_ns for item in job.items):
             return None
         if any(bad.stage == "read" for bad in receipt.quarantined):
             return None
         if receipt.shard is not None:
-            sizes = (self.storage.size(receipt.shard.name), self.storage.size(receipt.shard.index_name))
-            if sizes != (receipt.shard.bytes, receipt.index_bytes):
+            sizes = {receipt.shard.name: receipt.shard.bytes, receipt.shard.index_name: receipt.index_bytes}
+            if any(name not in listing or listing[name].size != size for name, size in sizes.items()):
                 return None
         return receipt
 
@@ -105,12 +105,12 @@ class Ledger:
     def remove_strangers(self, names: Iterable[str]) -> None:
         """Remove shards of an earlier attempt that had others than the jobs of these names."""
         planned = set(names)
-        for name in self.storage.names():
+        for name in self.storage.listing():
             if _SHARD.fullmatch(name) and name.rpartition(".")[0] not in planned:
                 self.storage.remove(name)
 
     def remove_temporaries(self) -> None:
         """Remove what a process that ended left half done."""
-        for name in self.storage.names():
+        for name in self.storage.listing():
             if _HALF_DONE.fullmatch(name):
                 self.storage.remove(name)

@@ -23,7 +23,8 @@ def run_jobs(
         StoreError: The destination failed.
         PackIncompleteError: Workers kept dying.
     """
-    missing = [job for job in jobs if ledger.finished(job) is None]
+    listing = ledger.storage.listing()
+    missing = [job for job in jobs if ledger.finished(job, listing) is None]
     inputs = sum(len(job.items) for job in jobs)
     resumed = inputs - sum(len(job.items) for job in missing)
     so_far = Progress(inputs=inputs, resumed=resumed, done=resumed)
