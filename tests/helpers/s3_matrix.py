@@ -99,9 +99,7 @@ def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Ou
     for place, share in PLACES.items():
         if _REQUESTS[operation] == 1 and place in ("middle", "last"):
             continue
-        name = (
-            f"blob-{place}"  # new: requests of the last case that are in flight must not meet this fault
-        )
+        name = f"blob-{place}"  # new: requests of the last case that are in flight must not meet this fault
         direct.put(name, content if operation in READING else OLD)
         (folder / "source").write_bytes(content)
         target = folder / "target"
