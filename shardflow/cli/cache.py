@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
     if (limit is not None) + everything + damaged != 1:
         raise click.UsageError("give one of --limit, --all and --damaged")
     found = _existing(cache_dir)
-    removed: Sequence[CachedFile] = found.prune_damaged() if damaged else found.prune(limit or 0)
+    removed: list[CachedFile] = found.prune_damaged() if damaged else found.prune(limit or 0)
     click.echo(f"removed {plural(len(removed), 'file')}, {megabytes(sum(blob.bytes for blob in removed))}")
 
 

@@ -93,8 +93,7 @@ def estimate(
             storage_options=storage_options,
         )
         ledger = Ledger(storage)
-        listing = storage.listing()
-        destination = _destination(listing)
+        destination = _destination(ledger.listing)
         chosen = [jobs[job].items[slot] for job, slot in _evenly([len(job.items) for job in jobs], SAMPLE)]
         sizes, quarantined = _try(jobs[0], chosen, make_executor)
         mean, spread = float(np.mean(sizes)), float(np.std(sizes))
@@ -106,9 +105,7 @@ def estimate(
             classes={split: _classes(items, names) for split, items in source.splits.items()} if names else {},
             ignored=source.ignored,
             shards=len(jobs),
-            finished=sum(ledger.finished(job, listing) is not None for job in jobs)
-            if destination == "unfinished"
-            else 0,
+            finished=sum(ledger.finished(job) is not None for job in jobs) if destination == "unfinished" else 0,
             sampled=len(sizes),
             quarantined=quarantined,
             bytes=round(mean * source.inputs) + len(jobs) * len(ustar.END),

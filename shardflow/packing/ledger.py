@@ -6,6 +6,7 @@ Without it a directory must be empty; with it, only files that have a pack's nam
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,11 @@ class Ledger:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
+    @functools.cached_property
+    def listing(self) -> Mapping[str, ListedBlob]:
+        """All blobs of the destination, as they were at the first use."""
+        return self.storage.listing()
+
     def refuse_dataset(self) -> None:
         """Refuse a destination that holds a dataset.
 
@@ -53,9 +59,8 @@ class Ledger:
             ConfigError: It holds files that no pack wrote, or unfinished work of other content.
         """
         self.refuse_dataset()
-        names = self.storage.listing()
-        if QUARANTINE not in names and LOCK not in names:
-            foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
+        if QUARANTINE not in self.listing and LOCK not in self.listing:
+            foreign = [name for name in self.listing if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
             if foreign:
                 message = f"{self.storage} is not empty: it holds {foreign[0]!r}, which no pack wrote"
                 raise ConfigError(f"{message}; choose an empty or a new directory")
@@ -63,14 +68,14 @@ class Ledger:
         if self.storage.size(QUARANTINE) is None:
             self.write_quarantine(())
 
-    def finished(self, job: Job, listing: Mapping[str, ListedBlob]) -> Receipt | None:
-        """Return the receipt of a job that a listing shows as finished, None if it must be done again.
+    def finished(self, job: Job) -> Receipt | None:
+        """Return the receipt of a job that need not be done again, None when it must be.
 
         A job is done again when its inputs or its recipe are others, when an input was touched after the receipt was
         written, when a file of the shard is missing or cut, and when an input could not be read, which may be mended.
         """
         name = f"{job.name}.json"
-        written_ns = listing[name].modified_ns if name in listing else None
+        written_ns = self.listing[name].modified_ns if name in self.listing else None
         if written_ns is None:
             return None
         try:
@@ -84,7 +89,7 @@ class Ledger:
             return None
         if receipt.shard is not None:
             sizes = {receipt.shard.name: receipt.shard.bytes, receipt.shard.index_name: receipt.index_bytes}
-            if any(name not in listing or listing[name].size != size for name, size in sizes.items()):
+            if any(name not in self.listing or self.listing[name].size != size for name, size in sizes.items()):
                 return None
         return receipt
 

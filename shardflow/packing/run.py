@@ -23,8 +23,7 @@ def run_jobs(
         StoreError: The destination failed.
         PackIncompleteError: Workers kept dying.
     """
-    listing = ledger.storage.listing()
-    missing = [job for job in jobs if ledger.finished(job, listing) is None]
+    missing = [job for job in jobs if ledger.finished(job) is None]
     inputs = sum(len(job.items) for job in jobs)
     resumed = inputs - sum(len(job.items) for job in missing)
     so_far = Progress(inputs=inputs, resumed=resumed, done=resumed)

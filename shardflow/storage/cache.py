@@ -75,7 +75,7 @@ class Cache:
         self.limit_bytes = size_in_bytes(limit)
         self.pixel_limit_bytes = None if pixels is None else size_in_bytes(pixels)
         self._files = CacheDirectory(self.directory)
-        self._evictor = Evictor(self._files, self.limit_bytes)
+        self._evictor = Evictor(self._files)
         self.decoded_directory = self._files.decoded
         self._warned = False
         with contextlib.suppress(StoreError):  # raised later, and only if a file is fetched
@@ -177,7 +177,7 @@ class Cache:
                     return FetchResult.BUSY
                 if (file := self._open_cached(sha256, size)) is not None:
                     return file
-                if not self._evictor.make_room(size or 0):
+                if not self._evictor.make_room(size or 0, self.limit_bytes):
                     return FetchResult.FULL
                 return self._download(sha256, download, size, keep=True)
         except OSError as error:
@@ -225,7 +225,7 @@ class Cache:
         """Reserve room for a file whose size was unknown before its download; return whether there is any."""
         try:
             os.truncate(self._files.locks / name, size)
-            return self._evictor.make_room(size)
+            return self._evictor.make_room(size, self.limit_bytes)
         except FileNotFoundError:  # the cache was deleted at this moment
             return False
 

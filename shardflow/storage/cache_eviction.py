@@ -23,8 +23,8 @@ _POLL_S = 0.001  # about as long as the files take to count
 class Evictor:
     """Counts the files of a cache, and evicts the least recently used. For any number of threads and processes."""
 
-    def __init__(self, directory: CacheDirectory, limit_bytes: int) -> None:
-        self._directory, self.limit_bytes = directory, limit_bytes
+    def __init__(self, directory: CacheDirectory) -> None:
+        self._directory = directory
         self._sizes: dict[str, int] = {}
 
     def blobs(self) -> list[CachedFile]:
@@ -35,22 +35,27 @@ class Evictor:
         """Return the files of decoded images, the least recently used first, with the disk space of each."""
         return list_files(self._directory.decoded, lambda status: 512 * status.st_blocks)  # they are sparse
 
-    def make_room(self, size: int) -> bool:
-        """Evict until `size` more bytes, which are reserved already, fit; return whether they do."""
-        if size > self.limit_bytes:
+    def make_room(self, size: int, limit_bytes: int) -> bool:
+        """Evict until `size` more bytes, which are reserved already, fit into the limit; return whether they do."""
+        if size > limit_bytes:
             return False
+
+        def fits(held: int) -> bool:
+            is_within = held + reserved <= limit_bytes
+            return is_within and spare_bytes(self._directory.path) >= max(0, reserved - written)
+
         with self._exclusively():
             reserved, written = self._remove_leftovers()
-            if self._fits(self._held_bytes(), reserved, written):
+            if fits(self._held_bytes()):
                 return True
             blobs = self.blobs()
             held = sum(blob.bytes for blob in blobs)
             for blob in blobs:
-                if self._fits(held, reserved, written):
+                if fits(held):
                     return True
                 blob.path.unlink(missing_ok=True)
                 held -= blob.bytes
-            return self._fits(held, reserved, written)
+            return fits(held)
 
     def prune(self, limit_bytes: int) -> list[CachedFile]:
         """Evict blobs and decoded images until they are within a limit, remove leftovers; return the evicted files."""
@@ -77,10 +82,6 @@ class Evictor:
             if name not in self._sizes and (size := size_of(f"{self._directory.blobs}/{name}")):
                 self._sizes[name] = size
         return sum(self._sizes.get(name, 0) for name in names)
-
-    def _fits(self, held: int, reserved: int, written: int) -> bool:
-        is_within = held + reserved <= self.limit_bytes
-        return is_within and spare_bytes(self._directory.path) >= max(0, reserved - written)
 
     def _remove_leftovers(self) -> tuple[int, int]:
         """Remove the files of killed processes; return the bytes that live ones reserved, and have written so far."""

@@ -312,8 +312,7 @@ def test_unreadable_inputs_are_tried_again(tmp_path: Path) -> None:
     Serial().run(jobs, [].append)
     (tmp_path / "away").rename(src / "b")
     assert plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout) == jobs
-    listing = ledger.storage.listing()
-    assert [ledger.finished(job, listing) is not None for job in jobs] == [True, False]
+    assert [ledger.finished(job) is not None for job in jobs] == [True, False]
 
 
 ODD = [
