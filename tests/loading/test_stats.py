@@ -33,7 +33,7 @@ def stats(waiting: float = 0.0, copying: float = 0.0, transforms: float = 0.0, b
             stats(1, 2, 3),
             "transform-bound: 10% of the time waiting for data, 20% for the copy, 30% in device transforms",
         ),
-        (stats(batches=1), "nothing to say yet: 1 batches"),
+        (stats(batches=1), "no statistics yet: 1 batches"),
     ],
 )
 def test_one_line_says_where_the_time_goes(given: Stats, line: str) -> None:
