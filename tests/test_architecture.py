@@ -40,7 +40,7 @@ IMPURE_MODULES = {
 }
 
 LIBRARIES = {
-    "torch": ("loading/", "device/", "diagnostics/", "preview/augmented.py", "demo/"),
+    "torch": ("loading/", "device/", "diagnostics/", "preview/augmentation.py", "demo/"),
     "torchvision": ("loading/", "device/transforms/decode_jpeg.py", "demo/"),
     "webdataset": ("loading/", "demo/"),
     "fsspec": ("storage/",),

@@ -73,8 +73,8 @@ def test_every_reader_finds_the_keys(view: Path) -> None:
     seen = {key: label for _, labels, texts in loader for label, key in zip(labels.tolist(), texts, strict=True)}
     assert seen == {key: number for number, key in enumerate(KEYS)}
     assert {sample["__key__"] for sample in sf.samples(view, seed=0)} == {*KEYS}
-    peeked = list(SampleReader(sf.open(view), "train").samples(range(len(KEYS))))
-    assert [(sample.key, sample.image, sample.problem) for sample in peeked] == [
+    samples = list(SampleReader(sf.open(view), "train").samples(range(len(KEYS))))
+    assert [(sample.key, sample.image, sample.problem) for sample in samples] == [
         (key, jpeg(number), "") for number, key in enumerate(KEYS)
     ]
 
