@@ -253,7 +253,7 @@ def _map(files: ShardFiles, shard: Shard) -> mmap.mmap:
 
 def _rebuilt_rows(files: ShardFiles, shard: Shard, tar: memoryview) -> Rows:
     try:
-        data = shard_index.rebuilt(tar, shard.index_sha256)
+        data = shard_index.rebuild(tar, shard.index_sha256)
         index = shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except (FormatError, IntegrityError) as error:
         raise error.at(shard=files.url(shard)) from None

@@ -321,5 +321,5 @@ def test_shard_that_is_no_webdataset_is_found(tmp_path: Path) -> None:
     digest = hashlib.sha256(tar + ustar.END).hexdigest()
     commit(storage, [Shard(**{**values, "bytes": len(tar) + 1024, "sha256": digest})], classes=1)
     assert [finding.problem for finding in shardflow.verify(tmp_path)] == [
-        "the members of sample 'a' do not stand together"
+        "the members of sample 'a' are not neighbours"
     ]

@@ -155,7 +155,7 @@ def test_keys_end_at_the_first_dot_of_the_file_name() -> None:
 
 def test_samples_that_are_torn_apart_are_refused() -> None:
     """Members of one sample with another's between them are a TarError: they would become two samples."""
-    with pytest.raises(TarError, match="'a' do not stand together"):
+    with pytest.raises(TarError, match="'a' are not neighbours"):
         shard_index.build(tar([("a.cls", b"1"), ("b.cls", b"2"), ("a.jpg", b"3")]))
 
 
