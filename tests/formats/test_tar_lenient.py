@@ -88,7 +88,7 @@ more = st.dictionaries(st.sampled_from(["mtime", "comment", "SCHILY.xattr.user.x
     kind=st.sampled_from(sorted(FORMATS)),
     for_every_member=st.dictionaries(st.sampled_from(["comment", "mtime"]), texts, max_size=2),
 )
-def test_what_tarfile_reads_is_read(
+def test_members_are_those_that_tarfile_reads(
     entries: list[tuple[str, int, bytes, dict[str, str]]], kind: str, for_every_member: dict[str, str]
 ) -> None:
     """Whatever tarfile writes, in any format, with any extended headers: the same names, offsets and sizes come back,
@@ -110,7 +110,7 @@ def test_what_tarfile_reads_is_read(
 
 
 @pytest.mark.parametrize("tar_format", ["v7", "oldgnu", "gnu", "ustar", "posix"])
-def test_what_tar_writes_is_read(tmp_path: Path, tar_format: str) -> None:
+def test_tars_of_the_tar_command_are_read(tmp_path: Path, tar_format: str) -> None:
     """The `tar` command's files are read as tarfile reads them, in every format, as far as the format holds them."""
     for number, name in enumerate(NAMES):
         path = tmp_path / (name if len(name) < 250 else name[-250:])
@@ -130,7 +130,7 @@ def test_numbers_in_binary() -> None:
     assert members(data) == [Member("h", 512, 600, 0)]
 
 
-def test_what_is_no_file_is_passed_over() -> None:
+def test_other_members_than_files_are_skipped() -> None:
     """A link has no payload, whatever size it says; members of unknown types have one."""
     link = header(b"1", 700) + PLAIN + ustar.END
     assert members(link) == [Member("a.jpg", 1024, 3, 512)]
@@ -214,7 +214,7 @@ def test_every_truncation_is_found() -> None:
 
 
 @pytest.mark.parametrize("zeros", [0, 512, 3 << 20])
-def test_nothing_behind_the_end_is_lost(zeros: int) -> None:
+def test_bytes_after_the_end_are_refused(zeros: int) -> None:
     """Where a tar seems to end and more follows, of another tar or behind a hole, that is a TarError that says so."""
     found = []
     end = PLAIN + ustar.END + bytes(zeros)
@@ -250,7 +250,7 @@ def test_hostile_headers_are_a_tar_error(kind: bytes, text: bytes, flip: tuple[i
         pass
 
 
-def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
+def test_a_bomb_uses_no_memory(tmp_path: Path) -> None:
     """An extended header of a gigabyte, which the file has, is refused without being read."""
     path = tmp_path / "bomb.tar"
     with open(path, "wb") as file:
