@@ -143,7 +143,7 @@ def test_tars_joined_with_cat(tmp_path: Path) -> None:
     """If two tars were joined into one file, the second is reported."""
     path = write_tar(tmp_path / "a.tar", members_of(range(3)))
     path.write_bytes(path.read_bytes() + write_tar(tmp_path / "b.tar", members_of(range(3, 6))).read_bytes())
-    with pytest.raises(PackIncompleteError, match=r"2, allowed are 0: .*several tars were put one behind the other"):
+    with pytest.raises(PackIncompleteError, match=r"2, allowed are 0: .*several tars were joined"):
         sf.index(path, tmp_path / "virtual")
     report = sf.index(path, tmp_path / "virtual", max_bad=2)
     assert report.samples == {"train": 2}  # of the third it is not known whether it is whole
