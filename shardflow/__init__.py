@@ -6,6 +6,7 @@
     shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
     shardflow.DevicePrefetcher(...) batches of tensors -> batches on a device, augmented there
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
+    shardflow.Cache(directory)      where shards and decoded images are kept
     shardflow.open(url)             dataset -> splits and samples by number
     shardflow.verify(url)           dataset -> everything that is wrong with it
     shardflow.repair(url, source)   dataset -> the same dataset, undamaged
@@ -40,6 +41,7 @@ from .packing.extending import ExtendReport, extend
 # Bound here and not on first use: importing the modules of these names would otherwise put the modules in their place.
 from .packing.packing import Collection, Folder, PackReport, Shards, Table, pack
 from .packing.repairing import RepairReport, repair
+from .storage.cache import Cache
 
 if TYPE_CHECKING:
     from .device.prefetcher import DevicePrefetcher
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from .loading.loader import Loader
     from .loading.mix import Mix
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
+    from .loading.sampler import Shuffle
 
 __version__ = "0.1.0"
 
@@ -77,11 +80,13 @@ _LAZY = {
     "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
     "RandomResizedCrop": ("device.transforms.random_resized_crop", "RandomResizedCrop"),
     "RandomResizedCropDecoder": ("loading.decoders", "RandomResizedCropDecoder"),
+    "Shuffle": ("loading.sampler", "Shuffle"),
     "samples": ("loading.sample_stream", "Samples"),
     "tune": ("diagnostics.tuning", "tune"),
 }
 
 __all__ = [
+    "Cache",
     "CenterCropDecoder",
     "Collection",
     "ColorJitter",
@@ -109,6 +114,7 @@ __all__ = [
     "RandomResizedCropDecoder",
     "RepairReport",
     "Shards",
+    "Shuffle",
     "Split",
     "SplitDiff",
     "SyncReport",

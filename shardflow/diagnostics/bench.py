@@ -144,10 +144,10 @@ def bench(
             raise ConfigError(f"{name} must be above 0, found {value}")
     if "image" not in loader.fields:
         raise ConfigError("the loader hands out no images, so there is nothing to hold it against: add 'image'")
-    if loader.decoded_cache is not None:
+    if loader.pixel_cache is not None:
         raise ConfigError(
             "the limit that a loader is held against is decoding, which this one does once: bench a loader without "
-            "decoded_cache"
+            "Cache(pixels=...)"
         )
     tell = progress or (lambda: None)
     cores = usable_cores()

@@ -130,7 +130,7 @@ def _storage(split: Split) -> Iterator[Suspect]:
             yield Suspect(
                 "cache",
                 f"the cache may hold {split.cache.limit_bytes / 1e9:.1f} GB, the split has {size / 1e9:.1f} GB: every "
-                "epoch fetches it anew; raise cache_limit",
+                "epoch fetches it anew; raise the limit: Cache(limit=...)",
             )
         place = Path(split.cache.directory)
     else:
@@ -139,7 +139,7 @@ def _storage(split: Split) -> Iterator[Suspect]:
         yield Suspect(
             "rotating disk",
             f"{place} lies on a disk that says it rotates: fine once in memory ({size / 1e9:.1f} GB); else put it on "
-            "an SSD, or read in fewer streams with lanes=1",
+            "an SSD, or read in fewer streams with Shuffle(lanes=1)",
         )
 
 

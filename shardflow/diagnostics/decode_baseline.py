@@ -21,8 +21,8 @@ from shardflow.dataset.dataset import Split
 from shardflow.errors import DeadlineError
 from shardflow.loading.batch import Sample
 from shardflow.loading.decoders import Decoder
-from shardflow.loading.exit_with_parent import exit_with_parent
 from shardflow.loading.stages import image_part
+from shardflow.loading.workers import exit_with_parent
 
 from .time_window import Window
 

@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """What the stages hand on to each other; each fills in its part.
+    """A batch in a worker's pipeline; each stage fills in its part.
 
     Attributes:
         key: The batch's own 64-bit key.
@@ -51,10 +51,10 @@ class Batch:
         shards, records: int64 [B], where the samples lie.
         valid: bool [B], False for the repeats that fill a padded tail.
         empty: This rank has no sample in this step. The batch then carries one, so that shapes and dtypes are right,
-            and the last stage cuts it away.
-        samples: What was read.
-        images: What the decoder made of the image parts, and what the transforms made of that.
-        substituted: What was wrong with each sample that another one of the batch stands in for.
+            and the last stage removes it.
+        samples: The samples that were read.
+        images: The images from the decoder, then from the transform.
+        substituted: The problem of each sample that another one of the batch replaces.
     """
 
     key: int

@@ -55,7 +55,7 @@ def delayed(monkeypatch: pytest.MonkeyPatch) -> DelayedSide:
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader whose last batch is a short one."""
-    options = {"batch_size": 7, "num_workers": 0, "tail": "short", "window": 16, **options}
+    options = {"batch_size": 7, "num_workers": 0, "tail": "short", "shuffle": shardflow.Shuffle(window=16), **options}
     return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(12), **options)
 
 

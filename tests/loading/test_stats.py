@@ -22,7 +22,7 @@ def stats(waiting: float = 0.0, copying: float = 0.0, stages: float = 0.0, batch
         (stats(4, 1), "input-bound: 40% of the time waiting for data, 10% for the copy, 0% in stages, 50% computing; "),
         (stats(1, 2), "copy-bound: 10% of the time waiting for data, 20% for the copy"),
         (stats(1, 2, 3), "stage-bound: 10% of the time waiting for data, 20% for the copy, 30% in stages"),
-        (stats(batches=1), "nothing to say yet: 1 batches"),
+        (stats(batches=1), "no statistics yet: 1 batches"),
     ],
 )
 def test_one_line_says_where_the_time_goes(given: Stats, line: str) -> None:

@@ -23,7 +23,7 @@ def labels(url: str | Path, tmp_path: Path, server: Server) -> list[int]:
         tail="short",
         num_workers=2,
         fields=("label",),
-        cache_dir=tmp_path / "cache",
+        cache=tmp_path / "cache",
         storage_options=server.options(),
     )
     return sorted(label for (batch,) in loader for label in batch.tolist())

@@ -42,7 +42,7 @@ class Worker:
         split = open_dataset(url)["train"]
         self.steps = len(split) // BATCH
         self.images = self.steps * BATCH
-        order = EpochOrder(split, seed=0, window=8192, shuffle=True)
+        order = EpochOrder(split, seed=0)
         self._source = PlanSampler(order, Schedule(length=len(split), batch_size=BATCH), WorkerControl(1))
         self._decoder = RandomResizedCropDecoder(SIZE)
         self._warm = np.zeros((BATCH, 3, SIZE, SIZE), np.uint8)

@@ -15,5 +15,5 @@ from shardflow import Loader
 def open_loader(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
     """`variant` is "s3" or "local"."""
     url = place.url if variant == "s3" else place.local
-    loader = Loader(url, batch_size=BATCH, tail="short", num_workers=WORKERS, cache_dir=place.cache)
+    loader = Loader(url, batch_size=BATCH, tail="short", num_workers=WORKERS, cache=place.cache)
     return lambda: iter(loader)
