@@ -1,4 +1,4 @@
-"""`shardflow export`: what other tools need to read a dataset; `dali`, `energon`, `wids URL [DIR]`."""
+"""`shardflow export`: what other tools need to read a dataset; `dali`, `energon URL [DIR]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import click
 import shardflow
 from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.energon import write_energon
-from shardflow.interop.wids import write_wids
 
 from .shown import number_of, shard_bar
 
@@ -22,7 +21,6 @@ def export() -> None:
     Examples:
       shardflow export dali photos256/
       shardflow export energon photos256/
-      shardflow export wids photos256/
     """
 
 
@@ -65,18 +63,3 @@ def energon(url: str, directory: str | None) -> None:
             if shard is not None:  # after them comes the description of the whole
                 progress(shard)
     click.echo(f"wrote .nv-meta and {number_of(len(dataset.shards), 'index file')} below {directory or url}")
-
-
-@export.command(short_help="Lists of shards for wids, WebDataset's random access.")
-@click.argument("url", type=click.Path())
-@click.argument("directory", type=click.Path(file_okay=False), required=False)
-def wids(url: str, directory: str | None) -> None:
-    """Write SPLIT.wids.json for each split, which wids.ShardListDataset takes; into DIRECTORY, or beside the shards.
-
-    \b
-    Examples:
-      shardflow export wids photos256/
-      shardflow export wids s3://bucket/photos256 lists/
-    """
-    for path in write_wids(shardflow.open(url), directory):
-        click.echo(f"wrote {path}")

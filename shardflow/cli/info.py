@@ -76,10 +76,10 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
 def _at_hand(dataset: shardflow.Dataset) -> dict[str, Any]:
     """Return the bytes of the shards that need not come from disk or network: the one figure that applies, or None."""
     splits = dataset.values()
-    caches = {str(split.cache.directory) for split in splits if split.cache is not None}
+    caches = {str(split.reader.cache.directory) for split in splits if split.reader.cache is not None}
     if caches:
         return {"in_cache_bytes": sum(map(cached_bytes, splits)), "cache": caches.pop()}
-    paths = (Path(split.url(number)) for split in splits for number in range(len(split.shards)))
+    paths = (Path(split.reader.url(number)) for split in splits for number in range(len(split.shards)))
     return {"in_memory_bytes": in_memory_bytes(paths)}
 
 

@@ -43,7 +43,7 @@ def in_memory_bytes(paths: Iterable[Path]) -> int | None:
 
 def cached_bytes(split: Split) -> int:
     """Return how many bytes of a split's shards are in its cache now."""
-    return sum(shard.bytes for number, shard in enumerate(split.shards) if split.at_hand(number))
+    return sum(shard.bytes for number, shard in enumerate(split.shards) if split.reader.is_local(number))
 
 
 def _resident_bytes(libc: ctypes.CDLL, descriptor: int, size: int) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,28 +11,26 @@ import numpy.typing as npt
 
 from shardflow.errors import BucketNotFoundError, ConfigError, ManifestError, NotFoundError
 from shardflow.formats import manifest
-from shardflow.formats.shard_index import Index
-from shardflow.storage.cache import LIMIT, PATIENCE_S, Cache, Fetched
+from shardflow.storage.cache import Cache, as_cache
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.urls import is_remote
 from shardflow.storage.virtual import virtual_storage
 
-from .mapped_shard import MappedShard
-from .partial_shard import PartialSample, PartialShard
-from .shard_files import shard_files
-
-MAPPED_SHARDS = 256
-"""Shards a process keeps mapped; more than the plan needs at a time, and well below the usual limit of open files."""
-
-_LOOK_S = 0.01
+from .reader import ShardReader
 
 
 class Split:
-    """One split: its shards in the manifest's order, and its samples by number.
+    """One split: its samples by number, and its shards in the manifest's order.
 
-    Can be sent to another process and used after a fork; each process maps the shards it reads for itself.
+    Can be sent to another process and used after a fork; each process maps the shards that it reads.
+
+    Attributes:
+        name: Its name, "train".
+        shards: The entries of its shards in the manifest.
+        shard_samples: int64 [shards], the number of samples of each shard.
+        reader: Reads its shards.
     """
 
     def __init__(
@@ -43,10 +39,8 @@ class Split:
         self.name = name
         self.shards = shards
         self.shard_samples: npt.NDArray[np.int64] = np.array([shard.samples for shard in shards], dtype=np.int64)
+        self.reader = ShardReader(storage, shards, cache)
         self._ends: npt.NDArray[np.int64] = np.cumsum(self.shard_samples)
-        self._files = shard_files(storage, cache)
-        self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
-        self._arriving: dict[int, PartialShard] = {}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.shards) else 0
@@ -58,100 +52,12 @@ class Split:
             IndexError: There is no such sample.
             IntegrityError: Its bytes are damaged.
         """
-        shard, record = self.locate(number)
-        mapped = self.shard(shard)
-        parts = {part: bytes(payload) for part, payload in mapped.sample(record, check=True).items()}
-        return {"__key__": mapped.key(record), "__url__": mapped.url, **parts}
+        sample = self.reader.read(*self.locate(number))
+        parts = {part: bytes(payload) for part, payload in sample.parts.items()}
+        return {"__key__": sample.key, "__url__": sample.url, **parts}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[number] for number in range(len(self)))
-
-    def shard(self, number: int, *, announce: bool = False) -> MappedShard:
-        """Return a shard, mapped; the least recently used one is let go when too many are.
-
-        `announce` says that all of it will be read, which the kernel is told when the shard is mapped.
-        """
-        if number in self._mapped:
-            self._mapped.move_to_end(number)
-        else:
-            self._mapped[number] = MappedShard(self._files, self.shards[number])
-            if announce:
-                self._mapped[number].announce()
-            if len(self._mapped) > MAPPED_SHARDS:
-                self._mapped.popitem(last=False)
-        return self._mapped[number]
-
-    def arrived(self, number: int, record: int) -> PartialSample | None:
-        """Return a sample of a shard that somebody is fetching, as soon as its own bytes are there.
-
-        None when the shard is at hand, or nobody fetches it: `shard` has it, or has to fetch it, then.
-
-        Raises:
-            StoreError: The index is out of reach.
-        """
-        deadline, alone = time.monotonic() + PATIENCE_S, 0
-        while number not in self._mapped and not self.at_hand(number) and time.monotonic() < deadline:
-            file = self._files.arriving(self.shards[number])
-            if file is None:
-                alone += 1
-                if alone == 3:  # who looks ahead may be about to begin
-                    return None
-            else:
-                with file:
-                    if number not in self._arriving:
-                        self._arriving[number] = PartialShard(self._files, self.shards[number])
-                    if (sample := self._arriving[number].sample(file, record)) is not None:
-                        return sample
-            time.sleep(_LOOK_S)
-        self._arriving.pop(number, None)
-        return None
-
-    def soonest(self, number: int, record: int) -> MappedShard | PartialSample:
-        """Return what has a record soonest: its shard, or what has arrived of it; for who will read all of the shard.
-
-        Raises:
-            StoreError: It is missing or out of reach.
-            IntegrityError: It is not the one packed.
-        """
-        return self.arrived(number, record) or self.shard(number, announce=True)
-
-    def index(self, number: int) -> Index:
-        """Return the index of a shard.
-
-        Raises:
-            StoreError: It is missing or out of reach.
-            IntegrityError: It is not the one packed.
-        """
-        return self._files.index(self.shards[number])
-
-    def url(self, number: int) -> str:
-        """Return how messages name a shard."""
-        return self._files.url(self.shards[number])
-
-    def let_go(self, number: int) -> None:
-        """Unmap a shard that will not be needed soon; what is in use of it stays as long as it is used."""
-        self._mapped.pop(number, None)
-        self._arriving.pop(number, None)
-
-    @property
-    def cache(self) -> Cache | None:
-        """What the shards are fetched into; None when they are read where they lie."""
-        return self._files.cache
-
-    def fetch(self, number: int, *, patience_s: float = 0) -> Fetched:
-        """Have a shard in the cache. Any thread may do this.
-
-        Others who are at it are waited for until their file has not grown for `patience_s`.
-
-        Raises:
-            StoreError: It is missing or out of reach.
-            IntegrityError: It is not the one packed.
-        """
-        return self._files.fetch(self.shards[number], patience_s=patience_s)
-
-    def at_hand(self, number: int) -> bool:
-        """Return whether a shard can be mapped now without reaching for another machine."""
-        return self._files.has(self.shards[number])
 
     def locate(self, number: int) -> tuple[int, int]:
         """Return in which shard sample `number` lies, and which record it is there; numbers as for `[]`.
@@ -170,9 +76,6 @@ class Split:
         starts: npt.NDArray[np.int64] = self._ends[shards] - self.shard_samples[shards]
         return starts
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": OrderedDict(), "_arriving": {}}
-
 
 class Dataset(Mapping[str, Split]):
     """A whole dataset: a mapping of split names to splits.
@@ -188,8 +91,7 @@ class Dataset(Mapping[str, Split]):
         url: str | os.PathLike[str],
         *,
         storage_options: Mapping[str, Any] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_limit: int | str = LIMIT,
+        cache: Cache | str | os.PathLike[str] | None = None,
         version: str | None = None,
     ) -> None:
         storage = open_storage(url, storage_options if is_remote(url) else None)
@@ -211,8 +113,8 @@ class Dataset(Mapping[str, Split]):
         if version is not None and version != self.manifest.fingerprint:
             self.manifest = _kept(storage, version)
         self.storage = storage = virtual_storage(storage, self.manifest.bases, storage_options)
-        cache = None if isinstance(storage, LocalStorage) else Cache(cache_dir, cache_limit)
-        self._splits = {name: Split(storage, name, shards, cache) for name, shards in self.manifest.splits.items()}
+        used = None if isinstance(storage, LocalStorage) else as_cache(cache)
+        self._splits = {name: Split(storage, name, shards, used) for name, shards in self.manifest.splits.items()}
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -280,8 +182,7 @@ def open_dataset(
     url: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, Any] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    cache_limit: int | str = LIMIT,
+    cache: Cache | str | os.PathLike[str] | None = None,
     version: str | None = None,
 ) -> Dataset:
     """Open a dataset for reading; exported as `shardflow.open`.
@@ -294,9 +195,8 @@ def open_dataset(
         url: A directory, or any URL that fsspec serves: "s3://bucket/photos256".
         storage_options: What fsspec's file system takes (`endpoint_url`, `anon`, …); not for directories, unless the
             tars are behind a URL.
-        cache_dir: Where shards that are not on a local disk are kept; by default `shardflow` in the user's cache
-            directory. Directories are read where they lie.
-        cache_limit: The most bytes the cache may hold, as a number or as in "500GB".
+        cache: Where shards that are not on a local disk are kept: a `Cache`, or its directory; by default `shardflow`
+            in the user's cache directory. Shards on a local disk are read where they lie.
         version: Fingerprint of the version to open, where the dataset was extended since; by default the newest.
 
     Raises:
@@ -305,4 +205,4 @@ def open_dataset(
         StoreError: It is out of reach.
         ConfigError: An argument is wrong.
     """
-    return Dataset(url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version)
+    return Dataset(url, storage_options=storage_options, cache=cache, version=version)

@@ -135,7 +135,7 @@ class _Side:
         self.contents: list[int] = []
         self.sources: list[str] | None = [] if receipts else None
         for number, shard in enumerate(self.shards):
-            self.contents += contents(dataset[split].index(number)).tolist()
+            self.contents += contents(dataset[split].reader.index(number)).tolist()
             if self.sources is not None:
                 if (sources := _sources(dataset, shard)) is None:
                     self.sources = None

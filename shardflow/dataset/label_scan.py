@@ -6,7 +6,6 @@ from shardflow.errors import IntegrityError
 from shardflow.formats.labels import LABELS, numbers
 
 from .dataset import Split
-from .mapped_shard import MappedShard
 
 
 def labels_of(split: Split, number: int) -> list[tuple[int, ...]]:
@@ -16,8 +15,7 @@ def labels_of(split: Split, number: int) -> list[tuple[int, ...]]:
         StoreError: The tar is missing or out of reach.
         IntegrityError: A label is damaged, or is no number.
     """
-    shard = split.shard(number)
-    return [_labels(shard, record) for record in range(split.shards[number].samples)]
+    return [_labels(split, number, record) for record in range(split.shards[number].samples)]
 
 
 def keys_of(split: Split, number: int) -> list[str]:
@@ -27,16 +25,17 @@ def keys_of(split: Split, number: int) -> list[str]:
         StoreError: The tar is missing or out of reach.
         IntegrityError: A header is damaged.
     """
-    shard = split.shard(number)
-    return [shard.key(record) for record in range(split.shards[number].samples)]
+    return [split.reader.key(number, record) for record in range(split.shards[number].samples)]
 
 
-def _labels(shard: MappedShard, record: int) -> tuple[int, ...]:
+def _labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
     for part in LABELS:
-        if (payload := shard.part(record, part)) is not None:
+        if (payload := split.reader.part(shard, record, part)) is not None:
             try:
                 return numbers(part, bytes(payload))
             except ValueError as error:
                 message = f"its part {part!r} cannot be read as labels: {error}; run `shardflow verify`"
-                raise IntegrityError(message).at(shard=shard.url, key=shard.key(record)) from error
+                raise IntegrityError(message).at(
+                    shard=split.reader.url(shard), key=split.reader.key(shard, record)
+                ) from error
     return ()

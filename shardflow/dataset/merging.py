@@ -84,7 +84,7 @@ def _together(datasets: Sequence[Dataset], split: str) -> Iterator[SelectedRows]
             for number, tar in enumerate(tar_locations(dataset, split)):
                 found.setdefault(tar.sha256, []).append((tar, dataset[split], number))
     for places in found.values():
-        yield SelectedRows(split, places[0][0], _united([its.index(number) for _, its, number in places]))
+        yield SelectedRows(split, places[0][0], _united([its.reader.index(number) for _, its, number in places]))
 
 
 def _united(indexes: Sequence[Index]) -> Index:

@@ -29,7 +29,7 @@ def sample_hashes(dataset: Dataset, split: str, seed: int) -> keyed_rng.U64:
         IntegrityError: It is not the one packed.
     """
     key = keyed_rng.key(seed, "view")
-    drawn = [contents(dataset[split].index(number)) for number in range(len(dataset[split].shards))]
+    drawn = [contents(dataset[split].reader.index(number)) for number in range(len(dataset[split].shards))]
     return keyed_rng.fold_array(key, np.concatenate([np.empty(0, dtype=np.uint64), *drawn]))
 
 
@@ -49,7 +49,7 @@ def select_shards(dataset: Dataset, choice: Mapping[str, tuple[str, Records]]) -
             mine = records[begin : begin + shard.samples]
             begin += shard.samples
             if mine.any():
-                yield SelectedRows(name, tars[number], select_rows(split.index(number), mine))
+                yield SelectedRows(name, tars[number], select_rows(split.reader.index(number), mine))
 
 
 def contents(index: Index) -> keyed_rng.U64:

@@ -79,7 +79,7 @@ def _groups(dataset: Dataset, progress: Callable[[Shard], None] | None) -> npt.N
     groups: list[int] = []
     for number, shard in enumerate(train.shards):
         groups += [min(several, default=-1) for several in labels_of(train, number)]
-        train.let_go(number)
+        train.reader.unmap(number)
         if progress is not None:
             progress(shard)
     return np.array(groups, dtype=np.int64)

@@ -105,7 +105,7 @@ def _keep_classes(
         kept: list[bool] = []
         for number, shard in enumerate(split.shards):
             kept += [not wanted.isdisjoint(several) for several in labels_of(split, number)]
-            split.let_go(number)
+            split.reader.unmap(number)
             if progress is not None:
                 progress(shard)
         choice[name] &= np.array(kept, dtype=np.bool_)
@@ -126,7 +126,7 @@ def _keep_samples(
                 kept.append(bool(here))
                 twice |= here & found
                 found |= here
-            split.let_go(number)
+            split.reader.unmap(number)
             if progress is not None:
                 progress(shard)
         choice[name] &= np.array(kept, dtype=np.bool_)

@@ -27,7 +27,7 @@ from shardflow.storage.write_lock import FILE_NAME as CLAIM
 from shardflow.storage.write_lock import acquire, clean_up, close_uploads, release
 
 from .dataset import Dataset, open_dataset
-from .shard_files import packed_index
+from .shard_rows import read_index_bytes
 
 _AT_ONCE = 4
 
@@ -94,7 +94,7 @@ def sync(
             if fresh:
                 _copy_tar(source, target, spool, shard)
             if target.url(shard.index_name) not in sizes:
-                target.put(shard.index_name, packed_index(source, shard))
+                target.put(shard.index_name, read_index_bytes(source, shard))
             return fresh
 
         done: list[tuple[Shard, bool]] = []

@@ -26,7 +26,7 @@ from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.storage import Storage
 
-from .mapped_shard import member_key
+from .shard_rows import member_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from shardflow.formats.manifest import Shard
 from shardflow.storage.storage import Storage
 
 from .dataset import Dataset, open_dataset
-from .mapped_shard import member_key, rows_of
+from .shard_rows import ShardRows, member_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +181,15 @@ def _members_by_index(index: shard_index.Index, shard: Shard, tar: memoryview, k
 
 def _records(index: shard_index.Index, shard: Shard, tar: memoryview, classes: int | None) -> Iterator[Finding]:
     """Look at the records that the index has, and at nothing else in the tar."""
-    rows, keys = rows_of(index, shard.samples), [f"record {record}" for record in range(shard.samples)]
+    rows, keys = ShardRows.from_index(index, shard.samples), [f"record {record}" for record in range(shard.samples)]
     for record in range(shard.samples):
         try:
             keys[record] = rows.key(record, tar)
-            for row in () if record in rows.keys else rows.of(record):
+            for row in () if record in rows.keys else rows.of_record(record):
                 member_key(bytes(tar[row[2] - ustar.BLOCK : row[2]]), row)
         except IntegrityError as error:
             yield Finding(shard.name, str(error))
-        for _, name, offset, size, crc32, *_ in rows.of(record):
+        for _, name, offset, size, crc32, *_ in rows.of_record(record):
             if zlib.crc32(tar[offset : offset + size]) != crc32:
                 yield Finding(shard.name, f"part {name.decode()!r}: its CRC-32 differs", key=keys[record])
     if classes is not None:

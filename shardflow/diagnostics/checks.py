@@ -125,16 +125,16 @@ def _shards(split: Split) -> Iterator[Suspect]:
 
 def _storage(split: Split) -> Iterator[Suspect]:
     size = sum(shard.bytes for shard in split.shards)
-    if split.cache is not None:
-        if split.cache.limit_bytes < size:
+    if split.reader.cache is not None:
+        if split.reader.cache.limit_bytes < size:
             yield Suspect(
                 "cache",
-                f"the cache may hold {split.cache.limit_bytes / 1e9:.1f} GB, the split has {size / 1e9:.1f} GB: every "
-                "epoch fetches it anew; raise the limit: Cache(limit=...)",
+                f"the cache may hold {split.reader.cache.limit_bytes / 1e9:.1f} GB, the split has {size / 1e9:.1f} GB: "
+                "every epoch fetches it anew; raise its limit",
             )
-        place = Path(split.cache.directory)
+        place = Path(split.reader.cache.directory)
     else:
-        place = Path(split.url(0))
+        place = Path(split.reader.url(0))
     if rotates(place):
         yield Suspect(
             "rotating disk",

@@ -19,7 +19,6 @@ import torch
 
 from shardflow.dataset.dataset import Split
 from shardflow.errors import DeadlineError
-from shardflow.loading.batch import Sample
 from shardflow.loading.decoders import Decoder
 from shardflow.loading.stages import image_part
 from shardflow.loading.workers import exit_with_parent
@@ -34,20 +33,20 @@ _PATIENCE_S = 60.0
 
 
 def payloads(split: Split) -> list[bytes]:
-    """Return up to 512 encoded images, from up to eight of the shards that are at hand.
+    """Return up to 512 encoded images, from up to eight of the local shards.
 
     Raises:
         IntegrityError: One is damaged.
         DecodeError: A sample has no image.
     """
-    at_hand = [number for number in range(len(split.shards)) if split.at_hand(number)] or [0]
-    chosen = at_hand[:: -(-len(at_hand) // _SHARDS)]
+    local = [number for number in range(len(split.shards)) if split.reader.is_local(number)] or [0]
+    chosen = local[:: -(-len(local) // _SHARDS)]
     found = []
     for number in chosen:
-        shard, samples = split.shard(number), split.shards[number].samples
+        samples = split.shards[number].samples
         for record in range(0, samples, -(-samples * len(chosen) // _IMAGES)):
-            parts = shard.sample(record, check=True)
-            found.append(bytes(parts[image_part(Sample(parts, shard, record))]))
+            sample = split.reader.read(number, record)
+            found.append(bytes(sample.parts[image_part(sample)]))
     return found
 
 

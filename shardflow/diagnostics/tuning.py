@@ -234,7 +234,7 @@ def _limit(best: Trial, loader: Loader, cores: int) -> tuple[str, str]:
     others = (window.machine_cpu_s - window.cpu_s) / window.wall_s
     if others >= _OTHERS * cores:
         return "other processes", f"they keep {others:.1f} cores busy: end them, and tune again"
-    if not all(split.at_hand(number) for number in range(len(split.shards))):
+    if not all(split.reader.is_local(number) for number in range(len(split.shards))):
         return "network", (
             "shards were still being fetched: `shardflow cache warm URL` fetches all of them before they are needed, "
             "and later epochs need no network"

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from shardflow.dataset.dataset import Dataset
-from shardflow.dataset.shard_files import beside_shards
 from shardflow.errors import ConfigError
 from shardflow.formats import ustar
 from shardflow.formats.shard_index import IMAGE_PARTS, Index
+
+from . import beside_shards
 
 _META = ".nv-meta"
 
@@ -43,7 +44,7 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
     images: set[str] = set()
     for split in dataset.values():
         for number, shard in enumerate(split.shards):
-            index = split.index(number)
+            index = split.reader.index(number)
             images |= {part.decode() for part in np.unique(index["part"]).tolist()} & IMAGE_PARTS
             root.put(f"{shard.name}.idx", _places(index))
             yield root.path(f"{shard.name}.idx")

@@ -181,7 +181,7 @@ class Loader:
         if isinstance(cache, Cache) and cache.pixel_limit_bytes is not None:
             if "image" not in self.fields:
                 raise ConfigError(f"Cache(pixels=...) needs 'image' among the fields, found {self.fields}")
-            self.pixel_cache = PixelCache(cache, cache.pixel_limit_bytes, len(self.split), decoder)
+            self.pixel_cache = PixelCache(self.split, cache, decoder)
         self.substituted: set[str] = set()
         self._stats = StatsRecorder()
         pipeline = build_pipeline(
@@ -288,11 +288,11 @@ class Loader:
         for worker in range(self._control.workers):
             if (step := self._control.last_step(worker)) >= 0:
                 batch = self._sampler.batch(start, step)
-                split, shard, record = self.split, int(batch.shards[0]), int(batch.records[0])
+                reader, shard, record = self.split.reader, int(batch.shards[0]), int(batch.records[0])
                 # A missing shard may be what the worker died of: an error message must not wait for it.
-                sample = f"sample {split.shard(shard).key(record)}" if split.at_hand(shard) else f"record {record}"
+                sample = f"sample {reader.key(shard, record)}" if reader.is_local(shard) else f"record {record}"
                 others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
-                batches.append(f"worker {worker}: {split.url(shard)}, {sample}{others}")
+                batches.append(f"worker {worker}: {reader.url(shard)}, {sample}{others}")
         return f"Batches in progress: {'; '.join(batches)}" if batches else "No batch was in progress"
 
     def stats(self) -> Stats:

@@ -66,7 +66,7 @@ def build_pipeline(
     empty = pool.borrow if transform is None and batch_transform is None else new
     return wds.DataPipeline(
         sampler,
-        Read(split, verify=True, keys="key" in fields, substitute=substitute, decoded=pixel_cache, fields=fields),
+        Read(split, fields=fields, substitute=substitute, pixel_cache=pixel_cache),
         Decode(decoder, empty, substitute=substitute, pixel_cache=pixel_cache) if images else None,
         Augment(transform) if images and transform is not None else None,
         Collate(fields, batch_transform, classes),

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.dataset.mapped_shard import MappedShard
+from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.storage.cache import Cache, spare_bytes
 
@@ -51,30 +51,29 @@ class PixelCache:
     Problems with the files are no errors: images are then decoded, as without the cache.
 
     Args:
-        cache: The cache whose directory holds the files.
-        limit_bytes: The most bytes that the files may take.
-        samples: Number of samples in the split.
+        split: The split whose images are kept.
+        cache: The cache whose directory holds the files, with a limit for pixels.
         decoder: Crops the images.
 
     Raises:
         ConfigError: The decoder accepts encoded images only.
     """
 
-    def __init__(self, cache: Cache, limit_bytes: int, samples: int, decoder: Decoder) -> None:
+    def __init__(self, split: Split, cache: Cache, decoder: Decoder) -> None:
         versions = decoder_versions(decoder)
         if versions is None:
             raise ConfigError(
                 f"Cache(pixels=...): {type(decoder).__name__} accepts encoded images only; use "
                 "RandomResizedCropDecoder, CenterCropDecoder or ImageDecoder themselves, or leave pixels out"
             )
-        self._directory, self._limit_bytes, self._samples = cache.decoded_directory, limit_bytes, samples
+        self._split, self._directory, self._limit_bytes = split, cache.decoded_directory, cache.pixel_limit_bytes or 0
         self._decoder, self._versions = decoder, hashlib.sha256(versions.encode()).hexdigest()[:16]
         self._files: OrderedDict[str, _ShardPixels | None] = OrderedDict()
         self._memory: list[Words] = []
         self._full = False
 
-    def read(self, shard: MappedShard, record: int, place: int) -> Pixels | None:
-        """Return the pixels of an image; None when they are not in the cache.
+    def read(self, shard: int, record: int, place: int) -> Pixels | None:
+        """Return the pixels of a record of a shard; None when they are not in the cache.
 
         The next call with the same `place`, the number of the sample in its batch, overwrites them.
         """
@@ -87,7 +86,7 @@ class PixelCache:
             self._memory[place] = np.empty(file.words[record], dtype=np.uint64)
         return file.read(record, self._memory[place])
 
-    def add(self, shard: MappedShard, record: int, payload: memoryview) -> Pixels | None:
+    def add(self, shard: int, record: int, payload: memoryview) -> Pixels | None:
         """Decode an image, write its pixels and return them; None when it does not fit in, or is damaged."""
         file = None if self._full else self._file(shard)
         if file is None or not file.kept[record]:
@@ -102,17 +101,17 @@ class PixelCache:
                 self._give_up(error)
         return pixels
 
-    def _file(self, shard: MappedShard) -> _ShardPixels | None:
+    def _file(self, shard: int) -> _ShardPixels | None:
         """Return the file of a shard; None when it cannot be opened."""
-        name = f"{shard.sha256}.{self._versions}"
+        name = f"{self._split.shards[shard].sha256}.{self._versions}"
         if name in self._files:
             self._files.move_to_end(name)
             return self._files[name]
         if len(self._files) == _OPEN_FILES:
             self._files.popitem(last=False)
-        sizes = shard.image_sizes()
+        sizes = self._split.reader.image_sizes(shard)
         try:
-            share_bytes = self._limit_bytes * len(sizes) // self._samples
+            share_bytes = self._limit_bytes * len(sizes) // len(self._split)
             self._files[name] = _ShardPixels(self._directory / name, sizes, share_bytes)
         except OSError as error:
             self._files[name] = None

@@ -89,8 +89,7 @@ class Samples(IterableDataset[dict[str, Any]]):
 
     def _read(self, epoch: int, positions: I64) -> Iterator[dict[str, Any]]:
         shards, records, _ = self._order.locate(epoch, positions, self._lanes)
-        for number, record in zip(shards.tolist(), records.tolist(), strict=True):
-            shard = self._order.split.soonest(number, record)
-            parts = shard.sample(record, check=True)
-            payloads = {part: bytes(payload) for part, payload in parts.items()}
-            yield {"__key__": shard.key(record), "__url__": shard.url, **payloads}
+        for shard, record in zip(shards.tolist(), records.tolist(), strict=True):
+            sample = self._order.split.reader.read(shard, record, sequential=True)
+            payloads = {part: bytes(payload) for part, payload in sample.parts.items()}
+            yield {"__key__": sample.key, "__url__": sample.url, **payloads}

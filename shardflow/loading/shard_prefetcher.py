@@ -55,7 +55,7 @@ def prefetching(
         workers: Processes of this rank that prefetch the same shards.
         period: Positions after which all shards are needed again.
     """
-    cache = split.cache
+    cache = split.reader.cache
     if cache is None:
         yield lambda *_: None
         return
@@ -117,7 +117,7 @@ class ShardPrefetcher:
             _, shard = heapq.heappop(self._unfinished)
             self._unfinished_bytes -= self._split.shards[shard].bytes
             if not self._keep_mapped:
-                self._split.let_go(shard)
+                self._split.reader.unmap(shard)
         admitted = []
         while (need := self._next) is not None:
             size = self._split.shards[need.shard].bytes
@@ -143,7 +143,7 @@ class ShardPrefetcher:
     def _run(self) -> None:
         while (shard := self._next_shard()) is not None:
             try:
-                fetched = self._split.fetch(shard)
+                fetched = self._split.reader.fetch(shard)
             except ShardflowError as error:
                 logger.debug("prefetching failed, the reader will try again: %s", error)
                 with self._changed:

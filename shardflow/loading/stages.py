@@ -13,65 +13,57 @@ import numpy as np
 import torch
 
 from shardflow.dataset.dataset import Split
-from shardflow.dataset.mapped_shard import MappedShard
+from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
 from shardflow.formats.labels import LABELS, numbers
 from shardflow.formats.shard_index import IMAGE_PARTS
 
-from .batch import Batch, Sample
-from .decoders import Decoder, Empty
+from .batch import Batch
+from .decoders import Decoder, Empty, Pixels
 from .fork_rng import fork_rng, reseed
 from .pixel_cache import PixelCache
 
 Batches = Iterator[Batch]
 
+_DAMAGED = Sample({}, (0, 0), 0, 0, "", "")  # in the place of a sample that could not be read, until `substitute`
+
 
 class Read:
-    """Fills in `samples` from memory-mapped shards.
+    """Fills in `samples`, each part checked by its CRC-32, and `pixels`.
 
     Args:
-        split: What is read.
-        verify: Check each part's CRC-32.
-        keys: The batches' keys are asked for, so a sample without a readable one is damaged.
-        substitute: Let other samples stand in for damaged ones.
-        decoded: Where images may lie as pixels; those that do need not be read as files.
-        fields: What the batches consist of: a part that is handed out is read in any case.
+        split: The split that is read.
+        fields: What a batch consists of. If "key" is among them, a sample whose key cannot be read is damaged.
+        substitute: Replace damaged samples by others of the batch.
+        pixel_cache: Where decoded images are kept. The encoded files of those images are not checked, unless they are
+            among the fields.
     """
 
     def __init__(
-        self,
-        split: Split,
-        *,
-        verify: bool,
-        keys: bool,
-        substitute: bool,
-        decoded: PixelCache | None = None,
-        fields: Sequence[str] = (),
+        self, split: Split, *, fields: Sequence[str] = (), substitute: bool, pixel_cache: PixelCache | None = None
     ) -> None:
-        self._split, self._verify, self._keys, self._substitute = split, verify, keys, substitute
-        self._decoded, self._needless = decoded, IMAGE_PARTS.difference(fields)
+        self._reader, self._keys, self._substitute = split.reader, "key" in fields, substitute
+        self._pixel_cache, self._unused_parts = pixel_cache, IMAGE_PARTS.difference(fields)
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, read."""
         for batch in batches:
             failures: dict[int, ShardflowError] = {}
             places = zip(batch.shards.tolist(), batch.records.tolist(), strict=True)
-            for index, (number, record) in enumerate(places):
-                shard = self._split.soonest(number, record)
-                parts: Mapping[str, memoryview] = {}
-                pixels = None
+            for index, (shard, record) in enumerate(places):
+                sample = _DAMAGED
+                pixels = None if self._pixel_cache is None else self._pixel_cache.read(shard, record, index)
+                unchecked = () if pixels is None else self._unused_parts  # cached pixels come from checked bytes
                 try:
-                    if self._decoded is None or not isinstance(shard, MappedShard):
-                        parts = shard.sample(record, check=self._verify)
-                    elif (pixels := self._decoded.read(shard, record, index)) is None:
-                        parts = shard.sample(record, check=True)  # what is kept as pixels was right once for all
-                    else:
-                        parts = shard.sample(record, check=self._verify, unchecked=self._needless)
+                    sample = self._reader.read(shard, record, unchecked=unchecked, sequential=True)
                     if self._keys:
-                        shard.key(record)
+                        sample.key  # noqa: B018 - reads the key, or raises
                 except IntegrityError as error:
+                    if sample is _DAMAGED and error.key is None:
+                        raise  # the whole shard is damaged
                     failures[index] = error
-                batch.samples.append(Sample(parts, shard, record, pixels))
+                batch.samples.append(sample)
+                batch.pixels.append(pixels)
             substitute(batch, failures, self._substitute)
             yield batch
 
@@ -94,18 +86,18 @@ class Decode:
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
         for batch in batches:
-            payloads = [self._payload(sample) for sample in batch.samples]
+            payloads = [self._payload(*read) for read in zip(batch.samples, batch.pixels, strict=True)]
             batch.images, errors = self._decoder(payloads, batch.keys, self._empty)
-            failures = {index: batch.samples[index].blame(error) for index, error in errors.items()}
+            failures = {index: batch.samples[index].located(error) for index, error in errors.items()}
             substitute(batch, failures, self._substitute)
             yield batch
 
-    def _payload(self, sample: Sample) -> Any:
+    def _payload(self, sample: Sample, pixels: Pixels | None) -> Any:
         """Return a sample's image for the decoder: its pixels where they are kept, else the encoded file."""
-        if sample.pixels is not None:
-            return sample.pixels
+        if pixels is not None:
+            return pixels
         payload = sample.parts[image_part(sample)]
-        if self._pixel_cache is None or not isinstance(sample.shard, MappedShard):
+        if self._pixel_cache is None:
             return payload
         pixels = self._pixel_cache.add(sample.shard, sample.record, payload)
         return payload if pixels is None else pixels
@@ -123,7 +115,7 @@ def substitute(batch: Batch, failures: Mapping[int, ShardflowError], allowed: bo
         raise failures[min(failures)]
     for index in failures:
         good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
-        batch.samples[index] = batch.samples[good]
+        batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
         if batch.images is not None:
             batch.images[index] = batch.images[good]
     batch.substituted += [str(failures[index]) for index in sorted(failures)]
@@ -183,7 +175,7 @@ def image_part(sample: Sample) -> str:
         if part in IMAGE_PARTS:
             return part
     found = ", ".join(sample.parts)
-    raise sample.blame(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
+    raise sample.located(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
 
 
 def _column(field: str, batch: Batch, classes: int) -> Any:
@@ -216,7 +208,7 @@ def _labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int,
     try:
         return numbers(part, bytes(_payload(sample, part)), classes=classes)
     except ValueError as error:
-        raise sample.blame(DecodeError(f"{error}; run `shardflow verify`")) from error
+        raise sample.located(DecodeError(f"{error}; run `shardflow verify`")) from error
 
 
 _PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json.loads, "cls": int}
@@ -228,13 +220,13 @@ def _parsed(sample: Sample, part: str) -> Any:
     try:
         return _PARSERS.get(part.rpartition(".")[2], bytes)(payload)
     except ValueError as error:
-        raise sample.blame(DecodeError(f"part {part!r} cannot be read: {error}")) from error
+        raise sample.located(DecodeError(f"part {part!r} cannot be read: {error}")) from error
 
 
 def _payload(sample: Sample, part: str) -> memoryview:
     if part not in sample.parts:
         found = ", ".join(sample.parts)
-        raise sample.blame(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
+        raise sample.located(ConfigError(f"the sample has no part {part!r}, it has {found}; change `fields`"))
     return sample.parts[part]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Shard
+from shardflow.formats.shard_index import IMAGE_PARTS
 
 from .sample_reader import labels_of
 
@@ -50,13 +51,12 @@ def of_class(
         raise ConfigError(f"no class {name!r}; the classes are {known}")
     wanted, found, number = classes.index(name), [], 0
     for ordinal, line in enumerate(split.shards):
-        shard = split.shard(ordinal)
         for record in range(line.samples):
-            if wanted in labels_of(shard.sample(record, check=False)):
+            if wanted in labels_of(split.reader.read(ordinal, record, unchecked=IMAGE_PARTS).parts):
                 found.append(number + record)
                 if len(found) == count:
                     return found
-        split.let_go(ordinal)
+        split.reader.unmap(ordinal)
         if progress is not None:
             progress(line)
         number += line.samples

@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from shardflow.dataset.dataset import Dataset
-from shardflow.dataset.mapped_shard import Rows, packed_rows
-from shardflow.dataset.shard_files import shard_files
+from shardflow.dataset.shard_rows import ShardRows
 from shardflow.errors import FormatError, IntegrityError, NotFoundError
 from shardflow.formats.labels import LABELS, numbers
 from shardflow.formats.shard_index import IMAGE_PARTS
@@ -55,11 +54,10 @@ class SampleReader:
     def __init__(self, dataset: Dataset, split: str) -> None:
         self.split = dataset[split]
         self._storage = dataset.storage
-        self._files = shard_files(dataset.storage, self.split.cache)
-        self._indexes: dict[int, Rows | None] = {}
+        self._indexes: dict[int, ShardRows | None] = {}
         self._lock = threading.Lock()
 
-    def rows(self, shard: int) -> Rows | None:
+    def rows(self, shard: int) -> ShardRows | None:
         """Return the index of a shard; None when it is missing or damaged.
 
         Raises:
@@ -67,7 +65,7 @@ class SampleReader:
         """
         with self._lock:  # who comes meanwhile waits, and need not read it again
             if shard not in self._indexes:
-                self._indexes[shard] = packed_rows(self._files, self.split.shards[shard])
+                self._indexes[shard] = self.split.reader.rows(shard)
             return self._indexes[shard]
 
     def samples(self, numbers: Iterable[int]) -> Iterator[Peeked]:
@@ -93,5 +91,5 @@ class SampleReader:
             whole: dict[str, Any] = self.split[number]
             return Peeked(number, whole.pop("__key__"), {part: whole[part] for part in whole if part != "__url__"})
         span = memoryview(self._storage.read_range(self.split.shards[shard].name, *rows.span(record)))
-        key, parts = rows.cut(record, span, self.split.url(shard))
-        return Peeked(number, key, {part: bytes(payload) for part, payload in parts.items()})
+        sample = rows.sample_of_span(record, span, shard=shard, url=self.split.reader.url(shard))
+        return Peeked(number, sample.key, {part: bytes(payload) for part, payload in sample.parts.items()})

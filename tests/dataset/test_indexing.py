@@ -162,7 +162,7 @@ def test_tars_on_a_web_server(tmp_path: Path) -> None:
         with pytest.raises(NotFoundError, match=r"02\.tar"):
             sf.index(f"{url}/{{00..02}}.tar", tmp_path / "no")
         sf.index(f"{url}/{{00..01}}.tar", tmp_path / "view")
-        train = sf.open(tmp_path / "view", cache_dir=tmp_path / "cache")["train"]
+        train = sf.open(tmp_path / "view", cache=tmp_path / "cache")["train"]
         assert [train[n]["jpg"] for n in range(6)] == [jpeg(n) for n in range(6)]
         server.shutdown()
 

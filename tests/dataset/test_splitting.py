@@ -64,7 +64,7 @@ def test_labels_that_cannot_be_trusted(tmp_path: Path) -> None:
         sf.split(dataset, tmp_path / "view")
     tar = dataset / "train/000000.tar"
     data = bytearray(tar.read_bytes())
-    data[sf.open(dataset)["train"].shard(0).members(1)[0].offset] ^= 1  # which makes a 0 of the 1
+    data[sf.open(dataset)["train"].reader.members(0, 1)[0].offset] ^= 1  # which makes a 0 of the 1
     tar.write_bytes(data)
     with pytest.raises(IntegrityError, match=r"000000\.tar, sample 1: part 'cls' is damaged"):
         sf.split(dataset, tmp_path / "view")

@@ -78,7 +78,7 @@ def test_pinning_without_a_gpu(url: Path) -> None:
 def test_a_cache_that_is_too_small(url: Path, tmp_path: Path) -> None:
     """A cache below the size of the split is a suspect, a larger one is not."""
     far = f"local://{url}"
-    assert "Cache(limit=" in found(far, cache=shardflow.Cache(tmp_path / "cache", 9000))["cache"]
+    assert "raise its limit" in found(far, cache=shardflow.Cache(tmp_path / "cache", 9000))["cache"]
     assert "cache" not in found(far, cache=tmp_path / "cache")
 
 

@@ -15,7 +15,7 @@ import torch
 
 import shardflow
 from shardflow.errors import DecodeError, IntegrityError, WorkerError
-from tests.helpers.making import flip, jpeg, make_dataset, write_dataset
+from tests.helpers.making import flip, make_dataset
 
 
 @pytest.fixture
@@ -171,11 +171,8 @@ def test_substitute_keeps_shapes_and_names_what_it_replaced(
 
 
 def test_substitute_covers_images_that_do_not_decode(tmp_path: Path) -> None:
-    """Images that were packed damaged are substituted in the same way."""
-    spoilt = jpeg(20)[:2] + bytes(200) + jpeg(20)[202:]
-    samples = [(f"{n:09}", {"jpg": spoilt if n == 20 else jpeg(n), "cls": b"%d" % n}) for n in range(60)]
-    classes = tuple(map(str, range(60)))
-    dataset = write_dataset(tmp_path / "set", {"train": [samples[:20], samples[20:]]}, classes=classes)
+    """The decoder's failures are substituted in the same way."""
+    dataset = make_dataset(tmp_path / "set", [20, 20, 20], undecodable=[20])
     some = loader(dataset, max_bad=1)
     assert {label for _, labels in some for label in labels.tolist()} == set(range(60)) - {20}
     (problem,) = some.substituted

@@ -331,9 +331,7 @@ def test_damaged_payload_is_named(tmp_path: Path, workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_undecodable_image_is_named(tmp_path: Path, workers: int) -> None:
     """An image that does not decode raises DecodeError naming shard and sample, and the state stays right."""
-    spoilt = jpeg(10)[:2] + bytes(200) + jpeg(10)[202:]
-    samples = [(f"{n:09}", {"jpg": spoilt if n == 10 else jpeg(n), "cls": b"0"}) for n in range(20)]
-    url = write_dataset(tmp_path / "set", {"train": [samples[:10], samples[10:]]}, classes=("a",))
+    url = make_dataset(tmp_path / "set", [10, 10], undecodable=[10])
     some = loader(url, num_workers=workers, shuffle=False, batch_size=4)
     with pytest.raises(DecodeError, match=r"000001\.tar, sample 000000010: the image cannot be decoded"):
         list(some)

@@ -85,13 +85,13 @@ def test_first_samples_do_not_wait_for_a_whole_shard(dataset: Path, tmp_path: Pa
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
     source = shardflow.samples(dataset, shuffle=False)
     source._order = EpochOrder(far, seed=0, shuffle=False)
-    fetching = threading.Thread(target=far.fetch, args=(0,))
+    fetching = threading.Thread(target=far.reader.fetch, args=(0,))
     fetching.start()
     assert storage.begun.wait(10)
     samples = iter(source)
     try:
         assert labels([next(samples), next(samples)]) == [0, 1]
-        assert not far.at_hand(0)
+        assert not far.reader.is_local(0)
     finally:
         storage.go_on.set()
         fetching.join()

@@ -85,7 +85,7 @@ class Stream:
         self.batches = wds.WebLoader(
             wds.DataPipeline(
                 PlanSampler(order, schedule, self.shared),
-                Read(self.split, verify=True, keys=False, substitute=False),
+                Read(self.split, substitute=False),
                 labels_of,
             ),
             batch_size=None,
@@ -227,7 +227,7 @@ def test_looks_ahead_into_the_next_epoch(root: Path, tmp_path: Path) -> None:
     read = [next(batches) for _ in range(SHARDS)]
     assert len({label for labels in read for label in labels}) == TOTAL
     upcoming = [need.shard for need in stream.order.needs(1, 0, stream.lanes, 0, 1)][:3]
-    assert until(lambda: all(map(stream.split.at_hand, upcoming)))
+    assert until(lambda: all(map(stream.split.reader.is_local, upcoming)))
     assert stream.transfers() <= SHARDS + 4
     assert next(batches, None) is None
 
@@ -240,7 +240,7 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
     order = EpochOrder(far, seed=1, shuffle=False)
     source = PlanSampler(order, Schedule(length=TOTAL, batch_size=2), WorkerControl(0))
     start = EpochStart(0, 0, 1)
-    read = Read(far, verify=True, keys=True, substitute=False)
+    read = Read(far, fields=("key",), substitute=False)
     with prefetching(far, source.needs(start), workers=1, period=TOTAL) as advance:
         advance(0, 2)
         assert until(lambda: any(tmp_path.glob(f"cache/partial/{split.shards[0].sha256}.*")))
@@ -248,7 +248,7 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
             (batch,) = read(iter([source.batch(start, 0)]))
             assert [bytes(sample.parts["cls"]) for sample in batch.samples] == [b"0", b"1"]
             assert [sample.key for sample in batch.samples] == ["000000000", "000000001"]
-            assert not any(map(far.at_hand, range(SHARDS)))
+            assert not any(map(far.reader.is_local, range(SHARDS)))
         finally:
             storage.go_on.set()
         (batch,) = read(iter([source.batch(start, 3)]))

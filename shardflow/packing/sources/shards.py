@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from shardflow.dataset.label_numbering import Classes, Named
-from shardflow.dataset.shard_files import index_of
+from shardflow.dataset.shard_rows import read_index
 from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, SampleError
 from shardflow.formats import manifest, shard_index
 from shardflow.formats.labels import CLASS, LABELS, numbers
@@ -182,7 +182,7 @@ def _indexed(storage: Storage, shard: manifest.Shard, split: str, where: str) ->
     """Yield the samples of a shard of ours, whose tar is in some place, as drafts."""
     index: shard_index.Index | None
     try:
-        index = index_of(storage, shard)
+        index = read_index(storage, shard)
         tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABELS]).any())
     except (NotFoundError, IntegrityError):
         index, tar_is_read = None, True

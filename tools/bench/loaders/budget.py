@@ -46,7 +46,7 @@ class Worker:
         self._source = PlanSampler(order, Schedule(length=len(split), batch_size=BATCH), WorkerControl(1))
         self._decoder = RandomResizedCropDecoder(SIZE)
         self._warm = np.zeros((BATCH, 3, SIZE, SIZE), np.uint8)
-        self._read = Read(split, verify=True, keys=False, substitute=False)
+        self._read = Read(split, substitute=False)
         self._decode = Decode(self._decoder, lambda _: torch.from_numpy(self._warm), substitute=False)
         self._collate = Collate(("image", "label"), None, 0)
 
