@@ -27,7 +27,7 @@ class Stats:
         total_s: Seconds from then until the last batch was handed out.
         waiting_s: Of these, seconds in which training waited because the loader had no batch ready.
         copying_s: Seconds in which training waited because a batch was on its way to the device.
-        stages_s: Seconds in the device stages: of this process on a CPU, of the device on a GPU.
+        transforms_s: Seconds in the transforms of `DevicePrefetcher`: of this process on a CPU, of the device on a GPU.
     """
 
     batches: int
@@ -35,12 +35,12 @@ class Stats:
     total_s: float
     waiting_s: float
     copying_s: float
-    stages_s: float
+    transforms_s: float
 
     @property
     def computing_s(self) -> float:
         """The remaining seconds: the training steps themselves."""
-        return max(0.0, self.total_s - self.waiting_s - self.copying_s - self.stages_s)
+        return max(0.0, self.total_s - self.waiting_s - self.copying_s - self.transforms_s)
 
     @property
     def waiting_share(self) -> float:
@@ -53,24 +53,24 @@ class Stats:
     def __str__(self) -> str:
         if self.batches < 2:
             return f"no statistics yet: {self.batches} batches were handed out"
-        waiting, copying, stages = (self._share(s) for s in (self.waiting_s, self.copying_s, self.stages_s))
+        waiting, copying, transforms = (self._share(s) for s in (self.waiting_s, self.copying_s, self.transforms_s))
         line = (
-            f"{waiting:.0%} of the time waiting for data, {copying:.0%} for the copy, {stages:.0%} in stages, "
-            f"{self._share(self.computing_s):.0%} computing"
+            f"{waiting:.0%} of the time waiting for data, {copying:.0%} for the copy, "
+            f"{transforms:.0%} in device transforms, {self._share(self.computing_s):.0%} computing"
         )
-        if max(waiting, copying, stages) < _NOTICEABLE:
+        if max(waiting, copying, transforms) < _NOTICEABLE:
             return f"compute-bound: {line}; faster loading would gain nothing, fewer workers may be enough"
-        if waiting == max(waiting, copying, stages):
+        if waiting == max(waiting, copying, transforms):
             return (
-                f"input-bound: {line}; raise num_workers as far as there are cores, then move transforms to device "
-                "stages or pack smaller images"
+                f"input-bound: {line}; raise num_workers as far as there are cores, then move transforms to the "
+                "device or pack smaller images"
             )
-        if copying > stages:
+        if copying > transforms:
             return (
-                f"copy-bound: {line}; hand out uint8 and normalise in a device stage, and leave pin_memory on; if the "
+                f"copy-bound: {line}; hand out uint8 and normalise on the device, and leave pin_memory on; if the "
                 "device decodes, decode in the workers"
             )
-        return f"stage-bound: {line}; torch.compile the stages, or move some to the workers"
+        return f"transform-bound: {line}; torch.compile the device transforms, or move some to the workers"
 
 
 class StatsRecorder:
@@ -82,10 +82,10 @@ class StatsRecorder:
     def begin(self) -> None:
         """Reset all sums: an iteration begins, and its first batch is requested."""
         self._batches = 0
-        self._first = self._total = self._waiting = self._copying = self._stages = 0.0
+        self._first = self._total = self._waiting = self._copying = self._transforms = 0.0
         self._start = time.perf_counter()
 
-    def answered(self, *, waiting_s: float, copying_s: float = 0.0, stages_s: float = 0.0) -> None:
+    def answered(self, *, waiting_s: float, copying_s: float = 0.0, transforms_s: float = 0.0) -> None:
         """Record that a batch is handed out, and for how long training waited for it."""
         now = time.perf_counter()
         self._batches += 1
@@ -95,7 +95,7 @@ class StatsRecorder:
         self._total = now - self._start
         self._waiting += waiting_s
         self._copying += copying_s
-        self._stages += stages_s
+        self._transforms += transforms_s
 
     def timed(self, items: Iterator[Item]) -> Iterator[Item]:
         """Reset all sums, and yield the items; the time to get an item counts as waiting."""
@@ -117,5 +117,5 @@ class StatsRecorder:
             total_s=self._total,
             waiting_s=self._waiting,
             copying_s=self._copying,
-            stages_s=self._stages,
+            transforms_s=self._transforms,
         )
