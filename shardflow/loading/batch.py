@@ -11,6 +11,8 @@ import numpy.typing as npt
 from shardflow.dataset.sample import Sample
 from shardflow.order.keyed_rng import U64
 
+from .geometry import Geometry
+
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
@@ -26,6 +28,7 @@ class Batch:
         samples: The samples that were read.
         pixels: Their decoded images from the pixel cache, uint8 [H, W, 3]; None for images that it does not have.
         images: The images from the decoder, then from the transform.
+        geometry: How the decoder cropped them; None for a decoder that does not say.
         substituted: The problem of each sample that another one of the batch replaces.
     """
 
@@ -38,4 +41,5 @@ class Batch:
     samples: list[Sample] = field(default_factory=list)
     pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)
     images: Any = None
+    geometry: Geometry | None = None
     substituted: list[str] = field(default_factory=list)

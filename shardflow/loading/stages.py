@@ -69,7 +69,7 @@ class Read:
 
 
 class Decode:
-    """Fills in `images`.
+    """Fills in `images` and `geometry`.
 
     Args:
         decoder: Decodes and crops a batch.
@@ -87,7 +87,8 @@ class Decode:
         """Return the batches, decoded."""
         for batch in batches:
             payloads = [self._payload(*read) for read in zip(batch.samples, batch.pixels, strict=True)]
-            batch.images, errors = self._decoder(payloads, batch.keys, self._empty)
+            sizes = np.array([sample.image_size for sample in batch.samples], dtype=np.int64)
+            batch.images, batch.geometry, errors = self._decoder(payloads, sizes, batch.keys, self._empty)
             failures = {index: batch.samples[index].located(error) for index, error in errors.items()}
             substitute(batch, failures, self._substitute)
             yield batch
@@ -118,6 +119,8 @@ def substitute(batch: Batch, failures: Mapping[int, ShardflowError], allowed: bo
         batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
         if batch.images is not None:
             batch.images[index] = batch.images[good]
+        if batch.geometry is not None:
+            batch.geometry.copy_row(index, batch.geometry, good)
     batch.substituted += [str(failures[index]) for index in sorted(failures)]
 
 

@@ -61,7 +61,7 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 _FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}
 
-_ABI = 3  # SF_ABI in kernel.h
+_ABI = 4  # SF_ABI in kernel.h
 _MESSAGE_BYTES = 240
 
 
@@ -75,6 +75,7 @@ class Status(enum.IntEnum):
     TOO_LARGE = 5
     BAD_BOX = 6
     NO_MEMORY = 7
+    WRONG_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,7 @@ def decode_crops(
     out: NDArray[np.uint8],
     *,
     resized: NDArray[np.int32] | None = None,
+    expected: NDArray[np.int32] | None = None,
     interpolation: Interpolation = "bilinear",
     oversampling: int = 0,
     max_pixels: int = MAX_PIXELS,
@@ -136,6 +138,8 @@ def decode_crops(
     - `out`: [N, 3, H, W] RGB; each image contiguous either as such or as [H, W, 3] (channels last).
     - `resized`: [N, 4] width, height, left, top: the crop is resized to width x height, and of that the H x W window at
       (left, top) is made: torchvision's `Resize` followed by `CenterCrop`. Without it the crop becomes H x W.
+    - `expected`: [N, 2] width and height that each box was chosen for, 0 where not known. An image of another size is
+      `Status.WRONG_SIZE`.
     - `oversampling`: if n > 0, decode at the smallest of the scales 1, 1/2, 1/4 and 1/8 at which the crop is still n
       times as large as wanted, each way. 2 saves a third of the time on 12-megapixel photographs, and pixels differ by
       a few levels from those of a full decode (54 dB). With 0 they are torchvision's.
@@ -155,6 +159,8 @@ def decode_crops(
         raise ConfigError(f"flips: expected bool or uint8 [{count}], found {flips.dtype} {list(flips.shape)}")
     if resized is not None and (resized.dtype != np.int32 or resized.shape != (count, 4)):
         raise ConfigError(f"resized: expected int32 [{count}, 4], found {resized.dtype} {list(resized.shape)}")
+    if expected is not None and (expected.dtype != np.int32 or expected.shape != (count, 2)):
+        raise ConfigError(f"expected: expected int32 [{count}, 2], found {expected.dtype} {list(expected.shape)}")
     if out.dtype != np.uint8 or out.ndim != 4 or out.shape[:2] != (count, 3) or not out.flags.writeable:
         raise ConfigError(f"out: expected a writable uint8 [{count}, 3, H, W], found {out.dtype} {list(out.shape)}")
     if count == 0:
@@ -174,12 +180,14 @@ def decode_crops(
     boxes = None if boxes is None else np.ascontiguousarray(boxes)
     mirrored = np.ascontiguousarray(flips)
     resized = None if resized is None else np.ascontiguousarray(resized)
+    expected = None if expected is None else np.ascontiguousarray(expected)
     batch = _Batch(
         images=ctypes.addressof(images),
         sizes=ctypes.addressof(sizes),
         boxes=None if boxes is None else boxes.ctypes.data,
         resized=None if resized is None else resized.ctypes.data,
         decoded=None if decoded is None else decoded.ctypes.data,
+        expected=None if expected is None else expected.ctypes.data,
         flips=mirrored.ctypes.data,
         out=out.ctypes.data,
         image_stride=out.strides[0] if count > 1 else 0,
@@ -235,6 +243,7 @@ class _Batch(ctypes.Structure):
         ("boxes", ctypes.c_void_p),
         ("resized", ctypes.c_void_p),
         ("decoded", ctypes.c_void_p),
+        ("expected", ctypes.c_void_p),
         ("flips", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("image_stride", ctypes.c_size_t),

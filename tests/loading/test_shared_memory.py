@@ -10,8 +10,8 @@ import torch
 from torchvision.transforms import v2
 
 import shardflow
-from shardflow.errors import DecodeError
 from shardflow.loading import shared_memory
+from shardflow.loading.decoders import Decoded
 from tests.helpers.making import make_dataset
 
 
@@ -136,22 +136,25 @@ class _Peculiar:
         self._crop = shardflow.RandomResizedCropDecoder(64)
         self._calls = 0
 
-    def __call__(self, payloads: Any, keys: Any, empty: Any) -> tuple[Any, dict[int, DecodeError]]:
-        images, failures = self._crop(payloads, keys)
+    def __call__(self, payloads: Any, sizes: Any, keys: Any, empty: Any) -> Decoded:
+        images, geometry, failures = self._crop(payloads, sizes, keys)
+        return Decoded(self._returned(images, empty), geometry, failures)
+
+    def _returned(self, images: Any, empty: Any) -> Any:
         self._calls += 1
         if self._calls % 5 == 0:
             every_other = empty((2 * len(images), *images.shape[1:]))[::2]
-            return every_other.copy_(images), failures
+            return every_other.copy_(images)
         if self._calls % 5 == 1:
             empty(tuple(images.shape))
-            return empty(tuple(images.shape)).copy_(images), failures
+            return empty(tuple(images.shape)).copy_(images)
         if self._calls % 5 == 2:
-            return list(empty(tuple(images.shape)).copy_(images)), failures
+            return list(empty(tuple(images.shape)).copy_(images))
         if self._calls % 5 == 3:
             last = empty((len(images), 64, 64, 3)).permute(0, 3, 1, 2)
-            return last.copy_(images), failures
+            return last.copy_(images)
         empty(tuple(images.shape)).zero_()
-        return images, failures
+        return images
 
 
 def test_whatever_a_decoder_does_with_its_slot(dataset: Path) -> None:
