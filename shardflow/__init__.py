@@ -17,6 +17,7 @@
     shardflow.diff(a, b)            datasets -> how they differ
     shardflow.merge(srcs, dst)      datasets -> one dataset, their tars where they are
     shardflow.tune(make_loader)     your loader -> the settings that suit this machine
+    shardflow.errors                every error that is raised on purpose
 
 The names that need torch are imported on first use, so that `import shardflow` does not load it.
 """
@@ -26,7 +27,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .dataset.builder import VirtualReport
+from . import errors
 from .dataset.dataset import Dataset, Split
 from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
 from .dataset.diffing import Diff, SplitDiff, diff
@@ -36,6 +37,7 @@ from .dataset.splitting import split
 from .dataset.subsetting import subset
 from .dataset.syncing import SyncReport, sync
 from .dataset.verifying import Finding, verify
+from .dataset.virtual_dataset import VirtualReport
 from .packing.extending import ExtendReport, extend
 
 # Bound here and not on first use: importing the modules of these names would otherwise put the modules in their place.
@@ -120,6 +122,7 @@ __all__ = [
     "Table",
     "VirtualReport",
     "diff",
+    "errors",
     "extend",
     "index",
     "merge",
@@ -145,4 +148,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

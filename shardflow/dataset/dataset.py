@@ -60,7 +60,7 @@ class Split:
         return (self[number] for number in range(len(self)))
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Return in which shard sample `number` lies, and which record it is there; numbers as for `[]`.
+        """Return the shard and the record of sample `number`; negative numbers count from the end.
 
         Raises:
             IndexError: There is no such sample.
@@ -72,49 +72,25 @@ class Split:
         return shard, number - int(self._ends[shard]) + self.shards[shard].samples
 
     def first_sample(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number that the first sample of each of these shards has in the split."""
+        """Return the number of the first sample of each of these shards."""
         starts: npt.NDArray[np.int64] = self._ends[shards] - self.shard_samples[shards]
         return starts
 
 
 class Dataset(Mapping[str, Split]):
-    """A whole dataset: a mapping of split names to splits.
+    """A dataset: a mapping of split names to splits. `shardflow.open` makes one.
 
     Attributes:
-        url: What was opened.
-        store: Where it lies.
-        manifest: Everything the dataset says of itself.
+        url: Its path or URL.
+        storage: The storage that it is in.
+        manifest: Its manifest.
     """
 
-    def __init__(
-        self,
-        url: str | os.PathLike[str],
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        cache: Cache | str | os.PathLike[str] | None = None,
-        version: str | None = None,
-    ) -> None:
-        storage = open_storage(url, storage_options if is_remote(url) else None)
+    def __init__(self, storage: Storage, content: manifest.Manifest, cache: Cache | None) -> None:
         self.url = str(storage)
-        try:
-            data = storage.read(manifest.FILE_NAME)
-        except BucketNotFoundError:
-            raise
-        except NotFoundError as error:
-            if not isinstance(storage, LocalStorage) or storage.root.is_dir():
-                reason = f"holds no {manifest.FILE_NAME}: it is no dataset, or packing it has not been finished"
-            else:
-                reason = "does not exist"
-            raise NotFoundError(f"{storage} {reason}; pack one with `shardflow pack SRC {storage}`") from error
-        try:
-            self.manifest = manifest.from_bytes(data)
-        except ManifestError as error:
-            raise error.at(shard=storage.url(manifest.FILE_NAME)) from error
-        if version is not None and version != self.manifest.fingerprint:
-            self.manifest = _kept(storage, version)
-        self.storage = storage = virtual_storage(storage, self.manifest.bases, storage_options)
-        used = None if isinstance(storage, LocalStorage) else as_cache(cache)
-        self._splits = {name: Split(storage, name, shards, used) for name, shards in self.manifest.splits.items()}
+        self.storage = storage
+        self.manifest = content
+        self._splits = {name: Split(storage, name, shards, cache) for name, shards in content.splits.items()}
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -133,20 +109,20 @@ class Dataset(Mapping[str, Split]):
 
     @property
     def fingerprint(self) -> str:
-        """The dataset's identity, "sha256:…"."""
+        """The identity of the dataset, "sha256:…": equal datasets have equal fingerprints."""
         return self.manifest.fingerprint
 
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """The settings with which the images were packed."""
+        return self.manifest.recipe
+
     def has_version(self, fingerprint: str) -> bool:
-        """Return whether an older version is kept here, to be opened with `version=`."""
+        """Return whether `shardflow.open(url, version=fingerprint)` finds an older version here."""
         try:
             return self.storage.size(manifest.kept_name(fingerprint)) is not None
         except ConfigError:
             return False
-
-    @property
-    def recipe(self) -> Mapping[str, Any]:
-        """How the images were made."""
-        return self.manifest.recipe
 
     def __getitem__(self, split: str) -> Split:
         if split not in self._splits:
@@ -161,21 +137,6 @@ class Dataset(Mapping[str, Split]):
 
     def __contains__(self, split: object) -> bool:
         return split in self._splits
-
-
-def _kept(storage: Storage, version: str) -> manifest.Manifest:
-    """Return the manifest of a version that a later one has replaced."""
-    name = manifest.kept_name(version)
-    try:
-        kept = manifest.from_bytes(storage.read(name))
-    except NotFoundError as error:
-        message = f"{storage} is not {version} and has no {name}: it was never that, or is a copy"
-        raise NotFoundError(f"{message}; `shardflow sync` copies the newest version alone") from error
-    except ManifestError as error:
-        raise error.at(shard=storage.url(name)) from error
-    if kept.fingerprint != version:
-        raise ManifestError(f"holds version {kept.fingerprint}; restore it").at(shard=storage.url(name))
-    return kept
 
 
 def open_dataset(
@@ -193,11 +154,11 @@ def open_dataset(
 
     Args:
         url: A directory, or any URL that fsspec serves: "s3://bucket/photos256".
-        storage_options: What fsspec's file system takes (`endpoint_url`, `anon`, …); not for directories, unless the
-            tars are behind a URL.
-        cache: Where shards that are not on a local disk are kept: a `Cache`, or its directory; by default `shardflow`
-            in the user's cache directory. Shards on a local disk are read where they lie.
-        version: Fingerprint of the version to open, where the dataset was extended since; by default the newest.
+        storage_options: Options of fsspec's file system (`endpoint_url`, `anon`, …), if it is a URL; or if it is the
+            directory of a virtual dataset whose tars are behind a URL.
+        cache: Where to keep shards that are not on a local disk: a `Cache`, or its directory; by default `shardflow` in
+            the user's cache directory. Shards on a local disk are read where they lie.
+        version: Fingerprint of the version to open, if the dataset was extended; by default the newest.
 
     Raises:
         NotFoundError: There is no dataset, or no such version of it.
@@ -205,4 +166,38 @@ def open_dataset(
         StoreError: It is out of reach.
         ConfigError: An argument is wrong.
     """
-    return Dataset(url, storage_options=storage_options, cache=cache, version=version)
+    storage = open_storage(url, storage_options if is_remote(url) else None)
+    try:
+        content = _read_manifest(storage, manifest.FILE_NAME)
+    except BucketNotFoundError:
+        raise
+    except NotFoundError as error:
+        if not isinstance(storage, LocalStorage) or storage.root.is_dir():
+            reason = f"holds no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing it was not finished"
+        else:
+            reason = "does not exist"
+        raise NotFoundError(f"{storage} {reason}; pack one with `shardflow pack SRC {storage}`") from error
+    if version is not None and version != content.fingerprint:
+        content = _read_version(storage, version)
+    storage = virtual_storage(storage, content.roots, storage_options)
+    return Dataset(storage, content, None if isinstance(storage, LocalStorage) else as_cache(cache))
+
+
+def _read_version(storage: Storage, version: str) -> manifest.Manifest:
+    """Return the manifest of a version that was extended since."""
+    name = manifest.kept_name(version)
+    try:
+        content = _read_manifest(storage, name)
+    except NotFoundError as error:
+        message = f"{storage} is not {version} and has no {name}: it never was that version, or is a copy"
+        raise NotFoundError(f"{message}; `shardflow sync` copies only the newest version") from error
+    if content.fingerprint != version:
+        raise ManifestError(f"holds version {content.fingerprint}; restore it").at(shard=storage.url(name))
+    return content
+
+
+def _read_manifest(storage: Storage, name: str) -> manifest.Manifest:
+    try:
+        return manifest.from_bytes(storage.read(name))
+    except ManifestError as error:
+        raise error.at(shard=storage.url(name)) from error

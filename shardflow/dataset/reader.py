@@ -166,7 +166,7 @@ class ShardReader:
         Raises:
             NotFoundError: It is missing.
             IntegrityError: It is not the one packed.
-            IndexError_: It does not fit its tar.
+            ShardIndexError: It does not fit its tar.
             StoreError: It is out of reach.
         """
         entry = self.shards[shard]
@@ -183,7 +183,7 @@ class ShardReader:
         """Return the rows of a shard's index; None if it is missing or damaged.
 
         Raises:
-            IndexError_: It does not fit its tar.
+            ShardIndexError: It does not fit its tar.
             StoreError: It is out of reach.
         """
         try:

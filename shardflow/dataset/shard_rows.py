@@ -10,10 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.errors import IndexError_, IntegrityError, TarError
+from shardflow.errors import IntegrityError, ShardIndexError, TarError
 from shardflow.formats import shard_index, ustar
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.manifest import Shard
-from shardflow.formats.shard_index import IMAGE_PARTS, Index
+from shardflow.formats.shard_index import Index
+from shardflow.formats.tar_samples import split_member_name
 from shardflow.storage.storage import Storage
 
 from .sample import Sample
@@ -146,10 +148,9 @@ def member_key(header: bytes, row: Row) -> str:
         member = ustar.parse(header, offset)
     except TarError as error:
         raise IntegrityError(f"record {record}: {error}; run `shardflow verify`") from error
-    suffix = f".{part.decode()}"
-    key = member.name[: -len(suffix)]
+    key, found = split_member_name(member.name) or ("", "")
     # The index of a foreign tar has its parts in lower case, the tar may not.
-    if member.name[len(key) :].lower() != suffix.lower() or member.size != size:
+    if found.lower() != part.decode().lower() or member.size != size:
         message = f"record {record}: member {member.name!r} is not the one packed here; run `shardflow verify`"
         raise IntegrityError(message)
     return key
@@ -161,7 +162,7 @@ def read_index(storage: Storage, shard: Shard) -> Index:
     Raises:
         NotFoundError: It is missing.
         IntegrityError: It is not the one packed.
-        IndexError_: It does not fit its tar.
+        ShardIndexError: It does not fit its tar.
         StoreError: It is out of reach.
     """
     return parse_index(storage, shard, storage.read(shard.index_name))
@@ -183,11 +184,11 @@ def parse_index(storage: Storage, shard: Shard, data: bytes) -> Index:
 
     Raises:
         IntegrityError: It is not the one packed.
-        IndexError_: It does not fit its tar.
+        ShardIndexError: It does not fit its tar.
     """
     try:
         return shard_index.from_bytes(_checked(storage, shard, data), samples=shard.samples, tar_bytes=shard.bytes)
-    except IndexError_ as error:
+    except ShardIndexError as error:
         raise error.at(shard=storage.url(shard.name)) from None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.reader import ShardReader
 from shardflow.errors import ConfigError
+from shardflow.formats.tar_samples import split_member_name
 
 from . import beside_shards
 
@@ -52,7 +53,7 @@ def _index(reader: ShardReader, shard: int) -> str:
                 raise ConfigError(
                     f"{reader.url(shard)}: DALI cannot read member {member.name!r}, whose name has a blank"
                 )
-            _, _, extension = member.name.rpartition("/")[2].partition(".")
-            fields += [extension, str(member.offset), str(member.size), member.name]
+            _, part = split_member_name(member.name) or ("", "")
+            fields += [part, str(member.offset), str(member.size), member.name]
         lines.append(" ".join(fields))
     return "\n".join(lines) + "\n"

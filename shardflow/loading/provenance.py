@@ -17,13 +17,13 @@ _PACKAGES = ("torch", "torchvision", "webdataset", "numpy", "pillow")
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Return the identity of a dataset and how it was made; `Dataset.url` has no credentials."""
-    bases = {name: base.to_json() for name, base in dataset.manifest.bases.items()}
+    roots = {name: root.to_json() for name, root in dataset.manifest.roots.items()}
     return {
         "url": dataset.url,
         "fingerprint": dataset.fingerprint,
         "recipe": json.loads(json.dumps(dict(dataset.recipe))),
         "classes": None if dataset.classes is None else len(dataset.classes),
-        **({"bases": bases} if bases else {}),
+        **({"bases": roots} if roots else {}),
     }
 
 
@@ -31,7 +31,7 @@ def describe_versions() -> dict[str, str]:
     """Return the versions of all that pixels may depend on, with the native kernel and its libjpeg-turbo."""
     return {
         "shardflow": metadata.version("shardflow"),
-        "native kernel": native.why() if native.available() else f"not active: {native.why()}",
+        "native kernel": native.describe() if native.available() else f"not active: {native.describe()}",
         **{package: package_version(package) for package in _PACKAGES},
     }
 

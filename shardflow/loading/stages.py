@@ -15,8 +15,8 @@ import torch
 from shardflow.dataset.dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
-from shardflow.formats.labels import LABELS, numbers
-from shardflow.formats.shard_index import IMAGE_PARTS
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import LABEL_PARTS, parse_labels
 
 from .batch import Batch
 from .decoders import Decoder, Empty, Pixels
@@ -200,7 +200,7 @@ def _column(field: str, batch: Batch, classes: int) -> Any:
 
 def _multi_hot(sample: Sample, classes: int) -> torch.Tensor:
     """Return the classes of a sample as float32 [classes], 1 for each class that it has."""
-    part = next((part for part in LABELS if part in sample.parts), "cls")
+    part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
     encoded = torch.zeros(classes)
     encoded[list(_labels(sample, part, classes))] = 1
     return encoded
@@ -209,8 +209,8 @@ def _multi_hot(sample: Sample, classes: int) -> torch.Tensor:
 def _labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int, ...]:
     """Return the class numbers in a part."""
     try:
-        return numbers(part, bytes(_payload(sample, part)), classes=classes)
-    except ValueError as error:
+        return parse_labels(part, _payload(sample, part), classes=classes)
+    except DecodeError as error:
         raise sample.located(DecodeError(f"{error}; run `shardflow verify`")) from error
 
 

@@ -110,7 +110,7 @@ def test_missing_dataset_is_named(root: Path, tmp_path: Path) -> None:
         with pytest.raises(NotFoundError, match=r"does not exist; pack one with `shardflow pack"):
             shardflow.open(url)
     (root / FILE_NAME).unlink()
-    with pytest.raises(NotFoundError, match=r"holds no shardflow\.json: it is no dataset, or packing it"):
+    with pytest.raises(NotFoundError, match=r"holds no shardflow\.json: it is not a shardflow dataset, or packing it"):
         shardflow.open(root)
 
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import shardflow as sf
 from shardflow.cli.main import shardflow as cli
 from shardflow.dataset.dataset import Split
-from shardflow.dataset.label_scan import keys_of
+from shardflow.dataset.selection import shard_keys
 from shardflow.errors import IntegrityError
 from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.cache import Cache
@@ -73,8 +73,8 @@ def test_every_reader_finds_the_keys(view: Path) -> None:
     seen = {key: label for _, labels, texts in loader for label, key in zip(labels.tolist(), texts, strict=True)}
     assert seen == {key: number for number, key in enumerate(KEYS)}
     assert {sample["__key__"] for sample in sf.samples(view, seed=0)} == {*KEYS}
-    peeked = list(SampleReader(sf.open(view), "train").samples(range(len(KEYS))))
-    assert [(sample.key, sample.image, sample.problem) for sample in peeked] == [
+    samples = list(SampleReader(sf.open(view), "train").samples(range(len(KEYS))))
+    assert [(sample.key, sample.image, sample.problem) for sample in samples] == [
         (key, jpeg(number), "") for number, key in enumerate(KEYS)
     ]
 
@@ -122,7 +122,7 @@ def test_a_shard_on_its_way_has_the_keys(tar: Path, view: Path, tmp_path: Path) 
     finally:
         storage.go_on.set()
         thread.join()
-    assert keys_of(split, 0) == KEYS
+    assert shard_keys(split, 0) == KEYS
 
 
 def test_a_damaged_name_is_named(tar: Path, view: Path) -> None:

@@ -121,8 +121,8 @@ def test_an_index_that_fails_is_tried_once_more(root: Path, tmp_path: Path, time
 
 def test_what_has_not_arrived_is_waited_for(split: Split, storage: SlowStore, fetching: threading.Thread) -> None:
     """A sample on its way is waited for; it comes out of the file or, once that is sealed, out of the shard."""
-    threading.Timer(0.2, storage.go_on.set).start()
     began = time.monotonic()
+    threading.Timer(0.2, storage.go_on.set).start()
     last = read(split, SAMPLES - 1)
     assert time.monotonic() - began > 0.1
     assert parts(last)["cls"] == b"%d" % (SAMPLES - 1)
@@ -146,8 +146,8 @@ def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, storage: Sl
     thread = threading.Thread(target=split.reader.fetch, args=(0,))
     thread.start()
     assert storage.begun.wait(10)
-    threading.Timer(0.2, storage.go_on.set).start()
     began = time.monotonic()
+    threading.Timer(0.2, storage.go_on.set).start()
     assert parts(read(split, 0)) == parts(read(shardflow.open(root)["train"], 0))
     assert time.monotonic() - began > 0.1
     thread.join()

@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional
 import shardflow
 from shardflow import native
 from shardflow.errors import ConfigError
-from shardflow.formats.image_size import image_size
+from shardflow.formats.image_types import image_size
 from shardflow.loading import decoders
 from shardflow.loading.crop_sampling import random_resized_crops
 from shardflow.order import keyed_rng

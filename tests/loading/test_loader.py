@@ -172,6 +172,24 @@ def test_transform_and_batch_transform_apply(dataset: Path) -> None:
     assert torch.allclose(mixed.sum(1), torch.ones(8))
 
 
+@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(16), shardflow.CenterCropDecoder(16)])
+def test_geometry_goes_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
+    """A batch knows how each image was cropped; where one stands in for another, it is the geometry of that one."""
+    url = make_dataset(tmp_path / "set", [40], undecodable=[13])
+    some = loader(url, decoder=decoder, max_bad=1, shuffle=False)
+    some._control.begin(some._start())
+    sampler, read, decode, *_ = some.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
+    for number, batch in enumerate(decode(read(iter(sampler)))):
+        sizes = np.array([sample.image_size for sample in batch.samples])
+        expected = decoder.geometry(sizes, batch.keys)
+        if number == 1:  # sample 13 is the sixth of the second batch
+            expected.copy_row(5, expected, 6)
+            assert batch.samples[5] is batch.samples[6]
+        for name in ("box", "resized", "window", "flip"):
+            assert np.array_equal(getattr(batch.geometry, name), getattr(expected, name))
+        assert batch.geometry.size == (16, 16)
+
+
 def test_whole_images_need_a_transform_to_one_size(dataset: Path) -> None:
     """ImageDecoder hands out images of their own sizes: refused when they do not stack, fine after a resize."""
     with pytest.raises(ConfigError, match="do not stack"):

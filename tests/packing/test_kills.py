@@ -171,7 +171,7 @@ def _interrupt(src: Path, dst: Path, how: signal.Signals, send: Callable[[int, i
         assert time.monotonic() - sent < 3
         _wait(lambda: all(map(_gone, workers)), "the workers to end")  # one that has hardly begun takes a moment
         said = process.stderr.read().decode() if process.stderr else ""
-    assert "run the same command again to go on" in said
+    assert "run the same command again to resume" in said
     assert ("interrupted" if how == signal.SIGINT else "terminated") in said
     assert "Traceback" not in said
 

@@ -14,7 +14,7 @@ import torch
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardflow.errors import ConfigError, DecodeError
-from shardflow.formats.image_size import is_jpeg
+from shardflow.formats.image_types import is_jpeg
 from shardflow.loading.crop_sampling import Sizes
 from shardflow.loading.decoders import CenterCropDecoder, Decoded, Empty, ImageDecoder, RandomResizedCropDecoder, new
 from shardflow.order.keyed_rng import U64
