@@ -183,6 +183,15 @@ def test_only_the_command_line_prints(file: str) -> None:
     assert not {"eval", "exec", "__import__", "compile"} & called
 
 
+@pytest.mark.parametrize("file", [file for file in FILES if not file.startswith("storage/")])
+def test_only_storage_asks_for_the_kind_of_a_storage(file: str) -> None:
+    """Outside of storage/ no `isinstance` names a class of storage: `local_path` and `exclusive_writer` serve all."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            assert not re.search(r"\b(Local|Remote|Virtual)Storage\b", ast.unparse(node.args[1]))
+        assert not (isinstance(node, ast.Name) and node.id in ("RemoteStorage", "VirtualStorage"))
+
+
 @every_file
 def test_every_module_says_what_it_is_for(file: str) -> None:
     """Every module has a docstring, whose first line is a sentence."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 import shardflow
+from shardflow._validation import size_in_bytes
 from shardflow.dataset.warming import warm as warm_splits
 from shardflow.errors import NotFoundError
-from shardflow.storage.cache import LIMIT, Blob, Cache, size_in_bytes
+from shardflow.storage.cache import LIMIT, Cache
+from shardflow.storage.cache_directory import CachedFile
 
 from .options import json_option
 from .output import megabytes, plural, shard_bar, total_bytes
@@ -91,7 +92,7 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
     if (limit is not None) + everything + damaged != 1:
         raise click.UsageError("give one of --limit, --all and --damaged")
     found = _existing(cache_dir)
-    removed: Sequence[Blob] = found.prune_damaged() if damaged else found.prune(limit or 0)
+    removed: list[CachedFile] = found.prune_damaged() if damaged else found.prune(limit or 0)
     click.echo(f"removed {plural(len(removed), 'file')}, {megabytes(sum(blob.bytes for blob in removed))}")
 
 

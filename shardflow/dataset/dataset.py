@@ -12,13 +12,12 @@ import numpy.typing as npt
 from shardflow.errors import BucketNotFoundError, ConfigError, ManifestError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.storage.cache import Cache, as_cache
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
-from shardflow.storage.urls import is_remote
+from shardflow.storage.urls import remote_options
 from shardflow.storage.virtual import virtual_storage
 
-from .reader import ShardReader
+from .reader import ShardReader, are_local
 
 
 class Split:
@@ -166,13 +165,14 @@ def open_dataset(
         StoreError: It is out of reach.
         ConfigError: An argument is wrong.
     """
-    storage = open_storage(url, storage_options if is_remote(url) else None)
+    storage = open_storage(url, remote_options(url, storage_options))
     try:
         content = _read_manifest(storage, manifest.FILE_NAME)
     except BucketNotFoundError:
         raise
     except NotFoundError as error:
-        if not isinstance(storage, LocalStorage) or storage.root.is_dir():
+        root = storage.local_path("")
+        if root is None or root.is_dir():
             reason = f"holds no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing it was not finished"
         else:
             reason = "does not exist"
@@ -180,7 +180,8 @@ def open_dataset(
     if version is not None and version != content.fingerprint:
         content = _read_version(storage, version)
     storage = virtual_storage(storage, content.roots, storage_options)
-    return Dataset(storage, content, None if isinstance(storage, LocalStorage) else as_cache(cache))
+    shards = (shard for shards in content.splits.values() for shard in shards)
+    return Dataset(storage, content, None if are_local(storage, shards) else as_cache(cache))
 
 
 def _read_version(storage: Storage, version: str) -> manifest.Manifest:

@@ -13,13 +13,13 @@ from shardflow.formats.receipt import Quarantined
 from shardflow.formats.shard_index import Index
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
-from shardflow.storage.transfers import transfer_pool
-from shardflow.storage.url_patterns import ALL, expanded, is_wild, rooted, tars_like
-from shardflow.storage.urls import is_remote
+from shardflow.storage.transfers import TransferPool
+from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
+from shardflow.storage.urls import canonical_root, remote_options
 
 from .label_numbering import Classes, LabelNumbering
 from .tar_scan import ScannedTar, scan_tar, without_first, without_last
-from .virtual_dataset import SelectedRows, TarLocation, build_virtual_dataset, canonical_root
+from .virtual_dataset import SelectedRows, TarLocation, build_virtual_dataset
 
 _TARS_AT_A_TIME = 4
 _SHOWN_NAMES = 3
@@ -143,8 +143,8 @@ def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
         NotFoundError: The directory does not exist, or is empty.
         StoreError: It is out of reach.
     """
-    root, pattern = rooted(url)
-    storage = open_storage(root, storage_options if is_remote(root) else None)
+    root, pattern = split_pattern(url)
+    storage = open_storage(root, remote_options(root, storage_options))
     names = sorted(_tar_names(storage, pattern or ALL))
     for name in names:
         if not is_name(name):
@@ -157,15 +157,15 @@ def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] |
 
 def _tar_names(storage: Storage, pattern: str) -> set[str]:
     """Return the names of the tars that match a pattern. Braces alone need no listing, which not every server gives."""
-    patterns = expanded(pattern)
-    names = {name for name in patterns if not is_wild(name)}
-    wildcards = [name for name in patterns if is_wild(name)]
+    patterns = expand_braces(pattern)
+    names = {name for name in patterns if not has_wildcards(name)}
+    wildcards = [name for name in patterns if has_wildcards(name)]
     if wildcards:
-        listing = storage.names()
+        listing = storage.listing()
         if not listing:
             raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
         for wildcard in wildcards:
-            matching = tars_like(wildcard, listing)
+            matching = matching_tars(wildcard, listing)
             if not matching:
                 raise ConfigError(f"{storage} has no tar {wildcard!r} among its {len(listing)} files")
             names.update(matching)
@@ -185,7 +185,7 @@ def _scan(tars: Sequence[_TarFile], progress: Callable[[int, int], None] | None)
     scans: list[ScannedTar] = []
     if progress is not None:
         progress(0, len(tars))
-    with transfer_pool(_TARS_AT_A_TIME) as pool:
+    with TransferPool(_TARS_AT_A_TIME) as pool:
         for scan in pool.map(lambda tar: scan_tar(tar.storage, tar.name), tars):
             scans.append(scan)
             if progress is not None:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,8 +18,7 @@ from shardflow.errors import IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import ustar
 from shardflow.formats.manifest import Shard
 from shardflow.formats.shard_index import Index
-from shardflow.storage.cache import PATIENCE_S, Cache, Fetched
-from shardflow.storage.local import LocalStorage
+from shardflow.storage.cache import STALL_TIMEOUT_S, Cache, FetchResult, as_cache
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.storage import Storage
 
@@ -37,6 +36,12 @@ _POLL_S = 0.01
 _POLLS_WITHOUT_DOWNLOAD = 3  # a prefetcher may be about to begin one
 
 
+def are_local(storage: Storage, shards: Iterable[Shard]) -> bool:
+    """Return whether all of these shards are files of this machine."""
+    name_in_folder = {shard.name.rpartition("/")[0]: shard.name for shard in shards}  # a folder's shards share a root
+    return all(storage.local_path(name) is not None for name in name_in_folder.values())
+
+
 class ShardReader:
     """Reads the samples of shards, wherever the shards are.
 
@@ -51,18 +56,17 @@ class ShardReader:
     Args:
         storage: Where the shards are.
         shards: Their entries in the manifest.
-        cache: Where to download them to; None to map them in a local storage. Other storages need a cache: by default
-            the one in the user's cache directory.
+        cache: Where to keep downloaded shards; by default the one in the user's cache directory.
 
     Attributes:
         shards: As above.
-        cache: The cache; None if the shards are mapped where they lie.
+        cache: The cache; None if all shards are on a local disk.
     """
 
     def __init__(self, storage: Storage, shards: Sequence[Shard], cache: Cache | None = None) -> None:
         self.shards = shards
-        self.cache = Cache() if cache is None and not isinstance(storage, LocalStorage) else cache
         self._storage = storage
+        self.cache = None if are_local(storage, shards) else as_cache(cache)
         self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
         self._partial: dict[int, PartialShard] = {}
 
@@ -132,33 +136,36 @@ class ShardReader:
 
     def is_local(self, shard: int) -> bool:
         """Return whether a shard can be mapped now, without a download."""
-        return self.cache is None or self.cache.has(self.shards[shard].sha256)
+        entry = self.shards[shard]
+        return self.cache is None or self._is_file(entry.name) or self.cache.has(entry.sha256)
 
     def url(self, shard: int) -> str:
         """Return how messages name a shard: its path, or its URL."""
         return self._storage.url(self.shards[shard].name)
 
-    def fetch(self, shard: int, *, patience_s: float = 0) -> Fetched:
+    def fetch(self, shard: int, *, stall_timeout_s: float = 0) -> FetchResult:
         """Download a shard into the cache, with its index, unless it is there; return what became of the tar.
 
         Args:
             shard: Number of the shard.
-            patience_s: If another thread or process downloads it: how long to wait while its file does not grow.
+            stall_timeout_s: A download of another thread or process is waited for until it has not grown for so long.
 
         Raises:
             StoreError: The shard is missing or out of reach.
             IntegrityError: The shard is not the one packed.
         """
-        if self.cache is None:
-            return Fetched.HERE
         entry = self.shards[shard]
-        fetched = self.cache.fetch(
-            entry.sha256, entry.bytes, lambda target: self._download_with_index(entry, target), patience_s=patience_s
-        )
-        if fetched is Fetched.HERE:
+        if self.cache is None or self._is_file(entry.name):
+            return FetchResult.CACHED
+
+        def download(target: Path) -> None:
+            self._download_with_index(entry, target)
+
+        result = self.cache.fetch(entry.sha256, entry.bytes, download, stall_timeout_s=stall_timeout_s)
+        if result is FetchResult.CACHED:
             with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
                 self._fetch_index(entry)
-        return fetched
+        return result
 
     def index(self, shard: int) -> Index:
         """Return the index of a shard; a damaged copy in the cache is downloaded once more.
@@ -170,7 +177,7 @@ class ShardReader:
             StoreError: It is out of reach.
         """
         entry = self.shards[shard]
-        if self.cache is None:
+        if self.cache is None or self._is_file(entry.index_name):
             return read_index(self._storage, entry)
         try:
             return self._cached_index(self.cache, entry)
@@ -213,7 +220,7 @@ class ShardReader:
     def _map(self, shard: int) -> MappedShard:
         partial = self._partial.pop(shard, None)
         with self._open_tar(self.shards[shard]) as file:
-            rows = self.rows(shard) if partial is None else partial.rows
+            rows = (partial and partial.rows) or self.rows(shard)
             mapped = MappedShard(file, self.shards[shard], rows, number=shard, url=self.url(shard))
         self._mapped[shard] = mapped
         if len(self._mapped) > MAPPED_SHARDS:
@@ -225,9 +232,10 @@ class ShardReader:
 
         It is done once for each mapping: if the damage is still there, it is the source's.
         """
-        if self.cache is None or self._mapped[shard].was_refetched:
+        entry = self.shards[shard]
+        if self.cache is None or self._is_file(entry.name) or self._mapped[shard].was_refetched:
             return False
-        if self.cache.discard_damaged(self.shards[shard].sha256):
+        if self.cache.discard_damaged(entry.sha256):
             logger.warning("the copy of %s in the cache was damaged; check the disk", self.url(shard))
         self._map(shard).was_refetched = True
         return True
@@ -237,9 +245,9 @@ class ShardReader:
 
         None if the shard is local by then, nothing downloads it, or the download does not get on.
         """
-        deadline, polls_without_download = time.monotonic() + PATIENCE_S, 0
+        deadline, polls_without_download = time.monotonic() + STALL_TIMEOUT_S, 0
         while self.cache is not None and not self.is_local(shard) and time.monotonic() < deadline:
-            file = self.cache.arriving(self.shards[shard].sha256)
+            file = self.cache.open_partial(self.shards[shard].sha256)
             if file is None:
                 polls_without_download += 1
                 if polls_without_download == _POLLS_WITHOUT_DOWNLOAD:
@@ -258,11 +266,15 @@ class ShardReader:
 
     def _open_tar(self, entry: Shard) -> IO[bytes]:
         """Return the tar, open for reading; its bytes stay readable when the file is deleted or evicted."""
-        if self.cache is not None:
+        path = self._storage.local_path(entry.name)
+        if path is None:
+            assert self.cache is not None
             return self.cache.open(entry.sha256, entry.bytes, lambda target: self._download(entry, target))
-        path = Path(self._storage.url(entry.name))
         with map_os_errors(path):
             return open(path, "rb")
+
+    def _is_file(self, name: str) -> bool:
+        return self._storage.local_path(name) is not None
 
     def _download(self, entry: Shard, target: Path) -> None:
         self._storage.get(entry.name, target, size=entry.bytes, sha256=entry.sha256)
@@ -282,8 +294,8 @@ class ShardReader:
             index.join()
 
     def _fetch_index(self, entry: Shard) -> None:
-        assert self.cache is not None
-        self.cache.fetch(entry.index_sha256, None, lambda target: self._download_index(entry, target))
+        if self.cache is not None and not self._is_file(entry.index_name):
+            self.cache.fetch(entry.index_sha256, None, lambda target: self._download_index(entry, target))
 
     def _cached_index(self, cache: Cache, entry: Shard) -> Index:
         with cache.open(entry.index_sha256, None, lambda target: self._download_index(entry, target)) as file:

@@ -16,15 +16,13 @@ from typing import Any
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.formats.manifest import Shard
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.staging import staging_directory
 from shardflow.storage.storage import TEMPORARY, Storage
-from shardflow.storage.transfers import transfer_pool
+from shardflow.storage.transfers import TransferPool
 from shardflow.storage.virtual import virtual_storage
 from shardflow.storage.write_lock import FILE_NAME as LOCK_NAME
-from shardflow.storage.write_lock import acquire, clean_up, close_uploads, release
+from shardflow.storage.write_lock import abort_uploads, acquire, clean_up, release
 
 from .dataset import Dataset, open_dataset
 from .shard_rows import read_index_bytes
@@ -82,7 +80,7 @@ def sync(
     target, shards = virtual_storage(own, roots, dst_options), dataset.shards
     # Shards of a virtual dataset can share a tar: it is copied with the first of them.
     first_of_tar = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())
-    with staging_directory(own) as (staging, _):
+    with own.exclusive_writer() as writer:
         finished = target.size(manifest.FILE_NAME) is not None
         if not finished:
             _begin(own, dataset.fingerprint)
@@ -98,13 +96,13 @@ def sync(
             """Copy what is missing of a shard; return whether its tar was copied."""
             is_missing = shard.name in first_of_tar and not has_tar(shard)
             if is_missing:
-                _copy_tar(source, target, staging, shard)
+                _copy_tar(source, target, writer.staging, shard)
             if target.url(shard.index_name) not in sizes:
                 target.put(shard.index_name, read_index_bytes(source, shard))
             return is_missing
 
         tars: list[tuple[Shard, bool]] = []
-        with transfer_pool(_SHARDS_AT_A_TIME) as pool:
+        with TransferPool(_SHARDS_AT_A_TIME) as pool:
             copies = [pool.submit(copy, shard) for shard in shards]
             for shard, copied in zip(shards, copies, strict=True):
                 was_copied = copied.result()
@@ -118,7 +116,7 @@ def sync(
         for name in (manifest.QUARANTINE_NAME, *_receipts(dataset)):
             with contextlib.suppress(NotFoundError):
                 target.put(name, source.read(name))
-        close_uploads(target, {shard.name for shard in shards})
+        abort_uploads(target, {shard.name for shard in shards})
         target.put_new(manifest.FILE_NAME, replace(dataset.manifest, roots=roots).to_bytes())
         release(target)
     return _report(dataset.fingerprint, tars)
@@ -144,19 +142,19 @@ def _is_copied(target: Storage, shard: Shard) -> bool:
     """Return whether an earlier attempt has copied a shard. A remote storage publishes whole blobs; a disk is read."""
     if target.size(shard.name) != shard.bytes:
         return False
-    return not isinstance(target, LocalStorage) or file_sha256(target.path(shard.name)) == shard.sha256
+    path = target.local_path(shard.name)
+    return path is None or file_sha256(path) == shard.sha256
 
 
 def _begin(target: Storage, fingerprint: str) -> None:
     """Acquire the write lock for this copy, in an empty target or one where this copy was stopped."""
-    names = target.names()
+    names = target.listing()
     foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{LOCK_NAME}.")]  # of a killed `acquire`
     if foreign and LOCK_NAME not in names:
         raise ConfigError(f"{target} is not empty: it holds {foreign[0]!r}; choose an empty or a new destination")
-    if isinstance(target, LocalStorage):
-        for name in names:
-            if name.rpartition("/")[2].startswith(TEMPORARY):
-                target.remove(name)
+    for name in names:
+        if name.rpartition("/")[2].startswith(TEMPORARY):
+            target.remove(name)
     acquire(target, fingerprint)
 
 

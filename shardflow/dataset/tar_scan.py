@@ -23,7 +23,6 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import CLASS_PART, parse_labels
 from shardflow.formats.shard_index import KEY_PART, Index, Row
 from shardflow.formats.tar_samples import TarSample, read_samples
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.storage import Storage
 
@@ -113,11 +112,11 @@ def without_last(index: Index) -> Index:
 @contextlib.contextmanager
 def _opened(storage: Storage, name: str) -> Iterator[tuple[IO[bytes], memoryview]]:
     """Lend a tar as a file and as bytes; a remote tar is read into memory whole."""
-    if not isinstance(storage, LocalStorage):
+    path = storage.local_path(name)
+    if path is None:
         data = storage.read(name)
         yield io.BytesIO(data), memoryview(data)
         return
-    path = storage.path(name)
     with map_os_errors(path), open(path, "rb") as file:
         if not path.stat().st_size:  # an empty file cannot be mapped
             yield file, memoryview(b"")

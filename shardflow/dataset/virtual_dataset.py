@@ -21,9 +21,8 @@ from shardflow.formats.manifest import Manifest, Shard
 from shardflow.formats.roots import Root, split_shard_name
 from shardflow.formats.shard_index import Index
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.staging import staging_directory
 from shardflow.storage.storage import Storage
-from shardflow.storage.urls import is_remote
+from shardflow.storage.urls import canonical_root
 from shardflow.storage.virtual import relative_root, root_url
 
 from .dataset import Dataset
@@ -87,11 +86,6 @@ def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
     return [location(shard) for shard in dataset[split].shards]
 
 
-def canonical_root(root: str) -> str:
-    """Return the one name that a directory or URL has, whatever links lead to it."""
-    return root if is_remote(root) else os.path.realpath(root)
-
-
 def build_virtual_dataset(
     dst: str | os.PathLike[str],
     selected: Iterable[SelectedRows],
@@ -152,7 +146,7 @@ def build_virtual_dataset(
     batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))  # finds errors before a directory is made
     if not any(shards.values()):
         raise ConfigError("no sample is selected, so the dataset would be empty; select others")
-    with staging_directory(storage), ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:
+    with storage.exclusive_writer(), ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:
         while batch:
             list(pool.map(lambda file: _put(storage, *file), batch))
             batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))

@@ -7,8 +7,8 @@ from concurrent.futures import as_completed
 
 from shardflow.errors import ConfigError, DeadlineError, StoreError
 from shardflow.formats.manifest import Shard
-from shardflow.storage.cache import PATIENCE_S, Fetched
-from shardflow.storage.transfers import transfer_pool
+from shardflow.storage.cache import STALL_TIMEOUT_S, FetchResult
+from shardflow.storage.transfers import TransferPool
 
 from .dataset import Split
 
@@ -35,7 +35,7 @@ def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = 
         needed = sum(shard.bytes for split in splits for shard in split.shards)
         if needed > cache.limit_bytes:
             raise ConfigError(f"the shards have {needed} bytes, the cache holds {cache.limit_bytes}; raise its limit")
-    with transfer_pool(_AT_A_TIME) as pool:
+    with TransferPool(_AT_A_TIME) as pool:
         downloads = [pool.submit(_fetch, split, number) for split in splits for number in range(len(split.shards))]
         for download in as_completed(downloads):
             shard = download.result()
@@ -44,12 +44,12 @@ def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = 
 
 
 def _fetch(split: Split, number: int) -> Shard:
-    fetched = split.reader.fetch(number, patience_s=PATIENCE_S)
-    if fetched is Fetched.BUSY:
+    result = split.reader.fetch(number, stall_timeout_s=STALL_TIMEOUT_S)
+    if result is FetchResult.BUSY:
         raise DeadlineError(
             f"{split.reader.url(number)}: another process downloads it, and its file has not grown for "
-            f"{PATIENCE_S:g} s; end that process if it was stopped, and try again"
+            f"{STALL_TIMEOUT_S:g} s; end that process if it was stopped, and try again"
         )
-    if fetched is Fetched.FULL:
+    if result is FetchResult.FULL:
         raise StoreError("the disk of the cache has no room; free some space, or choose another cache directory")
     return split.shards[number]

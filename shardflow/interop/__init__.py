@@ -17,6 +17,7 @@ def beside_shards(storage: Storage, directory: str | os.PathLike[str] | None) ->
     """
     if directory is not None:
         return LocalStorage(directory)
-    if not isinstance(storage, LocalStorage):
+    root = storage.local_path("")
+    if root is None:
         raise ConfigError(f"{storage} is not a local directory; name one for these files")
-    return LocalStorage(storage.root)
+    return LocalStorage(root)

@@ -133,7 +133,7 @@ def test_patterns_and_places(tmp_path: Path) -> None:
         sf.index([tmp_path / "a", tmp_path / "a/00.tar"], tmp_path / "twice")
     with pytest.raises(ConfigError, match="no tar 'z"):
         sf.index(f"{tmp_path}/a/z*.tar")
-    with pytest.raises(ConfigError, match="is no pattern"):
+    with pytest.raises(ConfigError, match="is not a pattern"):
         sf.index(f"{tmp_path}/a/{{00.tar")
     with pytest.raises(NotFoundError, match=f"{tmp_path}/c does not exist, or is empty"):
         sf.index(tmp_path / "c")
