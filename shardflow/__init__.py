@@ -6,6 +6,7 @@
     shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
     shardflow.DevicePrefetcher(...) batches of tensors -> batches on a device, augmented there
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
+    shardflow.Cache(directory)      where shards and decoded images are kept
     shardflow.open(url)             dataset -> splits and samples by number
     shardflow.verify(url)           dataset -> all damage in it
     shardflow.repair(url, source)   dataset -> the same dataset, undamaged
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from .loading.loader import Loader
     from .loading.mix import Mix
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
+    from .loading.sampler import Shuffle
 
 __version__ = "0.1.0"
 
@@ -79,6 +81,7 @@ _LAZY = {
     "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
     "RandomResizedCrop": ("device.transforms.random_resized_crop", "RandomResizedCrop"),
     "RandomResizedCropDecoder": ("loading.decoders", "RandomResizedCropDecoder"),
+    "Shuffle": ("loading.sampler", "Shuffle"),
     "samples": ("loading.sample_stream", "Samples"),
     "tune": ("diagnostics.tuning", "tune"),
 }
@@ -112,6 +115,7 @@ __all__ = [
     "RandomResizedCropDecoder",
     "RepairReport",
     "Shards",
+    "Shuffle",
     "Split",
     "SplitDiff",
     "SyncReport",

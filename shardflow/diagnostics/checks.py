@@ -139,7 +139,7 @@ def _storage(split: Split) -> Iterator[Check]:
         yield Check(
             "rotating disk",
             f"{directory} is on a rotating disk, which is slow until the page cache holds the data "
-            f"({size / 1e9:.1f} GB): move it to an SSD, or read fewer shards at a time with lanes=1",
+            f"({size / 1e9:.1f} GB): move it to an SSD, or read fewer shards at a time with Shuffle(lanes=1)",
         )
 
 

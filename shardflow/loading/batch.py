@@ -11,10 +11,12 @@ import numpy.typing as npt
 from shardflow.dataset.sample import Sample
 from shardflow.order.keyed_rng import U64
 
+from .geometry import Geometry
+
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """What the stages hand on to each other; each fills in its part.
+    """A batch in a worker's pipeline; each stage fills in its part.
 
     Attributes:
         key: The batch's own 64-bit key.
@@ -22,11 +24,12 @@ class Batch:
         shards, records: int64 [B], where the samples lie.
         valid: bool [B], False for the repeats that fill a padded tail.
         empty: This rank has no sample in this step. The batch then carries one, so that shapes and dtypes are right,
-            and the last stage cuts it away.
-        samples: What was read.
-        pixels: Their decoded images where the pixel cache has them, uint8 [H, W, 3], else None.
-        images: What the decoder made of the image parts, and what the transforms made of that.
-        substituted: What was wrong with each sample that another one of the batch stands in for.
+            and the last stage removes it.
+        samples: The samples that were read.
+        pixels: Their decoded images from the pixel cache, uint8 [H, W, 3]; None for images that it does not have.
+        images: The images from the decoder, then from the transform.
+        geometry: How the decoder cropped them; None for a decoder that does not say.
+        substituted: The problem of each sample that another one of the batch replaces.
     """
 
     key: int
@@ -38,4 +41,5 @@ class Batch:
     samples: list[Sample] = field(default_factory=list)
     pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)
     images: Any = None
+    geometry: Geometry | None = None
     substituted: list[str] = field(default_factory=list)

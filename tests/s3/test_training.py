@@ -43,7 +43,8 @@ def url(server: Server, prefix: str, local: Path) -> str:
 
 def loader(url: str | Path, **options: Any) -> shardflow.Loader:
     """A loader whose pixels depend on every source of randomness a transform can use."""
-    chosen = {"batch_size": 7, "num_workers": 2, "tail": "short", "window": 16, "lanes": 2, **options}
+    shuffle = shardflow.Shuffle(window=16, lanes=2)
+    chosen = {"batch_size": 7, "num_workers": 2, "tail": "short", "shuffle": shuffle, **options}
     return shardflow.Loader(
         url, decoder=shardflow.RandomResizedCropDecoder(12), transform=v2.RandomErasing(0.5), **chosen
     )
@@ -54,8 +55,7 @@ def far(server: Server, url: str, tmp_path: Path) -> Open:
     """A loader of the dataset in the bucket, with a cache of its own."""
 
     def open_loader(endpoint: str | None = None, **options: Any) -> shardflow.Loader:
-        options.setdefault("cache", tmp_path / "cache")
-        return loader(url, storage_options=server.options(endpoint), **options)
+        return loader(url, storage_options=server.options(endpoint), **{"cache": tmp_path / "cache", **options})
 
     return open_loader
 
@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_transferred_about_once_per_epoch(
         storage_options=server.options(proxy.endpoint),
         cache=shardflow.Cache(tmp_path / "cache", limit),
         batch_size=4,
-        window=8,
+        shuffle=shardflow.Shuffle(window=8, lanes=2),
         prefetch_factor=1,  # a worker that the machine holds up stays within what the small cache keeps for it
     )
     for epoch in range(1, 4):
@@ -178,7 +178,7 @@ def test_missing_shard_is_a_typed_error_in_its_batch(server: Server, prefix: str
     server.storage(prefix).remove("train/000004.tar")
     received = 0
     with pytest.raises(NotFoundError, match=f"{url}/train/000004.tar"):  # noqa: PT012 - what came before is counted
-        for _, labels in far(shuffle=False, lanes=1, num_workers=1):
+        for _, labels in far(shuffle=False, num_workers=1):
             received += len(labels)
     assert 70 <= received <= 76
 

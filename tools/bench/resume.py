@@ -131,7 +131,7 @@ def for_real(repeats: int) -> str:
         "| --- | ---: |" + " ---: |" * len(PLACES),
     ]
     cases = [
-        {"lanes": lanes // WORLD, "window": window, "num_workers": workers}
+        {"shuffle": shardflow.Shuffle(lanes=lanes // WORLD, window=window), "num_workers": workers}
         for lanes, window in ORDERS
         for workers in (0, 2)
     ]
@@ -143,7 +143,7 @@ def for_real(repeats: int) -> str:
     for number, case in enumerate(cases):
         own = measured[number * len(PLACES) : (number + 1) * len(PLACES)]
         cells = " | ".join(f"{1000 * seconds:.0f} ms" for seconds in own)
-        lines.append(f"| {case['lanes']}, {case['window']} | {case['num_workers']} | {cells} |")
+        lines.append(f"| {case['shuffle'].lanes}, {case['shuffle'].window} | {case['num_workers']} | {cells} |")
     return "\n".join(lines)
 
 

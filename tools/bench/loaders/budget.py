@@ -29,7 +29,6 @@ from shardflow import Loader, RandomResizedCropDecoder, native
 from shardflow.dataset.dataset import open_dataset
 from shardflow.loading.batch import Batch
 from shardflow.loading.crop_sampling import random_resized_crops
-from shardflow.loading.decoders import _sizes
 from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, WorkerControl
 from shardflow.loading.stages import Collate, Decode, Read
 from shardflow.order.schedule import Schedule
@@ -42,11 +41,11 @@ class Worker:
         split = open_dataset(url)["train"]
         self.steps = len(split) // BATCH
         self.images = self.steps * BATCH
-        order = EpochOrder(split, seed=0, window=8192, shuffle=True)
+        order = EpochOrder(split, seed=0)
         self._source = PlanSampler(order, Schedule(length=len(split), batch_size=BATCH), WorkerControl(1))
         self._decoder = RandomResizedCropDecoder(SIZE)
         self._warm = np.zeros((BATCH, 3, SIZE, SIZE), np.uint8)
-        self._read = Read(split, keys=False, substitute=False)
+        self._read = Read(split, substitute=False)
         self._decode = Decode(self._decoder, lambda _: torch.from_numpy(self._warm), substitute=False)
         self._collate = Collate(("image", "label"), None, 0)
 
@@ -66,7 +65,6 @@ class Worker:
             batch = timed("read and check", _single, self._read, batch)
             payloads, sizes, boxes, flips = self.crops(batch)
             timed("  of it CRC-32", lambda payloads=payloads: [zlib.crc32(payload) for payload in payloads])
-            timed("  of decoding: sizes from headers", _sizes, payloads)
             timed("  of decoding: boxes", random_resized_crops, sizes, batch.keys, *self._ranges())
             timed("  of decoding: the kernel", native.decode_crops, payloads, boxes, flips, self._warm)
             batch = timed("decode", _single, self._decode, batch)
@@ -81,7 +79,7 @@ class Worker:
     def crops(self, batch: Batch) -> tuple[Any, Any, Any, Any]:
         """Return payloads, sizes, boxes and flips of a batch."""
         payloads = [sample.parts["jpg"] for sample in batch.samples]
-        sizes = _sizes(payloads)
+        sizes = np.array([sample.image_size for sample in batch.samples])
         boxes, flip = random_resized_crops(sizes, batch.keys, *self._ranges())
         return payloads, sizes, boxes, flip < self._decoder.hflip
 

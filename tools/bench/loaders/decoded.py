@@ -28,10 +28,8 @@ def run(dataset: str, workers: int, cache_dir: str | None) -> list[float]:
     import shardflow
 
     torch.set_num_threads(1)
-    limit = None if cache_dir is None else "100GB"
-    loader = shardflow.Loader(
-        dataset, batch_size=64, tail="short", num_workers=workers, cache=cache_dir, decoded_cache=limit
-    )
+    cache = None if cache_dir is None else shardflow.Cache(cache_dir, pixels="100GB")
+    loader = shardflow.Loader(dataset, batch_size=64, tail="short", num_workers=workers, cache=cache)
     spent = []
     for _ in range(EPOCHS):
         before, images = cpu_s(os.getpid()), 0

@@ -1,9 +1,8 @@
 """What an image costs the CPU before it is the device's turn: crops handed over as uint8, or whole files as they are.
 
 CPU time of the training process and its workers together, in µs per image. Ways take turns, so that what else the
-machine does falls on all of them alike; given are medians over epochs, the first of each way left out. A share of the
-files that the workers decode (`cpu_share`) costs its decoding there. The last way decodes on the CPU what was handed
-over encoded, which is what a machine without a GPU does.
+machine does falls on all of them alike; given are medians over epochs, the first of each way left out. The last way
+decodes on the CPU what was handed over encoded, which is what a machine without a GPU does.
 
     python tools/bench/loaders/handing.py DATASET
 """
@@ -37,12 +36,6 @@ def ways(url: Path) -> dict[str, Iterable[Any]]:
     return {
         "uint8 crops, to the training process": loader(crop),
         "encoded files, to the training process": loader(shardflow.EncodedDecoder()),
-        **{
-            f"encoded files, a share of {share} as crops, to the training process": loader(
-                shardflow.EncodedDecoder(share, crop)
-            )
-            for share in (0.25, 0.5)
-        },
         "uint8 crops, normalised on the CPU": shardflow.DevicePrefetcher(loader(crop), "cpu", transforms),
         "encoded files, decoded and normalised on the CPU": shardflow.DevicePrefetcher(
             loader(shardflow.EncodedDecoder()), "cpu", [shardflow.DecodeJpeg(crop), *transforms]
