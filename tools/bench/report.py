@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 Run = dict[str, Any]
-Cells = Callable[[list[Run], list[str]], Sequence[str]]
+Cells = Callable[[dict[str, Any], list[Run]], Sequence[str]]
 
 
 def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -31,6 +31,11 @@ def runs(row: Mapping[str, Any], case: Mapping[str, Any]) -> list[Run]:
     return [run for run in row["rounds"] if case.items() <= run.items()]
 
 
+def failures(row: Mapping[str, Any], case: Mapping[str, Any]) -> list[str]:
+    """Return the reasons why runs of a case failed."""
+    return [failure["reason"] for failure in row["failures"] if case.items() <= failure.items()]
+
+
 def table(
     results: Mapping[str, Any],
     columns: Sequence[str],
@@ -44,16 +49,16 @@ def table(
         results: What was measured.
         columns: The titles; the first two are the row's name and version.
         rank: Key of a row's runs: lines ascend by it, and those without a run come last.
-        cells: Makes the other cells of a row from its runs and from the reasons why others failed.
+        cells: Makes the other cells from a row's results and those of its runs that are meant.
         case: Which of the runs are meant; all by default.
     """
     case = case or {}
     ranked = []
     for row in results["rows"]:
-        failed = [failure["reason"] for failure in row["failures"] if case.items() <= failure.items()]
         if measured := runs(row, case):
-            ranked.append((rank(measured), (row["name"], row["version"], *cells(measured, failed))))
+            ranked.append((rank(measured), (row["name"], row["version"], *cells(row, measured))))
         else:
+            failed = failures(row, case)
             reason = f"failed: {failed[-1]}" if failed else "not run"
             ranked.append((float("inf"), (row["name"], row["version"], reason, *[""] * (len(columns) - 3))))
     return markdown(columns, [line for _, line in sorted(ranked, key=lambda one: one[0])])

@@ -136,8 +136,8 @@ class Loaders(harness.Workload):
     def tables(self, results: dict[str, Any]) -> dict[str, str]:
         """Return one table, the slowest loader first."""
 
-        def cells(runs: list[Run], failed: list[str]) -> tuple[str, ...]:
-            del failed
+        def cells(row: dict[str, Any], runs: list[Run]) -> tuple[str, ...]:
+            del row
             return (
                 f"{_rate(runs):,.0f}",
                 f"{_cpu_ms(runs):.2f}",
