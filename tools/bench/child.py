@@ -3,7 +3,7 @@
     python child.py MODULE FUNCTION ARGUMENTS
 
 ARGUMENTS is a JSON object. The result is printed as a line of JSON behind `MARK`, because libraries print as well. A
-generator prints such a line for every value, and goes on when it reads a line.
+generator prints such a line for every value, and goes on when it reads a line; it is closed at the end of the input.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ def main() -> None:
     """Call the function."""
     module, function, arguments = sys.argv[1:]
     result = getattr(importlib.import_module(f"bench.{module}"), function)(**json.loads(arguments))
-    if isinstance(result, Iterator):
+    if isinstance(result, Generator):
         for value in result:
             _print(value)
-            sys.stdin.readline()
+            if not sys.stdin.readline():
+                result.close()
     else:
         _print(result)
 

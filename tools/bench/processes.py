@@ -49,7 +49,7 @@ class Child:
 
 @contextlib.contextmanager
 def child(
-    python: str, function: str, *, variables: Variables = (), timeout_s: float = TIMEOUT_S, **arguments: Any
+    python: str, function: str, *, variables: Variables = (), timeout_s: float | None = TIMEOUT_S, **arguments: Any
 ) -> Iterator[Child]:
     """Run a function, named as in "loaders.measure.epochs", while the body runs, and wait for its end.
 
@@ -71,8 +71,9 @@ def child(
             timed_out.set()
             _kill(process.pid)
 
-        timer = threading.Timer(timeout_s, stop)
-        timer.start()
+        timer = threading.Timer(timeout_s or 0, stop)
+        if timeout_s is not None:
+            timer.start()
         complete = True
         try:
             try:

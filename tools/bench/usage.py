@@ -95,6 +95,10 @@ class Stopwatch:
         self._servers = list(servers)
         self._begin = self._now()
 
+    def wall_s(self) -> float:
+        """Return the seconds since the start."""
+        return time.perf_counter() - self._begin[0]
+
     def read(self) -> Used:
         """Return what was used since the start."""
         wall, cpu, servers, machine = (now - then for now, then in zip(self._now(), self._begin, strict=True))

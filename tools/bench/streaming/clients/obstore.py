@@ -20,8 +20,8 @@ from obstore.store import S3Store
 from shardflow.storage.remote import PIECE_BYTES, PIECES
 
 
-def open_store(bucket: str, _: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:
-    """Return what fetches blobs."""
+def open_client(bucket: str, _: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:
+    """Return a function that fetches blobs."""
     store = S3Store(
         bucket,
         endpoint=os.environ["AWS_ENDPOINT_URL"],

@@ -14,10 +14,12 @@ import boto3
 import fsspec
 import s3fs  # noqa: F401 - what fsspec opens s3:// with; importing is not measured
 import webdataset as wds
-from peers.recipe import BATCH, BUFFER, WORKERS, tensors
-from place import Place
 from s3torchconnector import S3ClientConfig, S3MapDataset
 from webdataset.gopen import gopen_schemes
+
+from bench.loaders.peers.recipe import BATCH, BUFFER, WORKERS, tensors
+
+from . import Place
 
 
 def open_loader(place: Place, variant: str) -> Callable[[], Iterator[Any]]:

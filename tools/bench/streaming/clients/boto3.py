@@ -9,8 +9,8 @@ from typing import Any
 import boto3
 
 
-def open_store(bucket: str, _: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:
-    """Return what fetches blobs."""
+def open_client(bucket: str, _: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:
+    """Return a function that fetches blobs."""
     client = boto3.client("s3")
 
     def fetch(blobs: list[dict[str, Any]], folder: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 from shardflow.storage.remote import RemoteStorage
 
 
-def open_store(bucket: str, variant: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:
+def open_client(bucket: str, variant: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:
     """`variant` says how many blobs are fetched at once; the look-ahead of two workers has four each."""
     store = RemoteStorage(f"s3://{bucket}")
 

@@ -9,8 +9,8 @@ from typing import Any
 import s3fs
 
 
-def open_store(bucket: str, _: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:
-    """Return what fetches blobs."""
+def open_client(bucket: str, _: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:
+    """Return a function that fetches blobs."""
     client = s3fs.S3FileSystem()
 
     def fetch(blobs: list[dict[str, Any]], folder: Path) -> Iterator[Path]:

@@ -1,4 +1,7 @@
-"""Where a loader finds its data. Endpoint and credentials are in the environment, where the AWS tools look for them."""
+"""The loaders, a file each: `open_loader(place, variant)` returns a function that starts an epoch.
+
+An epoch yields batches of images, uint8 [B, 3, 224, 224], and the numbers of their samples.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a loader is told.
+    """Where a loader finds its data. Endpoint and credentials are in the environment, as for the AWS tools.
 
     Attributes:
         url: The prefix in the bucket that its format was uploaded to.
         local: The folder that it was uploaded from.
-        cache: An empty folder on the local disk for what it wants to keep.
+        cache: An empty folder on the local disk for what it keeps; also XDG_CACHE_HOME.
     """
 
     url: str

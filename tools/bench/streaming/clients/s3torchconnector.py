@@ -11,8 +11,8 @@ from typing import Any
 from s3torchconnector import S3ClientConfig, S3MapDataset
 
 
-def open_store(bucket: str, _: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:
-    """Return what fetches blobs."""
+def open_client(bucket: str, _: str) -> Callable[[list[dict[str, Any]], Path], Iterator[Path]]:
+    """Return a function that fetches blobs."""
 
     def fetch(blobs: list[dict[str, Any]], folder: Path) -> Iterator[Path]:
         objects = S3MapDataset.from_objects(

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import s3fs  # noqa: F401 - what shardflow opens s3:// with; importing is not measured
-from peers.recipe import BATCH, WORKERS
-from place import Place
 
+from bench.loaders.peers.recipe import BATCH, WORKERS
 from shardflow import Loader
+
+from . import Place
 
 
 def open_loader(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
     """`variant` is "s3" or "local"."""
     url = place.url if variant == "s3" else place.local
-    loader = Loader(url, batch_size=BATCH, tail="short", num_workers=WORKERS, cache_dir=place.cache)
+    loader = Loader(url, batch_size=BATCH, tail="short", num_workers=WORKERS)
     return lambda: iter(loader)
