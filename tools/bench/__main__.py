@@ -20,6 +20,8 @@ import sys
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # the modules are the package `bench`
+from bench.processes import FailedError  # noqa: E402
+
 WORKLOADS = ("loaders", "packers", "streaming", "micro", "device")
 
 
@@ -35,7 +37,10 @@ def main() -> None:
         description=workload.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    workload.main(parser, arguments)
+    try:
+        workload.main(parser, arguments)
+    except FailedError as error:
+        sys.exit(f"tools/bench: {error}")
 
 
 if __name__ == "__main__":

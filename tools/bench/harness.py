@@ -125,16 +125,17 @@ class Workload:
         variables = (*self.environments.variables(row.environment), *row.variables, *options.pop("variables", ()))
         return call(self.environments.python(row.environment), function, variables=variables, **options)
 
-    def made(self, folder: Path, make: Callable[[], Any]) -> Path:
-        """Make a folder unless it is complete, and return it."""
-        stamp = folder.with_name(f"{folder.name}.complete")
-        if not stamp.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            print(f"preparing {folder.name}", flush=True)
-            make()
-            stamp.touch()
-        return folder
+
+def made(folder: Path, make: Callable[[], Any]) -> Path:
+    """Make a folder unless it is complete, and return it."""
+    stamp = folder.with_name(f"{folder.name}.complete")
+    if not stamp.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        print(f"preparing {folder.name}", flush=True)
+        make()
+        stamp.touch()
+    return folder
 
 
 def run(workload_type: type[Workload], parser: argparse.ArgumentParser, arguments: list[str]) -> None:

@@ -88,7 +88,9 @@ def child(
                 process.communicate()
         if process.returncode or not complete:
             errors.seek(0)
-            raise FailedError(f"not done after {timeout_s:.0f} s" if timed_out.is_set() else _reason(errors.read()))
+            raise FailedError(
+                f"not done after {timeout_s:.0f} s" if timed_out.is_set() else _reason(errors.read())
+            ) from None
 
 
 def call(python: str, function: str, **options: Any) -> Any:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from bench import harness, report
-from bench.harness import Row
+from bench.harness import Row, made
 from bench.report import Run
 
 CALM = 0.05
@@ -107,7 +107,7 @@ class Loaders(harness.Workload):
                 shutil.copytree(self.data / "shardflow" / "packed", folder / "packed", copy_function=os.link)
             self.call(writer, "loaders.measure.prepare", peer=reads, pictures=self.data / "pictures", data=folder)
 
-        self.made(folder, make)
+        made(folder, make)
 
     def measure(self, row: Row, case: dict[str, Any]) -> Run:
         """Run a loader in a fresh process."""
@@ -177,9 +177,7 @@ def pictures(workload: harness.Workload, count: int) -> Path:
     row = Row(name="pictures", peer="", package="", environment="common")
     images = workload.options.images and workload.options.images.resolve()
     folder = workload.data / "pictures"
-    return workload.made(
-        folder, lambda: workload.call(row, "pictures.pictures", folder=folder, count=count, images=images)
-    )
+    return made(folder, lambda: workload.call(row, "pictures.pictures", folder=folder, count=count, images=images))
 
 
 def _rate(runs: list[Run]) -> float:

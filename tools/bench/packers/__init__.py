@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from bench import harness, report
-from bench.harness import Row
+from bench.harness import Row, made
 from bench.report import Run
 from bench.usage import Stopwatch
 
@@ -69,13 +69,13 @@ class Packers(harness.Workload):
         images = self.options.images and self.options.images.resolve()
         for kind, (few, many) in counts.items():
             originals = self._originals(kind, few)
-            self.made(
+            made(
                 originals,
                 lambda kind=kind, few=few, folder=originals: self.call(
                     maker, "pictures.originals", folder=folder, kind=kind, count=few, images=images
                 ),
             )
-            self.made(self._originals(kind, many), lambda kind=kind, few=few, many=many: self._link(kind, few, many))
+            made(self._originals(kind, many), lambda kind=kind, few=few, many=many: self._link(kind, few, many))
         return {"originals": "made from photographs" if images else "drawn", "counts": counts}
 
     def cases(self) -> list[dict[str, Any]]:

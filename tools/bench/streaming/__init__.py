@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from bench import harness, report
-from bench.harness import Row
+from bench.harness import Row, made
 from bench.loaders import pictures
 from bench.processes import Child, child
 from bench.report import Run
@@ -214,7 +214,7 @@ class Epochs(Streaming):
         name, size = FORMATS[reads]
         arguments = {"peer": reads, "pictures": self.data / "pictures", "data": self.data / reads, "size": size}
         writer = next(each for each in EPOCHS if each.peer == reads)
-        self.made(self.data / reads, lambda: self.call(writer, "loaders.measure.prepare", **arguments))
+        made(self.data / reads, lambda: self.call(writer, "loaders.measure.prepare", **arguments))
         if reads not in self._uploaded:
             folder = self.data / reads / name
             self.call(SERVER, "streaming.server.upload", endpoint=self.server["endpoint"], folder=folder)

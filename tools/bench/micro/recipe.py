@@ -10,9 +10,7 @@ CPU time, the settings in turn, in many rounds of which the median counts.
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import time
 from pathlib import Path
 from statistics import fmean, median
@@ -28,6 +26,7 @@ from shardflow.errors import SampleError
 from shardflow.order import keyed_rng
 from shardflow.packing.recipe import Recipe
 
+SHORT_SIDE = 256
 QUALITIES = (60, 65, 70, 75, 80, 85, 88, 90, 92, 94, 95, 96, 97, 98)
 SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     *((way, {"subsampling": way, "quality": quality}) for way in ("4:2:0", "4:2:2", "4:4:4") for quality in QUALITIES),
@@ -67,9 +66,19 @@ class Judge:
         return float(np.mean(common / ((mean**2 + self._mean**2 + _C1) * (spread + _C2))))
 
 
-def packed_and_judged(images: Path, short_side: int) -> tuple[int, list[dict[str, Any]], list[list[bytes]]]:
+def measure(images: str, rounds: int) -> dict[str, Any]:
+    """Return the number of photographs, and a row for each setting."""
+    photographs, rows, files = packed_and_judged(Path(images))
+    if not photographs:
+        raise ValueError(f"no JPEG below {images} has a short side of {SHORT_SIDE} pixels or more")
+    for row, time_us in zip(rows, decode_us(files, rounds), strict=True):
+        row["decode_us"] = time_us
+    return {"photographs": photographs, "rows": rows}
+
+
+def packed_and_judged(images: Path) -> tuple[int, list[dict[str, Any]], list[list[bytes]]]:
     """Pack every photograph at every setting; return their number, what was found by setting, and the packed files."""
-    recipes = [Recipe(**{"short_side": short_side, **settings}) for _, settings in SETTINGS]
+    recipes = [Recipe(**{"short_side": SHORT_SIDE, **settings}) for _, settings in SETTINGS]
     files: list[list[bytes]] = [[] for _ in recipes]
     judged: list[list[tuple[float, float]]] = [[] for _ in recipes]
     for path in sorted(path for path in images.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg")):
@@ -79,7 +88,7 @@ def packed_and_judged(images: Path, short_side: int) -> tuple[int, list[dict[str
         except SampleError:
             continue
         # Those that are too small are not resized; turned or converted, they would need a reference of their own.
-        if min(first.geometry.stored) < short_side or first.done:
+        if min(first.geometry.stored) < SHORT_SIDE or first.done:
             continue
         judge = Judge(Image.open(io.BytesIO(data)), first.geometry.size)
         for recipe, into, found in zip(recipes, files, judged, strict=True):
@@ -125,19 +134,3 @@ def _blurred(plane: Plane) -> Plane:
         windows = np.lib.stride_tricks.sliding_window_view(plane, len(_TAPS), axis)
         plane = windows @ _TAPS
     return plane
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--short-side", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=15)
-    given = parser.parse_args()
-    photographs, measured, packed = packed_and_judged(given.images, given.short_side)
-    if not photographs:
-        raise SystemExit(f"no JPEG below {given.images} has a short side of {given.short_side} pixels or more")
-    for row, time_us in zip(measured, decode_us(packed, given.rounds), strict=True):
-        row["decode_us"] = time_us
-    results = {"photographs": photographs, "rows": measured}
-    given.output.write_text(json.dumps(results, indent=1) + "\n")
