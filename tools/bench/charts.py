@@ -37,7 +37,7 @@ def bars(path: str, names: list[str], own: list[bool], panels: list[dict[str, An
             axis.bar_label(drawn, series["labels"], padding=3, fontsize=9 if count == 1 else 8)
         axis.set_yticks(range(len(names)), names)
         axis.set_title(panel["title"], fontsize=11)
-        axis.margins(x=0.12 if count == 1 else 0.2)
+        axis.margins(x=0.12 if count == 1 else 0.2, y=0.02)
         axis.spines[["top", "right", "bottom"]].set_visible(False)
         axis.xaxis.set_visible(False)
         axis.tick_params(axis="y", length=0)
