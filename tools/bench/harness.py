@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from bench.environments import PROJECT, Environments
-from bench.processes import FailedError, call
+from bench.processes import Child, FailedError, Variables, call, child
 from bench.report import Run, fill, markdown, runs
 from bench.usage import busy_share, hardware
 
@@ -29,25 +29,25 @@ QUIET = 0.05
 """Share of the machine's CPU time that others may use during a run before it is repeated, where it may be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One tool used in one way.
 
     Attributes:
         name: As in the table; unique.
-        peer, variant: The file in the workload's `peers/`, and its argument.
         package: The table shows its version; of Debian's where the name begins with "apt:".
-        environment: Where the peer is installed.
+        environment: Where the package is installed.
+        peer, variant: The workload's adapter, and its argument.
         reads: Peer whose format it reads; by default its own.
         variables: Environment variables of its process.
         keep_uint8: Do not normalise: the images stay uint8 until they are on a GPU.
     """
 
     name: str
+    package: str
+    environment: str
     peer: str
     variant: str = ""
-    package: str
-    environment: str = "common"
     reads: str = ""
     variables: tuple[tuple[str, str], ...] = ()
     keep_uint8: bool = False
@@ -120,10 +120,18 @@ class Workload:
         """Return tables and caption by their marks in the page."""
         return {**self.tables(results), "caption": self.caption(results) + "\n"}
 
-    def call(self, row: Row, function: str, **options: Any) -> Any:
-        """Call a function with a row's interpreter and variables."""
-        variables = (*self.environments.variables(row.environment), *row.variables, *options.pop("variables", ()))
-        return call(self.environments.python(row.environment), function, variables=variables, **options)
+    def call(self, where: Row | str, function: str, **options: Any) -> Any:
+        """Call a function in an environment, or with a row's interpreter and variables; see `processes.child`."""
+        with self.child(where, function, **options) as process:
+            return process.receive()
+
+    def child(
+        self, where: Row | str, function: str, *, variables: Variables = (), **options: Any
+    ) -> contextlib.AbstractContextManager[Child]:
+        """Run a function in an environment, or with a row's interpreter and variables; see `processes.child`."""
+        environment, own = (where, ()) if isinstance(where, str) else (where.environment, where.variables)
+        whole = (*self.environments.variables(environment), *own, *variables)
+        return child(self.environments.python(environment), function, variables=whole, **options)
 
 
 def made(folder: Path, make: Callable[[], Any]) -> Path:

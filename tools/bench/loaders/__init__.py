@@ -25,49 +25,24 @@ PATIENT_THREADS = (("OMP_WAIT_POLICY", "passive"),)
 """By default FFCV's threads spin while they wait for each other, on cores that the main process could use."""
 
 ROWS = (
-    Row(name="ImageFolder, PIL", peer="imagefolder", variant="pil", package="torchvision"),
-    Row(
-        name="ImageFolder, tensors, floats handed over",
-        peer="imagefolder",
-        variant="tensors-float",
-        package="torchvision",
-    ),
-    Row(name="ImageFolder, tensors", peer="imagefolder", variant="tensors", package="torchvision"),
-    Row(name="webdataset, PIL", peer="webdataset", variant="pil", package="webdataset", reads="shardflow"),
-    Row(name="webdataset, tensors", peer="webdataset", variant="tensors", package="webdataset", reads="shardflow"),
-    Row(
-        name="webdataset, tensors, DataLoader's batches",
-        peer="webdataset",
-        variant="tensors-collated",
-        package="webdataset",
-        reads="shardflow",
-    ),
-    Row(
-        name="MosaicML Streaming, tensors",
-        peer="mosaicml",
-        variant="tensors",
-        package="mosaicml-streaming",
-        environment="mosaicml-litdata",
-    ),
-    Row(name="LitData, tensors", peer="litdata", variant="tensors", package="litdata", environment="mosaicml-litdata"),
-    Row(name="HF datasets, tensors", peer="huggingface", variant="tensors", package="datasets"),
-    Row(name="Energon, tensors", peer="energon", variant="tensors", package="megatron-energon", environment="energon"),
-    Row(name="SPDL, tensors", peer="spdl", variant="tensors", package="spdl", reads="imagefolder"),
-    Row(name="FFCV", peer="ffcv", variant="float", package="ffcv", environment="ffcv", variables=PATIENT_THREADS),
-    Row(
-        name="FFCV, uint8",
-        peer="ffcv",
-        variant="uint8",
-        package="ffcv",
-        environment="ffcv",
-        variables=PATIENT_THREADS,
-        keep_uint8=True,
-    ),
-    Row(name="DALI, full decode", peer="dali", variant="full", package="nvidia-dali-cuda130", reads="shardflow"),
-    Row(name="DALI, crop decode", peer="dali", variant="crop", package="nvidia-dali-cuda130", reads="shardflow"),
-    Row(name="shardflow, no kernel", peer="shardflow", variant="fallback", package="shardflow"),
-    Row(name="shardflow", peer="shardflow", variant="kernel", package="shardflow"),
-    Row(name="shardflow, uint8", peer="shardflow", variant="kernel", package="shardflow", keep_uint8=True),
+    Row("ImageFolder, PIL", "torchvision", "common", "imagefolder", "pil"),
+    Row("ImageFolder, tensors, floats handed over", "torchvision", "common", "imagefolder", "tensors-float"),
+    Row("ImageFolder, tensors", "torchvision", "common", "imagefolder", "tensors"),
+    Row("webdataset, PIL", "webdataset", "common", "webdataset", "pil", "shardflow"),
+    Row("webdataset, tensors", "webdataset", "common", "webdataset", "tensors", "shardflow"),
+    Row("webdataset, tensors, DataLoader's batches", "webdataset", "common", "webdataset", "collated", "shardflow"),
+    Row("MosaicML Streaming, tensors", "mosaicml-streaming", "mosaicml-litdata", "mosaicml", "tensors"),
+    Row("LitData, tensors", "litdata", "mosaicml-litdata", "litdata", "tensors"),
+    Row("HF datasets, tensors", "datasets", "common", "huggingface", "tensors"),
+    Row("Energon, tensors", "megatron-energon", "energon", "energon", "tensors"),
+    Row("SPDL, tensors", "spdl", "common", "spdl", "tensors", "imagefolder"),
+    Row("FFCV", "ffcv", "ffcv", "ffcv", "float", variables=PATIENT_THREADS),
+    Row("FFCV, uint8", "ffcv", "ffcv", "ffcv", "uint8", variables=PATIENT_THREADS, keep_uint8=True),
+    Row("DALI, full decode", "nvidia-dali-cuda130", "common", "dali", "full", "shardflow"),
+    Row("DALI, crop decode", "nvidia-dali-cuda130", "common", "dali", "crop", "shardflow"),
+    Row("shardflow, no kernel", "shardflow", "common", "shardflow", "fallback"),
+    Row("shardflow", "shardflow", "common", "shardflow", "kernel"),
+    Row("shardflow, uint8", "shardflow", "common", "shardflow", "kernel", keep_uint8=True),
 )
 
 
@@ -174,10 +149,9 @@ class Loaders(harness.Workload):
 
 def pictures(workload: harness.Workload, count: int) -> Path:
     """Return the folder with the images, made if need be."""
-    row = Row(name="pictures", peer="", package="", environment="common")
     images = workload.options.images and workload.options.images.resolve()
     folder = workload.data / "pictures"
-    return made(folder, lambda: workload.call(row, "pictures.pictures", folder=folder, count=count, images=images))
+    return made(folder, lambda: workload.call("common", "pictures.pictures", folder=folder, count=count, images=images))
 
 
 def _rate(runs: list[Run]) -> float:

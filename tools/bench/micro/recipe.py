@@ -17,11 +17,11 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image
 
 import shardflow
+from bench.packers.quality import Pixels, psnr_db, reference
 from shardflow.errors import SampleError
 from shardflow.order import keyed_rng
 from shardflow.packing.recipe import Recipe
@@ -35,28 +35,20 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 """What a row is called, and its settings."""
 
-Plane = npt.NDArray[np.float64]
-
 _TAPS = np.exp(-0.5 * (np.arange(-5, 6) / 1.5) ** 2)
 _TAPS /= _TAPS.sum()
 _C1, _C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
 
 
 class Judge:
-    """One photograph's reference, and how far others are from it."""
+    """The reference of one photograph, and the fidelity of images to it."""
 
     def __init__(self, photograph: Image.Image, size: tuple[int, int]) -> None:
-        planes = (Image.fromarray(np.asarray(plane, np.float32)) for plane in photograph.convert("RGB").split())
-        resized = (np.asarray(plane.resize(size, Image.Resampling.BICUBIC), np.float64) for plane in planes)
-        self._wanted = np.stack(list(resized), -1).clip(0, 255)
-        self._luma = _luma(self._wanted)
+        self.expected = reference(photograph, size, Image.Resampling.BICUBIC)
+        self._luma = _luma(self.expected)
         self._mean, self._square = _blurred(self._luma), _blurred(self._luma**2)
 
-    def psnr_db(self, pixels: Plane) -> float:
-        """Return the peak signal-to-noise ratio."""
-        return float(10 * np.log10(255**2 / np.mean((pixels - self._wanted) ** 2)))
-
-    def ssim(self, pixels: Plane) -> float:
+    def ssim(self, pixels: Pixels) -> float:
         """Return the structural similarity, at most 1."""
         luma = _luma(pixels)
         mean = _blurred(luma)
@@ -94,7 +86,7 @@ def packed_and_judged(images: Path) -> tuple[int, list[dict[str, Any]], list[lis
         for recipe, into, found in zip(recipes, files, judged, strict=True):
             into.append(recipe.process(data).image)
             pixels = np.asarray(Image.open(io.BytesIO(into[-1])).convert("RGB"), np.float64)
-            found.append((judge.psnr_db(pixels), judge.ssim(pixels)))
+            found.append((psnr_db(pixels, judge.expected), judge.ssim(pixels)))
     rows = [
         {
             "name": name,
@@ -124,12 +116,12 @@ def decode_us(files: list[list[bytes]], rounds: int) -> list[float]:
     return [median(times[1:]) for times in spent]  # the first round warms up
 
 
-def _luma(pixels: Plane) -> Plane:
-    weighted: Plane = pixels @ np.array([0.299, 0.587, 0.114])
+def _luma(pixels: Pixels) -> Pixels:
+    weighted: Pixels = pixels @ np.array([0.299, 0.587, 0.114])
     return weighted
 
 
-def _blurred(plane: Plane) -> Plane:
+def _blurred(plane: Pixels) -> Pixels:
     for axis in (0, 1):
         windows = np.lib.stride_tricks.sliding_window_view(plane, len(_TAPS), axis)
         plane = windows @ _TAPS

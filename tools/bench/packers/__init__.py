@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,24 +29,17 @@ CALM = 0.1
 """Share of the machine's CPU time that others may have used in a round whose wall time counts."""
 TIMEOUT_S = 900
 _PR_SET_CHILD_SUBREAPER = 36
-_SHARED = "mosaicml-litdata"
 
 ROWS = (
-    Row(name="img2dataset", peer="img2dataset", variant="area", package="img2dataset", environment="img2dataset"),
-    Row(name="LitData optimize, Pillow", peer="litdata", variant="pillow", package="litdata", environment=_SHARED),
-    Row(
-        name="MosaicML MDSWriter, Pillow",
-        peer="mosaicml",
-        variant="pillow",
-        package="mosaicml-streaming",
-        environment=_SHARED,
-    ),
-    Row(name="webdataset writer, Pillow", peer="webdataset", variant="pillow", package="webdataset"),
-    Row(name="webdataset writer, Pillow with draft", peer="webdataset", variant="pillow-draft", package="webdataset"),
-    Row(name="webdataset writer, torchvision", peer="webdataset", variant="torchvision", package="webdataset"),
-    Row(name="vipsthumbnail, files", peer="vips", variant="lanczos", package="apt:libvips-tools"),
-    Row(name="shardflow, no kernel", peer="shardflow", variant="no-kernel", package="shardflow"),
-    Row(name="shardflow", peer="shardflow", variant="kernel", package="shardflow"),
+    Row("img2dataset", "img2dataset", "img2dataset", "img2dataset", "area"),
+    Row("LitData optimize, Pillow", "litdata", "mosaicml-litdata", "litdata", "pillow"),
+    Row("MosaicML MDSWriter, Pillow", "mosaicml-streaming", "mosaicml-litdata", "mosaicml", "pillow"),
+    Row("webdataset writer, Pillow", "webdataset", "common", "webdataset", "pillow"),
+    Row("webdataset writer, Pillow with draft", "webdataset", "common", "webdataset", "pillow-draft"),
+    Row("webdataset writer, torchvision", "webdataset", "common", "webdataset", "torchvision"),
+    Row("vipsthumbnail, files", "apt:libvips-tools", "common", "vips", "lanczos"),
+    Row("shardflow, no kernel", "shardflow", "common", "shardflow", "no-kernel"),
+    Row("shardflow", "shardflow", "common", "shardflow", "kernel"),
 )
 
 
@@ -65,17 +59,11 @@ class Packers(harness.Workload):
     def facts(self) -> dict[str, Any]:
         """Make the originals; of the many, several are links to the same file."""
         counts = {kind: getattr(self.options, kind) for kind in KINDS}
-        maker = Row(name="originals", peer="", package="")
         images = self.options.images and self.options.images.resolve()
         for kind, (few, many) in counts.items():
-            originals = self._originals(kind, few)
-            made(
-                originals,
-                lambda kind=kind, few=few, folder=originals: self.call(
-                    maker, "pictures.originals", folder=folder, kind=kind, count=few, images=images
-                ),
-            )
-            made(self._originals(kind, many), lambda kind=kind, few=few, many=many: self._link(kind, few, many))
+            arguments = {"folder": self._originals(kind, few), "kind": kind, "count": few, "images": images}
+            made(arguments["folder"], partial(self.call, "common", "pictures.originals", **arguments))
+            made(self._originals(kind, many), partial(self._link, kind, few, many))
         return {"originals": "made from photographs" if images else "drawn", "counts": counts}
 
     def cases(self) -> list[dict[str, Any]]:
@@ -84,16 +72,13 @@ class Packers(harness.Workload):
 
     def prepare(self, row: Row, case: dict[str, Any], result: dict[str, Any]) -> None:
         """Pack once, and compare what was packed with the originals."""
-        kind = case["originals"]
+        kind, extracted = case["originals"], self.data / "extracted"
         source, packed = self._originals(kind, getattr(self.options, kind)[0]), self._clear()
         self._pack(row, source, packed)
-        arguments = {"peer": row.peer, "packed": packed, "folder": self.data / "extracted"}
-        shutil.rmtree(arguments["folder"], ignore_errors=True)
-        self.call(row, "packers.pack.extract", **arguments)
-        judge = Row(name="quality", peer="", package="")
-        result.setdefault("quality", {})[kind] = self.call(
-            judge, "packers.quality.judge", originals=source, packed=arguments["folder"], compared=COMPARED[kind]
-        )
+        shutil.rmtree(extracted, ignore_errors=True)
+        self.call(row, "packers.pack.extract", peer=row.peer, packed=packed, folder=extracted)
+        arguments = {"originals": source, "packed": extracted, "compared": COMPARED[kind]}
+        result.setdefault("quality", {})[kind] = self.call("common", "packers.quality.judge", **arguments)
 
     def measure(self, row: Row, case: dict[str, Any]) -> Run:
         """Pack few and many images."""
@@ -186,15 +171,8 @@ class Packers(harness.Workload):
         return self.data / "packed"
 
     def _pack(self, row: Row, source: Path, packed: Path) -> None:
-        self.call(
-            row,
-            "packers.pack.pack",
-            timeout_s=TIMEOUT_S,
-            peer=row.peer,
-            source=source,
-            packed=packed,
-            variant=row.variant,
-        )
+        arguments = {"peer": row.peer, "source": source, "packed": packed, "variant": row.variant}
+        self.call(row, "packers.pack.pack", timeout_s=TIMEOUT_S, **arguments)
 
     def _measured(self, row: Row, source: Path) -> dict[str, float]:
         """Pack into an empty folder, and return the costs with those of all processes started.

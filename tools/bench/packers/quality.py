@@ -16,6 +16,8 @@ from PIL import Image
 FILTERS = Image.Resampling.BICUBIC, Image.Resampling.LANCZOS
 SHORT_SIDE = 256
 
+Pixels = npt.NDArray[np.float64]
+
 
 def judge(originals: str, packed: str, compared: int) -> dict[str, float]:
     """Return the number of pictures, their mean size in bytes, and the PSNR in dB of the first `compared`."""
@@ -28,7 +30,8 @@ def judge(originals: str, packed: str, compared: int) -> dict[str, float]:
         with Image.open(path) as picture, Image.open(wanted[path.stem]) as original:
             if min(picture.size) != SHORT_SIDE:
                 raise ValueError(f"{path.name}: expected a short side of {SHORT_SIDE}, found {picture.size}")
-            ratios.append(max(_psnr(picture, _resized(original, picture.size, by)) for by in FILTERS))
+            pixels = np.asarray(picture.convert("RGB"), np.float64)
+            ratios.append(max(psnr_db(pixels, reference(original, picture.size, by)) for by in FILTERS))
     return {
         "pictures": len(paths),
         "bytes": sum(path.stat().st_size for path in paths) / len(paths),
@@ -36,11 +39,12 @@ def judge(originals: str, packed: str, compared: int) -> dict[str, float]:
     }
 
 
-def _resized(image: Image.Image, size: tuple[int, int], by: Image.Resampling) -> npt.NDArray[np.float32]:
+def reference(image: Image.Image, size: tuple[int, int], by: Image.Resampling) -> Pixels:
+    """Return an image resized in floating point, its values within 0 … 255."""
     planes = (Image.fromarray(np.asarray(plane, np.float32)) for plane in image.convert("RGB").split())
-    return np.stack([np.asarray(plane.resize(size, by)) for plane in planes], -1).clip(0, 255)
+    return np.stack([np.asarray(plane.resize(size, by), np.float64) for plane in planes], -1).clip(0, 255)
 
 
-def _psnr(picture: Image.Image, wanted: npt.NDArray[np.float32]) -> float:
-    difference = np.asarray(picture.convert("RGB"), np.float64) - wanted
-    return float(10 * np.log10(255**2 / np.mean(difference**2)))
+def psnr_db(pixels: Pixels, expected: Pixels) -> float:
+    """Return the peak signal-to-noise ratio."""
+    return float(10 * np.log10(255**2 / np.mean((pixels - expected) ** 2)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -10,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.streaming.loaders import Place
+from bench.loaders.peers import Place
 from bench.usage import Stopwatch
 
 _TOUCHED_FILES = 128
@@ -33,7 +34,9 @@ def epochs(
     import torch
 
     torch.set_num_threads(1)  # two threads that wait for each other would take the workers' cores
-    loader = importlib.import_module(f"bench.streaming.loaders.{peer}")
+    loader = importlib.import_module(f"bench.loaders.peers.{peer}")
+    with contextlib.suppress(ImportError):
+        import s3fs  # noqa: F401 - shardflow opens s3:// with it; importing is not measured
     where = Place(url=place["url"], local=Path(place["local"]), cache=Path(place["cache"]))
     os.environ["XDG_CACHE_HOME"] = place["cache"]
     settle(where.cache)
@@ -41,7 +44,7 @@ def epochs(
 
     def batches() -> Iterator[Any]:
         if not start:
-            start.append(loader.open_loader(where, variant))
+            start.append(loader.open_remote(where, variant))
         return start[0]()
 
     for repeats in (1, warm):
@@ -98,7 +101,7 @@ def fetch(
 
     The first, a small one, is not measured: the client connects with it. Yields when that is done, and then the costs.
     """
-    client = importlib.import_module(f"bench.streaming.clients.{peer}").open_client(bucket, variant)
+    client = getattr(importlib.import_module("bench.streaming.clients"), f"open_{peer}")(bucket, variant)
     first, *wanted = blobs
     for path in client([first], Path(folder)):
         path.unlink()

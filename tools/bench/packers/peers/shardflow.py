@@ -1,4 +1,4 @@
-"""shardflow: with its native kernel, and as it is where that was not built."""
+"""shardflow: with its native kernel and without."""
 
 from __future__ import annotations
 

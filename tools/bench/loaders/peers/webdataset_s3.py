@@ -1,4 +1,4 @@
-"""webdataset on the very shards that shardflow packed, with one or the other to bring them.
+"""webdataset on the very shards that shardflow packed, fetched by curl, s3fs or s3torchconnector.
 
 webdataset itself has `pipe:`, for which the links are signed beforehand, so that curl will do: starting the AWS tools
 for each shard costs more. For what can be opened like a file, the scheme s3 is registered.
@@ -17,12 +17,11 @@ import webdataset as wds
 from s3torchconnector import S3ClientConfig, S3MapDataset
 from webdataset.gopen import gopen_schemes
 
-from bench.loaders.peers.recipe import BATCH, BUFFER, WORKERS, tensors
-
 from . import Place
+from .recipe import BATCH, BUFFER, WORKERS, tensors
 
 
-def open_loader(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
+def open_remote(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
     """`variant` is "curl", "s3fs" or "s3torchconnector"."""
     shards = place.shards()
     if variant == "curl":
