@@ -18,7 +18,7 @@ from shardflow.formats.receipt import Quarantined, Receipt
 from shardflow.formats.sharding import Sharding
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.storage.storage import Storage
-from shardflow.storage.write_lock import close_uploads, release
+from shardflow.storage.write_lock import abort_uploads, release
 
 from .image.codecs import codecs
 from .ledger import Ledger
@@ -92,7 +92,7 @@ def commit(
         statistics=statistics,
         sharding=layout,
     )
-    close_uploads(ledger.storage, {shard.name for shard in shards})
+    abort_uploads(ledger.storage, {shard.name for shard in shards})
     if replacing is None:
         ledger.storage.put_new(manifest.FILE_NAME, made.to_bytes())
     else:
@@ -116,7 +116,7 @@ def _replace(storage: Storage, old: manifest.Manifest, new: manifest.Manifest) -
     """Put one version in the place of another, which is kept first: at any moment one of them is there, whole."""
     found = storage.read(manifest.FILE_NAME)
     if manifest.from_bytes(found).fingerprint != old.fingerprint:
-        raise DatasetExistsError(f"{storage} was extended by somebody else meanwhile; run the same command again")
+        raise DatasetExistsError(f"{storage} was extended by another process meanwhile; run the same command again")
     with contextlib.suppress(DatasetExistsError):  # by an attempt that was killed right here
         storage.put_new(manifest.kept_name(old.fingerprint), found)
     storage.put(manifest.FILE_NAME, new.to_bytes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def estimate(
             storage_options=storage_options,
         )
         ledger = Ledger(storage)
-        destination = _destination(ledger)
+        destination = _destination(ledger.listing)
         chosen = [jobs[job].items[slot] for job, slot in _evenly([len(job.items) for job in jobs], SAMPLE)]
         sizes, quarantined = _try(jobs[0], chosen, make_executor)
         mean, spread = float(np.mean(sizes)), float(np.std(sizes))
@@ -113,8 +113,7 @@ def estimate(
         )
 
 
-def _destination(ledger: Ledger) -> str:
-    names = ledger.storage.names()
+def _destination(names: Collection[str]) -> str:
     if manifest.FILE_NAME in names:
         return "dataset"
     if manifest.QUARANTINE_NAME in names:

@@ -13,20 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardflow.dataset.dataset import open_dataset
-from shardflow.errors import ConfigError, DatasetExistsError
-from shardflow.formats import manifest
+from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.sharding import Sharding
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.staging import staging_directory
-from shardflow.storage.storage import Storage
-from shardflow.storage.write_lock import clean_up, extends, put_lock, release
+from shardflow.storage.write_lock import acquire_to_extend, clean_up
 
 from .append import new_jobs, receipts_of, recipe_of, refuse_other, renumbered, without
 from .commit import commit
 from .executors import executor_maker
-from .jobs import Job, content_of, layout_of
+from .jobs import content_of, layout_of
 from .ledger import Ledger
 from .report import Progress
 from .run import run_jobs
@@ -97,7 +93,7 @@ def extend(
     storage = open_storage(dst, storage_options)
     open_dataset(dst, storage_options=storage_options)  # before a directory is made for what is not there
     options = shared_options(src, dst, storage_options)
-    with listed(src, options) as source, staging_directory(storage) as (spool, lock):
+    with listed(src, options) as source, storage.exclusive_writer() as writer:
         old = open_dataset(dst, storage_options=storage_options).manifest
         layout = _layout(old, str(storage))
         recipe = recipe_of(old)
@@ -110,10 +106,11 @@ def extend(
         if not fresh.inputs:
             clean_up(storage)
             return replace(report, seconds=time.monotonic() - started)
-        jobs = new_jobs(fresh, layout, dst=os.fspath(dst), recipe=recipe, spool=spool, storage_options=storage_options)
-        if not isinstance(storage, LocalStorage):  # which is locked
-            _claim(ledger, old.fingerprint, jobs)
-        resumed = run_jobs(ledger, jobs, make_executor(lock), progress)
+        jobs = new_jobs(
+            fresh, layout, dst=os.fspath(dst), recipe=recipe, spool=writer.staging, storage_options=storage_options
+        )
+        acquire_to_extend(storage, content_of(jobs), old.fingerprint, writer)
+        resumed = run_jobs(ledger, jobs, make_executor(writer.lock), progress)
         new = layout_of(jobs, shard_samples=layout.shard_samples, shuffle=layout.shuffle, seed=layout.seed)
         whole = commit(
             ledger,
@@ -143,22 +140,3 @@ def _layout(made: Manifest, place: str) -> Sharding:
     if made.sharding is None:
         raise ConfigError(f"{place} does not say how its inputs were cut into shards, so nothing is added; pack anew")
     return made.sharding
-
-
-def _claim(ledger: Ledger, previous: str, jobs: list[Job]) -> None:
-    """Claim a place without locks for these jobs."""
-    storage = ledger.storage
-    _refuse_other(storage, previous)
-    if extends(storage) != previous:  # one that is over; only its owner's end was missing
-        release(storage)
-    put_lock(storage, {"content": content_of(jobs), "extends": previous})
-    try:
-        _refuse_other(storage, previous)
-    except DatasetExistsError:
-        release(storage)
-        raise
-
-
-def _refuse_other(storage: Storage, fingerprint: str) -> None:
-    if manifest.from_bytes(storage.read(manifest.FILE_NAME)).fingerprint != fingerprint:
-        raise DatasetExistsError(f"{storage} was extended by somebody else meanwhile; run the same command again")

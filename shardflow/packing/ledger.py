@@ -6,19 +6,19 @@ Without it a directory must be empty; with it, only files that have a pack's nam
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.formats.manifest import QUARANTINE_NAME as QUARANTINE
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.receipt import Quarantined, Receipt, from_bytes
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.staging import remove_abandoned
-from shardflow.storage.storage import TEMPORARY, Storage
-from shardflow.storage.write_lock import FILE_NAME as CLAIM
+from shardflow.storage.storage import TEMPORARY, ListedBlob, Storage, Writer
+from shardflow.storage.write_lock import FILE_NAME as LOCK
 from shardflow.storage.write_lock import acquire, clean_up
 
 from .jobs import Job, content_of
@@ -33,6 +33,11 @@ class Ledger:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
+    @functools.cached_property
+    def listing(self) -> Mapping[str, ListedBlob]:
+        """All blobs of the destination, as they were at the first use."""
+        return self.storage.listing()
+
     def refuse_dataset(self) -> None:
         """Refuse a destination that holds a dataset.
 
@@ -46,22 +51,20 @@ class Ledger:
             remove_abandoned()
             raise DatasetExistsError(f"{self.storage} already holds a dataset; choose another destination or remove it")
 
-    def begin(self, jobs: Sequence[Job]) -> None:
+    def begin(self, jobs: Sequence[Job], writer: Writer) -> None:
         """Mark the destination as being packed into, if it may be.
 
         Raises:
             DatasetExistsError: It holds a dataset.
-            ConfigError: It holds files that no pack wrote, or, where no lock can be held, the beginnings of another.
+            ConfigError: It holds files that no pack wrote, or unfinished work of other content.
         """
         self.refuse_dataset()
-        names = self.storage.names()
-        if QUARANTINE not in names and (CLAIM not in names or isinstance(self.storage, LocalStorage)):
-            foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
+        if QUARANTINE not in self.listing and LOCK not in self.listing:
+            foreign = [name for name in self.listing if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
             if foreign:
                 message = f"{self.storage} is not empty: it holds {foreign[0]!r}, which no pack wrote"
                 raise ConfigError(f"{message}; choose an empty or a new directory")
-        if not isinstance(self.storage, LocalStorage):  # which is locked
-            acquire(self.storage, content_of(jobs))
+        acquire(self.storage, content_of(jobs), writer)
         if self.storage.size(QUARANTINE) is None:
             self.write_quarantine(())
 
@@ -72,19 +75,21 @@ class Ledger:
         written, when a file of the shard is missing or cut, and when an input could not be read, which may be mended.
         """
         name = f"{job.name}.json"
+        written_ns = self.listing[name].modified_ns if name in self.listing else None
+        if written_ns is None:
+            return None
         try:
             receipt = from_bytes(self.storage.read(name))
-            written_ns = self.storage.modified_ns(name)
         except (NotFoundError, FormatError):
             return None
         same = receipt.items_sha256 == job.items_sha256 and receipt.recipe_sha256 == job.recipe.digest
-        if not same or written_ns is None or any(item.changed_ns > written_ns for item in job.items):
+        if not same or any(item.changed_ns > written_ns for item in job.items):
             return None
         if any(bad.stage == "read" for bad in receipt.quarantined):
             return None
         if receipt.shard is not None:
-            sizes = (self.storage.size(receipt.shard.name), self.storage.size(receipt.shard.index_name))
-            if sizes != (receipt.shard.bytes, receipt.index_bytes):
+            sizes = {receipt.shard.name: receipt.shard.bytes, receipt.shard.index_name: receipt.index_bytes}
+            if any(name not in self.listing or self.listing[name].size != size for name, size in sizes.items()):
                 return None
         return receipt
 
@@ -105,12 +110,12 @@ class Ledger:
     def remove_strangers(self, names: Iterable[str]) -> None:
         """Remove shards of an earlier attempt that had others than the jobs of these names."""
         planned = set(names)
-        for name in self.storage.names():
+        for name in self.storage.listing():
             if _SHARD.fullmatch(name) and name.rpartition(".")[0] not in planned:
                 self.storage.remove(name)
 
     def remove_temporaries(self) -> None:
         """Remove what a process that ended left half done."""
-        for name in self.storage.names():
+        for name in self.storage.listing():
             if _HALF_DONE.fullmatch(name):
                 self.storage.remove(name)

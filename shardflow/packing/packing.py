@@ -15,7 +15,6 @@ from typing import Any
 
 from shardflow.errors import ConfigError
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.staging import staging_directory
 
 from .commit import commit
 from .executors import executor_maker
@@ -95,19 +94,19 @@ def pack(
     ledger = Ledger(storage)
     ledger.refuse_dataset()
     options = shared_options(src, dst, storage_options)
-    with listed(src, options) as source, staging_directory(storage) as (spool, lock):
+    with listed(src, options) as source, storage.exclusive_writer() as writer:
         jobs = plan_jobs(
             source,
             os.fspath(dst),
             recipe,
-            spool=spool,
+            spool=writer.staging,
             shard_samples=shard_samples,
             seed=seed,
             shuffle=shuffle,
             storage_options=storage_options,
         )
-        ledger.begin(jobs)
-        resumed = run_jobs(ledger, jobs, make_executor(lock), progress)
+        ledger.begin(jobs, writer)
+        resumed = run_jobs(ledger, jobs, make_executor(writer.lock), progress)
         layout = layout_of(jobs, shard_samples=shard_samples, shuffle=shuffle, seed=seed)
         report = commit(ledger, layout, classes=source.classes, recipe=recipe, max_bad=max_bad, ignored=source.ignored)
     return replace(report, resumed=resumed, seconds=time.monotonic() - started)

@@ -20,7 +20,7 @@ from shardflow.dataset.verifying import Finding, findings_of, verify_shard
 from shardflow.errors import ConfigError, NotFoundError, ShardflowError
 from shardflow.formats import shard_index
 from shardflow.formats.manifest import Shard
-from shardflow.storage.staging import staging_directory, temporary_staging
+from shardflow.storage.staging import temporary_staging
 from shardflow.storage.storage import Storage
 
 from .executors import ExecutorMaker, executor_maker
@@ -83,7 +83,7 @@ def repair(
     failed: dict[str, str] = {}
     left: list[Finding] = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(staging_directory(dataset.storage))
+        stack.enter_context(dataset.storage.exclusive_writer())
         donor = None
         if source is not None and broken:
             donor = _donor(dataset, source, source_options, make_executor, stack)

@@ -13,8 +13,8 @@ from shardflow.errors import ConfigError
 from shardflow.formats import manifest
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.staging import temporary_staging
-from shardflow.storage.url_patterns import rooted
-from shardflow.storage.urls import is_remote, strip_file_scheme
+from shardflow.storage.url_patterns import split_pattern
+from shardflow.storage.urls import remote_options, strip_file_scheme
 
 from .collection import Collection, Scratch
 from .folder import Folder, NoImagesError
@@ -94,13 +94,13 @@ class Given:
         url = os.fspath(self.url)
         about: dict[str, Any] = {
             "classes": self.classes,
-            "storage_options": self.storage_options if is_remote(url) else None,
+            "storage_options": remote_options(url, self.storage_options),
         }
         if self.parts:
             return Folder(url, parts=self.parts, **about).list()
         if _is_table(url):
             return Table(url, **about).list()
-        if rooted(url).pattern is not None or _is_ours(url, about["storage_options"]):
+        if split_pattern(url).pattern is not None or _is_ours(url, about["storage_options"]):
             return Shards(url, **about).list()
         try:
             return Folder(url, **about).list()

@@ -28,11 +28,10 @@ from shardflow.formats.labels import CLASS, LABELS, numbers
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
 from shardflow.formats.tar_samples import samples_of
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
-from shardflow.storage.url_patterns import ALL, expanded, is_wild, rooted, tars_like
+from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
 from shardflow.storage.virtual import root_url, virtual_storage
 
 from .folder import EXTENSIONS
@@ -76,7 +75,7 @@ class Shards:
             ConfigError: There are no such shards, or a label is not among the classes given.
             StoreError: A shard cannot be read.
         """
-        root, pattern = rooted(self.url)
+        root, pattern = split_pattern(self.url)
         storage = open_storage(root, self.storage_options)
         reader = Reader.at(storage, root, self.storage_options)
         if pattern is None and storage.size(manifest.FILE_NAME) is not None:
@@ -118,18 +117,19 @@ class Shards:
 
 def _matching(storage: Storage, pattern: str) -> dict[str, str]:
     """Return the names of the shards that a pattern means, sorted, each with what tells it from another content."""
-    patterns = expanded(pattern)
+    patterns = expand_braces(pattern)
     # A bucket's listing tells contents apart. Elsewhere it may be long, and not every server gives one.
-    if isinstance(storage, LocalStorage):
-        named = all(storage.path(one).is_file() for one in patterns)
+    paths = [path for one in patterns if (path := storage.local_path(one)) is not None]
+    if paths:
+        named = all(path.is_file() for path in paths)
     else:
-        named = str(storage).startswith(("http:", "https:")) and not any(map(is_wild, patterns))
+        named = str(storage).startswith(("http:", "https:")) and not any(map(has_wildcards, patterns))
     if named:
         return dict.fromkeys(sorted(patterns, key=os.fsencode), "")
     listing = storage.listing()
     found: dict[str, str] = {}
     for one in patterns:
-        names = [one] if one in listing else tars_like(one, listing)
+        names = [one] if one in listing else matching_tars(one, listing)
         if not names:
             if not listing:
                 raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
@@ -144,10 +144,10 @@ def _matching(storage: Storage, pattern: str) -> dict[str, str]:
 @contextlib.contextmanager
 def _opened(storage: Storage, name: str) -> Iterator[IO[bytes]]:
     """Open a tar; one that is far away is read whole, into memory."""
-    if not isinstance(storage, LocalStorage):
+    path = storage.local_path(name)
+    if path is None:
         yield io.BytesIO(storage.read(name))
         return
-    path = storage.path(name)
     with map_os_errors(path), open(path, "rb") as file:
         yield file
 
@@ -155,7 +155,7 @@ def _opened(storage: Storage, name: str) -> Iterator[IO[bytes]]:
 def _listed(storage: Storage, name: str, tag: str, split: str) -> Iterator[Item]:
     """Yield the samples of a tar as drafts."""
     with _opened(storage, name) as file:
-        is_here = isinstance(storage, LocalStorage)
+        is_here = storage.local_path(name) is not None
         changed_ns = os.fstat(file.fileno()).st_ctime_ns if is_here else 0
         for sample in list(samples_of(file)):
             path = f"{name}/{sample.key}" if sample.key else name
@@ -175,7 +175,8 @@ def _place(storage: Storage, about: manifest.Manifest, shard: manifest.Shard) ->
         return shard.name
     name, path = split_shard_name(shard.name)
     base = about.bases[name]
-    return f"{base.url if isinstance(storage, LocalStorage) else root_url(str(storage), base)}/{path}"
+    is_here = storage.local_path("") is not None
+    return f"{base.url if is_here else root_url(str(storage), base)}/{path}"
 
 
 def _indexed(storage: Storage, shard: manifest.Shard, split: str, where: str) -> Iterator[Item]:
