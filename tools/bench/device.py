@@ -33,19 +33,19 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.interop.dali import write_dali_indexes
+from shardflow.loading.decoders import Decoded
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIELDS = ("image", "label", "random_key")
-SHARES = (0.0, 0.25, 0.5)
 
 
 def torchvision_decoder(size: int) -> Callable[..., Any]:
     """Return a decoder of torchvision's functions alone, one image after the other."""
     crop = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
 
-    def decode(payloads: Any, keys: Any, empty: Any = None) -> tuple[torch.Tensor, dict[int, Exception]]:  # noqa: ARG001
+    def decode(payloads: Any, sizes: Any, keys: Any, empty: Any = None) -> Decoded:  # noqa: ARG001
         images = [decode_jpeg(torch.frombuffer(bytearray(payload), dtype=torch.uint8)) for payload in payloads]
-        return torch.stack([crop(image) for image in images]), {}
+        return Decoded(torch.stack([crop(image) for image in images]), None, {})
 
     return decode
 
@@ -54,21 +54,19 @@ def ways(given: argparse.Namespace, indexes: Path) -> dict[str, Iterable[Any]]:
     """Return what is measured, by name: iterables of (images, labels) on the device, normalised."""
     crop = shardflow.RandomResizedCropDecoder(given.size)
 
-    def batches(decoder: Any, *stages: Any) -> shardflow.DevicePrefetcher:
+    def batches(decoder: Any, *transforms: Any) -> shardflow.DevicePrefetcher:
         loader = shardflow.Loader(
             given.dataset, batch_size=given.batch_size, decoder=decoder, fields=FIELDS, num_workers=given.workers
         )
         return shardflow.DevicePrefetcher(
-            loader, given.device, [*stages, shardflow.Normalize()], dtype=torch.bfloat16, channels_last=True
+            loader, given.device, [*transforms, shardflow.Normalize()], dtype=torch.bfloat16, channels_last=True
         )
 
     found: dict[str, Iterable[Any]] = {
         "shardflow's kernel in the workers": batches(crop),
         "torchvision in the workers": batches(torchvision_decoder(given.size)),
+        "DecodeJpeg": batches(shardflow.EncodedDecoder(), shardflow.DecodeJpeg(crop)),
     }
-    for share in SHARES:
-        name = f"DecodeJpeg, {share:.0%} by the workers" if share else "DecodeJpeg"
-        found[name] = batches(shardflow.EncodedDecoder(share, crop), shardflow.DecodeJpeg(crop))
     try:
         found["DALI"] = Dali(given, indexes)
     except ImportError:

@@ -1,7 +1,7 @@
 """The CPU time of an image before it is the device's turn: crops handed over as uint8, or whole files as they are.
 
-CPU time of the training process and its workers together. A share of the files that the workers decode (`cpu_share`)
-costs its decoding there. The last row decodes on the CPU what was handed over encoded, as a machine without a GPU does.
+CPU time of the training process and its workers together. The last row decodes on the CPU what was handed over encoded,
+as a machine without a GPU does.
 """
 
 from __future__ import annotations
@@ -29,16 +29,11 @@ def measure(url: str, rounds: int) -> str:
     def loader(decoder: Any) -> shardflow.Loader:
         return shardflow.Loader(url, batch_size=BATCH, decoder=decoder, fields=FIELDS, num_workers=WORKERS)
 
-    def shared(share: float) -> shardflow.Loader:
-        return loader(shardflow.EncodedDecoder(share, crop))
-
-    def on_cpu(decoder: Any, *stages: Any) -> shardflow.DevicePrefetcher:
-        return shardflow.DevicePrefetcher(loader(decoder), "cpu", [*stages, normalise])
+    def on_cpu(decoder: Any, *transforms: Any) -> shardflow.DevicePrefetcher:
+        return shardflow.DevicePrefetcher(loader(decoder), "cpu", [*transforms, normalise])
 
     batches = {
         "uint8 crops": loader(crop),
-        "encoded files, half of them as crops": shared(0.5),
-        "encoded files, a quarter of them as crops": shared(0.25),
         "encoded files": loader(shardflow.EncodedDecoder()),
         "uint8 crops, normalised on the CPU": on_cpu(crop),
         "encoded files, decoded and normalised on the CPU": on_cpu(shardflow.EncodedDecoder(), decode),

@@ -40,8 +40,6 @@ def measure(url: str, rounds: int) -> str:
 def epochs(url: str, workers: int, cache: str | None) -> list[float]:
     """Return the CPU-ms per image of each epoch."""
     torch.set_num_threads(1)
-    limit = cache and "100GB"
-    loader = shardflow.Loader(
-        url, batch_size=64, tail="short", num_workers=workers, cache_dir=cache, decoded_cache=limit
-    )
+    pixels = None if cache is None else shardflow.Cache(cache, pixels="100GB")
+    loader = shardflow.Loader(url, batch_size=64, tail="short", num_workers=workers, cache=pixels)
     return [epoch_us(loader) / 1000 for _ in range(EPOCHS)]

@@ -102,8 +102,7 @@ def resume_s(url: Path, place: float, lanes: int, window: int, workers: int) -> 
         url,
         batch_size=REAL_BATCH,
         decoder=shardflow.CenterCropDecoder(32),
-        lanes=lanes,
-        window=window,
+        shuffle=shardflow.Shuffle(lanes=lanes, window=window),
         num_workers=workers,
         persistent_workers=False,
     )
