@@ -6,6 +6,7 @@
     shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
     shardflow.DevicePrefetcher(...) batches of tensors -> batches on a device, augmented there
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
+    shardflow.Cache(directory)      where shards and decoded images are kept
     shardflow.open(url)             dataset -> splits and samples by number
     shardflow.verify(url)           dataset -> everything that is wrong with it
     shardflow.repair(url, source)   dataset -> the same dataset, undamaged
@@ -16,6 +17,7 @@
     shardflow.diff(a, b)            datasets -> how they differ
     shardflow.merge(srcs, dst)      datasets -> one dataset, their tars where they are
     shardflow.tune(make_loader)     your loader -> the settings that suit this machine
+    shardflow.errors                every error that is raised on purpose
 
 The names that need torch are imported on first use, so that `import shardflow` does not load it.
 """
@@ -25,7 +27,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .dataset.builder import VirtualReport
+from . import errors
 from .dataset.dataset import Dataset, Split
 from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
 from .dataset.diffing import Diff, SplitDiff, diff
@@ -35,11 +37,13 @@ from .dataset.splitting import split
 from .dataset.subsetting import subset
 from .dataset.syncing import SyncReport, sync
 from .dataset.verifying import Finding, verify
+from .dataset.virtual_dataset import VirtualReport
 from .packing.extending import ExtendReport, extend
 
 # Bound here and not on first use: importing the modules of these names would otherwise put the modules in their place.
 from .packing.packing import Collection, Folder, PackReport, Shards, Table, pack
 from .packing.repairing import RepairReport, repair
+from .storage.cache import Cache
 
 if TYPE_CHECKING:
     from .device.prefetcher import DevicePrefetcher
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from .loading.loader import Loader
     from .loading.mix import Mix
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
+    from .loading.sampler import Shuffle
 
 __version__ = "0.1.0"
 
@@ -76,11 +81,13 @@ _LAZY = {
     "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
     "RandomResizedCrop": ("device.transforms.random_resized_crop", "RandomResizedCrop"),
     "RandomResizedCropDecoder": ("loading.decoders", "RandomResizedCropDecoder"),
+    "Shuffle": ("loading.sampler", "Shuffle"),
     "samples": ("loading.sample_stream", "Samples"),
     "tune": ("diagnostics.tuning", "tune"),
 }
 
 __all__ = [
+    "Cache",
     "CenterCropDecoder",
     "Collection",
     "ColorJitter",
@@ -108,12 +115,14 @@ __all__ = [
     "RandomResizedCropDecoder",
     "RepairReport",
     "Shards",
+    "Shuffle",
     "Split",
     "SplitDiff",
     "SyncReport",
     "Table",
     "VirtualReport",
     "diff",
+    "errors",
     "extend",
     "index",
     "merge",
@@ -139,4 +148,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

@@ -15,13 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.errors import IndexError_, IntegrityError, TarError
+from shardflow.errors import IntegrityError, ShardIndexError, TarError
 
-from .image_size import image_size
+from .image_types import IMAGE_PARTS, image_size
+from .tar_samples import split_member_name
 from .ustar import walk
-
-IMAGE_PARTS = frozenset({"jpg", "jpeg", "png", "webp"})
-"""Parts that hold an image; the first of these in a sample is its image."""
 
 KEY_PART = b""
 """The part of a row that is no member: what it leads to is the sample's key, where plain headers do not have it."""
@@ -59,12 +57,12 @@ def make_row(record: int, part: str, offset: int, payload: memoryview | bytes) -
     """Return the row of one member.
 
     Raises:
-        IndexError_: The part's name is longer than the 16 bytes that the column holds, or the payload than 4 GiB.
+        ShardIndexError: The part's name is longer than the 16 bytes that the column holds, or the payload than 4 GiB.
     """
     if len(part.encode()) > 16:
-        raise IndexError_(f"part name {part!r} is longer than 16 bytes; shorten the extension")
+        raise ShardIndexError(f"part name {part!r} is longer than 16 bytes; shorten the extension")
     if len(payload) >= 1 << 32:
-        raise IndexError_(f"part {part!r} of record {record} has {len(payload)} bytes; 4 GiB is the limit")
+        raise ShardIndexError(f"part {part!r} of record {record} has {len(payload)} bytes; 4 GiB is the limit")
     width, height = image_size(payload) if part.rpartition(".")[2] in IMAGE_PARTS else (0, 0)
     if max(width, height) > _MAX_U2:
         width = height = 0
@@ -86,11 +84,9 @@ def build(tar: memoryview) -> tuple[Index, list[str]]:
         if member.name in names:
             raise TarError(f"member {member.name!r} comes twice; readers would take one for the other")
         names.add(member.name)
-        directory, slash, base = member.name.rpartition("/")
-        stem, dot, part = base.partition(".")
-        if not dot or not stem or not part:
+        if (key_and_part := split_member_name(member.name)) is None:
             raise TarError(f"member {member.name!r} is not named KEY.PART, as the WebDataset convention asks")
-        key = directory + slash + stem
+        key, part = key_and_part
         if not keys or key != keys[-1]:
             if key in seen:
                 raise TarError(f"the members of sample {key!r} do not stand together")
@@ -105,7 +101,7 @@ def rebuilt(tar: memoryview, sha256: str) -> bytes:
     """Return the contents of a lost index, rebuilt from its shard.
 
     Raises:
-        TarError, IndexError_: As for `build`.
+        TarError, ShardIndexError: As for `build`.
         IntegrityError: It has another SHA-256: the tar is damaged, or the index was made in another way, as of a view.
     """
     data = to_bytes(build(tar)[0])
@@ -130,7 +126,7 @@ def from_bytes(data: bytes, *, samples: int, tar_bytes: int) -> Index:
     """Read an index and check that it can belong to a shard of `samples` samples and `tar_bytes` bytes.
 
     Raises:
-        IndexError_: It is not such an index.
+        ShardIndexError: It is not such an index.
     """
     # Our headers have one form, so nothing has to be parsed: the length says how many rows there must be.
     for length in {(len(data) - len(_header(example))) // DTYPE.itemsize for example in (0, 10**9)}:
@@ -139,7 +135,7 @@ def from_bytes(data: bytes, *, samples: int, tar_bytes: int) -> Index:
             index = np.frombuffer(data, DTYPE, offset=len(header))
             _check(index, samples, tar_bytes)
             return index
-    raise IndexError_(f"{len(data)} bytes that are no shardflow index; delete the file, it is rebuilt from the shard")
+    raise ShardIndexError(f"not a shardflow index ({len(data)} bytes); delete the file, it is rebuilt from the shard")
 
 
 def _header(length: int) -> bytes:
@@ -153,14 +149,14 @@ def _check(index: Index, samples: int, tar_bytes: int) -> None:
         records = rows["record"].astype(np.int64)
         steps = np.diff(records, prepend=-1, append=samples)
         if samples and (len(rows) == 0 or records[0] != 0 or steps[-1] != 1 or not np.isin(steps, (0, 1)).all()):
-            raise IndexError_(f"the records do not run from 0 to {samples - 1} in order; rebuild the index")
+            raise ShardIndexError(f"the records do not run from 0 to {samples - 1} in order; rebuild the index")
     if not samples and len(index):
-        raise IndexError_(f"{len(index)} members for no samples; rebuild the index")
+        raise ShardIndexError(f"{len(index)} members for no samples; rebuild the index")
     for part in set(index["part"].tolist()):
         try:
             part.decode()
         except UnicodeDecodeError:
-            raise IndexError_(f"part name {part!r} is not UTF-8; rebuild the index") from None
+            raise ShardIndexError(f"part name {part!r} is not UTF-8; rebuild the index") from None
     ends = index["offset"].astype(np.uint64) + index["size"]
     if len(index) and (index["offset"].max() > tar_bytes or ends.max() > tar_bytes):
-        raise IndexError_(f"a member reaches to byte {int(ends.max())}, the shard has {tar_bytes}; rebuild the index")
+        raise ShardIndexError(f"a member reaches to byte {int(ends.max())} of {tar_bytes}; rebuild the index")

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from shardflow.dataset.dataset import Dataset
-from shardflow.dataset.mapped_shard import MappedShard
-from shardflow.dataset.shard_files import beside_shards
+from shardflow.dataset.reader import ShardReader
 from shardflow.errors import ConfigError
+from shardflow.formats.tar_samples import split_member_name
+
+from . import beside_shards
 
 _VERSION = "v1.2"
 
@@ -37,18 +39,21 @@ def write_dali_indexes(dataset: Dataset, directory: str | os.PathLike[str] | Non
     for split in dataset.values():
         for number, shard in enumerate(split.shards):
             name = str(PurePosixPath(shard.name).with_suffix(".idx"))
-            root.put(name, _index(split.shard(number), shard.samples).encode())
+            root.put(name, _index(split.reader, number).encode())
             yield root.local_path(name)
 
 
-def _index(shard: MappedShard, samples: int) -> str:
+def _index(reader: ShardReader, shard: int) -> str:
+    samples = reader.shards[shard].samples
     lines = [f"{_VERSION} {samples}"]
     for record in range(samples):
         fields: list[str] = []
-        for member in shard.members(record):
+        for member in reader.members(shard, record):
             if any(character.isspace() for character in member.name):
-                raise ConfigError(f"{shard.url}: DALI cannot read member {member.name!r}, whose name has a blank")
-            _, _, extension = member.name.rpartition("/")[2].partition(".")
-            fields += [extension, str(member.offset), str(member.size), member.name]
+                raise ConfigError(
+                    f"{reader.url(shard)}: DALI cannot read member {member.name!r}, whose name has a blank"
+                )
+            _, part = split_member_name(member.name) or ("", "")
+            fields += [part, str(member.offset), str(member.size), member.name]
         lines.append(" ".join(fields))
     return "\n".join(lines) + "\n"

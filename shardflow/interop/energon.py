@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from shardflow.dataset.dataset import Dataset
-from shardflow.dataset.shard_files import beside_shards
 from shardflow.errors import ConfigError
 from shardflow.formats import ustar
-from shardflow.formats.shard_index import IMAGE_PARTS, Index
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.shard_index import Index
+
+from . import beside_shards
 
 _META = ".nv-meta"
 
@@ -37,13 +39,13 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
         StoreError: An index is missing, or a file cannot be written.
         IntegrityError: An index is damaged.
     """
-    if dataset.manifest.bases:
+    if dataset.manifest.roots:
         raise ConfigError(f"{dataset.url} has no shards of its own, and Energon reads whole ones; `shardflow sync` it")
     root = beside_shards(dataset.storage, directory)
     images: set[str] = set()
     for split in dataset.values():
         for number, shard in enumerate(split.shards):
-            index = split.index(number)
+            index = split.reader.index(number)
             images |= {part.decode() for part in np.unique(index["part"]).tolist()} & IMAGE_PARTS
             root.put(f"{shard.name}.idx", _places(index))
             yield root.local_path(f"{shard.name}.idx")

@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardflow.errors import DecodeError
-from shardflow.formats.labels import CLASS, CLASSES, LABELS, Label
-from shardflow.formats.shard_index import IMAGE_PARTS
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import LABEL_PARTS, Label, format_label
 
 from .image.geometry import Geometry
 
@@ -53,14 +53,10 @@ def companions(parts: Mapping[str, bytes], label: Label, geometry: Geometry) -> 
             raise DecodeError(f"part {part!r}: names of parts are up to 16 letters, digits and ._-")
         if part in IMAGE_PARTS:
             raise DecodeError(f"part {part!r} would be a second image; rename it to something like second.{part}")
-        if part in LABELS:
+        if part in LABEL_PARTS:
             raise DecodeError(f"part {part!r} is made from the labels of a source, and is no part of its own")
         made[part] = _moved(part, data, geometry)
-    if isinstance(label, int):
-        made[CLASS] = b"%d" % label
-    elif label is not None:
-        made[CLASSES] = json.dumps(label).encode()
-    return made
+    return made | format_label(label)
 
 
 def _moved(part: str, data: bytes, geometry: Geometry) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardflow.dataset.shard_files import index_of
+from shardflow.dataset.shard_rows import read_index
 from shardflow.errors import ConfigError
 from shardflow.formats import manifest, ustar
 from shardflow.formats.receipt import Quarantined, from_bytes
@@ -141,7 +141,7 @@ def _try(job: Job, items: Sequence[Item], make_executor: ExecutorMaker) -> tuple
         shard = from_bytes(storage.read(f"{job.name}.json")).shard
         sizes = [0] * len(items)
         if shard is not None:
-            for record, size in index_of(storage, shard)[["record", "size"]].tolist():
+            for record, size in read_index(storage, shard)[["record", "size"]].tolist():
                 sizes[record] += ustar.BLOCK + size + ustar.padding(size)
     return sizes, [bad for result in results for bad in result.quarantined]
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import shardflow as sf
 from shardflow.cli.main import shardflow as cli
 from shardflow.dataset.dataset import Split
-from shardflow.dataset.label_scan import keys_of
+from shardflow.dataset.selection import shard_keys
 from shardflow.errors import IntegrityError
 from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.cache import Cache
@@ -110,28 +110,28 @@ def test_a_shard_on_its_way_has_the_keys(tar: Path, view: Path, tmp_path: Path) 
     storage = SlowStorage(view, tmp_path / "log")
     storage.first_bytes = line.bytes - 20_000
     split = Split(storage, "train", (line,), Cache(tmp_path / "cache"))
-    thread = threading.Thread(target=split.fetch, args=(0,))
+    thread = threading.Thread(target=split.reader.fetch, args=(0,))
     thread.start()
     try:
         assert storage.begun.wait(10)
         for number in range(3):
-            sample = split.arrived(0, number)
-            assert sample is not None
-            assert sample.key(number) == KEYS[number]
-            assert bytes(sample.sample(number, check=True)["jpg"]) == jpeg(number)
+            sample = split.reader.read(0, number, sequential=True)
+            assert sample.key == KEYS[number]
+            assert bytes(sample.parts["jpg"]) == jpeg(number)
+        assert not split.reader.is_local(0)
     finally:
         storage.go_on.set()
         thread.join()
-    assert keys_of(split, 0) == KEYS
+    assert shard_keys(split, 0) == KEYS
 
 
 def test_a_damaged_name_is_named(tar: Path, view: Path) -> None:
     """A flipped byte in a name that stands in an extended header is an error of the key, and a finding."""
     flip(tar, tar.read_bytes().index(b"long" + b"x" * 120) + 50)
-    shard = sf.open(view)["train"].shard(0)
+    reader = sf.open(view)["train"].reader
     with pytest.raises(IntegrityError, match="record 1: its name is damaged"):
-        shard.key(1)
-    assert shard.key(2) == KEYS[2]
+        reader.key(0, 1)
+    assert reader.key(0, 2) == KEYS[2]
     assert [str(finding) for finding in sf.verify(view) if "name is damaged" in str(finding)]
 
 

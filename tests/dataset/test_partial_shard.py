@@ -9,8 +9,7 @@ import pytest
 
 import shardflow
 from shardflow.dataset.dataset import Split
-from shardflow.dataset.mapped_shard import MappedShard
-from shardflow.dataset.partial_shard import PartialSample
+from shardflow.dataset.sample import Sample
 from shardflow.errors import TransientError
 from shardflow.formats import ustar
 from shardflow.storage.cache import Cache, FetchResult
@@ -46,7 +45,7 @@ def fetching(split: Split, storage: SlowStorage) -> Iterator[threading.Thread]:
 
     def fetch() -> None:
         try:
-            split.fetch(0)
+            split.reader.fetch(0)
         except TransientError:
             assert storage.fails
 
@@ -58,9 +57,14 @@ def fetching(split: Split, storage: SlowStorage) -> Iterator[threading.Thread]:
     thread.join()
 
 
-def parts(sample: MappedShard | PartialSample) -> dict[str, bytes]:
-    """The parts of a sample, or of a shard's first one."""
-    return {part: bytes(payload) for part, payload in sample.sample(0, check=True).items()}
+def read(split: Split, record: int) -> Sample:
+    """A sample of the shard, read as a loader does."""
+    return split.reader.read(0, record, sequential=True)
+
+
+def parts(sample: Sample) -> dict[str, bytes]:
+    """The parts of a sample."""
+    return {part: bytes(payload) for part, payload in sample.parts.items()}
 
 
 @pytest.mark.usefixtures("fetching")
@@ -68,13 +72,13 @@ def test_what_has_arrived_is_read_before_the_rest(root: Path, split: Split, stor
     """While half of a shard is still on its way, samples of the other half are read, with their keys."""
     local = shardflow.open(root)["train"]
     for number in range(SAMPLES // 2 - 2):
-        sample = split.arrived(0, number)
-        assert sample is not None
-        assert {"__key__": sample.key(number), **parts(sample)} == {
+        sample = read(split, number)
+        assert {"__key__": sample.key, **parts(sample)} == {
             name: value for name, value in local[number].items() if name != "__url__"
         }
-        assert sample.url == split.url(0)
-    assert not split.at_hand(0)
+        assert (sample.url, sample.shard, sample.record) == (split.reader.url(0), 0, number)
+        assert sample.image_size == read(local, number).image_size == (48 + number % 3, 40 + number % 5)
+    assert not split.reader.is_local(0)
     assert storage.reads()["train/000000.tar"] == 0  # it is counted when it is whole
 
 
@@ -88,9 +92,9 @@ def test_index_comes_with_its_tar(split: Split, storage: SlowStorage) -> None:
             time.sleep(0.2)  # and ends before the index
 
     storage.before = before
-    assert split.fetch(0) is FetchResult.CACHED
-    assert split.cache is not None
-    assert split.cache.has(split.shards[0].index_sha256)
+    assert split.reader.fetch(0) is FetchResult.CACHED
+    assert split.reader.cache is not None
+    assert split.reader.cache.has(split.shards[0].index_sha256)
     assert storage.reads() == {"train/000000.npy": 1, "train/000000.tar": 1}
 
 
@@ -106,26 +110,26 @@ def test_an_index_that_fails_is_tried_once_more(root: Path, tmp_path: Path, time
     storage, cache = CountingStorage(root, tmp_path / "log", before=before), Cache(tmp_path / "cache")
     split = Split(storage, "train", shardflow.open(root).manifest.splits["train"], cache)
     if times == 1:
-        assert split.fetch(0) is FetchResult.CACHED
+        assert split.reader.fetch(0) is FetchResult.CACHED
     else:
         with pytest.raises(TransientError, match="not now"):
-            split.fetch(0)
-    assert split.at_hand(0)
+            split.reader.fetch(0)
+    assert split.reader.is_local(0)
     assert cache.has(split.shards[0].index_sha256) == (times == 1)
     assert storage.reads() == {"train/000000.npy": 2, "train/000000.tar": 1}
 
 
 def test_what_has_not_arrived_is_waited_for(split: Split, storage: SlowStorage, fetching: threading.Thread) -> None:
     """A sample on its way is waited for; it comes out of the file or, once that is sealed, out of the shard."""
-    threading.Timer(0.2, storage.go_on.set).start()
     began = time.monotonic()
-    last = split.soonest(0, SAMPLES - 1)
+    threading.Timer(0.2, storage.go_on.set).start()
+    last = read(split, SAMPLES - 1)
     assert time.monotonic() - began > 0.1
-    assert bytes(last.sample(SAMPLES - 1, check=True)["cls"]) == b"%d" % (SAMPLES - 1)
+    assert parts(last)["cls"] == b"%d" % (SAMPLES - 1)
     fetching.join()
-    assert split.at_hand(0)
-    assert bytes(split.shard(0).sample(SAMPLES - 1, check=True)["cls"]) == b"%d" % (SAMPLES - 1)
-    assert split.arrived(0, 0) is None
+    assert split.reader.is_local(0)
+    assert parts(read(split, SAMPLES - 1)) == parts(last)
+    assert split.reader._read_partial(0, 0) is None
 
 
 @pytest.mark.parametrize("damage", ["payload", "header", "zeros"])
@@ -139,37 +143,37 @@ def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, storage: Sl
             data[ustar.BLOCK if damage == "payload" else 3] ^= 1
 
     storage.change = change
-    thread = threading.Thread(target=split.fetch, args=(0,))
+    thread = threading.Thread(target=split.reader.fetch, args=(0,))
     thread.start()
     assert storage.begun.wait(10)
-    threading.Timer(0.2, storage.go_on.set).start()
     began = time.monotonic()
-    assert parts(split.soonest(0, 0)) == parts(shardflow.open(root)["train"].shard(0))
+    threading.Timer(0.2, storage.go_on.set).start()
+    assert parts(read(split, 0)) == parts(read(shardflow.open(root)["train"], 0))
     assert time.monotonic() - began > 0.1
     thread.join()
-    assert split.at_hand(0)
+    assert split.reader.is_local(0)
 
 
 def test_who_fails_is_not_waited_for(split: Split, storage: SlowStorage, fetching: threading.Thread) -> None:
-    """When the shard cannot be fetched after all, waiting ends at once, and `shard` will say why."""
+    """When the shard cannot be fetched after all, waiting ends at once, and reading says why."""
     storage.fails = True
-    assert split.arrived(0, 0) is not None
+    assert split.reader._read_partial(0, 0) is not None
     storage.go_on.set()
     fetching.join()
     began = time.monotonic()
-    assert split.arrived(0, 0) is None
+    assert split.reader._read_partial(0, 0) is None
     assert time.monotonic() - began < 5
     with pytest.raises(TransientError, match="failed"):
-        split.shard(0)
+        read(split, 0)
 
 
 def test_nobody_fetches(root: Path, split: Split, tmp_path: Path) -> None:
     """Where nobody fetches the shard, where a killed process left a piece of it, or on a local disk, nothing comes."""
-    assert split.arrived(0, 0) is None
+    assert split.reader._read_partial(0, 0) is None
     partial = tmp_path / "cache/partial" / f"{split.shards[0].sha256}.left"
     partial.write_bytes((root / "train/000000.tar").read_bytes())
-    assert split.arrived(0, 0) is None
-    assert shardflow.open(root)["train"].arrived(0, 0) is None
+    assert split.reader._read_partial(0, 0) is None
+    assert shardflow.open(root)["train"].reader._read_partial(0, 0) is None
 
 
 def test_without_an_index_the_whole_is_waited_for(
@@ -179,6 +183,6 @@ def test_without_an_index_the_whole_is_waited_for(
     (root / "train/000000.npy").write_bytes(b"damaged")
     fetching = request.getfixturevalue("fetching")
     threading.Timer(0.2, storage.go_on.set).start()
-    assert split.arrived(0, 0) is None
+    assert split.reader._read_partial(0, 0) is None
     fetching.join()
-    assert bytes(split.shard(0).sample(0, check=True)["cls"]) == b"0"
+    assert parts(read(split, 0))["cls"] == b"0"

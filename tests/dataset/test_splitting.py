@@ -47,10 +47,10 @@ def test_other_splits_are_taken_along(tmp_path: Path) -> None:
 def test_what_cannot_be_split(tmp_path: Path) -> None:
     """A share that leaves a part empty, no share at all, and a dataset that has a val are refused."""
     dataset = make_dataset(tmp_path / "set", {"train": [4], "val": [4]})
-    with pytest.raises(ConfigError, match="has a split val already, with 4 samples"):
+    with pytest.raises(ConfigError, match="already has a split val, with 4 samples"):
         sf.split(dataset, tmp_path / "view")
     single = make_dataset(tmp_path / "single", [4])
-    with pytest.raises(ConfigError, match="leaves one of train and val empty"):
+    with pytest.raises(ConfigError, match="leaves train or val empty"):
         sf.split(single, tmp_path / "view", val=0.01)
     with pytest.raises(ConfigError, match="above 0 and below 1"):
         sf.split(single, tmp_path / "view", val=1)
@@ -60,11 +60,11 @@ def test_labels_that_cannot_be_trusted(tmp_path: Path) -> None:
     """A label that is damaged, or is no number, is an error that names the sample."""
     samples = [(f"{n}", {"jpg": jpeg(n), "cls": label}) for n, label in enumerate((b"0", b"1", b"zero"))]
     dataset = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x", "y"))
-    with pytest.raises(IntegrityError, match=r"000000\.tar, sample 2: its part 'cls' cannot be read as labels: .*zero"):
+    with pytest.raises(IntegrityError, match=r"000000\.tar, sample 2: label b'zero' is not a number"):
         sf.split(dataset, tmp_path / "view")
     tar = dataset / "train/000000.tar"
     data = bytearray(tar.read_bytes())
-    data[sf.open(dataset)["train"].shard(0).members(1)[0].offset] ^= 1  # which makes a 0 of the 1
+    data[sf.open(dataset)["train"].reader.members(0, 1)[0].offset] ^= 1  # which makes a 0 of the 1
     tar.write_bytes(data)
     with pytest.raises(IntegrityError, match=r"000000\.tar, sample 1: part 'cls' is damaged"):
         sf.split(dataset, tmp_path / "view")

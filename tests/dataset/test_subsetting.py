@@ -41,7 +41,7 @@ def test_samples(dataset: Path, tmp_path: Path) -> None:
     assert keys(tmp_path / "view", "val") == ["000000004"]
     with pytest.raises(ConfigError, match="'train:000000001'"):
         sf.subset(dataset, tmp_path / "no", samples=["000000001"])
-    with pytest.raises(ConfigError, match=r"lacks 2 of the 3 samples named, such as 'x', 'y'"):
+    with pytest.raises(ConfigError, match=r"lacks 2 of the 3 samples, such as 'x', 'y'"):
         sf.subset(dataset, tmp_path / "no", samples=["x", "y", "000000040"])
 
 
@@ -75,7 +75,7 @@ def test_a_view_of_a_view_leads_to_the_tars(dataset: Path, tmp_path: Path) -> No
     sf.subset(tmp_path / "view", tmp_path / "deep/er", limit=3)
     expected = keys(tmp_path / "deep/er")
     (tmp_path / "view").rename(tmp_path / "gone")
-    (base,) = sf.open(tmp_path / "deep/er").manifest.bases.values()
+    (base,) = sf.open(tmp_path / "deep/er").manifest.roots.values()
     assert (tmp_path / "deep/er" / base.url).resolve() == dataset
     assert base.fingerprint == sf.open(dataset).fingerprint
     assert keys(tmp_path / "deep/er") == expected
@@ -104,11 +104,11 @@ def test_a_view_moves_with_what_it_leads_to(tmp_path: Path) -> None:
 def test_wrong_arguments(dataset: Path, tmp_path: Path) -> None:
     """What cannot be chosen, or would choose nothing, is refused with the reason, and nothing is written."""
     for arguments, message in (
-        ({}, "say what to take"),
+        ({}, "nothing says which samples to keep"),
         ({"fraction": 1.0}, "above 0 and below 1"),
         ({"limit": 0}, "1 or more"),
         ({"classes": ["nothing"]}, "has no class 'nothing'"),
-        ({"fraction": 0.001}, "not one sample is left"),
+        ({"fraction": 0.001}, "no sample is selected"),
     ):
         with pytest.raises(ConfigError, match=message):
             sf.subset(dataset, tmp_path / "view", **arguments)  # type: ignore[arg-type]

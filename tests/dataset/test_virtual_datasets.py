@@ -11,7 +11,6 @@ from shardflow.dataset.warming import warm
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
 from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.energon import write_energon
-from shardflow.interop.wids import write_wids
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.write_lock import FILE_NAME as LOCK
 from tests.helpers.folders import contents, image_folder
@@ -30,7 +29,7 @@ def test_verify_names_what_is_damaged(view: Path, tmp_path: Path) -> None:
     """A damaged sample is named in the split that has it, by its key; a damaged index and a missing tar as well."""
     dataset = sf.open(view)
     tar = tmp_path / "set/train/000000.tar"
-    sample = dataset["val"].shard(0).members(0)[-1]
+    sample = dataset["val"].reader.members(0, 0)[-1]
     flip(tar, sample.offset + 5)
     findings = sf.verify(view)
     key = sample.name.partition(".")[0]
@@ -86,9 +85,8 @@ def test_what_a_view_refuses(view: Path, tmp_path: Path) -> None:
         sf.repair(view, tmp_path / "set")
     with pytest.raises(ConfigError, match="does not say how its inputs were cut"):
         sf.extend(image_folder(tmp_path / "src", 3), view)
-    for write in (write_energon, write_wids):
-        with pytest.raises(ConfigError, match="no shards of its own"):
-            list(write(sf.open(view)))
+    with pytest.raises(ConfigError, match="no shards of its own"):
+        list(write_energon(sf.open(view)))
     with pytest.raises(ConfigError, match="nothing to be cached"):
         warm(sf.open(view).values())
 

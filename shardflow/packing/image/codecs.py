@@ -11,6 +11,7 @@ from shardflow import native
 def codecs() -> dict[str, str]:
     """Return the versions of the libraries that packed bytes depend on; "none" for what is missing."""
     names = {
+        "libavif": ("avif",),
         "libjpeg": ("libjpeg_turbo", "jpg"),
         "littlecms": ("littlecms2",),
         "webp": ("webp",),

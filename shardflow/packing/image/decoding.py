@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from shardflow import native
-from shardflow.formats.image_size import is_jpeg
+from shardflow.formats.image_types import IMAGE_TYPES, is_jpeg
 
 from .colour import plain
 from .geometry import Size
@@ -31,7 +31,8 @@ FILTERS: dict[Filter, Image.Resampling] = {
 """The filters that kernel and Pillow have in common, all antialiased."""
 
 _ORIENTATION_TAG = 0x0112
-_ANIMATED = ("GIF", "WEBP", "PNG", "TIFF")  # not JPEG: phones put a gain map or a second view behind the picture
+# Not JPEG: phones put a gain map or a second view behind the picture.
+_ANIMATED = frozenset(each.name for each in IMAGE_TYPES if each.animated)
 
 
 def decode_at(image: ImageFile.ImageFile, data: bytes, size: Size, by: Filter, *, as_cmyk: bool) -> Image.Image:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from shardflow.errors import DecodeError
+from shardflow.formats.image_types import IMAGE_TYPES
 
 from .colour import BITS_TAG
 from .safe_open import map_codec_errors, safe_open
@@ -28,7 +29,7 @@ Size = tuple[int, int]
 Window = tuple[int, int, int, int]
 """Left, top, right and bottom in pixels, the latter two excluded."""
 
-MASK_FORMATS = ("PNG", "BMP", "GIF", "TIFF")
+MASK_FORMATS = tuple(each.name for each in IMAGE_TYPES if each.for_masks)
 MASK_MODES = ("1", "L", "P", "I;16", "RGB")
 
 _TURNS = {

@@ -8,11 +8,16 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError, features
 
 from shardflow.errors import DecodeError, SampleError
+from shardflow.formats.image_types import IMAGE_TYPES, image_type
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+FORMATS = tuple(
+    each.name for each in IMAGE_TYPES if each.pillow_feature is None or features.version(each.pillow_feature)
+)
+"""Pillow's names of the formats that are opened: all that this build of Pillow reads."""
+
 MAX_PIXELS = 178_956_970
 """Where Pillow itself refuses: 700 MB of memory for one image."""
 
@@ -29,6 +34,9 @@ def safe_open(data: bytes, formats: tuple[str, ...] = FORMATS) -> ImageFile.Imag
     try:
         image = Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError as error:
+        found = image_type(data)
+        if found is not None and found.name not in FORMATS:
+            raise DecodeError(f"this build of Pillow does not read {found.name}; install a newer Pillow") from error
         raise DecodeError(f"not an image in one of the formats {', '.join(formats)}") from error
     if image.width * image.height > MAX_PIXELS:
         image.close()

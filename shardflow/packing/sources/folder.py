@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from shardflow.dataset.label_numbering import Classes, LabelNumbering
 from shardflow.errors import ConfigError, NotFoundError
+from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
@@ -30,8 +31,6 @@ from shardflow.storage.storage import Storage
 from .items import Item, Items, more
 from .reader import Reader
 from .source import Source
-
-EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 _LAYOUTS = "expected CLASS/x.jpg, or train/CLASS/x.jpg, or x.jpg directly, or train/x.jpg"
 
@@ -107,7 +106,7 @@ class Folder:
             extension = os.path.splitext(file.path)[1].lower()
             if part is not None:
                 beside[file.path] = file
-            elif extension in EXTENSIONS:
+            elif extension[1:] in SOURCE_PARTS:
                 yield file
             else:
                 ignored[extension] += 1
@@ -129,7 +128,7 @@ class Folder:
 
 def _no_images(storage: Storage, ignored: Counter[str]) -> NoImagesError:
     found = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in ignored.most_common(5))
-    known = " ".join(sorted(EXTENSIONS))
+    known = " ".join(f".{part}" for part in sorted(SOURCE_PARTS))
     error = NoImagesError(f"{storage} holds no images ({known}), but {found or 'no files at all'}; {_LAYOUTS}")
     error.ignored = ignored
     return error

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 from shardflow.dataset.label_numbering import Named
 from shardflow.errors import SampleError
+from shardflow.formats.image_types import IMAGE_TYPES
 
 from .image_objects import is_image
 from .rows import rest_of
 
-IMAGE_KEYS = ("image", "img", "jpg", "jpeg", "png", "webp")
+IMAGE_KEYS = ("image", "img", *(part for each in IMAGE_TYPES if each.in_shards for part in each.parts))
 LABEL_KEYS = ("label", "cls")
 
 

@@ -21,27 +21,26 @@ from typing import IO, Any
 import numpy as np
 
 from shardflow.dataset.label_numbering import Classes, Named
-from shardflow.dataset.shard_files import index_of
-from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, SampleError
+from shardflow.dataset.shard_rows import read_index
+from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError, SampleError
 from shardflow.formats import manifest, shard_index
-from shardflow.formats.labels import CLASS, LABELS, numbers
+from shardflow.formats.image_types import SOURCE_PARTS
+from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
-from shardflow.formats.tar_samples import samples_of
+from shardflow.formats.tar_samples import read_samples
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
 from shardflow.storage.virtual import root_url, virtual_storage
 
-from .folder import EXTENSIONS
 from .items import Item, Items, more
 from .labelling import draft, numbered
 from .reader import Reader
 from .source import Source
 
 _NUMBER = re.compile(r"0|[1-9][0-9]*")
-_IMAGE_PARTS = frozenset(extension[1:] for extension in EXTENSIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class Shards:
 
     def _ours(self, storage: Storage, reader: Reader) -> Source:
         about = manifest.from_bytes(storage.read(manifest.FILE_NAME))
-        tars = virtual_storage(storage, about.bases, self.storage_options)
+        tars = virtual_storage(storage, about.roots, self.storage_options)
         drafts = Items.of(
             item
             for split, shards in about.splits.items()
@@ -157,7 +156,7 @@ def _listed(storage: Storage, name: str, tag: str, split: str) -> Iterator[Item]
     with _opened(storage, name) as file:
         is_here = storage.local_path(name) is not None
         changed_ns = os.fstat(file.fileno()).st_ctime_ns if is_here else 0
-        for sample in list(samples_of(file)):
+        for sample in list(read_samples(file)):
             path = f"{name}/{sample.key}" if sample.key else name
             if sample.problem:
                 yield draft(split, None, path, -1, changed_ns, more(bad=sample.problem, tag=tag))
@@ -171,10 +170,10 @@ def _listed(storage: Storage, name: str, tag: str, split: str) -> Iterator[Item]
 
 def _place(storage: Storage, about: manifest.Manifest, shard: manifest.Shard) -> str:
     """Return where the reader finds a tar of ours: of a view, relative to the base where that is possible."""
-    if not about.bases:
+    if not about.roots:
         return shard.name
     name, path = split_shard_name(shard.name)
-    base = about.bases[name]
+    base = about.roots[name]
     is_here = storage.local_path("") is not None
     return f"{base.url if is_here else root_url(str(storage), base)}/{path}"
 
@@ -183,8 +182,8 @@ def _indexed(storage: Storage, shard: manifest.Shard, split: str, where: str) ->
     """Yield the samples of a shard of ours, whose tar is in some place, as drafts."""
     index: shard_index.Index | None
     try:
-        index = index_of(storage, shard)
-        tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABELS]).any())
+        index = read_index(storage, shard)
+        tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABEL_PARTS]).any())
     except (NotFoundError, IntegrityError):
         index, tar_is_read = None, True
     with _opened(storage, shard.name) if tar_is_read else contextlib.nullcontext(io.BytesIO()) as file:
@@ -210,7 +209,7 @@ def _drafted(
     """Return a sample as a draft, from the places of its parts."""
     try:
         label = _label(file, places, ours=ours)
-        image = next((part for part in places if part in _IMAGE_PARTS), None)
+        image = next((part for part in places if part in SOURCE_PARTS), None)
         if image is None:
             raise SampleError(f"has no image among its parts: {', '.join(places)}")
     except SampleError as error:
@@ -221,7 +220,7 @@ def _drafted(
 
 def _label(file: IO[bytes], places: dict[str, Any], *, ours: bool) -> Named:
     """Take the label out of the parts of a sample, if there is one; of ours it is a number, of others "007" a name."""
-    part = next((part for part in LABELS if part in places), None)
+    part = next((part for part in LABEL_PARTS if part in places), None)
     if part is None:
         return None
     _, offset, size, *crc32 = places.pop(part)
@@ -229,13 +228,13 @@ def _label(file: IO[bytes], places: dict[str, Any], *, ours: bool) -> Named:
     if crc32 not in ([], [zlib.crc32(payload)]):
         raise SampleError(f"its part {part!r} is damaged: its CRC-32 is another")
     text = payload.decode(errors="replace").strip()
-    if part == CLASS and not ours and not _NUMBER.fullmatch(text):
+    if part == CLASS_PART and not ours and not _NUMBER.fullmatch(text):
         return text
     try:
-        found = numbers(part, payload)
-    except ValueError as error:
+        found = parse_labels(part, payload)
+    except DecodeError as error:
         raise SampleError(f"its part {part!r} cannot be read: {error}") from error
-    return found[0] if part == CLASS else found
+    return found[0] if part == CLASS_PART else found
 
 
 def _payload(file: IO[bytes], offset: int, size: int) -> bytes:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, features
 
-from shardflow.formats.image_size import image_size
+from shardflow.formats.image_types import IMAGE_PARTS, IMAGE_TYPES, SOURCE_PARTS, image_size, image_type, is_jpeg
 from tests.helpers.folders import turned
 from tests.helpers.making import jpeg
 
@@ -25,6 +25,36 @@ def encoded(mode: str, size: tuple[int, int], image_format: str, **options: Any)
 def segment(marker: int, data: bytes, fill: int = 0) -> bytes:
     """A JPEG marker segment after some fill bytes."""
     return b"\xff" * fill + bytes([0xFF, marker]) + (len(data) + 2).to_bytes(2, "big") + data
+
+
+def test_part_names() -> None:
+    """`pack` reads all formats of the table, and datasets hold images under these five names."""
+    parts = {"avif", "bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"}
+    assert set(SOURCE_PARTS) == parts
+    assert len(SOURCE_PARTS) == len(parts)
+    assert {"avif", "jpeg", "jpg", "png", "webp"} == IMAGE_PARTS
+
+
+@pytest.mark.parametrize("name", [each.name for each in IMAGE_TYPES])
+@pytest.mark.parametrize("mode", ["RGB", "L", "1"])
+def test_signatures(name: str, mode: str) -> None:
+    """A file that Pillow wrote begins as its format, also as a slice of a map, and as no other format does."""
+    if name == "AVIF" and not features.version("avif"):
+        pytest.skip("this build of Pillow does not write AVIF")
+    image = encoded("L" if name in ("JPEG", "AVIF", "WEBP") else mode, (30, 20), name)
+    assert [each.name for each in IMAGE_TYPES if each.signature.match(image)] == [name]
+    for payload in (image, memoryview(b"xx" + image)[2:]):
+        found = image_type(payload)
+        assert found is not None
+        assert found.name == name
+        assert is_jpeg(payload) == (name == "JPEG")
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"P", b"RIFF....WAVE", b"....ftypheic", b"<svg/>", bytes(100)])
+def test_other_bytes_have_no_type(data: bytes) -> None:
+    """What begins as none of the formats has no type."""
+    assert image_type(data) is None
+    assert not is_jpeg(data)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -16,7 +16,7 @@ OPTIONS = "batch_size=4, decoder=shardflow.CenterCropDecoder(8)"
     [
         f"shardflow.Loader(url, num_workers=0, {OPTIONS})",
         f"shardflow.Loader(url, num_workers=1, {OPTIONS})",  # of more, torch warns where there is one core
-        f"shardflow.Loader(f'local://{{url}}', num_workers=0, cache_dir=cache, {OPTIONS})",
+        f"shardflow.Loader(f'local://{{url}}', num_workers=0, cache=cache, {OPTIONS})",
         f"shardflow.Mix([(url, 1), (url, 2)], num_workers=0, {OPTIONS})",
     ],
     ids=["alone", "workers", "cached", "mix"],
