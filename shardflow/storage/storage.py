@@ -19,17 +19,11 @@ TEMPORARY = ".tmp-"
 
 
 class ListedBlob(NamedTuple):
-    """An entry of a listing.
+    """An entry of a listing."""
 
-    Attributes:
-        size: In bytes; -1 where the server does not send it.
-        tag: A text that changes with the content; "" where the storage has none.
-        modified_ns: When the blob was published, by the clock of the storage, in ns since 1970; None if unknown.
-    """
-
-    size: int
-    tag: str = ""
-    modified_ns: int | None = None
+    size: int  # in bytes; -1 where the server does not send it
+    tag: str = ""  # changes with the content; "" where the storage has none
+    modified_ns: int | None = None  # of the publication, by the clock of the storage, since 1970; None if unknown
 
 
 class Writer(NamedTuple):
