@@ -205,7 +205,6 @@ class Cache:
             try:
                 if keep and (size is not None or self._reserve(name, os.fstat(file.fileno()).st_size)):
                     os.replace(partial, self._files.blobs / name)
-                    self._files.forget_size(name)
             except BaseException:
                 file.close()
                 raise
@@ -253,7 +252,6 @@ def default_directory() -> Path:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Return whether an error was caused by a full disk or quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True

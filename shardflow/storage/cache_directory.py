@@ -142,10 +142,6 @@ class CacheDirectory:
             files = sorted(self.list_blobs() + self.list_decoded(), key=_age)
             return _evict(files, lambda held: held <= limit_bytes)[0]
 
-    def forget_size(self, name: str) -> None:
-        """Forget the size of a blob that is replaced: the old one may have been damaged."""
-        self._sizes.pop(name, None)
-
     def _is_lock(self, name: str, descriptor: int) -> bool:
         try:
             return os.path.samestat(os.fstat(descriptor), os.lstat(f"{self.locks}/{name}"))
@@ -154,11 +150,9 @@ class CacheDirectory:
 
     def _held_bytes(self) -> int:
         """Return the size of all blobs. Each is measured once: files of one name have one size."""
-        names = os.listdir(self.blobs)
-        for name in names:
-            if name not in self._sizes and (size := _size(f"{self.blobs}/{name}")):
-                self._sizes[name] = size
-        return sum(self._sizes.get(name, 0) for name in names)
+        known = self._sizes  # deleted ones are forgotten: a damaged file may have had another size
+        self._sizes = {name: known.get(name) or _size(f"{self.blobs}/{name}") for name in os.listdir(self.blobs)}
+        return sum(self._sizes.values())
 
     def _remove_leftovers(self) -> tuple[int, int]:
         """Remove the files of killed processes; return the bytes that live ones reserved, and have written so far."""

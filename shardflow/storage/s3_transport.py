@@ -18,7 +18,15 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, ShardflowError, StoreError, TransientError
+from shardflow.errors import (
+    BucketNotFoundError,
+    ConfigError,
+    DatasetExistsError,
+    NotFoundError,
+    ShardflowError,
+    StoreError,
+    TransientError,
+)
 
 from .local_files import file_sha256
 from .retry import ChangedError, Failure, RetryPolicy, retry, with_timeout
@@ -29,7 +37,6 @@ T = TypeVar("T")
 
 LEAST_PART_BYTES = 5 << 20  # S3 accepts smaller parts only as the last one
 _MOST_PARTS = 10_000  # in one upload
-_IN_FLIGHT = 4
 _CLOCK_DIFFERENCE = timedelta(minutes=1)
 
 
@@ -120,25 +127,17 @@ class S3Transport:
 
     async def head(self, name: str) -> Head | None:
         """Return the head of an object, None if it does not exist."""
-
-        # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
-        async def request() -> Head | None:
-            try:
-                answer = await self._call("get_object", name, Range="bytes=0-0")
-            except Exception as error:
-                if _status(error) == 416:
-                    return await self._head_at_end(name, 0, error)
-                if _code(error) in ("NoSuchKey", "404"):
-                    return None
-                raise
-            try:
-                found = _head(answer, 0)
-                await self._receive(answer["Body"], _Piece(), 1)  # a connection is free when the body is read
-                return found
-            finally:
-                answer["Body"].close()
-
-        return await self._retry(request, name)
+        heads: list[Head] = []
+        try:
+            # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
+            await self.fetch(name, 0, 1, None, heads.append)
+        except ChangedError:  # it was replaced between two attempts
+            return await self.head(name)
+        except BucketNotFoundError:
+            raise
+        except NotFoundError:
+            return None
+        return heads[-1]
 
     async def put(self, name: str, data: bytes, *, new: bool) -> None:
         """Publish an object, which must not exist if `new`, and otherwise replaces an existing one."""
@@ -233,7 +232,6 @@ class S3Transport:
         return str(answer["ETag"])
 
     async def _receive(self, body: Any, piece: _Piece, want: int) -> None:
-        """Receive until a piece has `want` bytes. After an error it keeps those that arrived."""
 
         async def read_to(goal: int) -> None:
             while piece.size < goal:
@@ -285,7 +283,6 @@ class S3Transport:
         return self._listed("list_multipart_uploads", "Uploads", beginning, "KeyMarker", "UploadIdMarker")
 
     async def _listed(self, method: str, key: str, beginning: str, *markers: str) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield the items of all pages of a listing of names with this beginning."""
         next_page: dict[str, str] = {}
         while True:
             page = await self._request(method, "", Prefix=self._prefix + beginning, **next_page)
@@ -297,11 +294,16 @@ class S3Transport:
 
     async def _parts(self, name: str, source: Path, size: int, upload: str) -> list[dict[str, Any]]:
         part_bytes = max(self._part_bytes, math.ceil(size / _MOST_PARTS))
-        slots = asyncio.Semaphore(_IN_FLIGHT)
+        slots = asyncio.Semaphore(4)
+
+        def read(number: int) -> bytes:
+            with open(source, "rb") as file:
+                file.seek(number * part_bytes)
+                return file.read(part_bytes)
 
         async def send(number: int) -> dict[str, Any]:
             async with slots:
-                data = await asyncio.to_thread(_file_part, source, number * part_bytes, part_bytes)
+                data = await asyncio.to_thread(read, number)
                 arguments = {"UploadId": upload, "PartNumber": number + 1}
                 tag = await self._retry(lambda: self._send("upload_part", name, data, **arguments), name)
                 return {"ETag": tag, "PartNumber": number + 1}
@@ -328,7 +330,6 @@ class S3Transport:
             await self._request("abort_multipart_upload", name, UploadId=upload)
 
     async def _has_metadata(self, name: str, metadata: dict[str, str]) -> bool:
-        """Return whether an object was written by the call that has this metadata."""
         try:
             head = await self.head(name)
         except ShardflowError:
@@ -342,24 +343,12 @@ def _metadata(sha256: str) -> dict[str, str]:
 
 
 def _head(answer: Mapping[str, Any], start: int) -> Head:
-    """Return the head of the whole object from the answer to a ranged request."""
     unit, _, of = str(answer.get("ContentRange", "")).partition("/")
     if unit.partition("-")[0] != f"bytes {start}" or not of.isdecimal():
         raise TransientError("the answer is not the requested range")
     return Head(size=int(of), tag=answer.get("ETag"), metadata=answer.get("Metadata", {}))
 
 
-def _code(error: Exception) -> str:
-    answer = getattr(error, "response", None) or {}
-    return str(answer.get("Error", {}).get("Code", ""))
-
-
 def _status(error: Exception) -> int:
     answer = getattr(error, "response", None) or {}
     return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-def _file_part(source: Path, start: int, size: int) -> bytes:
-    with open(source, "rb") as file:
-        file.seek(start)
-        return file.read(size)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 _thread = threading.local()
@@ -30,14 +29,12 @@ class TransferPool(ThreadPoolExecutor):
         if self._is_cancelled:
             transfer.cancel()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:
             self._is_cancelled = True
             for transfer in self._transfers.copy():
                 transfer.cancel()
-        self.shutdown(cancel_futures=kind is not None)
+        self.shutdown(cancel_futures=error is not None)
 
 
 def track_transfer(transfer: Future[Any]) -> None:

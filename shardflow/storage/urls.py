@@ -85,7 +85,6 @@ class RemoteUrl:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield all texts in a value that may be secrets."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if name not in _HARMLESS or _suspicious(inner):

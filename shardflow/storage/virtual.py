@@ -35,7 +35,6 @@ class VirtualStorage:
         return str(self._own)
 
     def _locate(self, name: str) -> tuple[Storage, str]:
-        """Return the storage that holds a blob, and its name there."""
         if not name.endswith(".tar"):
             return self._own, name
         root, path = split_shard_name(name)

@@ -108,7 +108,6 @@ def abort_uploads(storage: Storage, names: Collection[str]) -> None:
 
 
 def _acquire(storage: Storage, content: dict[str, str], writer: Writer | None) -> None:
-    """Create the blob of a lock, or make sure that the existing one has the same content."""
     ours = json.dumps(content, indent=1).encode() + b"\n"
     try:
         if writer is None or not writer.is_alone:
