@@ -36,10 +36,12 @@ from .dataset.subsetting import subset
 from .dataset.syncing import SyncReport, sync
 from .dataset.verifying import Finding, verify
 from .packing.extending import ExtendReport, extend
-
-# Bound here and not on first use: importing the modules of these names would otherwise put the modules in their place.
-from .packing.packing import Collection, Folder, PackReport, Shards, Table, pack
+from .packing.packing import PackReport, pack
 from .packing.repairing import RepairReport, repair
+from .packing.sources.collection import Collection
+from .packing.sources.folder import Folder
+from .packing.sources.shards import Shards
+from .packing.sources.table import Table
 
 if TYPE_CHECKING:
     from .device.prefetcher import DevicePrefetcher

@@ -6,16 +6,16 @@ from typing import Any
 
 import click
 
-from shardflow.packing.estimate import estimate
+from shardflow.packing.dry_run import count_pack
 from shardflow.packing.packing import PackReport
 from shardflow.packing.packing import pack as run_pack
 
 from .counted import said
-from .estimated import estimated
+from .dry_run import dry_run_lines
 from .executor import executor_options
 from .packing import Packing
 from .recipe import PRESETS_HELP, recipe_options
-from .shown import ignored_line, megabytes, number_of
+from .shown import megabytes, number_of, skipped_line
 from .source import source_from, source_options
 
 
@@ -28,7 +28,7 @@ from .source import source_from, source_options
 @click.option("--seed", default=0, show_default=True, help="Of the shuffle.")
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options
-@click.option("--dry-run", is_flag=True, help="Say what would be packed, and about how many bytes; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing.")
 @click.option("--max-bad", default=0, show_default=True, help="Inputs that may be quarantined.")
 def pack(
     src: str,
@@ -58,10 +58,8 @@ def pack(
     source = source_from(src, settings)
     given = {name: value for name, value in settings.items() if value is not None}
     if dry_run:
-        told = estimate(
-            source, dst, shuffle=not no_shuffle, seed=seed, shard_samples=shard_samples, workers=workers, **given
-        )
-        click.echo("\n".join(estimated(told, dst)))
+        counts = count_pack(source, dst, shuffle=not no_shuffle, seed=seed, shard_samples=shard_samples, **given)
+        click.echo("\n".join(dry_run_lines(counts, dst)))
         return
     with Packing() as shown:
         report = run_pack(
@@ -97,6 +95,6 @@ def _summary(report: PackReport, dst: str) -> str:
         lines += [
             f"  {count:6d}  {reason}" for reason, count in sorted(report.reasons.items(), key=lambda entry: -entry[1])
         ]
-    if report.ignored:
-        lines.append(ignored_line(report.ignored))
+    if report.skipped:
+        lines.append(skipped_line(report.skipped))
     return "\n".join([*lines, f"next         shardflow verify {dst}"])

@@ -7,7 +7,7 @@ from typing import NoReturn
 import click
 from tqdm import tqdm
 
-from shardflow.packing.packing import Progress
+from shardflow.packing.run import Progress
 
 from .shown import megabytes
 

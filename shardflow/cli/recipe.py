@@ -6,8 +6,7 @@ import click
 
 from shardflow.packing.image.decoding import FILTERS
 from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
-from shardflow.packing.presets import PRESETS
-from shardflow.packing.recipe import KEEP
+from shardflow.packing.recipe import KEEP, PRESETS
 
 from .options import together
 

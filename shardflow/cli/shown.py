@@ -40,10 +40,10 @@ def number_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def ignored_line(ignored: Mapping[str, int]) -> str:
+def skipped_line(skipped: Mapping[str, int]) -> str:
     """Return the line about files that are not images: how many there are by extension."""
-    kinds = (f"{count} {extension or 'without extension'}" for extension, count in ignored.items())
-    return f"no images    {', '.join(kinds)}"
+    kinds = (f"{count} {extension or 'without extension'}" for extension, count in skipped.items())
+    return f"skipped      {', '.join(kinds)}"
 
 
 def megabytes(count: int) -> str:

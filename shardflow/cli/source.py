@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from shardflow.packing.sources import described
+from shardflow.packing.sources.resolve import describe_source
 
 from .options import together
 
@@ -29,4 +29,4 @@ def source_from(src: str, settings: dict[str, Any]) -> Any:
     columns = {name: column for name, column in given.items() if column is not None}
     parts = settings.pop("parts") or ""
     names = tuple(part.strip().lstrip(".") for part in parts.split(",") if part.strip())
-    return described(src, columns=columns, parts=names, classes=settings.pop("classes"))
+    return describe_source(src, columns=columns, parts=names, classes=settings.pop("classes"))

@@ -118,8 +118,12 @@ class LocalStorage:
 
     def listing(self) -> dict[str, ListedBlob]:
         """Return name → size of all blobs and leftovers, sorted by name."""
-        sizes = ((name, self.size(name)) for name in self.names())
-        return {name: ListedBlob(size) for name, size in sizes if size is not None}
+        found = {}
+        for name in self.names():
+            with map_os_errors(self.path(name)), contextlib.suppress(FileNotFoundError):
+                status = self.path(name).stat()
+                found[name] = ListedBlob(status.st_size, modified_ns=status.st_mtime_ns)
+        return found
 
     def remove(self, name: str) -> None:
         """Delete a blob or a leftover, if there is one."""

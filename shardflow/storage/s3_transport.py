@@ -179,7 +179,9 @@ class S3Transport:
         while True:
             page = await self._request("list_objects_v2", "", Prefix=self._prefix, **more)
             for item in page.get("Contents", ()):
-                found[item["Key"].removeprefix(self._prefix)] = ListedBlob(item["Size"], item.get("ETag") or "")
+                modified_ns = _modified_ns(item.get("LastModified"))
+                listed = ListedBlob(item["Size"], item.get("ETag") or "", modified_ns)
+                found[item["Key"].removeprefix(self._prefix)] = listed
             if not page.get("IsTruncated"):
                 return {name: listed for name, listed in found.items() if name and not name.endswith("/")}
             more = {"ContinuationToken": page["NextContinuationToken"]}
@@ -355,13 +357,16 @@ def _head(answer: Mapping[str, Any], start: int) -> Head:
     unit, _, of = str(answer.get("ContentRange", "")).partition("/")
     if unit.partition("-")[0] != f"bytes {start}" or not of.isdecimal():
         raise TransientError("the answer is not the range that was asked for")
-    modified = answer.get("LastModified")
     return Head(
         size=int(of),
         tag=answer.get("ETag"),
         metadata=answer.get("Metadata", {}),
-        modified_ns=None if modified is None else int(modified.timestamp() * 1e9),
+        modified_ns=_modified_ns(answer.get("LastModified")),
     )
+
+
+def _modified_ns(modified: Any) -> int | None:
+    return None if modified is None else int(modified.timestamp() * 1e9)
 
 
 def _code(error: Exception) -> str:

@@ -14,10 +14,17 @@ TEMPORARY = ".tmp-"
 
 
 class ListedBlob(NamedTuple):
-    """What a listing says of a blob: its size in bytes, and a tag that changes with its content; "" where none does."""
+    """An entry of a listing.
+
+    Attributes:
+        size: In bytes.
+        tag: A text that changes with the content; "" where the storage has none.
+        modified_ns: When the blob was published, by the clock of the storage, in ns since 1970; None if unknown.
+    """
 
     size: int
     tag: str = ""
+    modified_ns: int | None = None
 
 
 class Storage(Protocol):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from shardflow.formats.manifest import QUARANTINE_NAME
-from shardflow.packing.image.encoded_image import EncodedImage
+from shardflow.packing.image.encoding import EncodedImage
 from shardflow.packing.recipe import Recipe
 from tests.helpers.making import jpeg
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.packing.executors import Executor
 from shardflow.packing.jobs import Job, PieceResult, plan_jobs
 from shardflow.packing.recipe import Recipe
-from shardflow.packing.sources import list_source
+from shardflow.packing.sources.resolve import list_source
 
 
 def jobs_of(src: Path, dst: Path, recipe: Recipe, shard_samples: int = 48) -> list[Job]:
@@ -18,8 +20,22 @@ def jobs_of(src: Path, dst: Path, recipe: Recipe, shard_samples: int = 48) -> li
     return plan_jobs(list_source(src), str(dst), recipe, spool=dst, **layout)
 
 
-def run_jobs(executor: Executor, jobs: list[Job]) -> list[PieceResult]:
-    """Return what an executor makes of the jobs, in the order in which the pieces were done."""
+def run_jobs(
+    executor: Executor, jobs: list[Job], on_piece: Callable[[PieceResult], None] | None = None
+) -> list[PieceResult]:
+    """Run jobs, and return the results of the pieces in the order in which they were done.
+
+    Raises:
+        AssertionError: The receipts that the executor handed over are not those that it wrote.
+    """
     results: list[PieceResult] = []
-    executor.run(jobs, results.append)
+    receipts: dict[str, Receipt] = {}
+
+    def note(result: PieceResult) -> None:
+        results.append(result)
+        if on_piece is not None:
+            on_piece(result)
+
+    executor.run(jobs, note, receipts.__setitem__)
+    assert receipts == {job.name: from_bytes(Path(job.dst, f"{job.name}.json").read_bytes()) for job in jobs}
     return results

@@ -21,8 +21,9 @@ from shardflow.errors import (
     StoreError,
 )
 from shardflow.formats.manifest import Manifest, from_bytes, kept_name
-from shardflow.packing.append import renumbered
-from shardflow.packing.sources import Reader, Source
+from shardflow.packing.sources.labelling import append_classes
+from shardflow.packing.sources.reader import Reader
+from shardflow.packing.sources.source import Source
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
 from shardflow.storage.write_lock import FILE_NAME as CLAIM
@@ -173,9 +174,8 @@ class _Counted(str):
 def test_many_classes() -> None:
     """Putting the classes of a source behind those of a dataset takes a few looks at each name."""
     old, new = (tuple(_Counted(f"{kind}{n}") for n in range(300)) for kind in ("old", "new"))
-    source = Source(reader=Reader(base="."), splits={}, classes=new, ignored={})
-    classes, _ = renumbered(source, old)
-    assert classes == (*old, *new)
+    source = Source(reader=Reader(base="."), splits={}, classes=new, skipped={})
+    assert append_classes(source, old).classes == (*old, *new)
     assert _Counted.hashed < 10 * 600
 
 
@@ -201,14 +201,14 @@ def test_what_cannot_be_extended(packed: Path, dst: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="the dataset has classes and the source has none"):
         sf.extend(write_tree(tmp_path / "flat", {"x.jpg": photo(1)}), dst)
     (dst / "train/000001.json").rename(tmp_path / "receipt")
-    with pytest.raises(NotFoundError, match=r"without all receipts.*train/000001\.json.*restore"):
+    with pytest.raises(NotFoundError, match=r"needs all receipts.*train/000001\.json.*restore"):
         sf.extend(packed / "src", dst)
     (tmp_path / "receipt").rename(dst / "train/000001.json")
     assert contents(dst) == before
     made = from_bytes(before["shardflow.json"])
     bare = Manifest(splits=made.splits, classes=made.classes, recipe=made.recipe, inputs=made.inputs)
     (dst / "shardflow.json").write_bytes(bare.to_bytes())
-    with pytest.raises(ConfigError, match="does not say how its inputs were cut"):
+    with pytest.raises(ConfigError, match="does not record how its inputs were divided"):
         sf.extend(packed / "src", dst)
 
 
@@ -242,7 +242,7 @@ def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix:
     twins = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
     ends = [(twin.communicate(timeout=60)[1], twin.returncode) for twin in twins]
     assert any(code == 0 for _, code in ends), ends
-    assert all(code == 0 or b"somebody else meanwhile" in said for said, code in ends), ends
+    assert all(code == 0 or b"another process meanwhile" in said for said, code in ends), ends
     put_lock(storage, {"content": "of one that was killed at its very end", "extends": old})
     assert sf.extend(packed / "src", url, executor="serial", storage_options=options).inputs == 0
     sf.extend(packed / "src", dst, executor="serial")

@@ -120,7 +120,7 @@ def test_worker_holds_the_lock(tmp_path: Path) -> None:
         worker = Worker([lock])
     with pytest.raises(StoreError, match="another process is writing"), storage.sole_writer():
         pass
-    worker.end("no longer needed")
+    worker.stop("no longer needed")
     with storage.sole_writer():
         pass
 

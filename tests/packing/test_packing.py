@@ -19,11 +19,12 @@ from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.packing.executors import Serial
 from shardflow.packing.jobs import plan_jobs
 from shardflow.packing.ledger import Ledger
-from shardflow.packing.packing import Progress
 from shardflow.packing.recipe import Recipe
-from shardflow.packing.sources import list_source
+from shardflow.packing.run import Progress
+from shardflow.packing.sources.resolve import list_source
 from shardflow.storage.local import LocalStorage
 from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
+from tests.helpers.jobs import run_jobs
 from tests.helpers.kernel import without_kernel
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial"}
@@ -309,7 +310,7 @@ def test_unreadable_inputs_are_tried_again(tmp_path: Path) -> None:
     layout: dict[str, Any] = {"spool": tmp_path / "dst", "shard_samples": 1, "seed": 0, "shuffle": False}
     jobs = plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout)
     (src / "b").rename(tmp_path / "away")
-    Serial().run(jobs, [].append)
+    run_jobs(Serial(), jobs)
     (tmp_path / "away").rename(src / "b")
     assert plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout) == jobs
     assert [ledger.finished(job) is not None for job in jobs] == [True, False]

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, JpegImagePlugin
 
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError
 from shardflow.packing.image.decoding import FILTERS, Filter
-from shardflow.packing.recipe import Recipe
+from shardflow.packing.recipe import PRESETS, Recipe, make_recipe
 from tests.helpers.folders import encoded, photo, png16, turned
 from tests.helpers.reference import decoded
 
@@ -364,7 +364,7 @@ WRONG: dict[str, dict[str, object]] = {
     "long_side and square exclude each other": {"long_side": 512, "square": True},
     "long_side is 200, less than short_side, 256": {"long_side": 200},
     "enlarge has no size to enlarge to": {"short_side": None, "enlarge": True},
-    "quality is 80, but png loses nothing": {"format": "png", "quality": 80},
+    "quality is 80, but png is lossless": {"format": "png", "quality": 80},
     "subsampling is 4:4:4, which only jpeg offers": {"format": "webp", "subsampling": "4:4:4"},
 }
 
@@ -385,3 +385,29 @@ def test_digest() -> None:
     assert {name for other in others for name in other} == {field.name for field in fields(Recipe)}
     assert len({Recipe(**other).digest for other in [{}, *others]}) == len(others) + 1
     assert Recipe().digest == Recipe(short_side=256).digest
+
+
+def test_presets_are_settings() -> None:
+    """A preset is a recipe with some settings, each of which can be changed; the first one has none."""
+    assert make_recipe() == make_recipe("imagenet") == Recipe()
+    assert make_recipe("fine") == Recipe(short_side=512, quality=95, subsampling="4:4:4")
+    assert make_recipe("fine", quality=80, square=True) == Recipe(
+        short_side=512, quality=80, subsampling="4:4:4", square=True
+    )
+    assert make_recipe("original", short_side=512) == Recipe(short_side=512, format="keep")
+
+
+def test_presets_differ() -> None:
+    """No two presets are the same recipe, and each has a purpose."""
+    assert len({make_recipe(name).digest for name in PRESETS}) == len(PRESETS)
+    assert all(preset.purpose for preset in PRESETS.values())
+
+
+def test_unknown_presets_and_settings() -> None:
+    """An unknown preset or setting is refused with the known ones, and so is a contradiction."""
+    with pytest.raises(ConfigError, match="preset is 'cifar'; allowed are imagenet, compact"):
+        make_recipe("cifar")
+    with pytest.raises(ConfigError, match="no 'shortside'; it has short_side, long_side"):
+        make_recipe(shortside=3)
+    with pytest.raises(ConfigError, match="png is lossless"):
+        make_recipe("lossless", quality=80)

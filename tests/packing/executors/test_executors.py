@@ -40,7 +40,7 @@ def test_one_shard_keeps_several_processes_busy(tmp_path: Path) -> None:
     src = image_folder(tmp_path / "src", 130)
     seen: set[int] = set()
     executor = Processes(3)
-    executor.run(jobs_of(src, tmp_path / "dst", Recipe(), 2048), lambda _: seen.update(workers_of(os.getpid())))
+    run_jobs(executor, jobs_of(src, tmp_path / "dst", Recipe(), 2048), lambda _: seen.update(workers_of(os.getpid())))
     assert len(seen) == 3
 
 
@@ -87,7 +87,7 @@ def test_killed_worker_is_replaced(tmp_path: Path) -> None:
                 os.kill(worker, signal.SIGKILL)
                 killed.add(worker)
 
-    Processes(2).run(jobs_of(src, tmp_path / "processes", Recipe(short_side=32)), kill_all)
+    run_jobs(Processes(2), jobs_of(src, tmp_path / "processes", Recipe(short_side=32)), kill_all)
     assert killed
     assert contents(tmp_path / "serial") == contents(tmp_path / "processes")
 

@@ -16,8 +16,8 @@ import ray
 import shardflow as sf
 from shardflow.errors import ConfigError, StoreError
 from shardflow.packing.executors import Processes, Ray, Serial
-from shardflow.packing.executors.ray_preflight import marked
-from shardflow.packing.image.encoded_image import EncodedImage
+from shardflow.packing.executors.ray_preflight import preflight
+from shardflow.packing.image.encoding import EncodedImage
 from shardflow.packing.recipe import Recipe
 from tests.helpers.command import COMMAND
 from tests.helpers.folders import Deadly, contents, image_folder, photo, write_tree
@@ -124,21 +124,21 @@ def test_node_with_another_disk(tmp_path: Path) -> None:
     """A node that finds something else under the name of the source or of the destination says so, and which."""
     src = image_folder(tmp_path / "src", 3)
     job = jobs_of(src, tmp_path / "dst", Recipe(short_side=32))[0]
-    with marked(job) as premises:
-        premises.check(job)
+    with preflight(job) as checks:
+        checks.check(job)
         first = src / job.items[0].path
         data = first.read_bytes()
         first.write_bytes(data[:-1] + b"?")
         with pytest.raises(ConfigError, match=f"'{job.items[0].path}' has other bytes there; .*shared disk"):
-            premises.check(job)
+            checks.check(job)
         first.unlink()
         with pytest.raises(ConfigError, match="cannot be read there"):
-            premises.check(job)
+            checks.check(job)
         first.write_bytes(data)
         (tmp_path / "dst").rename(tmp_path / "elsewhere")
         (tmp_path / "dst").mkdir()
         with pytest.raises(ConfigError, match=r"does not see the same .*dst as .*shared disk"):
-            premises.check(job)
+            checks.check(job)
     assert len(contents(tmp_path / "elsewhere")) == 1
 
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from shardflow import native
-from shardflow.packing.presets import make_recipe
+from shardflow.packing.recipe import make_recipe
 from tests.helpers.folders import encoded
 from tests.helpers.jpegs import pixels
 from tests.helpers.reference import decoded, psnr_db, resized

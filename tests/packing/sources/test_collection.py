@@ -206,7 +206,7 @@ class _Named(list[Any]):
         ([PIXELS / 255], "array of float64 has no defined range"),
         ([np.zeros((4, 4, 7), np.uint8)], r"shape \(4, 4, 7\)"),
         ({"dev": [PIXELS]}, "split 'dev'; splits are named train, val"),
-        ({"train": _Named("a", "b"), "val": _Named("b")}, "classes of split 'val' are others than before"),
+        ({"train": _Named("a", "b"), "val": _Named("b")}, "split 'val' has other classes than"),
         (3, "expected a path, a URL, a dataset or samples, found int"),
     ],
 )

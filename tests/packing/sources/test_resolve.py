@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import shardflow as sf
 from shardflow.cli.main import shardflow
-from shardflow.packing.sources import list_source
+from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
 from tests.helpers.making import make_dataset
 
