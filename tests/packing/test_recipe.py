@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from dataclasses import fields
 from typing import Any
 
@@ -15,7 +16,7 @@ from PIL import Image, ImageOps, JpegImagePlugin
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError
 from shardflow.packing.image.decoding import FILTERS, Filter
 from shardflow.packing.recipe import PRESETS, Recipe, make_recipe
-from tests.helpers.folders import encoded, photo, png16, turned
+from tests.helpers.folders import XMP_FORMS, encoded, photo, png16, png_chunk, turned, xmp_file
 from tests.helpers.reference import decoded
 
 Pixels = npt.NDArray[np.uint8]
@@ -153,6 +154,31 @@ def test_orientation(orientation: int, format_name: str) -> None:
     size = (48, 32) if orientation < 5 else (32, 48)
     assert np.abs(decoded(jpeg) - _expected(upright, size)).mean() < 2
     assert not Image.open(io.BytesIO(jpeg)).getexif()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("form", XMP_FORMS)
+def test_orientation_in_xmp(orientation: int, format_name: str, form: str) -> None:
+    """The image is turned by XMP where EXIF has no orientation, and counted so; EXIF comes first."""
+    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(format_name, {})
+    by_exif = FINE.process(encoded(RGB, format_name, exif=turned(orientation), **options))
+    by_xmp = FINE.process(xmp_file(format_name, RGB, orientation, form, **options))
+    assert np.abs(decoded(by_xmp.image).astype(float) - decoded(by_exif.image)).mean() < 1
+    assert by_xmp.geometry.size == by_exif.geometry.size == ((48, 32) if orientation < 5 else (32, 48))
+    assert by_xmp.done == by_exif.done == (() if orientation == 1 else ("turned",))
+    both = FINE.process(xmp_file(format_name, RGB, 9 - orientation, form, exif=turned(orientation), **options))
+    assert both.image == by_exif.image
+
+
+def test_odd_metadata_around_xmp() -> None:
+    """An XMP packet in ImageMagick's hexadecimal digits is found, and one behind broken EXIF."""
+    packet = b'<rdf:Description tiff:Orientation="6"/>'
+    png, text = encoded(RGB, "PNG"), f"\nxmp\n{len(packet):8}\n{packet.hex()}\n".encode()
+    raw = png[:33] + png_chunk(b"zTXt", b"Raw profile type xmp\0\0" + zlib.compress(text)) + png[33:]
+    for data in (raw, encoded(RGB, "JPEG", xmp=packet, exif=b"Exif\0\0garbage")):
+        packed = FINE.process(data)
+        assert (packed.geometry.size, packed.done) == ((32, 48), ("turned",))
 
 
 @pytest.mark.parametrize("size", [(1600, 1200), (1601, 1203), (1999, 700)])

@@ -77,6 +77,24 @@ def test_the_command_needs_the_usual_environment_alone(src: Path, server: Server
     assert (again.returncode, again.stdout) == (3, "")
 
 
+def test_requests_of_a_pack(src: Path, server: Server, proxy: Proxy, prefix: str) -> None:
+    """A pack reads nothing back; a resume lists the destination once, and reads the receipts of finished shards."""
+    settings = {**SETTINGS, "storage_options": server.options(proxy.endpoint)}
+
+    def requests() -> tuple[int, list[str]]:
+        paths = (target.partition("?")[0] for method, target, _ in proxy.log if method == "GET")
+        reads = sorted(path.rpartition(f"/{prefix}/")[2] for path in paths if f"/{prefix}/" in path)
+        return proxy.count("GET", "list-type=2"), [name for name in reads if "/" in name]
+
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, server.url(prefix), **settings)
+    assert requests() == (1, [])
+    proxy.clear()
+    server.storage(prefix).remove("train/000001.npy")
+    assert sf.pack(src, server.url(prefix), **settings, max_bad=1).resumed == 51
+    assert requests() == (1, [f"train/00000{number}.json" for number in (0, 2, 3)])
+
+
 @pytest.mark.parametrize("moment", ["quarantine.jsonl", "train/000000.tar", "train/000001.json", "train/000003.npy"])
 def test_a_killed_pack_goes_on(
     src: Path, tmp_path: Path, server: Server, prefix: str, spools: Path, moment: str

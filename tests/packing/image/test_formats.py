@@ -12,7 +12,7 @@ import shardflow as sf
 from shardflow.errors import DecodeError
 from shardflow.packing.recipe import Recipe
 from tests.helpers import profiles
-from tests.helpers.folders import encoded, photo, png16, turned, write_tree
+from tests.helpers.folders import encoded, photo, png16, turned, write_tree, xmp_file
 
 RGB = Image.open(io.BytesIO(photo(3)))
 KEEP = Recipe(short_side=64, format="keep")
@@ -28,6 +28,7 @@ NOT_KEPT: dict[str, tuple[str, Callable[[], bytes]]] = {
     "grey": ("jpg", lambda: encoded(RGB.convert("L"), "JPEG")),
     "CMYK": ("jpg", lambda: encoded(RGB.convert("CMYK"), "JPEG")),
     "turned": ("jpg", lambda: encoded(RGB, "JPEG", exif=turned(3))),
+    "turned by XMP": ("png", lambda: xmp_file("PNG", RGB, 3)),
     "other colours": ("jpg", lambda: encoded(RGB, "JPEG", icc_profile=profiles.rgb(profiles.ADOBE, 2.2))),
     "with a second view": ("jpg", lambda: encoded(RGB, "MPO", save_all=True, append_images=[RGB])),
     "palette": ("png", lambda: encoded(RGB.convert("P"), "PNG")),
