@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from numbers import Real
 from typing import SupportsIndex
 
 from .errors import ConfigError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def check_integer(name: str, value: SupportsIndex, least: int | None = None) -> int:
@@ -52,3 +55,17 @@ def check_range(
         within = "above 0" if most == math.inf else f"within {'[' if or_zero else '('}0, {most}]"
         raise ConfigError(f"{name} must be a range (low, high) {within}, found {value}")
     return value
+
+
+def size_in_bytes(size: int | str) -> int:
+    """Return the number of bytes of a size such as 10**9, "1GB", "1.5 TB" or "64GiB".
+
+    Raises:
+        ConfigError: It is not a size.
+    """
+    if isinstance(size, int) and size >= 0:
+        return size
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?i?)b?", str(size).strip().lower())
+    if found is None or found[2] not in _UNITS:
+        raise ConfigError(f"a size is a number of bytes, or as in '500MB', '1.5TB', '64GiB'; found {size!r}")
+    return int(float(found[1]) * _UNITS[found[2]])

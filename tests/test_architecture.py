@@ -40,7 +40,7 @@ IMPURE_MODULES = {
 }
 
 LIBRARIES = {
-    "torch": ("loading/", "device/", "diagnostics/", "preview/augmented.py", "demo/"),
+    "torch": ("loading/", "device/", "diagnostics/", "preview/augmentation.py", "demo/"),
     "torchvision": ("loading/", "device/transforms/decode_jpeg.py", "demo/"),
     "webdataset": ("loading/", "demo/"),
     "fsspec": ("storage/",),
@@ -181,6 +181,15 @@ def test_only_the_command_line_prints(file: str) -> None:
     called = calls(file)
     assert "print" not in called or file.startswith("cli/")
     assert not {"eval", "exec", "__import__", "compile"} & called
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if not file.startswith("storage/")])
+def test_only_storage_asks_for_the_kind_of_a_storage(file: str) -> None:
+    """Outside of storage/ no `isinstance` names a class of storage: `local_path` and `exclusive_writer` serve all."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            assert not re.search(r"\b(Local|Remote|Virtual)Storage\b", ast.unparse(node.args[1]))
+        assert not (isinstance(node, ast.Name) and node.id in ("RemoteStorage", "VirtualStorage"))
 
 
 @every_file

@@ -1,4 +1,4 @@
-"""`shardflow bench`: what a loader reaches on this machine, and whether a model would be fed."""
+"""`shardflow bench [URL]`."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ from typing import TYPE_CHECKING
 import click
 from tqdm import tqdm
 
-from .made import blamed, loader_options, make_loader_of
-from .shown import file_to_write
+from .loader_options import loader_factory, loader_options, user_code_errors
+from .options import json_option, writable_file
+from .output import plural
 
 if TYPE_CHECKING:
-    from shardflow.diagnostics.bench import Bench
+    from shardflow.diagnostics.bench import BenchReport
 
 
-@click.command(short_help="Measure the loader against what this machine can decode.")
+@click.command()
 @loader_options
-@click.option("--workers", type=click.IntRange(0), help="Worker processes.  [default: one per core]")
-@click.option("--seconds", default=10.0, show_default=True, help="How long, about.")
-@click.option("--step-ms", type=float, help="What your model takes for a batch: says whether it would be fed.")
-@click.option("--plot", type=click.Path(), callback=file_to_write, metavar="FILE.png", help="Draw the result.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--workers", type=click.IntRange(0), help="Number of worker processes.  [default: one per core]")
+@click.option("--seconds", default=10.0, show_default=True, help="Approximate duration of the measurement.")
+@click.option("--step-ms", type=float, help="Time of one training step of your model; says whether the model waits.")
+@click.option("--plot", type=click.Path(), callback=writable_file, metavar="FILE.png", help="File for a chart.")
+@json_option
 def bench(
     url: str | None,
     split: str,
     batch_size: int,
     size: int,
-    made_by: str | None,
+    user_function: str | None,
     workers: int | None,
     seconds: float,
     step_ms: float | None,
     plot: str | None,
     as_json: bool,
 ) -> int:
-    """Stream the dataset at URL without training, and say what that reaches and where the time goes.
+    """Measure the throughput of a loader, and compare it with the decode baseline of this machine.
 
-    The limit it is held against is measured beside it: processes that decode the same images, and do nothing else. With
-    --step-ms the exit code is 1 when a model that takes so long for a batch would wait for data.
+    The decode baseline is measured at the same time: processes that decode the same images and do nothing else. With
+    --step-ms the exit code is 1 if a model with that training step would wait for data.
 
     \b
     Examples:
@@ -51,53 +52,50 @@ def bench(
     from shardflow.diagnostics.chart import draw_bench
 
     settings = {} if workers is None else {"num_workers": workers}
-    make_loader, told = make_loader_of(url, split=split, batch_size=batch_size, size=size, made_by=made_by)
-    with blamed(made_by):
-        loader = make_loader(**settings)  # before there is a bar, so that an error stands alone
+    make_loader, name = loader_factory(url, split=split, batch_size=batch_size, size=size, user_function=user_function)
+    with user_code_errors(user_function):
+        loader = make_loader(**settings)  # before the progress bar, so that errors stand alone
         with tqdm(total=STEPS, desc="measuring", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
-            found = measure(loader, seconds=seconds, step_ms=step_ms, progress=bar.update)
+            report = measure(loader, seconds=seconds, step_ms=step_ms, progress=bar.update)
     if plot is not None:
-        draw_bench(found, plot, f"{told}: {found.workers} workers, batches of {found.batch_size}")
+        draw_bench(report, plot, f"{name}: {plural(report.workers, 'worker')}, batches of {report.batch_size}")
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=1))
+        click.echo(json.dumps(report.to_json(), indent=1))
     else:
-        for name, line in _lines(found):
-            click.echo(f"{name:9}{line}")
+        for heading, line in _lines(report):
+            click.echo(f"{heading:13}{line}")
         if plot is not None:
-            click.echo(f"{'picture':9}{plot}")
-    return 1 if found.fed is False else 0
+            click.echo(f"{'chart':13}{plot}")
+    return 1 if report.fed is False else 0
 
 
-def _lines(found: Bench) -> Iterator[tuple[str, str]]:
-    window = found.window
+def _lines(report: BenchReport) -> Iterator[tuple[str, str]]:
     yield (
         "loader",
-        f"{found.images_per_s:,.0f} images/s, {found.images_per_s * found.image_bytes / 1e6:,.0f} MB/s, "
-        f"{window.cpu_ms_per_image:.2f} CPU-ms per image; {found.workers} workers, batches of {found.batch_size}",
+        f"{report.images_per_s:,.0f} images/s, {report.images_per_s * report.image_bytes / 1e6:,.0f} MB/s, "
+        f"{report.loader.cpu_ms_per_image:.2f} CPU-ms per image; {plural(report.workers, 'worker')}, batches of "
+        f"{report.batch_size}",
     )
-    yield "start", f"the first batch after {found.first_batch_s:.2f} s"
+    yield "first batch", f"after {report.first_batch_s:.2f} s"
     yield (
-        "limit",
-        f"{found.limit.images_per_s:,.0f} images/s, {found.limit.cpu_ms_per_image:.2f} CPU-ms per image: {found.cores} "
-        "processes that decode the same images, and nothing else",
+        "baseline",
+        f"{report.baseline.images_per_s:,.0f} images/s, {report.baseline.cpu_ms_per_image:.2f} CPU-ms per image; the "
+        f"same images, only decoded, on {plural(report.cores, 'core')}",
     )
-    if found.disturbed:
-        of_cost = found.limit.cpu_ms_per_image / window.cpu_ms_per_image
-        yield "", "other processes kept the cores busy meanwhile, so all rates are low and unsteady;"
-        yield "", f"by CPU time, {min(1.0, of_cost):.0%} of what an image costs is its decoding"
+    if report.disturbed:
+        share = min(1.0, report.baseline.cpu_ms_per_image / report.loader.cpu_ms_per_image)
+        yield "", "other processes kept the cores busy, so no throughput here is reliable;"
+        yield "", f"decoding is {share:.0%} of the CPU time per image"
     else:
-        yield "", f"your loader runs at {found.of_limit:.0%} of what these cores can decode"
-    yield "stages", "  ".join(f"{name} {share:.0%}" for name, share in found.shares().items())
-    if found.step_ms is None:
-        yield (
-            "verdict",
-            f"feeds a model whose step takes {found.batch_ms:.0f} ms or more; --step-ms tells of yours",
-        )
-    elif found.fed:
-        yield "verdict", f"fed: a batch every {found.batch_ms:.0f} ms, and your step takes {found.step_ms:g} ms"
+        yield "", f"the loader reaches {report.share_of_baseline:.0%} of the decode baseline"
+    yield "stages", "  ".join(f"{name} {share:.0%}" for name, share in report.shares().items())
+    if report.step_ms is None:
+        yield "verdict", f"feeds a model with a step of {report.batch_ms:.0f} ms or more; give yours with --step-ms"
+    elif report.fed:
+        yield "verdict", f"fed: a batch every {report.batch_ms:.0f} ms, a training step of {report.step_ms:g} ms"
     else:
         yield (
             "verdict",
-            f"starving: a batch every {found.batch_ms:.0f} ms, and your step takes {found.step_ms:g} ms: "
-            f"{found.waiting:.0%} of the time it would wait; `shardflow tune` finds better settings if there are any",
+            f"starving: a batch every {report.batch_ms:.0f} ms, a training step of {report.step_ms:g} ms: the model "
+            f"waits {report.wait_share:.0%} of the time; `shardflow tune` looks for better settings",
         )

@@ -1,20 +1,23 @@
-"""`shardflow cache`: what the cache of remote shards holds, and `prune` and `warm` to change it."""
+"""`shardflow cache`, `shardflow cache prune` and `shardflow cache warm URL`."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 import shardflow
+from shardflow._validation import size_in_bytes
 from shardflow.dataset.warming import warm as warm_splits
 from shardflow.errors import NotFoundError
-from shardflow.storage.cache import LIMIT, Blob, Cache, size_in_bytes
+from shardflow.storage.cache import LIMIT, Cache
+from shardflow.storage.cache_directory import CachedFile
 
-from .shown import megabytes, number_of, shard_bar, total_bytes
+from .options import json_option
+from .output import megabytes, plural, shard_bar, total_bytes
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's
@@ -28,18 +31,16 @@ def _existing(cache_dir: str | None) -> Cache:
 
 
 _directory = click.option(
-    "--cache-dir", type=click.Path(), help="The cache's directory; by default the user's, as for reading."
+    "--cache-dir", type=click.Path(), help="Directory of the cache.  [default: the user's, as for the loader]"
 )
 
 
-@click.group(
-    short_help="Show what the cache of remote shards holds, prune it, or warm it.", invoke_without_command=True
-)
+@click.group(invoke_without_command=True)
 @_directory
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
-    """Show what the cache of remote shards and of decoded images holds.
+    """Show what the cache of remote shards and decoded images holds.
 
     \b
     Examples:
@@ -49,39 +50,38 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         if cache_dir is not None or as_json:
-            raise click.UsageError(f"options of {ctx.invoked_subcommand!r} come after its name")
+            raise click.UsageError(f"give the options of {ctx.invoked_subcommand!r} after its name")
         return
-    here = _existing(cache_dir)
-    blobs, decoded = here.blobs(), here.decoded()
-    disk = shutil.disk_usage(here.directory)
-    described = {
-        "directory": str(here.directory),
+    found = _existing(cache_dir)
+    blobs, decoded = found.blobs(), found.decoded()
+    described: dict[str, Any] = {
+        "directory": str(found.directory),
         "files": len(blobs),
         "bytes": sum(blob.bytes for blob in blobs),
         "decoded_files": len(decoded),
         "decoded_bytes": sum(blob.bytes for blob in decoded),
-        "default_limit_bytes": here.limit_bytes,
-        "disk_free_bytes": disk.free,
+        "default_limit_bytes": found.limit_bytes,
+        "disk_free_bytes": shutil.disk_usage(found.directory).free,
     }
     if as_json:
         click.echo(json.dumps(described, indent=1))
         return
-    click.echo(f"directory  {here.directory}")
-    click.echo(f"files      {len(blobs):,}, {megabytes(sum(blob.bytes for blob in blobs))}")
-    click.echo(f"limit      {megabytes(here.limit_bytes)}, unless the reader says another")
-    click.echo(f"decoded    {number_of(len(decoded), 'file')}, {megabytes(sum(blob.bytes for blob in decoded))}")
-    click.echo(f"disk       {megabytes(disk.free)} free")
+    click.echo(f"directory  {found.directory}")
+    click.echo(f"shards     {plural(len(blobs), 'file')}, {megabytes(described['bytes'])}")
+    click.echo(f"decoded    {plural(len(decoded), 'file')}, {megabytes(described['decoded_bytes'])}")
+    click.echo(f"limit      {megabytes(found.limit_bytes)} by default; a loader may set another")
+    click.echo(f"disk       {megabytes(described['disk_free_bytes'])} free")
 
 
-@cache.command(short_help="Remove the least recently used files.")
-@click.option("--limit", callback=_size, metavar="SIZE", help="Keep at most so much: '10GB'.")
-@click.option("--all", "everything", is_flag=True, help="Remove everything.")
-@click.option("--damaged", is_flag=True, help="Read everything, and remove what is damaged.")
+@cache.command()
+@click.option("--limit", callback=_size, metavar="SIZE", help="Size to keep at most, such as 10GB.")
+@click.option("--all", "everything", is_flag=True, help="Remove all files.")
+@click.option("--damaged", is_flag=True, help="Read all files, and remove those that are damaged.")
 @_directory
 def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | None) -> None:
-    """Remove files from the cache, those of decoded images too, the least recently used first.
+    """Remove files from the cache, the least recently used first.
 
-    Who is reading them goes on reading.
+    Both shards and decoded images are removed. A process that is reading a file can read it to the end.
 
     \b
     Examples:
@@ -91,20 +91,20 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
     """
     if (limit is not None) + everything + damaged != 1:
         raise click.UsageError("give one of --limit, --all and --damaged")
-    here = _existing(cache_dir)
-    gone: Sequence[Blob] = here.prune_damaged() if damaged else here.prune(limit or 0)
-    click.echo(f"removed {number_of(len(gone), 'file')}, {megabytes(sum(blob.bytes for blob in gone))}")
+    found = _existing(cache_dir)
+    removed: list[CachedFile] = found.prune_damaged() if damaged else found.prune(limit or 0)
+    click.echo(f"removed {plural(len(removed), 'file')}, {megabytes(sum(blob.bytes for blob in removed))}")
 
 
-@cache.command(short_help="Fetch a dataset into the cache before it is needed.")
+@cache.command()
 @click.argument("url")
-@click.option("--split", help="This split alone; by default all of them.")
+@click.option("--split", help="Split to fetch.  [default: all]")
 @click.option(
-    "--limit", callback=_size, metavar="SIZE", default=LIMIT, show_default=True, help="The most the cache may hold."
+    "--limit", callback=_size, metavar="SIZE", default=LIMIT, show_default=True, help="Maximum size of the cache."
 )
 @_directory
 def warm(url: str, split: str | None, limit: int, cache_dir: str | None) -> None:
-    """Fetch all shards of the dataset at URL that are not in the cache yet.
+    """Fetch the shards of a dataset into the cache in advance.
 
     \b
     Example:
@@ -115,4 +115,4 @@ def warm(url: str, split: str | None, limit: int, cache_dir: str | None) -> None
     shards = [shard for each in splits for shard in each.shards]
     with shard_bar(shards, "warming") as progress:
         warm_splits(splits, progress=progress)
-    click.echo(f"in the cache: {number_of(len(shards), 'shard')}, {megabytes(total_bytes(shards))}")
+    click.echo(f"in the cache: {plural(len(shards), 'shard')}, {megabytes(total_bytes(shards))}")

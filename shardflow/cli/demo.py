@@ -7,15 +7,15 @@ import time
 import click
 
 
-@click.command(short_help="Show all of it on a few hundred pictures, in a minute.")
-@click.option("--images", type=click.Path(), metavar="DIR", help="Use these images and not pictures made on the spot.")
+@click.command()
+@click.option("--images", type=click.Path(), metavar="DIR", help="Folder of images.  [default: pictures drawn now]")
 @click.option("--output", type=click.Path(), default="demo-output", show_default=True, help="Folder for the results.")
-@click.option("--epochs", default=12, show_default=True, help="Of the training; 0 leaves it out.")
-@click.option("--workers", type=int, help="Processes.  [default: one per core, 8 at most]")
+@click.option("--epochs", default=12, show_default=True, help="Training epochs; 0 skips the training.")
+@click.option("--workers", type=int, help="Number of processes.  [default: one per core, at most 8]")
 def demo(images: str | None, output: str, epochs: int, workers: int | None) -> int:
-    """Pack pictures, verify them, stream them into a small net until it learns, and draw what happened to them.
+    """Show every step on a few hundred pictures: pack, verify, stream, resume, train, and draw a contact sheet.
 
-    Nothing is overwritten: where the output folder is in use, a fresh folder in it is taken.
+    Nothing is overwritten: if the output folder is in use, a new folder in it is used.
 
     \b
     Example:
@@ -24,14 +24,14 @@ def demo(images: str | None, output: str, epochs: int, workers: int | None) -> i
     click.echo("shardflow demo")
     started = time.perf_counter()
 
-    from shardflow.demo.tour import take_tour  # here, because torch takes seconds to import
+    from shardflow.demo.demo import run_demo  # here, because torch takes seconds to import
 
-    outcome = take_tour(output, images=images, epochs=epochs, workers=workers, say=_say)
-    for complaint in outcome.complaints:
-        click.echo(f"shardflow: {complaint}", err=True)
-    _say("done", f"in {time.perf_counter() - started:.0f} s")
-    return 1 if outcome.complaints else 0
+    result = run_demo(output, images=images, epochs=epochs, workers=workers, report=_report)
+    for failure in result.failures:
+        click.echo(f"shardflow: {failure}", err=True)
+    _report("done", f"in {time.perf_counter() - started:.0f} s")
+    return 1 if result.failures else 0
 
 
-def _say(step: str, line: str) -> None:
+def _report(step: str, line: str) -> None:
     click.echo(f"  {step:9}{line}")

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import click
 
 import shardflow
 
-from .shown import shard_bar
+from .options import json_option
+from .output import plural, shard_bar
+
+_NAMED = 5
 
 
-@click.command(short_help="Say how two datasets differ.")
+@click.command()
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def diff(a: str, b: str, as_json: bool) -> int:
-    """Say how the datasets A and B differ: recipe, classes, splits, shards, samples. No shard is read, indexes alone.
+    """Compare two datasets: recipe, classes, splits, shards, samples.
 
-    Samples are told by the paths of their inputs, where both datasets have their receipts, else by their images. The
-    exit code is 0 when the datasets are the same, and 1 when they differ.
+    Only indexes are read, no shards. Samples are matched by the paths of their inputs if both datasets have their
+    receipts, and by their images otherwise. The exit code is 0 if the datasets are the same, and 1 if they differ.
 
     \b
     Example:
@@ -45,18 +48,24 @@ def _lines(found: shardflow.Diff) -> Iterator[tuple[str, str]]:
     yield "fingerprint", f"{found.fingerprints[0]} | {found.fingerprints[1]}"
     for name, (ours, theirs) in found.recipe.items():
         yield "recipe", f"{name}: {ours} | {theirs}"
-    for names, where in zip(found.classes_only, ("A", "B"), strict=True):
+    for names, dataset in zip(found.classes_only, ("A", "B"), strict=True):
         if names:
-            yield "classes", f"{len(names)} in {where} alone: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+            yield "classes", f"{len(names):,} only in {dataset}: {_first(names)}"
     if found.renumbered:
-        yield "classes", f"{len(found.renumbered)} have another number: {', '.join(found.renumbered[:5])}"
+        verb = "has" if len(found.renumbered) == 1 else "have"
+        yield "classes", f"{len(found.renumbered):,} {verb} another number: {_first(found.renumbered)}"
     for split, differing in found.splits.items():
         samples, shards = differing.samples, differing.shards
-        yield split, f"{samples[0]:,} | {samples[1]:,} samples, {shards[0]:,} | {shards[1]:,} shards"
-        yield "", f"{differing.same_shards:,} shards are the same"
-        only = f"{differing.only[0]:,} | {differing.only[1]:,} in one alone"
+        yield split, f"samples {samples[0]:,} | {samples[1]:,}, shards {shards[0]:,} | {shards[1]:,}"
+        yield "", f"{plural(differing.same_shards, 'shard')} {'is' if differing.same_shards == 1 else 'are'} the same"
+        only = f"{differing.only[0]:,} only in A, {differing.only[1]:,} only in B"
         changed = f", {differing.changed:,} of them with another image" if differing.changed else ""
-        yield "", f"by {differing.by}: {differing.both:,} samples in both{changed}, {only}"
-        for examples, where in zip(differing.examples, ("A", "B"), strict=True):
+        yield "", f"by {differing.by}: {plural(differing.both, 'sample')} in both{changed}, {only}"
+        for examples, dataset in zip(differing.examples, ("A", "B"), strict=True):
             if examples:
-                yield "", f"in {where} alone: {', '.join(examples)}{', ...' if len(examples) == 5 else ''}"
+                more = ", ..." if len(examples) == _NAMED else ""
+                yield "", f"only in {dataset}: {', '.join(examples)}{more}"
+
+
+def _first(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}"

@@ -1,4 +1,4 @@
-"""`shardflow export`: what other tools need to read a dataset; `dali`, `energon`, `wids URL [DIR]`."""
+"""`shardflow export dali URL [DIRECTORY]`, and the same for `energon` and `wids`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.energon import write_energon
 from shardflow.interop.wids import write_wids
 
-from .shown import number_of, shard_bar
+from .output import plural, shard_bar
 
 
-@click.group(short_help="Write what other tools need to read a dataset.")
+@click.group()
 def export() -> None:
-    """Write what other tools need to read a dataset. The shards themselves are plain tars and need nothing.
+    """Write the index files that other tools need to read a dataset. The shards are plain tars and stay as they are.
 
     \b
     Examples:
@@ -26,14 +26,14 @@ def export() -> None:
     """
 
 
-@export.command(short_help="Index files for NVIDIA DALI's webdataset reader.")
+@export.command()
 @click.argument("url", type=click.Path())
 @click.argument("directory", type=click.Path(file_okay=False), required=False)
 def dali(url: str, directory: str | None) -> None:
-    """Write the index files that NVIDIA DALI's webdataset reader takes, one for each shard of the dataset at URL.
+    """Write index files for the webdataset reader of NVIDIA DALI.
 
-    They go into DIRECTORY, or beside the shards of a local dataset: "train/000000.idx" for "train/000000.tar". Without
-    them the reader walks through every tar before it starts.
+    There is one for each shard, train/000000.idx for train/000000.tar, in DIRECTORY or beside the shards of a local
+    dataset. Without index files the reader scans every tar before it starts.
 
     \b
     Examples:
@@ -44,16 +44,17 @@ def dali(url: str, directory: str | None) -> None:
     with shard_bar(dataset.shards, "indexing") as progress:
         for shard, _ in zip(dataset.shards, write_dali_indexes(dataset, directory), strict=True):
             progress(shard)
-    click.echo(f"wrote {number_of(len(dataset.shards), 'index file')} below {directory or url}")
+    click.echo(f"wrote {plural(len(dataset.shards), 'index file')} to {directory or url}")
 
 
-@export.command(short_help="Metadata and indexes for Megatron Energon.")
+@export.command()
 @click.argument("url", type=click.Path())
 @click.argument("directory", type=click.Path(file_okay=False), required=False)
 def energon(url: str, directory: str | None) -> None:
-    """Write `.nv-meta` and the index files that Megatron Energon needs, in place of `energon prepare`. No tar is read.
+    """Write metadata and index files for Megatron Energon.
 
-    They go beside the shards of a local dataset, where Energon looks; for others into DIRECTORY, to be copied there.
+    They replace `energon prepare`, and no tar is read. Energon expects them beside the shards of a local dataset; for
+    other datasets, write them to DIRECTORY and copy them there.
 
     \b
     Examples:
@@ -62,16 +63,18 @@ def energon(url: str, directory: str | None) -> None:
     dataset = shardflow.open(url)
     with shard_bar(dataset.shards, "indexing") as progress:
         for shard, _ in itertools.zip_longest(dataset.shards, write_energon(dataset, directory)):
-            if shard is not None:  # after them comes the description of the whole
+            if shard is not None:  # the last file written describes the whole dataset
                 progress(shard)
-    click.echo(f"wrote .nv-meta and {number_of(len(dataset.shards), 'index file')} below {directory or url}")
+    click.echo(f"wrote .nv-meta and {plural(len(dataset.shards), 'index file')} to {directory or url}")
 
 
-@export.command(short_help="Lists of shards for wids, WebDataset's random access.")
+@export.command()
 @click.argument("url", type=click.Path())
 @click.argument("directory", type=click.Path(file_okay=False), required=False)
 def wids(url: str, directory: str | None) -> None:
-    """Write SPLIT.wids.json for each split, which wids.ShardListDataset takes; into DIRECTORY, or beside the shards.
+    """Write shard lists for wids, the random access of WebDataset.
+
+    There is one for each split, SPLIT.wids.json, in DIRECTORY or beside the shards.
 
     \b
     Examples:

@@ -8,49 +8,49 @@ import click
 
 import shardflow
 
-from .executor import executor_options
-from .packing import Packing
-from .shown import number_of
-from .source import source_from, source_options
+from .options import executor_options, source_of, source_options
+from .output import PackBar, plural
 
 
-@click.command(short_help="Add what is new in a source to a dataset.")
+@click.command()
 @click.argument("src", type=click.Path())
 @click.argument("dst", type=click.Path())
 @source_options
 @executor_options
-@click.option("--max-bad", default=0, show_default=True, help="New inputs that may be quarantined.")
+@click.option("--max-bad", default=0, show_default=True, help="Maximum number of new inputs that are quarantined.")
 def extend(
     src: str, dst: str, workers: int | None, executor: str, ray_address: str | None, max_bad: int, **settings: Any
 ) -> None:
-    """Add the images below SRC that the dataset DST was not made from yet, as new shards.
+    """Add the new images of SRC to the dataset at DST, as new shards.
 
-    They are packed as the dataset was. Inputs are told apart by their paths below SRC: give the source of the dataset,
-    grown, or another with other names. DST becomes a new version in one step at the end; the old one can still be
-    opened by its fingerprint. The same command goes on where one was stopped.
+    They are packed like the rest of the dataset. An input is new if the dataset has none with the same path below SRC:
+    give the source of the dataset with new files in it, or another source whose paths differ. At the end DST becomes a
+    new version in one step; the old version can still be opened by its fingerprint. Run the same command again to
+    resume after a stop.
 
     \b
     Example:
       shardflow extend photos/ photos256/
     """
-    with Packing() as shown:
+    with PackBar() as bar:
         report = shardflow.extend(
-            source_from(src, settings),
+            source_of(src, settings),
             dst,
             workers=workers,
             executor=executor,
             ray_address=ray_address,
             max_bad=max_bad,
-            progress=shown.show,
+            progress=bar.update,
         )
     if not report.inputs:
-        click.echo(f"nothing new: the dataset was made from all {report.known} inputs")
+        click.echo(f"nothing new: the dataset already has {plural(report.known, 'input')} of this source")
         return
-    click.echo(f"added        {report.packed} of {report.inputs} new inputs in {number_of(report.shards, 'shard')}")
-    click.echo(f"known        {report.known} inputs were in the dataset already")
+    new = plural(report.inputs, "new input")
+    click.echo(f"added        {report.packed:,} of {new} in {plural(report.shards, 'shard')}")
+    click.echo(f"known        {plural(report.known, 'input')} of the dataset")
     if report.quarantined:
-        click.echo(f"quarantined  {report.quarantined}, listed in quarantine.jsonl")
+        click.echo(f"quarantined  {plural(report.quarantined, 'input')}, listed in quarantine.jsonl")
     if report.classes:
         click.echo(f"new classes  {', '.join(report.classes)}")
     click.echo(f"fingerprint  {report.fingerprint}")
-    click.echo(f"before       {report.previous}")
+    click.echo(f"previous     {report.previous}")

@@ -10,22 +10,24 @@ from tqdm import tqdm
 
 import shardflow
 
-from .viewed import show_view
+from .output import plural, print_virtual_report
 
-_SHOWN = 20
+_NAMED = 20
 
 
-@click.command(short_help="Make existing tars readable where they are.")
+@click.command()
 @click.argument("urls", type=click.Path(), nargs=-1, required=True, metavar="URL...")
-@click.option("--to", type=click.Path(), help="Where the manifest and the indexes go.  [default: beside the tars]")
-@click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="File with the names of the classes.")
-@click.option("--max-bad", default=0, show_default=True, help="Samples that may be left out.")
+@click.option("--to", type=click.Path(), help="Destination of manifest and indexes.  [default: beside the tars]")
+@click.option(
+    "--classes", type=click.Path(exists=True, dir_okay=False), help="File with the class names, one per line."
+)
+@click.option("--max-bad", default=0, show_default=True, help="Maximum number of samples that are left out.")
 def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: int) -> None:
-    """Make tars in the WebDataset convention, such as img2dataset's, readable for the loader as they are.
+    """Index existing WebDataset tars, so that the loader can read them where they are.
 
-    URL is a directory, a tar, or a pattern with braces or wildcards (in quotes), on a disk, in a bucket or behind
-    https. Each tar is read through once: samples are counted, indexed and sealed by checksums. Samples that are
-    incomplete, there twice or torn apart are named and left out, if there are no more of them than --max-bad.
+    URL is a directory, a tar, or a quoted pattern with braces or wildcards, on a disk, in a bucket or behind https.
+    Each tar is read once, to find its samples and compute checksums. Samples that are incomplete, duplicate or not
+    contiguous are reported and left out, up to --max-bad of them.
 
     \b
     Examples:
@@ -35,14 +37,14 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: i
     with contextlib.ExitStack() as stack:
         bars: list[tqdm[NoReturn]] = []
 
-        def progress(done: int, of: int) -> None:
-            if not bars:  # it appears when the tars are found
-                bars.append(stack.enter_context(tqdm(total=of, desc="reading", unit=" tars")))
+        def progress(done: int, total: int) -> None:
+            if not bars:  # shown once the tars are found
+                bars.append(stack.enter_context(tqdm(total=total, desc="reading", unit=" tars")))
             bars[0].update(done - bars[0].n)
 
         report = shardflow.index(urls, to, classes=classes, max_bad=max_bad, progress=progress)
-    for bad in report.bad[:_SHOWN]:
+    for bad in report.bad[:_NAMED]:
         click.echo(f"left out: {bad.path}: {bad.reason}")
-    if len(report.bad) > _SHOWN:
-        click.echo(f"left out: {len(report.bad) - _SHOWN} more, all listed in quarantine.jsonl")
-    show_view(report, report.url)
+    if len(report.bad) > _NAMED:
+        click.echo(f"left out: {plural(len(report.bad) - _NAMED, 'more sample')}; all are listed in quarantine.jsonl")
+    print_virtual_report(report, report.url)

@@ -1,31 +1,31 @@
-"""`shardflow info`: what a dataset's manifest says, or what there is to say about this installation."""
+"""`shardflow info [URL]`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 import shardflow
 from shardflow.diagnostics.system_report import describe_system
-from shardflow.formats.statistics import Statistics
+from shardflow.formats.statistics import Statistics, median
 
-from .counted import counted_lines
-from .residency import cached_bytes, in_memory_bytes
-from .shown import megabytes
+from .options import json_option
+from .output import megabytes, operation_counts, plural
 
 _CLASSES_SHOWN = 8
 
 
-@click.command(short_help="Show what a dataset holds.")
+@click.command()
 @click.argument("url", type=click.Path(), required=False)
 @click.option("--system", is_flag=True, help="Show this installation instead: versions, cores, native kernel.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def info(url: str | None, system: bool, as_json: bool) -> None:
-    """Show what the dataset at URL holds, how it was made, and how much of it is at hand. Only its manifest is read.
+    """Show what a dataset contains, how it was packed, and how much of a remote one is in the cache.
+
+    Only its manifest is read.
 
     \b
     Examples:
@@ -63,24 +63,24 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "recipe": dict(manifest.recipe),
         "mean": manifest.mean,
         "std": manifest.std,
-        "statistics": {split: counted.to_json() for split, counted in (manifest.statistics or {}).items()},
+        "statistics": {split: statistics.to_json() for split, statistics in (manifest.statistics or {}).items()},
         "inputs": manifest.inputs,
         "quarantined": manifest.inputs - totals["samples"],
         "fingerprint": dataset.fingerprint,
         "tools": dict(manifest.tools),
-        "bases": {name: base.to_json() for name, base in manifest.bases.items()},
-        **_at_hand(dataset),
+        "roots": {name: root.to_json() for name, root in manifest.bases.items()},
+        **_cached(dataset),
     }
 
 
-def _at_hand(dataset: shardflow.Dataset) -> dict[str, Any]:
-    """Return the bytes of the shards that need not come from disk or network: the one figure that applies, or None."""
+def _cached(dataset: shardflow.Dataset) -> dict[str, Any]:
+    """Return the cache of a remote dataset, and the bytes of its shards there; nothing for a local one."""
+    directories = {str(split.cache.directory) for split in dataset.values() if split.cache is not None}
+    if not directories:
+        return {}
     splits = dataset.values()
-    caches = {str(split.cache.directory) for split in splits if split.cache is not None}
-    if caches:
-        return {"in_cache_bytes": sum(map(cached_bytes, splits)), "cache": caches.pop()}
-    paths = (Path(split.url(number)) for split in splits for number in range(len(split.shards)))
-    return {"in_memory_bytes": in_memory_bytes(paths)}
+    cached = sum(shard.bytes for split in splits for number, shard in enumerate(split.shards) if split.at_hand(number))
+    return {"in_cache_bytes": cached, "cache": directories.pop()}
 
 
 def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -> Iterator[tuple[str, str]]:
@@ -91,25 +91,51 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     width = max(len(name) for name, *_ in rows)
     digits = len(f"{described['samples']:,}")
     for number, (name, samples, shards, size) in enumerate(rows):
-        noun = "shard " if shards == 1 else "shards"
-        line = f"{name:{width}}  {samples:{digits},} samples  {shards:6,} {noun}  {megabytes(size):>12}"
+        nouns = "sample " if samples == 1 else "samples", "shard " if shards == 1 else "shards"
+        line = f"{name:{width}}  {samples:{digits},} {nouns[0]}  {shards:6,} {nouns[1]}  {megabytes(size):>12}"
         yield "" if number else "splits", line
-    if described["bases"]:
-        yield "tars", f"whole, where they are: {', '.join(base['url'] for base in described['bases'].values())}"
+    if described["roots"]:
+        yield "tars", f"where they are: {', '.join(root['url'] for root in described['roots'].values())}"
     else:
-        yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, tar included"
+        yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, with tar headers"
     yield "classes", _classes(described["classes"])
     yield "recipe", _pairs(described["recipe"])
     yield "mean", _numbers(described["mean"])
     yield "std", _numbers(described["std"])
-    yield from counted_lines(statistics)
+    yield from _statistics(statistics)
     yield "inputs", f"{described['inputs']:,}, of which {described['quarantined']:,} quarantined"
     yield "fingerprint", described["fingerprint"]
     yield "tools", _pairs(described["tools"])
     if "cache" in described:
-        yield "in cache", f"{_share(described['in_cache_bytes'], described['bytes'])}, {described['cache']}"
-    else:
-        yield "in memory", _share(described["in_memory_bytes"], described["bytes"])
+        share = described["in_cache_bytes"] / max(described["bytes"], 1)
+        yield "in cache", f"{share:.0%} of {megabytes(described['bytes'])}, {described['cache']}"
+
+
+def _statistics(statistics: Mapping[str, Statistics]) -> Iterator[tuple[str, str]]:
+    """Yield the lines about the statistics that were gathered while packing."""
+    total = sum(statistics.values(), Statistics())
+    images = total.counts["images"]
+    if not images:
+        return
+    yield "before", _sizes(total.widths_before, total.heights_before, total.counts["bytes_before"] / images)
+    yield "after", _sizes(total.widths_after, total.heights_after, total.counts["bytes_after"] / images)
+    if operations := operation_counts(total.counts):
+        yield "operations", operations
+    for split, counted in statistics.items():
+        if counted.classes:
+            yield "balance", f"{split}: {_balance(counted.classes.values())}"
+
+
+def _balance(counts: Collection[int]) -> str:
+    fewest, most = min(counts), max(counts)
+    images = plural(most, "image") if fewest == most else f"{fewest:,} to {plural(most, 'image')}"
+    return f"{images} in {f'each of {len(counts):,} classes' if len(counts) > 1 else 'one class'}"
+
+
+def _sizes(widths: Mapping[int, int], heights: Mapping[int, int], size: float) -> str:
+    middle = f"median about {median(widths)} x {median(heights)} pixels"
+    ranges = f"{min(widths)} to {max(widths)} wide, {min(heights)} to {max(heights)} high"
+    return f"{middle}, {ranges}, {size / 1000:,.1f} kB on average"
 
 
 def _classes(classes: Sequence[str] | None) -> str:
@@ -120,18 +146,12 @@ def _classes(classes: Sequence[str] | None) -> str:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_plain(value)}" for name, value in values.items()) or "not known"
+    return ", ".join(f"{name} {_setting(value)}" for name, value in values.items()) or "not known"
 
 
-def _plain(value: Any) -> str:
+def _setting(value: Any) -> str:
     return "any" if value is None else ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def _numbers(values: Sequence[float] | None) -> str:
     return "not measured" if values is None else "  ".join(f"{value:.4f}" for value in values)
-
-
-def _share(part: int | None, whole: int) -> str:
-    if part is None:
-        return "not known: the files are another user's"
-    return f"{part / max(whole, 1):.0%} of {megabytes(whole)}"

@@ -1,6 +1,6 @@
-"""The `shardflow` command: finds the subcommand, and turns errors and signals into one line and an exit code.
+"""The `shardflow` command: runs a subcommand, and turns errors and signals into one line and an exit code.
 
-Subcommands are imported when they are asked for, so that those that do not need torch do not wait for it.
+A subcommand is imported only when it runs, so that those without torch start fast.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from shardflow import __version__
 from shardflow.errors import ShardflowError
 
 COMMANDS = {
-    "pack": "Pack images into a dataset.",
-    "extend": "Add what is new in a source to a dataset.",
-    "info": "Show what a dataset holds.",
-    "verify": "Read a whole dataset and name everything that is wrong with it.",
-    "sync": "Copy a dataset between disks and buckets, verified.",
-    "index": "Make existing tars readable where they are.",
-    "subset": "Make a dataset of some samples of another, over the same tars.",
-    "split": "Hold out a validation part of a dataset, over the same tars.",
-    "merge": "Make one dataset of several, over the same tars.",
-    "diff": "Say how two datasets differ.",
-    "export": "Write what other tools need to read a dataset.",
-    "cache": "Show what the cache of remote shards holds, prune it, or warm it.",
-    "bench": "Measure the loader against what this machine can decode.",
-    "tune": "Find the loader's settings that suit this machine.",
-    "preview": "Draw samples of a dataset, or write a page about it.",
-    "demo": "Show all of it on a few hundred pictures, in a minute.",
+    "pack": "Pack images into shards.",
+    "extend": "Add new images to a dataset.",
+    "info": "Show what a dataset contains.",
+    "verify": "Check a dataset for damage, and repair it.",
+    "sync": "Copy a dataset between disks and buckets.",
+    "index": "Index existing WebDataset tars in place.",
+    "subset": "Select samples of a dataset, without copying tars.",
+    "split": "Hold out validation samples, without copying tars.",
+    "merge": "Merge datasets, without copying tars.",
+    "diff": "Compare two datasets.",
+    "export": "Write index files for other tools.",
+    "cache": "Show, prune or warm the cache.",
+    "bench": "Measure the throughput of a loader.",
+    "tune": "Find the best loader settings for this machine.",
+    "preview": "Draw samples, or write an HTML page about a dataset.",
+    "demo": "Run all steps on a few hundred pictures.",
 }
-"""Command → its line in the group's help. Its code is `cli/COMMAND.py`, the function `COMMAND`."""
+"""Command → its summary in `shardflow --help`. Its code is the function `COMMAND` in `cli/COMMAND.py`."""
 
 
 class _Commands(click.Group):
@@ -62,12 +62,12 @@ def shardflow() -> None:
 
     \b
     Exit codes:
-      0    fine
-      1    the check failed: damage was found, too many inputs were bad, or a model would starve
+      0    success
+      1    check failed: damaged dataset, too many bad inputs, datasets that differ, or a model that would wait
       2    wrong usage
-      3    the destination exists
-      4    the store failed: a disk, a permission, a missing file
-      130  interrupted (Ctrl-C); 141 nobody reads on (SIGPIPE); 143 terminated (SIGTERM)
+      3    the destination already exists
+      4    storage error: disk, network, permission or missing file
+      130  interrupted (Ctrl-C); 141 output pipe closed (SIGPIPE); 143 terminated (SIGTERM)
     """
 
 
@@ -78,31 +78,31 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     def terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - the signature of a handler
         nonlocal terminated
         terminated = True
-        sys.exit(_say("terminated", 128 + number))
+        sys.exit(_print_error("terminated", 128 + number))
 
     signal.signal(signal.SIGTERM, terminate)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # names of files may be any bytes
+        sys.stdout.reconfigure(errors="surrogateescape")  # file names may contain any bytes
     try:
         result = shardflow.main(arguments, prog_name="shardflow", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(_say("interrupted", 128 + signal.SIGINT))
+        sys.exit(_print_error("interrupted", 128 + signal.SIGINT))
     except ShardflowError as error:
-        sys.exit(_say(" ".join(str(error).splitlines()), error.exit_code))
+        sys.exit(_print_error(" ".join(str(error).splitlines()), error.exit_code))
     except SystemExit:
-        if terminated:  # Ray hands the handler's on with a code of its own
+        if terminated:  # Ray catches the handler's exit and raises its own
             sys.exit(128 + signal.SIGTERM)
-        if sys.stdout is not stdout:  # click put another in its place when nobody read on, and exits with 1
+        if sys.stdout is not stdout:  # click replaces it when the output pipe is closed, and exits with 1
             sys.exit(128 + signal.SIGPIPE)
         raise
-    except OSError as error:  # the stores' are named by now: it is the output, such as a file on a full disk
-        sys.exit(_say(f"{error.filename or 'the output'}: {error.strerror or error}", 4))
+    except OSError as error:  # errors of a storage are typed: this is the output, such as a full disk
+        sys.exit(_print_error(f"{error.filename or 'the output'}: {error.strerror or error}", 4))
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _say(message: str, exit_code: int) -> int:
+def _print_error(message: str, exit_code: int) -> int:
     click.echo(f"shardflow: {message}", err=True)
     return exit_code

@@ -6,21 +6,20 @@ import click
 
 import shardflow
 
-from .viewed import show_view
+from .output import print_virtual_report
 
 
-@click.command(short_help="Make one dataset of several, over the same tars.")
-@click.argument("urls", type=click.Path(), nargs=-1, required=True)
+@click.command()
+@click.argument("urls", type=click.Path(), nargs=-1, required=True, metavar="URL URL...")
 @click.argument("dst", type=click.Path())
 def merge(urls: tuple[str, ...], dst: str) -> None:
-    """Make a dataset at DST of all samples of the datasets at URLS, split by split. No tar is copied.
+    """Merge several datasets into one at DST, split by split, without copying tars.
 
-    A sample that several of them have is there once. All must mean the same classes by their numbers, which are inside
-    the tars.
+    A sample that is in several datasets is taken once. All datasets must give the same number to the same class,
+    because the numbers are stored in the tars.
 
     \b
     Example:
       shardflow merge photos256/ sketches256/ both256/
     """
-    report = shardflow.merge(urls, dst)
-    show_view(report, dst)
+    print_virtual_report(shardflow.merge(urls, dst), dst)

@@ -1,14 +1,69 @@
-"""Options that several commands have in common."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import click
+
+from shardflow.packing.executors import EXECUTORS
+from shardflow.packing.sources.resolve import describe_source
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+COLUMNS = ("image", "label", "split", "caption", "mask")
 
-def together(*options: Decorator) -> Decorator:
-    """Return what gives a command these options, which its help has in this order."""
-    return lambda command: functools.reduce(lambda given, option: option(given), reversed(options), command)
+
+def option_group(*options: Decorator) -> Decorator:
+    """Return a decorator that adds these options to a command; its help lists them in this order."""
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+def writable_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001 - click's
+    """Check that the folder of an output file exists, before the command starts its work."""
+    if value is not None and not Path(value).parent.is_dir():
+        raise click.BadParameter(f"the folder {str(Path(value).parent)!r} does not exist")
+    return value
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+source_options = option_group(
+    click.option(
+        "--image-column",
+        metavar="NAME",
+        help="Column with image paths or URLs (tables only).  [default: image, path, url, …]",
+    ),
+    click.option("--label-column", metavar="NAME", help="Column with classes (tables only).  [default: label]"),
+    click.option("--split-column", metavar="NAME", help="Column with train, val, … (tables only).  [default: split]"),
+    click.option(
+        "--caption-column", metavar="NAME", help="Column with texts for .txt (tables only); others go to .json."
+    ),
+    click.option("--mask-column", metavar="NAME", help="Column with mask paths or URLs, for .mask.png (tables only)."),
+    click.option(
+        "--parts", metavar="PARTS", help="Extensions of files beside each image (folders only): txt,json,mask.png."
+    ),
+    click.option("--classes", type=click.Path(), help="File with the class names in order, one per line."),
+)
+"""The options about the source of a pack; `source_of` reads them."""
+
+executor_options = option_group(
+    click.option("--workers", type=int, help="Number of processes.  [default: one per core]"),
+    click.option(
+        "--executor", type=click.Choice(EXECUTORS), default="processes", show_default=True, help="Where jobs run."
+    ),
+    click.option(
+        "--ray-address", help="Address of the Ray cluster, such as auto.  [default: a new one on this machine]"
+    ),
+)
+
+
+def source_of(src: str, settings: dict[str, Any]) -> Any:
+    """Return the source that `source_options` describe, and remove them from the settings."""
+    columns = {name: column for name in COLUMNS if (column := settings.pop(f"{name}_column")) is not None}
+    parts = settings.pop("parts") or ""
+    names = tuple(part.strip().lstrip(".") for part in parts.split(",") if part.strip())
+    return describe_source(src, columns=columns, parts=names, classes=settings.pop("classes"))

@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import click
 
-from shardflow.packing.dry_run import count_pack
-from shardflow.packing.packing import PackReport
-from shardflow.packing.packing import pack as run_pack
+import shardflow
+from shardflow.packing.dry_run import DryRun, count_pack
+from shardflow.packing.image.decoding import FILTERS
+from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
+from shardflow.packing.recipe import KEEP, PRESETS
 
-from .counted import said
-from .dry_run import dry_run_lines
-from .executor import executor_options
-from .packing import Packing
-from .recipe import PRESETS_HELP, recipe_options
-from .shown import megabytes, number_of, skipped_line
-from .source import source_from, source_options
+from .options import executor_options, source_of, source_options
+from .output import PackBar, megabytes, operation_counts, plural
+
+_PRESETS_HELP = "\n".join(
+    (
+        "\b",
+        "Presets; the options above override their settings:",
+        *(f"  {name:10}{preset.purpose}" for name, preset in PRESETS.items()),
+    )
+)
 
 
-@click.command(short_help="Pack images into a dataset.", epilog=PRESETS_HELP)
+# Options of the recipe are None unless given, so that the preset decides; their help names the defaults without one.
+@click.command(epilog=_PRESETS_HELP)
 @click.argument("src", type=click.Path())
 @click.argument("dst", type=click.Path())
 @source_options
-@recipe_options
-@click.option("--no-shuffle", is_flag=True, help="Keep the order of the paths.")
-@click.option("--seed", default=0, show_default=True, help="Of the shuffle.")
+@click.option("--preset", type=click.Choice(list(PRESETS)), default="imagenet", show_default=True, help="See below.")
+@click.option("--short-side", type=int, help="Length of the shorter side, in pixels.  [default: 256]")
+@click.option("--long-side", type=int, help="Maximum length of the longer side, in pixels.  [default: no limit]")
+@click.option("--square/--no-square", default=None, help="Crop to the central square.")
+@click.option("--enlarge/--no-enlarge", default=None, help="Enlarge smaller images to the short side.")
+@click.option("--filter", type=click.Choice(list(FILTERS)), help="Antialiased resize filter.  [default: bicubic]")
+@click.option(
+    "--format",
+    type=click.Choice([*FORMATS, KEEP]),
+    help="Image format; keep copies files that need no change.  [default: jpeg]",
+)
+@click.option("--quality", type=int, help="JPEG or WebP quality, 1 to 100.  [default: 90]")
+@click.option("--subsampling", type=click.Choice(SUBSAMPLINGS), help="JPEG chroma subsampling.  [default: 4:2:0]")
+@click.option("--no-shuffle", is_flag=True, help="Keep the inputs in the order of their paths.")
+@click.option("--seed", default=0, show_default=True, help="Shuffle seed.")
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing.")
-@click.option("--max-bad", default=0, show_default=True, help="Inputs that may be quarantined.")
+@click.option("--max-bad", default=0, show_default=True, help="Maximum number of quarantined inputs.")
 def pack(
     src: str,
     dst: str,
@@ -43,11 +62,11 @@ def pack(
     dry_run: bool,
     **settings: Any,
 ) -> None:
-    """Resize the images of SRC and write them to DST as a dataset.
+    """Pack the images of SRC into shards, and write them to DST as a dataset.
 
-    SRC is a directory or URL with CLASS/x.jpg, or train/CLASS/x.jpg with other splits beside it, or x.jpg without
-    labels; a table (.csv, .tsv, .jsonl, .parquet) that names images; a dataset to be packed anew; or WebDataset tars,
-    also as a pattern. A pack that was stopped goes on when the same command is run again.
+    SRC is a directory or URL with CLASS/x.jpg, or train/CLASS/x.jpg and other splits, or x.jpg without labels; a table
+    (.csv, .tsv, .jsonl, .parquet) with paths or URLs of images; a dataset to pack again; or WebDataset tars, also as a
+    pattern. Run the same command again to resume a pack that was stopped.
 
     \b
     Examples:
@@ -55,46 +74,71 @@ def pack(
       shardflow pack photos.csv photos256/ --image-column file --label-column species
       shardflow pack "s3://bucket/laion/{00000..00099}.tar" s3://bucket/laion256
     """
-    source = source_from(src, settings)
-    given = {name: value for name, value in settings.items() if value is not None}
+    source = source_of(src, settings)
+    plan: dict[str, Any] = {"shuffle": not no_shuffle, "seed": seed, "shard_samples": shard_samples}
+    plan |= {name: value for name, value in settings.items() if value is not None}
     if dry_run:
-        counts = count_pack(source, dst, shuffle=not no_shuffle, seed=seed, shard_samples=shard_samples, **given)
-        click.echo("\n".join(dry_run_lines(counts, dst)))
+        for name, text in _dry_run_lines(count_pack(source, dst, **plan), dst):
+            click.echo(f"{name:13}{text}")
         return
-    with Packing() as shown:
-        report = run_pack(
+    with PackBar() as bar:
+        report = shardflow.pack(
             source,
             dst,
-            shuffle=not no_shuffle,
-            seed=seed,
-            shard_samples=shard_samples,
             max_bad=max_bad,
             workers=workers,
             executor=executor,
             ray_address=ray_address,
-            progress=shown.show,
-            **given,
+            progress=bar.update,
+            **plan,
         )
-    click.echo(_summary(report, dst))
+    for name, text in _report_lines(report, dst):
+        click.echo(f"{name:13}{text}")
 
 
-def _summary(report: PackReport, dst: str) -> str:
-    fresh = report.inputs - report.resumed
-    lines = [
-        f"packed       {report.packed} of {report.inputs} inputs into {number_of(report.shards, 'shard')} below {dst}",
-        f"bytes        {megabytes(report.bytes_in)} -> {megabytes(report.bytes_out)}",
-        f"time         {report.seconds:.1f} s, {fresh / report.seconds:.0f} images/s",
-        f"fingerprint  {report.fingerprint}",
-    ]
+def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str, str]]:
+    inputs, shards = plural(report.inputs, "input"), plural(report.shards, "shard")
+    yield "packed", f"{report.packed:,} of {inputs} into {shards} in {dst}"
     if report.resumed:
-        lines.insert(1, f"resumed      {report.resumed} inputs had been done before")
-    if done := said(report.counts):
-        lines.append(f"done         {'; '.join(done)}")
+        yield "resumed", f"{plural(report.resumed, 'input')} packed by an earlier run"
+    yield "bytes", f"{megabytes(report.bytes_in)} -> {megabytes(report.bytes_out)}"
+    yield "time", f"{report.seconds:.1f} s, {(report.inputs - report.resumed) / report.seconds:,.0f} images/s"
+    yield "fingerprint", report.fingerprint
+    if operations := operation_counts(report.counts):
+        yield "operations", operations
     if report.quarantined:
-        lines.append(f"quarantined  {report.quarantined}, listed in quarantine.jsonl")
-        lines += [
-            f"  {count:6d}  {reason}" for reason, count in sorted(report.reasons.items(), key=lambda entry: -entry[1])
-        ]
+        yield "quarantined", f"{plural(report.quarantined, 'input')}, listed in quarantine.jsonl"
+        for reason, count in sorted(report.reasons.items(), key=lambda entry: -entry[1]):
+            yield f"{count:11,}", reason
     if report.skipped:
-        lines.append(skipped_line(report.skipped))
-    return "\n".join([*lines, f"next         shardflow verify {dst}"])
+        yield "skipped", _skipped(report.skipped)
+    yield "next", f"shardflow verify {dst}"
+
+
+_DESTINATIONS = {
+    "free": "is free",
+    "unfinished": "holds an unfinished pack, which would be resumed: {finished} of {shards} shards are finished",
+    "dataset": "already holds a dataset, so a pack would be refused",
+    "occupied": "holds other files, so a pack would be refused",
+}
+
+
+def _dry_run_lines(counts: DryRun, dst: str) -> Iterator[tuple[str, str]]:
+    for split, inputs in counts.inputs.items():
+        sizes = counts.classes.get(split)
+        classes = f" in {len(sizes)} classes of {_range(sizes.values())}" if sizes else ""
+        yield split, f"{plural(inputs, 'input')}{classes}"
+    yield "would write", plural(counts.shards, "shard")
+    if counts.skipped:
+        yield "skipped", _skipped(counts.skipped)
+    state = _DESTINATIONS[counts.destination].format(finished=counts.finished, shards=counts.shards)
+    yield "destination", f"{dst} {state}"
+
+
+def _range(numbers: Collection[int]) -> str:
+    return f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"
+
+
+def _skipped(skipped: Mapping[str, int]) -> str:
+    """Return the number of files that are not images, by extension."""
+    return ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in skipped.items())

@@ -1,4 +1,4 @@
-"""`shardflow preview`: pictures of what is in a dataset, and a page about it."""
+"""`shardflow preview [URL]`."""
 
 from __future__ import annotations
 
@@ -11,50 +11,44 @@ from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import findings_of
 from shardflow.errors import ConfigError
 from shardflow.loading.provenance import describe_versions
+from shardflow.storage.resolve import open_storage
 
-from .made import blamed, loader_function
-from .shown import file_to_write, shard_bar
+from .loader_options import load_function, user_code_errors
+from .options import writable_file
+from .output import shard_bar
 
 if TYPE_CHECKING:
-    from shardflow.preview.augmented import Augmented
+    from shardflow.preview.augmentation import AugmentedSample
 
-_PICTURE = "preview.png"
+_SHEET = "preview.png"
 _VERSIONS = "shardflow", "pillow", "torch"
 
 
-@click.command(short_help="Draw samples of a dataset, or write a page about it.")
+@click.command()
 @click.argument("url", type=click.Path(), required=False)
-@click.option("--split", help="Which split.  [default: train, or the first]")
+@click.option("--split", help="Split to show.  [default: train, or the first]")
 @click.option(
     "--output",
     type=click.Path(),
-    callback=file_to_write,
+    callback=writable_file,
     metavar="FILE.png",
-    help=f"The picture.  [default: {_PICTURE}]",
+    help=f"File for the contact sheet.  [default: {_SHEET}]",
 )
 @click.option("--count", type=click.IntRange(1, 500), default=24, show_default=True, help="Pictures on the sheet.")
-@click.option(
-    "--class", "class_name", metavar="NAME", help="Samples of this class alone, for which whole shards are read."
-)
-@click.option("--augment", type=click.IntRange(0), metavar="NUMBER", help="What each epoch makes of this sample.")
-@click.option("--seed", type=int, help="Of the augmentation, as for the loader.  [default: 0]")
+@click.option("--class", "class_name", metavar="NAME", help="Class to show; whole shards are read to find its samples.")
+@click.option("--augment", type=click.IntRange(0), metavar="NUMBER", help="Sample to show as each epoch augments it.")
+@click.option("--seed", type=int, help="Seed of the loader, for --augment.  [default: 0]")
 @click.option(
     "--loader",
-    "made_by",
+    "user_function",
     metavar="FILE.py:FUNCTION",
-    help="For --augment, in place of URL: the loader that this function of yours returns, with its dataset, decoder, "
-    "transform and seed.",
+    help="Python function that returns your own loader, for --augment, in place of URL; the sheet uses its dataset, "
+    "decoder, transform and seed.",
 )
-@click.option("--quarantine", is_flag=True, help="The inputs that were refused, and why.")
-@click.option("--source", type=click.Path(), metavar="SRC", help="What was packed, to show what --quarantine names.")
-@click.option(
-    "--html",
-    type=click.Path(),
-    callback=file_to_write,
-    metavar="FILE.html",
-    help="Write one page with all there is to see.",
-)
-@click.option("--verify", is_flag=True, help="Read everything for the page: the exit code is 1 when damage is found.")
+@click.option("--quarantine", is_flag=True, help="Show the inputs that could not be packed, with the reasons.")
+@click.option("--source", type=click.Path(), metavar="SRC", help="Source that was packed, for --quarantine's pictures.")
+@click.option("--html", type=click.Path(), callback=writable_file, metavar="FILE.html", help="File for an HTML page.")
+@click.option("--verify", is_flag=True, help="Verify the dataset for the page; the exit code is 1 if it is damaged.")
 def preview(
     url: str | None,
     split: str | None,
@@ -63,19 +57,19 @@ def preview(
     class_name: str | None,
     augment: int | None,
     seed: int | None,
-    made_by: str | None,
+    user_function: str | None,
     quarantine: bool,
     source: str | None,
     html: str | None,
     verify: bool,
 ) -> int:
-    """Draw some samples of the dataset at URL as a contact sheet, or write a page about it.
+    """Draw a contact sheet of samples, or write an HTML page about a dataset.
 
-    The samples come from all over the split, read one by one: of a bucket a few of them are fetched, and no whole
-    shard. The page is one file that needs no network.
+    The samples are spread evenly over the split and read one by one, so no whole shard of a remote dataset is fetched.
+    The page is one file that needs no network.
 
-    With --loader the pixels are those that training sees, of the same epochs; batch_transform and stages on a device
-    come later, and are not shown.
+    With --loader the pixels are those that training gets in each epoch, before batch_transform and transforms on a
+    device.
 
     \b
     Examples:
@@ -87,93 +81,91 @@ def preview(
       shardflow preview photos256/ --quarantine --source photos/
       shardflow preview photos256/ --html photos256.html --verify
     """
-    asked = [
-        name
-        for name, given in (
-            ("--class", class_name is not None),
-            ("--augment", augment is not None),
-            ("--quarantine", quarantine),
-        )
-        if given
-    ]
-    if len(asked) > 1:
-        raise click.UsageError(f"{' and '.join(asked)} are different pictures: ask for one at a time")
-    for name, given, needed, there in (
+    contents = (
+        ("--class", class_name is not None),
+        ("--augment", augment is not None),
+        ("--quarantine", quarantine),
+    )
+    chosen = [name for name, given in contents if given]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} are different sheets: give one of them")
+    for name, given, needed, present in (
         ("--verify", verify, "--html", html is not None),
         ("--source", source is not None, "--quarantine", quarantine),
-        ("--loader", made_by is not None, "--augment", augment is not None),
+        ("--loader", user_function is not None, "--augment", augment is not None),
     ):
-        if given and not there:
-            raise click.UsageError(f"{name} goes with {needed}")
+        if given and not present:
+            raise click.UsageError(f"{name} requires {needed}")
     loader = None
-    if made_by is not None:
+    if user_function is not None:
         for name, given in (("URL", url is not None), ("--split", split is not None), ("--seed", seed is not None)):
             if given:
-                raise click.UsageError(f"{name} does not go with --loader: the loader has its own")
-        with blamed(made_by):
-            loader = loader_function(made_by)()
+                raise click.UsageError(f"{name} cannot be used with --loader: the loader has its own")
+        with user_code_errors(user_function):
+            loader = load_function(user_function)()
         dataset, split = loader.dataset, loader.split.name
     elif url is not None:
         dataset = shardflow.open(url)
         split = split or ("train" if "train" in dataset else next(iter(dataset)))
     else:
         raise click.UsageError("give the URL of a dataset, or --augment NUMBER and --loader FILE.py:FUNCTION")
-    shown = None
+    augmented = None
     if augment is not None:
-        from shardflow.preview.augmented import augmented, augmented_by  # here, because torch takes seconds to import
+        # Imported here, because torch takes seconds to import.
+        from shardflow.preview.augmentation import augment_sample, augment_with_loader
 
-        with blamed(made_by):
+        with user_code_errors(user_function):
             if loader is None:
-                shown = augmented(dataset, split, augment, versions=count - 1, seed=seed or 0)
+                augmented = augment_sample(dataset, split, augment, epochs=count - 1, seed=seed or 0)
             else:
-                shown = augmented_by(loader, augment, versions=count - 1)
-    code = 0 if html is None else _write_page(dataset, html, split, count, shown, verify=verify)
-    if html is None or output is not None or asked:
-        path = output or _PICTURE
+                augmented = augment_with_loader(loader, augment, epochs=count - 1)
+    exit_code = 0 if html is None else _write_page(dataset, html, split, count, augmented, verify=verify)
+    if html is None or output is not None or chosen:
+        path = output or _SHEET
         if quarantine:
             _draw_quarantine(dataset, path, count, source)
-        elif shown is not None:
-            from shardflow.preview.contact_sheet import draw_sheet
+        elif augmented is not None:
+            from shardflow.preview.contact_sheet import draw_contact_sheet
 
-            draw_sheet(shown.tiles, path, title=shown.title, subtitle=shown.subtitle)
+            draw_contact_sheet(augmented.tiles, path, title=augmented.title, subtitle=augmented.subtitle)
         else:
-            _draw(dataset, path, split, count, class_name)
+            _draw_samples(dataset, path, split, count, class_name)
         click.echo(f"picture  {path}")
-    return code
+    return exit_code
 
 
-def _draw(dataset: Dataset, path: str, split: str, count: int, class_name: str | None) -> None:
-    from shardflow.preview import choice, contact_sheet, sample_reader, tile  # here: the help does not need them
+def _draw_samples(dataset: Dataset, path: str, split: str, count: int, class_name: str | None) -> None:
+    from shardflow.preview.contact_sheet import draw_contact_sheet, sample_tiles
+    from shardflow.preview.sample_reader import SampleReader
 
-    samples = sample_reader.SampleReader(dataset, split)
+    reader = SampleReader(dataset, split)
     if class_name is not None:
-        with shard_bar(samples.split.shards, "searching") as progress:
-            numbers = choice.of_class(samples.split, dataset.classes, class_name, count, progress)
+        with shard_bar(reader.split.shards, "searching") as progress:
+            numbers = reader.samples_of_class(class_name, count, progress)
         title = f"{class_name}, in {split}"
     else:
-        numbers = choice.spread(samples.split, count)
+        numbers = reader.spread_samples(count)
         title = f"{dataset.url.rstrip('/').rpartition('/')[2]}, {split}"
-    tiles = list(tile.tiles_of(samples.samples(numbers), dataset.classes))
-    contact_sheet.draw_sheet(tiles, path, title=title, subtitle=f"{len(tiles)} of {len(samples.split):,} samples")
+    tiles = list(sample_tiles(reader.samples(numbers), dataset.classes))
+    draw_contact_sheet(tiles, path, title=title, subtitle=f"{len(tiles)} of {len(reader.split):,} samples")
 
 
 def _draw_quarantine(dataset: Dataset, path: str, count: int, source: str | None) -> None:
-    from shardflow.preview.contact_sheet import draw_sheet
-    from shardflow.preview.quarantine import quarantined, tiles_of
-    from shardflow.storage.resolve import open_storage
+    from shardflow.preview.contact_sheet import draw_contact_sheet
+    from shardflow.preview.quarantine import quarantine_tiles, read_quarantine
 
-    refused = quarantined(dataset)
-    if not refused:
-        raise ConfigError(f"{dataset.url} has no input in quarantine: all that was found was packed")
-    tiles = list(tiles_of(refused[:count], None if source is None else open_storage(source)))
-    subtitle = f"{len(tiles)} of {len(refused):,} inputs that were not packed, of {dataset.manifest.inputs:,}"
-    draw_sheet(tiles, path, title="Quarantine", subtitle=subtitle)
+    inputs = read_quarantine(dataset)
+    if not inputs:
+        raise ConfigError(f"{dataset.url} has no input in quarantine: every input was packed")
+    tiles = list(quarantine_tiles(inputs[:count], None if source is None else open_storage(source)))
+    subtitle = f"{len(tiles)} of {len(inputs):,} inputs that could not be packed, of {dataset.manifest.inputs:,}"
+    draw_contact_sheet(tiles, path, title="Quarantine", subtitle=subtitle)
 
 
 def _write_page(
-    dataset: Dataset, path: str, split: str, count: int, augmented: Augmented | None, *, verify: bool
+    dataset: Dataset, path: str, split: str, count: int, augmented: AugmentedSample | None, *, verify: bool
 ) -> int:
-    from shardflow.preview.page import write_page
+    from shardflow.preview.html_page import write_page
 
     findings = None
     if verify:

@@ -8,23 +8,22 @@ import click
 
 import shardflow
 
-from .shown import shard_bar
-from .viewed import show_view
+from .output import print_virtual_report, shard_bar
 
 
-@click.command(short_help="Make a dataset of some samples of another, over the same tars.")
+@click.command()
 @click.argument("url", type=click.Path())
 @click.argument("dst", type=click.Path())
-@click.option("--classes", metavar="NAMES", help="Take the samples of these classes, separated by commas.")
+@click.option("--classes", metavar="NAMES", help="Class names, separated by commas.")
 @click.option(
     "--samples",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take the samples with the keys in this file, one a line; 'train:000000042' where a key is in several splits.",
+    help="File with sample keys, one per line; write train:000000042 for a key that is in several splits.",
 )
-@click.option("--fraction", type=float, help="Take this share, such as 0.1, of each split.")
-@click.option("--limit", type=int, help="Take so many samples at most of each split.")
-@click.option("--seed", default=0, show_default=True, help="Of --fraction and --limit: another one takes others.")
+@click.option("--fraction", type=float, help="Share of each split, such as 0.1.")
+@click.option("--limit", type=int, help="Maximum number of samples per split.")
+@click.option("--seed", default=0, show_default=True, help="Seed of --fraction and --limit.")
 def subset(
     url: str,
     dst: str,
@@ -34,10 +33,10 @@ def subset(
     limit: int | None,
     seed: int,
 ) -> None:
-    """Make a dataset at DST of some samples of the one at URL. The tars stay where they are, nothing of them is copied.
+    """Select samples of a dataset as a new dataset at DST, without copying tars.
 
-    DST has a manifest and indexes, and is read as any dataset, as long as the tars stay where they are. Classes keep
-    their numbers. A smaller share is part of a larger one with the same seed.
+    DST holds a manifest and indexes. It can be read like any dataset, as long as the tars stay where they are. Classes
+    keep their numbers. With the same seed, a smaller share is a part of a larger one.
 
     \b
     Examples:
@@ -59,7 +58,7 @@ def subset(
             seed=seed,
             progress=progress,
         )
-    show_view(report, dst)
+    print_virtual_report(report, dst)
 
 
 def _lines(file: Path) -> list[str]:

@@ -8,17 +8,18 @@ import click
 
 import shardflow
 
-from .shown import megabytes, number_of, shard_bar
+from .output import megabytes, plural, shard_bar
 
 
-@click.command(short_help="Copy a dataset between disks and buckets, verified.")
+@click.command()
 @click.argument("src", type=click.Path())
 @click.argument("dst", type=click.Path())
 def sync(src: str, dst: str) -> None:
-    """Copy the dataset at SRC to DST; each is a directory or a URL such as s3://bucket/photos256.
+    """Copy a dataset from SRC to DST, with checksums; each is a directory or a URL such as s3://bucket/photos256.
 
-    Every shard is checked against the manifest on its way, and the manifest is written last. The same command goes on
-    where one was stopped, and gives a copy back what it has lost; `verify` looks for damage inside of files.
+    Every shard is checked against the manifest while it is copied, and the manifest is written last. Run the same
+    command again to resume a copy, or to restore missing files of a finished one. It does not detect damage inside
+    files of DST: use `shardflow verify`.
 
     \b
     Examples:
@@ -30,6 +31,6 @@ def sync(src: str, dst: str) -> None:
     with shard_bar(shards, "copying") as progress:
         report = shardflow.sync(src, dst, progress=progress)
     seconds = time.perf_counter() - started
-    click.echo(f"copied {number_of(report.copied, 'shard')}, {megabytes(report.copied_bytes)}, in {seconds:.1f} s")
+    click.echo(f"copied {plural(report.copied, 'shard')}, {megabytes(report.copied_bytes)}, in {seconds:.1f} s")
     if report.found:
-        click.echo(f"{number_of(report.found, 'shard')}, {megabytes(report.found_bytes)}, there already")
+        click.echo(f"{plural(report.found, 'shard')}, {megabytes(report.found_bytes)}, already at {dst}")

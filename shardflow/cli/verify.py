@@ -13,26 +13,27 @@ import click
 import shardflow
 from shardflow.dataset.verifying import findings_of
 
-from .shown import megabytes, number_of, shard_bar, total_bytes
+from .options import json_option
+from .output import megabytes, plural, shard_bar, total_bytes
 
 
-@click.command(short_help="Read a whole dataset and name everything that is wrong with it.")
+@click.command()
 @click.argument("url", type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.option(
     "--repair",
     "source",
     is_flag=False,
     flag_value="",
     metavar="[FROM]",
-    help="Replace damaged files by those of a copy, or by packing them again from what they were packed from. "
-    "Without FROM only indexes can be mended.",
+    help="Repair damaged and missing files: from a copy of the dataset, or by packing them again from their source. "
+    "Without FROM only indexes can be repaired.",
 )
 def verify(url: str, as_json: bool, source: str | None) -> int:
-    """Read the dataset at URL and name everything that is wrong with it.
+    """Read a whole dataset, and report or repair all damage.
 
-    Checked are the manifest, each shard's size, SHA-256 and tar structure, its index, and each member's CRC-32 and
-    label. The exit code is 1 when anything is wrong, or with --repair when anything still is afterwards.
+    Checks the manifest, the size, SHA-256, tar structure and index of each shard, and the CRC-32 and label of each
+    member. The exit code is 1 if there is damage, or with --repair, if some is left.
 
     \b
     Examples:
@@ -64,13 +65,13 @@ def verify(url: str, as_json: bool, source: str | None) -> int:
             click.echo(f"not repaired: {name}: {reason}")
     for finding in findings:
         click.echo(str(finding))
-    took_s = time.perf_counter() - started
-    read = f"{number_of(len(shards), 'shard')}, {number_of(samples, 'sample')}, {megabytes(size)} in {took_s:.1f} s"
+    seconds = time.perf_counter() - started
+    read = f"{plural(len(shards), 'shard')}, {plural(samples, 'sample')}, {megabytes(size)} in {seconds:.1f} s"
     if not findings:
         click.echo(f"sound: {read}")
         return 0
     files = Counter(finding.file for finding in findings)
-    found = f"{number_of(len(findings), 'finding')} in {number_of(len(files), 'file')}"
-    remedy = "restore these, --repair them from a copy or from what was packed, or pack again"
-    click.echo(f"damaged: {found}, among {read}; {remedy}")
+    found = f"{plural(len(findings), 'finding')} in {plural(len(files), 'file')}"
+    remedy = "run again with --repair and a copy or the source of the dataset, or pack it again"
+    click.echo(f"damaged: {found}, of {read}; {remedy}")
     return 1

@@ -24,9 +24,8 @@ from shardflow.formats.manifest import Manifest, Shard
 from shardflow.formats.roots import Root, split_shard_name
 from shardflow.formats.shard_index import Index
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.staging import staging_directory
 from shardflow.storage.storage import Storage
-from shardflow.storage.urls import is_remote
+from shardflow.storage.urls import canonical_root
 from shardflow.storage.virtual import relative_root, root_url
 
 from .dataset import Dataset
@@ -63,9 +62,9 @@ class SelectedRows(NamedTuple):
 
 def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
     """Return where the tars of a split lie, in order; those of a view are in its bases."""
-    own = resolved(dataset.url)
+    own = canonical_root(dataset.url)
     bases = dataset.manifest.bases
-    roots = {name: (resolved(root_url(dataset.url, base)), base.fingerprint) for name, base in bases.items()}
+    roots = {name: (canonical_root(root_url(dataset.url, base)), base.fingerprint) for name, base in bases.items()}
 
     def tar(shard: Shard) -> TarLocation:
         base, path = split_shard_name(shard.name) if bases else ("", shard.name)
@@ -141,7 +140,7 @@ def build_virtual_dataset(
     some = list(itertools.islice(written, _AT_ONCE))  # before a directory is made for what cannot be
     if not any(shards.values()):
         raise ConfigError("not one sample is left, so there is nothing to make a dataset of; choose otherwise")
-    with staging_directory(storage), ThreadPoolExecutor(_AT_ONCE) as pool:
+    with storage.exclusive_writer(), ThreadPoolExecutor(_AT_ONCE) as pool:
         while some:
             list(pool.map(lambda file: _put(storage, *file), some))
             some = list(itertools.islice(written, _AT_ONCE))
@@ -169,8 +168,3 @@ def _put(storage: Storage, name: str, data: bytes) -> None:
         if storage.read(name) != data:
             message = f"{storage.url(name)} exists and is something else, which is not overwritten"
             raise ConfigError(f"{message}; choose an empty or a new destination") from None
-
-
-def resolved(root: str) -> str:
-    """Return the one name that a place has, whatever led there."""
-    return root if is_remote(root) else os.path.realpath(root)

@@ -14,16 +14,15 @@ import numpy.typing as npt
 from shardflow.errors import BucketNotFoundError, ConfigError, ManifestError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.formats.shard_index import Index
-from shardflow.storage.cache import LIMIT, PATIENCE_S, Cache, Fetched
-from shardflow.storage.local import LocalStorage
+from shardflow.storage.cache import LIMIT, STALL_TIMEOUT_S, Cache, FetchResult
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
-from shardflow.storage.urls import is_remote
+from shardflow.storage.urls import remote_options
 from shardflow.storage.virtual import virtual_storage
 
 from .mapped_shard import MappedShard
 from .partial_shard import PartialSample, PartialShard
-from .shard_files import shard_files
+from .shard_files import are_local, shard_files
 
 MAPPED_SHARDS = 256
 """Shards a process keeps mapped; more than the plan needs at a time, and well below the usual limit of open files."""
@@ -89,7 +88,7 @@ class Split:
         Raises:
             StoreError: The index is out of reach.
         """
-        deadline, alone = time.monotonic() + PATIENCE_S, 0
+        deadline, alone = time.monotonic() + STALL_TIMEOUT_S, 0
         while number not in self._mapped and not self.at_hand(number) and time.monotonic() < deadline:
             file = self._files.arriving(self.shards[number])
             if file is None:
@@ -138,16 +137,16 @@ class Split:
         """What the shards are fetched into; None when they are read where they lie."""
         return self._files.cache
 
-    def fetch(self, number: int, *, patience_s: float = 0) -> Fetched:
+    def fetch(self, number: int, *, stall_timeout_s: float = 0) -> FetchResult:
         """Have a shard in the cache. Any thread may do this.
 
-        Others who are at it are waited for until their file has not grown for `patience_s`.
+        Others who are at it are waited for until their file has not grown for `stall_timeout_s`.
 
         Raises:
             StoreError: It is missing or out of reach.
             IntegrityError: It is not the one packed.
         """
-        return self._files.fetch(self.shards[number], patience_s=patience_s)
+        return self._files.fetch(self.shards[number], stall_timeout_s=stall_timeout_s)
 
     def at_hand(self, number: int) -> bool:
         """Return whether a shard can be mapped now without reaching for another machine."""
@@ -192,14 +191,15 @@ class Dataset(Mapping[str, Split]):
         cache_limit: int | str = LIMIT,
         version: str | None = None,
     ) -> None:
-        storage = open_storage(url, storage_options if is_remote(url) else None)
+        storage = open_storage(url, remote_options(url, storage_options))
         self.url = str(storage)
         try:
             data = storage.read(manifest.FILE_NAME)
         except BucketNotFoundError:
             raise
         except NotFoundError as error:
-            if not isinstance(storage, LocalStorage) or storage.root.is_dir():
+            root = storage.local_path("")
+            if root is None or root.is_dir():
                 reason = f"holds no {manifest.FILE_NAME}: it is no dataset, or packing it has not been finished"
             else:
                 reason = "does not exist"
@@ -211,7 +211,8 @@ class Dataset(Mapping[str, Split]):
         if version is not None and version != self.manifest.fingerprint:
             self.manifest = _kept(storage, version)
         self.storage = storage = virtual_storage(storage, self.manifest.bases, storage_options)
-        cache = None if isinstance(storage, LocalStorage) else Cache(cache_dir, cache_limit)
+        shards = [shard for shards in self.manifest.splits.values() for shard in shards]
+        cache = None if are_local(storage, shards) else Cache(cache_dir, cache_limit)
         self._splits = {name: Split(storage, name, shards, cache) for name, shards in self.manifest.splits.items()}
 
     @property

@@ -12,9 +12,10 @@ from shardflow.formats import shard_index
 from shardflow.formats.manifest import FILE_NAME, SPLITS
 from shardflow.formats.receipt import Quarantined
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.transfers import transfer_pool
+from shardflow.storage.transfers import TransferPool
+from shardflow.storage.urls import canonical_root
 
-from .builder import SelectedRows, TarLocation, build_virtual_dataset, resolved
+from .builder import SelectedRows, TarLocation, build_virtual_dataset
 from .label_numbering import Classes, LabelNumbering
 from .tar_files import TarFile, find_tars
 from .tar_scan import Scanned, scan, without_end
@@ -126,7 +127,7 @@ def _scanned(tars: Sequence[TarFile], progress: Callable[[int, int], None] | Non
     done = []
     if progress is not None:
         progress(0, len(tars))
-    with transfer_pool(_AT_ONCE) as pool:
+    with TransferPool(_AT_ONCE) as pool:
         for one in pool.map(lambda tar: scan(tar.storage, tar.name), tars):
             done.append(one)
             if progress is not None:
@@ -172,4 +173,6 @@ def _chosen(
 ) -> Iterator[SelectedRows]:
     for tar, one, rows in zip(tars, scanned, indexes, strict=True):
         if tar.split == split and len(rows):
-            yield SelectedRows(split, TarLocation(resolved(tar.root), None, tar.name, one.bytes, one.sha256), rows)
+            yield SelectedRows(
+                split, TarLocation(canonical_root(tar.root), None, tar.name, one.bytes, one.sha256), rows
+            )

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -17,7 +18,7 @@ from shardflow.errors import ConfigError, IndexError_, IntegrityError, NotFoundE
 from shardflow.formats import shard_index
 from shardflow.formats.manifest import Shard
 from shardflow.formats.shard_index import Index
-from shardflow.storage.cache import Cache, Fetched
+from shardflow.storage.cache import Cache, FetchResult
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.storage import Storage
@@ -61,10 +62,10 @@ class ShardFiles(Protocol):
         """Throw away a damaged copy of the tar; return False where there are no copies, so nothing would change."""
         ...
 
-    def fetch(self, shard: Shard, *, patience_s: float = 0) -> Fetched:
+    def fetch(self, shard: Shard, *, stall_timeout_s: float = 0) -> FetchResult:
         """Have both files at hand; the answer is about the tar.
 
-        Others who are at it are waited for until their file has not grown for `patience_s`.
+        Others who are at it are waited for until their file has not grown for `stall_timeout_s`.
 
         Raises:
             StoreError: The tar is missing or out of reach.
@@ -86,7 +87,7 @@ class LocalFiles:
 
     cache = None
 
-    def __init__(self, storage: LocalStorage) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
     def url(self, shard: Shard) -> str:
@@ -95,7 +96,8 @@ class LocalFiles:
 
     def open(self, shard: Shard) -> IO[bytes]:
         """Return the tar, open for reading."""
-        path = self._storage.path(shard.name)
+        path = self._storage.local_path(shard.name)
+        assert path is not None
         with map_os_errors(path):
             return open(path, "rb")
 
@@ -107,9 +109,9 @@ class LocalFiles:
         """Return False: these are no copies."""
         return False
 
-    def fetch(self, shard: Shard, *, patience_s: float = 0) -> Fetched:  # noqa: ARG002 - the interface's
+    def fetch(self, shard: Shard, *, stall_timeout_s: float = 0) -> FetchResult:  # noqa: ARG002 - the interface's
         """Do nothing: they are here."""
-        return Fetched.HERE
+        return FetchResult.CACHED
 
     def has(self, shard: Shard) -> bool:  # noqa: ARG002 - the interface's
         """Return True: they are here."""
@@ -144,12 +146,12 @@ class CachedFiles:
                 raise
             return self._index(shard)
 
-    def fetch(self, shard: Shard, *, patience_s: float = 0) -> Fetched:
+    def fetch(self, shard: Shard, *, stall_timeout_s: float = 0) -> FetchResult:
         """Have both files in the cache. They come together: samples are read with the index while the tar arrives."""
         fetched = self.cache.fetch(
-            shard.sha256, shard.bytes, lambda target: self._get_both(shard, target), patience_s=patience_s
+            shard.sha256, shard.bytes, lambda target: self._get_both(shard, target), stall_timeout_s=stall_timeout_s
         )
-        if fetched is Fetched.HERE:
+        if fetched is FetchResult.CACHED:
             with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
                 self._fetch_index(shard)
         return fetched
@@ -166,7 +168,7 @@ class CachedFiles:
 
     def arriving(self, shard: Shard) -> IO[bytes] | None:
         """Return what has been fetched of the tar so far, not verified; None when nobody is at it."""
-        return self.cache.arriving(shard.sha256)
+        return self.cache.open_partial(shard.sha256)
 
     def _index(self, shard: Shard) -> Index:
         with self.cache.open(shard.index_sha256, None, lambda target: self._get_index(shard, target)) as file:
@@ -238,13 +240,20 @@ def beside_shards(storage: Storage, directory: str | os.PathLike[str] | None) ->
     """
     if directory is not None:
         return LocalStorage(directory)
-    if not isinstance(storage, LocalStorage):
-        raise ConfigError(f"{storage} is no local directory; name one for these files")
-    return LocalStorage(storage.root)
+    root = storage.local_path("")
+    if root is None:
+        raise ConfigError(f"{storage} is not a local directory; name one for these files")
+    return LocalStorage(root)
+
+
+def are_local(storage: Storage, shards: Iterable[Shard]) -> bool:
+    """Return whether all of these shards are files of this machine."""
+    by_folder = {shard.name.rpartition("/")[0]: shard.name for shard in shards}  # the shards of a folder share a root
+    return all(storage.local_path(name) is not None for name in by_folder.values())
 
 
 def shard_files(storage: Storage, cache: Cache | None) -> ShardFiles:
-    """Return how the shards of a store are opened; only those of a local one can do without a cache."""
-    if isinstance(storage, LocalStorage) and cache is None:
+    """Return how shards are opened; only those of a local storage can do without a cache."""
+    if cache is None and storage.local_path("") is not None:
         return LocalFiles(storage)
     return CachedFiles(storage, cache or Cache())

@@ -16,15 +16,13 @@ from typing import Any
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.formats.manifest import Shard
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.staging import staging_directory
 from shardflow.storage.storage import TEMPORARY, Storage
-from shardflow.storage.transfers import transfer_pool
+from shardflow.storage.transfers import TransferPool
 from shardflow.storage.virtual import virtual_storage
-from shardflow.storage.write_lock import FILE_NAME as CLAIM
-from shardflow.storage.write_lock import acquire, clean_up, close_uploads, release
+from shardflow.storage.write_lock import FILE_NAME as LOCK
+from shardflow.storage.write_lock import abort_uploads, acquire, clean_up, release
 
 from .dataset import Dataset, open_dataset
 from .shard_files import packed_index
@@ -77,7 +75,7 @@ def sync(
     target, shards = virtual_storage(own, bases, dst_options), dataset.shards
     # Several shards of a view may share a tar: the first of them stands for it.
     firsts = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())
-    with staging_directory(own) as (spool, _):
+    with own.exclusive_writer() as writer:
         finished = target.size(manifest.FILE_NAME) is not None
         if not finished:
             _begin(own, dataset.fingerprint)
@@ -92,13 +90,13 @@ def sync(
         def copy(shard: Shard) -> bool:
             fresh = shard.name in firsts and not has_tar(shard)
             if fresh:
-                _copy_tar(source, target, spool, shard)
+                _copy_tar(source, target, writer.staging, shard)
             if target.url(shard.index_name) not in sizes:
                 target.put(shard.index_name, packed_index(source, shard))
             return fresh
 
         done: list[tuple[Shard, bool]] = []
-        with transfer_pool(_AT_ONCE) as pool:
+        with TransferPool(_AT_ONCE) as pool:
             copies = [pool.submit(copy, shard) for shard in shards]
             for shard, copied_one in zip(shards, copies, strict=True):
                 fresh = copied_one.result()
@@ -112,14 +110,14 @@ def sync(
         for name in (manifest.QUARANTINE_NAME, *_receipts(dataset)):
             with contextlib.suppress(NotFoundError):
                 target.put(name, source.read(name))
-        close_uploads(target, {shard.name for shard in shards})
+        abort_uploads(target, {shard.name for shard in shards})
         target.put_new(manifest.FILE_NAME, copied.to_bytes())
         release(target)
     return _report(dataset.fingerprint, done)
 
 
-def _copy_tar(source: Storage, target: Storage, spool: Path, shard: Shard) -> None:
-    path = spool / f"{TEMPORARY}{shard.name.replace('/', '-')}"
+def _copy_tar(source: Storage, target: Storage, staging: Path, shard: Shard) -> None:
+    path = staging / f"{TEMPORARY}{shard.name.replace('/', '-')}"
     source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
     target.upload(shard.name, path)
 
@@ -138,19 +136,19 @@ def _is_there(target: Storage, shard: Shard) -> bool:
     """Return whether an earlier attempt has copied a shard. Stores publish whole blobs; what a disk holds is read."""
     if target.size(shard.name) != shard.bytes:
         return False
-    return not isinstance(target, LocalStorage) or file_sha256(target.path(shard.name)) == shard.sha256
+    path = target.local_path(shard.name)
+    return path is None or file_sha256(path) == shard.sha256
 
 
 def _begin(target: Storage, fingerprint: str) -> None:
     """Make sure that the target is for this copy."""
-    names = target.names()
-    foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{CLAIM}.")]  # left by a kill while claiming
-    if foreign and CLAIM not in names:
+    names = target.listing()
+    foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{LOCK}.")]  # left by a kill while claiming
+    if foreign and LOCK not in names:
         raise ConfigError(f"{target} is not empty: it holds {foreign[0]!r}; choose an empty or a new destination")
-    if isinstance(target, LocalStorage):
-        for name in names:
-            if name.rpartition("/")[2].startswith(TEMPORARY):
-                target.remove(name)
+    for name in names:
+        if name.rpartition("/")[2].startswith(TEMPORARY):
+            target.remove(name)
     acquire(target, fingerprint)
 
 

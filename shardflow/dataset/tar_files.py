@@ -10,8 +10,8 @@ from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.manifest import is_name
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
-from shardflow.storage.url_patterns import ALL, expanded, is_wild, rooted, tars_like
-from shardflow.storage.urls import is_remote
+from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
+from shardflow.storage.urls import remote_options
 
 
 class TarFile(NamedTuple):
@@ -36,8 +36,8 @@ def find_tars(
         NotFoundError: The place does not exist, or is empty.
         StoreError: It is out of reach.
     """
-    root, pattern = rooted(url)
-    storage = open_storage(root, storage_options if is_remote(root) else None)
+    root, pattern = split_pattern(url)
+    storage = open_storage(root, remote_options(root, storage_options))
     names = sorted(_names(storage, pattern or ALL))
     for name in names:
         if not is_name(name):
@@ -49,15 +49,15 @@ def find_tars(
 
 
 def _names(storage: Storage, pattern: str) -> set[str]:
-    patterns = expanded(pattern)
-    names = {one for one in patterns if not is_wild(one)}
-    wild = [one for one in patterns if is_wild(one)]
+    patterns = expand_braces(pattern)
+    names = {one for one in patterns if not has_wildcards(one)}
+    wild = [one for one in patterns if has_wildcards(one)]
     if wild:
-        listing = storage.names()
+        listing = storage.listing()
         if not listing:
             raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
         for one in wild:
-            matching = tars_like(one, listing)
+            matching = matching_tars(one, listing)
             if not matching:
                 raise ConfigError(f"{storage} has no tar {one!r} among its {len(listing)} files")
             names.update(matching)

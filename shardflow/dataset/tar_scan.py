@@ -22,7 +22,6 @@ from shardflow.formats import shard_index, ustar
 from shardflow.formats.labels import numbers
 from shardflow.formats.shard_index import IMAGE_PARTS, KEY_PART, Index, Row
 from shardflow.formats.tar_samples import Sample, samples_of
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.storage import Storage
 
@@ -105,11 +104,11 @@ def without_end(index: Index, end: int) -> Index:
 @contextlib.contextmanager
 def _opened(storage: Storage, name: str) -> Iterator[tuple[IO[bytes], memoryview]]:
     """Lend a tar as a file and as bytes; one that is far away is read whole, into memory."""
-    if not isinstance(storage, LocalStorage):
+    path = storage.local_path(name)
+    if path is None:
         data = storage.read(name)
         yield io.BytesIO(data), memoryview(data)
         return
-    path = storage.path(name)
     with map_os_errors(path), open(path, "rb") as file:
         if not path.stat().st_size:  # which cannot be mapped
             yield file, memoryview(b"")

@@ -7,8 +7,8 @@ from concurrent.futures import as_completed
 
 from shardflow.errors import ConfigError, DeadlineError, StoreError
 from shardflow.formats.manifest import Shard
-from shardflow.storage.cache import PATIENCE_S, Fetched
-from shardflow.storage.transfers import transfer_pool
+from shardflow.storage.cache import STALL_TIMEOUT_S, FetchResult
+from shardflow.storage.transfers import TransferPool
 
 from .dataset import Split
 
@@ -34,7 +34,7 @@ def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = 
         needed = sum(split.shards[number].bytes for split, number in places)
         if needed > cache.limit_bytes:
             raise ConfigError(f"the shards have {needed} bytes, the cache holds {cache.limit_bytes}; raise its limit")
-    with transfer_pool(_AT_A_TIME) as pool:
+    with TransferPool(_AT_A_TIME) as pool:
         for done in as_completed([pool.submit(_fetch, split, number) for split, number in places]):
             shard = done.result()
             if progress is not None:
@@ -42,10 +42,10 @@ def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = 
 
 
 def _fetch(split: Split, number: int) -> Shard:
-    fetched = split.fetch(number, patience_s=PATIENCE_S)
-    if fetched is Fetched.BUSY:
-        message = f"another process fetches it, and has not got on for {PATIENCE_S:g} s"
+    fetched = split.fetch(number, stall_timeout_s=STALL_TIMEOUT_S)
+    if fetched is FetchResult.BUSY:
+        message = f"another process fetches it, and has not got on for {STALL_TIMEOUT_S:g} s"
         raise DeadlineError(f"{split.url(number)}: {message}; end that process, if it was stopped, and try again")
-    if fetched is Fetched.FULL:
+    if fetched is FetchResult.FULL:
         raise StoreError("the disk of the cache has no room; free some space, or choose another cache directory")
     return split.shards[number]

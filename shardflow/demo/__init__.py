@@ -1,1 +1,1 @@
-"""The demo: pictures made, packed, checked, streamed and learned from, through the public surface alone."""
+"""The demo: images are drawn, packed, verified, streamed and trained on, through the public API."""

@@ -1,6 +1,6 @@
-"""The demo's photographs: scenes under varied light, through a lens that is not perfect, as JPEG files.
+"""Pictures for the demo: scenes in varied light, with the flaws of a lens, as JPEG files.
 
-A picture is a pure function of (seed, class, number), so every run of the demo has the same ones.
+A picture is a pure function of (seed, class, number), so every run of the demo draws the same ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from PIL import Image, ImageFilter
 from .scenes import SCENES, Pixels
 
 _SHORT_SIDE = 272, 352
-"""Range in pixels: above the 256 that packing makes of it, so that there is something to resize."""
+"""Range in pixels: above 256, so that packing has something to resize."""
 
 
 def make_pictures(
@@ -25,13 +25,13 @@ def make_pictures(
     seed: int = 0,
     workers: int = 1,
 ) -> int:
-    """Write `folder/{train,val}/CLASS/NNNN.jpg` and return how many pictures that is.
+    """Write `folder/{train,val}/CLASS/NNNN.jpg` and return the number of pictures.
 
     Args:
-        folder: Where to; new files are added to it.
-        train, val: Pictures per class in either split.
-        seed: Another seed gives other pictures.
-        workers: Threads.
+        folder: The folder to write to.
+        train, val: Number of pictures per class in each split.
+        seed: Seed of the pictures.
+        workers: Number of threads.
     """
     jobs = []
     for split, numbers in (("train", range(train)), ("val", range(train, train + val))):
@@ -44,12 +44,12 @@ def make_pictures(
         draw(name, number, seed).save(path, "JPEG", quality=92)
 
     with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(write, jobs))  # a failure surfaces when its result is taken
+        list(pool.map(write, jobs))  # raises the exception of a thread
     return len(jobs)
 
 
 def draw(name: str, number: int, seed: int = 0) -> Image.Image:
-    """Return picture `number` of a class, RGB."""
+    """Return picture `number` of a class, in RGB."""
     rng = np.random.default_rng((seed, list(SCENES).index(name), number))
     short = int(rng.integers(*_SHORT_SIDE))
     width, height = short, int(short * rng.uniform(1.0, 1.5))
@@ -57,16 +57,16 @@ def draw(name: str, number: int, seed: int = 0) -> Image.Image:
         width, height = height, width
     pixels = SCENES[name](rng, width, height)
     if rng.random() < 0.3:
-        pixels = _covered(rng, pixels)
-    pixels = _lit(rng, pixels)
+        pixels = _add_foreground(rng, pixels)
+    pixels = _relight(rng, pixels)
     image = Image.fromarray((pixels.clip(0, 1) * 255).astype(np.uint8))
     if rng.random() < 0.5:
         image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 1.2)))
     return image
 
 
-def _covered(rng: np.random.Generator, pixels: Pixels) -> Pixels:
-    """Return the scene partly hidden by something near the lens and out of focus."""
+def _add_foreground(rng: np.random.Generator, pixels: Pixels) -> Pixels:
+    """Return the scene with an unfocused object near the lens that hides a part of it."""
     height, width = pixels.shape[:2]
     y, x = np.mgrid[0:height, 0:width].astype(np.float32)
     side = rng.uniform(0, 2 * np.pi)
@@ -77,8 +77,8 @@ def _covered(rng: np.random.Generator, pixels: Pixels) -> Pixels:
     return np.asarray(pixels + share[..., None] * (tone - pixels), dtype=np.float32)
 
 
-def _lit(rng: np.random.Generator, pixels: Pixels) -> Pixels:
-    """Return the scene under other light: white balance, exposure, contrast, a shadow across it, vignette and noise."""
+def _relight(rng: np.random.Generator, pixels: Pixels) -> Pixels:
+    """Return the scene in other light: white balance, exposure, contrast, a shadow, vignette and noise."""
     height, width = pixels.shape[:2]
     y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j].astype(np.float32)
     angle = rng.uniform(0, 2 * np.pi)

@@ -1,7 +1,7 @@
-"""Eight kinds of scene, drawn with numpy: what the demo's pictures show.
+"""The scenes of the demo's pictures: eight classes, drawn with numpy.
 
-Each is a function from a random generator and a size to pixels. Colour gives none of them away: the light, the hour and
-the palette vary within each as much as between them, so that a net has to look at shapes and textures.
+A scene is a function from a random generator and a size to pixels. Light, time of day and palette vary within a class
+as much as between classes, so that a net cannot tell them apart by colour, only by shape and texture.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Plane = npt.NDArray[np.floating[Any]]
 """[H, W], usually 0 … 1."""
 
 Pixels = npt.NDArray[np.floating[Any]]
-"""[H, W, 3], RGB in 0 … 1; a little beyond is cut off later."""
+"""[H, W, 3], RGB, about 0 … 1; clipped later."""
 
 Scene = Callable[[np.random.Generator, int, int], Pixels]
 
-_SKIES = (  # above, at the horizon
+_SKIES = (  # at the top, at the horizon
     ((0.25, 0.48, 0.82), (0.78, 0.88, 0.95)),
     ((0.30, 0.25, 0.48), (0.98, 0.62, 0.36)),
     ((0.55, 0.60, 0.66), (0.86, 0.87, 0.88)),
@@ -31,8 +31,8 @@ _NIGHT = len(_SKIES) - 1
 
 
 def bricks(rng: np.random.Generator, width: int, height: int) -> Pixels:
-    """A brick wall, seen a little from the side."""
-    x, y = _turned(rng, width, height, 0.12)
+    """Draw a brick wall, seen slightly from the side."""
+    x, y = _tilted_grid(rng, width, height, 0.12)
     course = rng.uniform(26, 48)
     length = course * rng.uniform(2.0, 2.8)
     row = np.floor(y / course)
@@ -40,7 +40,7 @@ def bricks(rng: np.random.Generator, width: int, height: int) -> Pixels:
     column = np.floor(shifted)
     across, along = y / course - row, shifted - column
     mortar = np.minimum(np.minimum(across, 1 - across) * course, np.minimum(along, 1 - along) * length)
-    tone = _lattice(rng, column, row)
+    tone = _cell_noise(rng, column, row)
     palette = ((0.62, 0.28, 0.20), (0.74, 0.66, 0.54), (0.42, 0.40, 0.40), (0.80, 0.48, 0.30))
     brick = _colour(palette[rng.integers(len(palette))]) * (0.7 + 0.5 * tone)[..., None]
     brick *= (0.8 + 0.4 * _noise(rng, width, height, 60, octaves=5))[..., None]
@@ -49,7 +49,7 @@ def bricks(rng: np.random.Generator, width: int, height: int) -> Pixels:
 
 
 def city(rng: np.random.Generator, width: int, height: int) -> Pixels:
-    """A row of houses with windows, by day or by night."""
+    """Draw rows of houses with windows, by day or by night."""
     pixels, night = _sky(rng, width, height)
     for depth in (0.5, 0.75, 1.0):
         left = -int(rng.integers(0, 40))
@@ -62,7 +62,7 @@ def city(rng: np.random.Generator, width: int, height: int) -> Pixels:
             step = rng.uniform(11, 19)
             across = (np.arange(max(left, 0), min(left + wide, width)) - left)[None, :] / step
             down = np.arange(height - top)[:, None] / (step * 1.25)
-            lit = _lattice(rng, np.floor(across), np.floor(down)) > (0.45 if night else 0.9)
+            lit = _cell_noise(rng, np.floor(across), np.floor(down)) > (0.45 if night else 0.9)
             glass = np.where(lit[..., None], _colour((1.0, 0.85, 0.5)), wall * 0.5 + 0.05)
             window = (across % 1 > 0.35) & (down % 1 > 0.4)
             house[window] = glass[window]
@@ -71,7 +71,7 @@ def city(rng: np.random.Generator, width: int, height: int) -> Pixels:
 
 
 def dunes(rng: np.random.Generator, width: int, height: int) -> Pixels:
-    """Sand in long waves, rippled by the wind."""
+    """Draw sand dunes with ripples."""
     pixels, _ = _sky(rng, width, height)
     x, y = _grid(width, height)
     hues = ((0.90, 0.70, 0.44), (0.86, 0.82, 0.74), (0.78, 0.46, 0.30))
@@ -89,7 +89,7 @@ def dunes(rng: np.random.Generator, width: int, height: int) -> Pixels:
 
 
 def forest(rng: np.random.Generator, width: int, height: int) -> Pixels:
-    """Trunks before leaves."""
+    """Draw tree trunks in front of leaves."""
     leaves = 0.6 * _noise(rng, width, height, 60, octaves=3) + 0.7 * _noise(rng, width, height, 9, octaves=3) - 0.15
     tones = ((0.20, 0.42, 0.14), (0.75, 0.45, 0.12), (0.55, 0.62, 0.20), (0.70, 0.74, 0.78))
     pixels: Pixels = _colour(tones[rng.integers(len(tones))]) * (0.1 + 1.4 * leaves.clip(0, 1) ** 1.5)[..., None]
@@ -113,7 +113,7 @@ def forest(rng: np.random.Generator, width: int, height: int) -> Pixels:
 
 
 def marbles(rng: np.random.Generator, width: int, height: int) -> Pixels:
-    """Balls of glass and rubber on a table."""
+    """Draw balls of glass and rubber on a table."""
     grain = _noise(rng, width, height, (90, 12), octaves=4)
     pixels = _colour(rng.uniform(0.3, 0.9, 3)) * (0.7 + 0.5 * grain)[..., None]
     x, y = _grid(width, height)
@@ -135,7 +135,7 @@ def marbles(rng: np.random.Generator, width: int, height: int) -> Pixels:
 
 
 def mountains(rng: np.random.Generator, width: int, height: int) -> Pixels:
-    """Ridges behind ridges, the far ones in haze, some with snow."""
+    """Draw mountain ridges in haze, some with snow."""
     pixels, _ = _sky(rng, width, height)
     haze = pixels[-1, 0]
     _, y = _grid(width, height)
@@ -158,9 +158,9 @@ def mountains(rng: np.random.Generator, width: int, height: int) -> Pixels:
 
 
 def pebbles(rng: np.random.Generator, width: int, height: int) -> Pixels:
-    """Rounded stones, side by side."""
+    """Draw rounded stones side by side."""
     size = rng.uniform(34, 70)
-    x, y = _turned(rng, width, height, 0.5)
+    x, y = _tilted_grid(rng, width, height, 0.5)
     x = x + 0.3 * size * (_noise(rng, width, height, size) - 0.5)
     column, row = np.floor(x / size).astype(np.int64), np.floor(y / size).astype(np.int64)
     jitter = rng.integers(0, 1 << 30, 3)
@@ -170,12 +170,12 @@ def pebbles(rng: np.random.Generator, width: int, height: int) -> Pixels:
     for dx in (-1, 0, 1):
         for dy in (-1, 0, 1):
             cx, cy = column + dx, row + dy
-            px = cx + 0.15 + 0.7 * _hashed(cx, cy, int(jitter[0]))
-            py = cy + 0.15 + 0.7 * _hashed(cx, cy, int(jitter[1]))
+            px = cx + 0.15 + 0.7 * _hash(cx, cy, int(jitter[0]))
+            py = cy + 0.15 + 0.7 * _hash(cx, cy, int(jitter[1]))
             distance = np.hypot(x / size - px, y / size - py).astype(np.float32)
             closer = distance < first
             second = np.where(closer, first, np.minimum(second, distance))
-            tone = np.where(closer, _hashed(cx, cy, int(jitter[2])), tone)
+            tone = np.where(closer, _hash(cx, cy, int(jitter[2])), tone)
             first = np.where(closer, distance, first)
     edge = np.clip((second - first) * 2.2, 0, 1)
     dome = np.sqrt(np.clip(1 - (1 - edge) ** 2, 0, 1))
@@ -187,7 +187,7 @@ def pebbles(rng: np.random.Generator, width: int, height: int) -> Pixels:
 
 
 def sea(rng: np.random.Generator, width: int, height: int) -> Pixels:
-    """Water to the horizon, with the light of the sky on it."""
+    """Draw water to the horizon, with reflections of the sky."""
     pixels, _ = _sky(rng, width, height)
     x, y = _grid(width, height)
     horizon = height * rng.uniform(0.2, 0.6)
@@ -213,7 +213,7 @@ SCENES: dict[str, Scene] = {
 
 
 def _sky(rng: np.random.Generator, width: int, height: int) -> tuple[Pixels, bool]:
-    """Return a sky with clouds that fills the picture, and whether it is night."""
+    """Return a sky with clouds, and whether it is night."""
     number = int(rng.integers(len(_SKIES)))
     above, below = (_colour(colour) for colour in _SKIES[number])
     down = np.broadcast_to(np.linspace(0, 1, height, dtype=np.float32)[:, None], (height, width))
@@ -243,8 +243,8 @@ def _grid(width: int, height: int) -> tuple[Plane, Plane]:
     return x, y
 
 
-def _turned(rng: np.random.Generator, width: int, height: int, most: float) -> tuple[Plane, Plane]:
-    """Return coordinates turned by up to `most` radians and seen in a slight perspective."""
+def _tilted_grid(rng: np.random.Generator, width: int, height: int, most: float) -> tuple[Plane, Plane]:
+    """Return coordinates rotated by up to `most` radians, in slight perspective."""
     x, y = _grid(width, height)
     angle = rng.uniform(-most, most)
     near = 1 + rng.uniform(-0.35, 0.35) * (x / width - 0.5)
@@ -253,12 +253,12 @@ def _turned(rng: np.random.Generator, width: int, height: int, most: float) -> t
     return u.astype(np.float32), v.astype(np.float32)
 
 
-def _lattice(rng: np.random.Generator, column: Plane, row: Plane) -> Plane:
-    """Return a random number in 0 … 1 for each cell of a lattice."""
-    return _hashed(column.astype(np.int64), row.astype(np.int64), int(rng.integers(1 << 30)))
+def _cell_noise(rng: np.random.Generator, column: Plane, row: Plane) -> Plane:
+    """Return a random number in 0 … 1 for each cell of a grid."""
+    return _hash(column.astype(np.int64), row.astype(np.int64), int(rng.integers(1 << 30)))
 
 
-def _hashed(column: npt.NDArray[np.int64], row: npt.NDArray[np.int64], key: int) -> Plane:
+def _hash(column: npt.NDArray[np.int64], row: npt.NDArray[np.int64], key: int) -> Plane:
     mixed = (column * 73_856_093) ^ (row * 19_349_663) ^ key
     mixed = (mixed ^ (mixed >> 13)) * 1_274_126_177 & 0xFFFFFFFF
     return np.asarray((mixed ^ (mixed >> 16)) & 0xFFFF, dtype=np.float32) / 0xFFFF
@@ -269,7 +269,7 @@ def _colour(value: float | Sequence[float] | npt.NDArray[Any]) -> Pixels:
 
 
 def _step(distance: Plane, softness: float) -> Plane:
-    """Return 0 where `distance` is negative, 1 where positive, and a slope of `softness` between."""
+    """Return 0 where `distance` is negative and 1 where it is positive, with a ramp of width `softness`."""
     return np.asarray(np.clip(distance / softness + 0.5, 0, 1))
 
 

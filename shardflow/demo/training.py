@@ -1,4 +1,4 @@
-"""The training: a small convolutional net, and the plain PyTorch loop that anybody would write around the loader."""
+"""The training of the demo: a small convolutional net, and an ordinary PyTorch loop around the loader."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import nn
 from torchvision.transforms import v2
 
@@ -17,24 +17,24 @@ import shardflow
 from shardflow.loading.decoders import Decoder
 
 SIZE = 96
-"""Pixels of the net's input: enough to tell the scenes apart, and fast on a CPU."""
+"""Pixels of the net's input: enough to distinguish the scenes, and fast on a CPU."""
 
 CROP = (0.3, 1.0)
-"""Share of a picture that a random crop shows; smaller ones cut off what makes a scene a scene."""
+"""Range of the area of a random crop, as a share of the picture; in smaller crops the scenes look alike."""
 
 BATCH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """What one epoch came to.
+    """The result of one epoch.
 
     Attributes:
-        number: From 1.
-        loss: Mean over the epoch's batches.
-        train_accuracy: Share of the augmented training images that the net got right while it was learning.
-        val_accuracy: Share of the val split after the epoch; None when there is no such split.
-        images_per_s: Training images, from the first to the last batch.
+        number: Number of the epoch, from 1.
+        loss: Mean over the batches.
+        train_accuracy: Accuracy on the augmented training images, during the epoch, 0 … 1.
+        val_accuracy: Accuracy on the val split, after the epoch, 0 … 1; None if there is no such split.
+        images_per_s: Training throughput.
     """
 
     number: int
@@ -45,11 +45,11 @@ class Epoch:
 
 
 class Net(nn.Module):
-    """Four strided convolutions, a mean over what is left, and a linear layer.
+    """Four strided convolutions, global average pooling, and a linear layer.
 
     Args:
         classes: Number of outputs.
-        mean, std: Of the images, one number in 0 … 1 per channel.
+        mean, std: Mean and standard deviation of the images, per channel, 0 … 1.
     """
 
     mean: torch.Tensor
@@ -71,7 +71,7 @@ class Net(nn.Module):
 
 
 def augmentation() -> v2.Transform:
-    """Return what is done to each training image after its random crop: a torchvision v2 transform."""
+    """Return the transform of each training image after its random crop, from torchvision v2."""
     return v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3)
 
 
@@ -85,15 +85,15 @@ def train(
     limit: int | None = None,
     seed: int = 0,
 ) -> Iterator[Epoch]:
-    """Train a fresh net on a labelled dataset and yield what each epoch came to.
+    """Train a new net on a labelled dataset, and yield the result of each epoch.
 
     Args:
         url: The dataset.
-        split, val_split: What to learn from, and what to be examined on, if anything.
-        epochs: How many.
-        workers: Of the loader.
-        limit: Use this many samples of each split at most.
-        seed: Of the net's weights and of the order.
+        split, val_split: Splits for training, and for evaluation, if there is one.
+        epochs: Number of epochs.
+        workers: Number of worker processes of the loader.
+        limit: The most samples of each split to use; None for all.
+        seed: Seed of the net's weights and of the order.
     """
     dataset = shardflow.open(url)
     batch_size = min(BATCH, limit or BATCH, len(dataset[split]))
@@ -107,7 +107,7 @@ def train(
         limit=limit,
         seed=seed,
     )
-    examination = val_split and _ordered(url, val_split, shardflow.CenterCropDecoder(SIZE), workers, limit)
+    val_loader = val_split and _val_loader(url, val_split, shardflow.CenterCropDecoder(SIZE), workers, limit)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = Net(len(dataset.classes or ()), dataset.manifest.mean or (0.5,) * 3, dataset.manifest.std or (0.25,) * 3)
@@ -115,27 +115,27 @@ def train(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=4e-3, total_steps=max(1, epochs * len(loader)))
     for number in range(1, epochs + 1):
         started = time.perf_counter()
-        with _threads_beside_workers():
-            loss, train_accuracy = _learn(net, loader, optimiser, schedule)
+        with _half_the_threads():
+            loss, train_accuracy = _train_epoch(net, loader, optimiser, schedule)
         seconds = time.perf_counter() - started
         yield Epoch(
             number=number,
             loss=loss,
             train_accuracy=train_accuracy,
             images_per_s=len(loader) * batch_size / seconds,
-            val_accuracy=accuracy(net, examination) if examination else None,
+            val_accuracy=accuracy(net, val_loader) if val_loader else None,
         )
 
 
-def _learn(
+def _train_epoch(
     net: nn.Module,
     loader: shardflow.Loader,
     optimiser: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> tuple[float, float]:
-    """Run one epoch and return its mean loss and the share of its images that the net got right."""
+    """Train for one epoch and return its mean loss and its accuracy."""
     net.train()
-    loss_sum, right, seen = 0.0, 0, 0
+    loss_sum, correct, seen = 0.0, 0, 0
     for images, labels in loader:
         logits = net(images)
         loss = F.cross_entropy(logits, labels, label_smoothing=0.05)
@@ -144,28 +144,28 @@ def _learn(
         optimiser.step()
         schedule.step()
         loss_sum += loss.item()
-        right += int((logits.argmax(1) == labels).sum())
+        correct += int((logits.argmax(1) == labels).sum())
         seen += len(labels)
-    return loss_sum / len(loader), right / seen
+    return loss_sum / len(loader), correct / seen
 
 
 def accuracy(net: nn.Module, loader: shardflow.Loader) -> float:
-    """Return the share of an epoch's images that the net gets right."""
+    """Return the accuracy of the net on one epoch of a loader, 0 … 1."""
     net.eval()
-    right, seen = 0, 0
-    with torch.no_grad(), _threads_beside_workers():
+    correct, seen = 0, 0
+    with torch.no_grad(), _half_the_threads():
         for images, labels in loader:
-            right += int((net(images).argmax(1) == labels).sum())
+            correct += int((net(images).argmax(1) == labels).sum())
             seen += len(labels)
-    return right / seen
+    return correct / seen
 
 
 @contextlib.contextmanager
-def _threads_beside_workers() -> Iterator[None]:
+def _half_the_threads() -> Iterator[None]:
     """Leave half of the cores to the loader's workers.
 
-    Threads of one operation wait for each other in a spin; where a worker has the core that one of them needs, all of
-    them burn theirs. On two busy cores the net runs ten times as fast on one thread as on two.
+    The threads of an operation spin while they wait for each other; if a worker occupies the core of one of them, all
+    others burn CPU time. On two busy cores the net runs ten times as fast with one thread as with two.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, before // 2))
@@ -175,10 +175,10 @@ def _threads_beside_workers() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _ordered(
+def _val_loader(
     url: str | os.PathLike[str], split: str, decoder: Decoder, workers: int | None, limit: int | None
 ) -> shardflow.Loader:
-    """Return a loader of every sample of a split, in order: the way to evaluate."""
+    """Return a loader for evaluation: every sample of a split, in order."""
     return shardflow.Loader(
         url,
         split=split,

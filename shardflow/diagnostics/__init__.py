@@ -1,1 +1,1 @@
-"""Measuring: how fast a loader is on this machine, where its time goes, and which settings suit it."""
+"""Diagnostics: how fast a loader is on this machine, where its time goes, and which settings suit it."""

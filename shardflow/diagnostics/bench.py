@@ -1,7 +1,7 @@
-"""The bench: what a loader reaches on this machine, against what the machine's cores can decode.
+"""The benchmark of a loader: its throughput, compared with how fast the machine's cores can decode.
 
-Loader and limit are measured in turn, so that whatever else the machine does meanwhile falls on both. The workers are
-ended in between: they would go on prefetching, and take the cores from what the limit is measured with.
+Loader and decode baseline are measured alternately, so that other load on the machine affects both. The workers are
+stopped in between: they would continue to prefetch, and take cores from the baseline.
 """
 
 from __future__ import annotations
@@ -17,104 +17,107 @@ from shardflow.loading.topology import usable_cores
 
 from .decode_baseline import DecodeBaseline, payloads
 from .loader_probe import LoaderProbe
+from .measurement import Measurement
 from .stage_times import stage_cpu_ms
-from .time_window import Window
 
 _ROUNDS = 4
 STEPS = 2 * _ROUNDS
-"""How often `bench` says that it got further."""
+"""How many times `bench` calls `progress`."""
 
-_LOADER, _LIMIT, _STAGES = 0.6, 0.25, 0.15
+_LOADER_SHARE, _BASELINE_SHARE, _STAGES_SHARE = 0.6, 0.25, 0.15
 """Shares of the time."""
-_CALM = 0.9
+_UNDISTURBED = 0.9
+"""The least share of the cores that the baseline gets on a machine without other load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """What was measured.
+class BenchReport:
+    """The result of `bench`.
 
     Attributes:
-        batch_size, workers, cores: Samples per batch; worker processes; cores that may be used.
-        window: The loader's images, seconds and CPU seconds.
-        first_batch_s: Seconds until the very first batch, the start of the workers included.
-        image_bytes: Encoded bytes per sample, tar included.
-        limit: What as many processes as cores decode when they do nothing else.
+        batch_size: Samples per batch.
+        workers: Number of worker processes.
+        cores: Number of cores that this process may use.
+        loader: What was measured of the loader.
+        first_batch_s: Seconds to the first batch, including the start of the workers.
+        image_bytes: Encoded bytes per sample, including the tar's headers.
+        baseline: What as many processes as cores decode when they do nothing else.
         stage_cpu_ms: Stage → CPU milliseconds per image; without "transfer".
-        step_ms: Milliseconds that the user's model takes for a batch, if told.
+        step_ms: Milliseconds of one training step of the user's model; None if not known.
     """
 
     batch_size: int
     workers: int
     cores: int
-    window: Window
+    loader: Measurement
     first_batch_s: float
     image_bytes: float
-    limit: Window
+    baseline: Measurement
     stage_cpu_ms: Mapping[str, float] = field(default_factory=dict)
     step_ms: float | None = None
 
     @property
     def images_per_s(self) -> float:
-        """The loader's rate."""
-        return self.window.images_per_s
+        """Throughput of the loader."""
+        return self.loader.images_per_s
 
     @property
-    def of_limit(self) -> float:
-        """The loader's rate as a share of the limit."""
-        return self.images_per_s / self.limit.images_per_s
+    def share_of_baseline(self) -> float:
+        """Throughput of the loader as a share of the decode baseline."""
+        return self.images_per_s / self.baseline.images_per_s
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes kept the cores from those that only decode, so that all figures are unsteady."""
-        return self.limit.cpu_s < _CALM * self.limit.wall_s * self.cores
+        """Whether other processes took cores from the decode baseline, so that no figure is reliable."""
+        return self.baseline.cpu_s < _UNDISTURBED * self.baseline.wall_s * self.cores
 
     @property
     def batch_ms(self) -> float:
-        """Milliseconds from batch to batch: a model whose step takes longer never waits."""
+        """Milliseconds per batch: a model with a longer training step never waits."""
         return 1000 * self.batch_size / self.images_per_s
 
     @property
-    def waiting(self) -> float | None:
-        """The share of its time that the user's model would wait for data; None when its step is not known."""
+    def wait_share(self) -> float | None:
+        """Share of its time that the user's model would wait for data, 0 … 1; None if its step is not known."""
         return None if self.step_ms is None else max(0.0, 1 - self.step_ms / self.batch_ms)
 
     @property
     def fed(self) -> bool | None:
-        """Whether the user's model would never wait; None when its step is not known."""
+        """Whether the user's model would never wait for data; None if its step is not known."""
         return None if self.step_ms is None else self.step_ms >= self.batch_ms
 
     def shares(self) -> dict[str, float]:
-        """Return what the workers' time goes to, stage → share; they add up to 1.
+        """Return how the workers spend their time: stage → share; the shares add up to 1.
 
-        "wait" is the time in which a worker did not run: for storage, for a core, or for the training process to take
-        what is ready. "transfer" is what it computed beyond its stages: handing batches over.
+        "wait" is the time in which a worker does not run: it waits for storage, for a core, or for the training process
+        to take a finished batch. "transfer" is CPU time outside the stages: sending batches to the training process.
         """
         processes = max(1, self.workers)
-        per_image_s = processes * self.window.wall_s / self.window.images
-        worked_s = (self.window.workers_cpu_s if self.workers else self.window.own_cpu_s) / self.window.images
+        per_image_s = processes * self.loader.wall_s / self.loader.images
+        worked_s = (self.loader.workers_cpu_s if self.workers else self.loader.own_cpu_s) / self.loader.images
         busy = min(1.0, worked_s / per_image_s)
         stages = {name: ms / 1000 / per_image_s for name, ms in self.stage_cpu_ms.items()}
-        # The stages were timed apart from the rest; where they seem to take more than all of it, they took all of it.
+        # The stages are timed in a separate run: scaled, they never exceed the time that the workers were busy.
         scale = min(1.0, busy / max(1e-12, sum(stages.values())))
         shares = {name: scale * share for name, share in stages.items()}
         return {"wait": 1 - busy, **shares, "transfer": max(0.0, busy - sum(shares.values()))}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `json` can write."""
+        """Return the result as values that `json` can write."""
         return {
             "batch_size": self.batch_size,
             "workers": self.workers,
             "cores": self.cores,
-            "images": self.window.images,
-            "seconds": self.window.wall_s,
+            "images": self.loader.images,
+            "seconds": self.loader.wall_s,
             "images_per_s": self.images_per_s,
             "megabytes_per_s": self.images_per_s * self.image_bytes / 1e6,
-            "cpu_ms_per_image": self.window.cpu_ms_per_image,
-            "training_process_cpu_ms_per_image": 1000 * self.window.own_cpu_s / self.window.images,
+            "cpu_ms_per_image": self.loader.cpu_ms_per_image,
+            "training_process_cpu_ms_per_image": 1000 * self.loader.own_cpu_s / self.loader.images,
             "first_batch_s": self.first_batch_s,
-            "limit_images_per_s": self.limit.images_per_s,
-            "limit_cpu_ms_per_image": self.limit.cpu_ms_per_image,
-            "of_limit": self.of_limit,
+            "decode_baseline_images_per_s": self.baseline.images_per_s,
+            "decode_baseline_cpu_ms_per_image": self.baseline.cpu_ms_per_image,
+            "share_of_decode_baseline": self.share_of_baseline,
             "disturbed": self.disturbed,
             "stage_cpu_ms_per_image": dict(self.stage_cpu_ms),
             "shares": self.shares(),
@@ -126,53 +129,53 @@ class Bench:
 
 def bench(
     loader: Loader, *, seconds: float = 10.0, step_ms: float | None = None, progress: Callable[[], object] | None = None
-) -> Bench:
-    """Measure a loader; it is iterated, so its epoch moves on, and closed.
+) -> BenchReport:
+    """Measure the throughput of a loader. The loader is iterated, so its epoch advances, and then closed.
 
     Args:
-        loader: What to measure.
-        seconds: How long, about; what starting the workers takes, four times, comes on top.
-        step_ms: Milliseconds that the user's model takes for a batch.
+        loader: The loader to measure.
+        seconds: Approximate duration, without the time that the workers need to start (four times).
+        step_ms: Milliseconds of one training step of the user's model.
         progress: Called `STEPS` times.
 
     Raises:
-        ConfigError: An argument is not above 0, or the loader hands out no images, or keeps them decoded.
-        ShardflowError: Whatever the loader meets.
+        ConfigError: An argument is not above 0, or the loader returns no images, or caches decoded images.
+        ShardflowError: Reading or decoding failed.
     """
     for name, value in (("seconds", seconds), ("step_ms", step_ms)):
         if value is not None and not value > 0:
             raise ConfigError(f"{name} must be above 0, found {value}")
     if "image" not in loader.fields:
-        raise ConfigError("the loader hands out no images, so there is nothing to hold it against: add 'image'")
+        raise ConfigError("the loader returns no images, so it has no decode baseline: add 'image' to its fields")
     if loader.decoded_cache is not None:
         raise ConfigError(
-            "the limit that a loader is held against is decoding, which this one does once: bench a loader without "
+            "the loader caches decoded images, so a decode baseline means nothing for it: measure a loader without "
             "decoded_cache"
         )
-    tell = progress or (lambda: None)
+    report_step = progress or (lambda: None)
     cores = usable_cores()
-    window, decoded = Window(), Window()
+    measured, decoded = Measurement(), Measurement()
     with contextlib.ExitStack() as stack:
-        limit = None
+        baseline = None
         first_batch_s = 0.0
         for _ in range(_ROUNDS):
-            with LoaderProbe(loader) as driven:
-                window += driven.measure(seconds * _LOADER / _ROUNDS)
-            tell()
-            if limit is None:  # now shards are at hand to take images from
-                first_batch_s = driven.first_batch_s
-                limit = stack.enter_context(DecodeBaseline(payloads(loader.split), loader.decoder, cores))
-            decoded += limit.measure(seconds * _LIMIT / _ROUNDS)
-            tell()
-    stages = stage_cpu_ms(loader, seconds * _STAGES)
-    return Bench(
+            with LoaderProbe(loader) as probe:
+                measured += probe.measure(seconds * _LOADER_SHARE / _ROUNDS)
+            report_step()
+            if baseline is None:  # only now, because by now some shards of a remote dataset are local
+                first_batch_s = probe.first_batch_s
+                baseline = stack.enter_context(DecodeBaseline(payloads(loader.split), loader.decoder, cores))
+            decoded += baseline.measure(seconds * _BASELINE_SHARE / _ROUNDS)
+            report_step()
+    stages = stage_cpu_ms(loader, seconds * _STAGES_SHARE)
+    return BenchReport(
         batch_size=loader.batch_sampler.batch_size,
         workers=loader.data_loader.num_workers,
         cores=cores,
-        window=window,
+        loader=measured,
         first_batch_s=first_batch_s,
         image_bytes=sum(shard.bytes for shard in loader.split.shards) / len(loader.split),
-        limit=decoded,
+        baseline=decoded,
         stage_cpu_ms=stages,
         step_ms=step_ms,
     )

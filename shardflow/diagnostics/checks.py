@@ -1,4 +1,4 @@
-"""The usual suspects: what keeps loaders slow on many machines, each looked for here, and each with its remedy."""
+"""Checks for common causes of a slow loader on this machine, each with its remedy."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _SMALL_SHARD, _LARGE_SHARD = 4_000_000, 4_000_000_000
 _MANY_SHARDS = 64
 
 
-class Suspect(NamedTuple):
-    """Something that is likely to cost speed: a name for scripts, and a line with the remedy for people."""
+class Check(NamedTuple):
+    """A check that failed: its name, for scripts, and one line with the problem and the remedy."""
 
     name: str
-    line: str
+    message: str
 
 
-def usual_suspects(loader: Loader, *, shared_bytes: int) -> list[Suspect]:
-    """Return what is likely to cost this loader speed, or to end it.
+def failed_checks(loader: Loader, *, shared_bytes: int) -> list[Check]:
+    """Return what is likely to make this loader slow, or to stop it.
 
     Args:
-        loader: With the settings that it is to run with.
+        loader: A loader with the settings that it will run with.
         shared_bytes: The most shared memory that its batches take.
     """
     return [
@@ -45,106 +45,106 @@ def usual_suspects(loader: Loader, *, shared_bytes: int) -> list[Suspect]:
     ]
 
 
-def _shared_memory(needed: int) -> Iterator[Suspect]:
+def _shared_memory(needed: int) -> Iterator[Check]:
     if not os.path.isdir("/dev/shm"):
         return
-    # What the loader has taken already counts as free: this is asked while it may be running.
+    # Compared with the total: a loader that is running may already use a part of it.
     total = shutil.disk_usage("/dev/shm").total
     if needed > total:
-        yield Suspect(
+        yield Check(
             "shared memory",
             f"batches may take {needed / 1e9:.1f} GB of /dev/shm, which has {total / 1e9:.1f} GB: enlarge it "
-            "(docker run --shm-size=16g, in Kubernetes an emptyDir of medium Memory), or lower num_workers or "
+            "(docker run --shm-size=16g; in Kubernetes an emptyDir with medium Memory), or lower num_workers or "
             "prefetch_factor",
         )
 
 
-def _threads() -> Iterator[Suspect]:
+def _threads() -> Iterator[Check]:
     threads, cores = torch.get_num_threads(), usable_cores()
     if threads > cores:
-        yield Suspect(
+        yield Check(
             "threads",
-            f"torch uses {threads} threads, and this rank may use {cores} cores: call torch.set_num_threads({cores}), "
-            "or set OMP_NUM_THREADS to that",
+            f"torch uses {threads} threads, but this rank may use {cores} cores: call torch.set_num_threads({cores}), "
+            f"or set OMP_NUM_THREADS={cores}",
         )
 
 
-def _fork(loader: Loader) -> Iterator[Suspect]:
+def _fork(loader: Loader) -> Iterator[Check]:
     context = loader.data_loader.multiprocessing_context
     method = context.get_start_method() if context is not None else torch.multiprocessing.get_start_method()
     if not loader.data_loader.num_workers or method != "fork":
         return
     remedy = "pass multiprocessing_context='forkserver' to the loader"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        yield Suspect(
-            "fork", f"CUDA was initialised before the workers are forked; if a transform uses it they fail: {remedy}"
+        yield Check(
+            "fork",
+            f"CUDA was initialised before the workers are forked; a transform that uses it will fail: {remedy}",
         )
     others = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.name != "MainThread"]
     if others:
-        yield Suspect(
+        threads = "another thread runs" if len(others) == 1 else f"{len(others)} other threads run"
+        yield Check(
             "fork",
-            f"{len(others)} other threads run while workers are forked ({', '.join(others[:3])}): clients and locks "
-            f"that they hold break in the workers; open them after the fork, or {remedy}",
+            f"{threads} while workers are forked ({', '.join(others[:3])}): their clients and locks will not work in "
+            f"the workers; create them after the fork, or {remedy}",
         )
 
 
-def _pinning(loader: Loader) -> Iterator[Suspect]:
+def _pinning(loader: Loader) -> Iterator[Check]:
     if loader.data_loader.pin_memory and not torch.cuda.is_available():
-        yield Suspect(
-            "pin_memory", "pin_memory=True, but there is no GPU: leave the argument out, it follows the machine"
-        )
+        yield Check("pin_memory", "pin_memory=True, but there is no GPU: omit the argument to pin only with a GPU")
     if torch.cuda.is_available() and not loader.data_loader.pin_memory:
-        yield Suspect("pin_memory", "pin_memory=False, but there is a GPU: leave the argument out, copies then overlap")
+        yield Check("pin_memory", "pin_memory=False, but there is a GPU: omit the argument, so that copies overlap")
 
 
-def _kernel() -> Iterator[Suspect]:
+def _kernel() -> Iterator[Check]:
     if not native.available():
-        yield Suspect(
+        yield Check(
             "native kernel",
             f"the native decoder is not active ({native.why()}): apt install gcc libjpeg-dev, then install shardflow "
-            "again; it takes half the time of the general one",
+            "again; it halves the decoding time",
         )
 
 
-def _shards(split: Split) -> Iterator[Suspect]:
+def _shards(split: Split) -> Iterator[Check]:
     sizes = [shard.bytes for shard in split.shards]
     mean = sum(sizes) / len(sizes)
     if mean < _SMALL_SHARD and len(sizes) > _MANY_SHARDS:
-        yield Suspect(
+        yield Check(
             "small shards",
-            f"{len(sizes):,} shards of {mean / 1e6:.1f} MB: opening them costs more than reading them; pack again with "
-            "a larger --shard-samples",
+            f"{len(sizes):,} shards of {mean / 1e6:.1f} MB on average: opening them costs more than reading them; pack "
+            "again with a larger --shard-samples",
         )
     if max(sizes) > _LARGE_SHARD:
-        yield Suspect(
+        yield Check(
             "large shards",
-            f"a shard of {max(sizes) / 1e9:.1f} GB: ranks wait for whole shards, and the cache holds few of them; pack "
-            "again with a smaller --shard-samples",
+            f"the largest shard has {max(sizes) / 1e9:.1f} GB: ranks wait for whole shards, and the cache holds few of "
+            "them; pack again with a smaller --shard-samples",
         )
 
 
-def _storage(split: Split) -> Iterator[Suspect]:
+def _storage(split: Split) -> Iterator[Check]:
     size = sum(shard.bytes for shard in split.shards)
     if split.cache is not None:
         if split.cache.limit_bytes < size:
-            yield Suspect(
+            yield Check(
                 "cache",
-                f"the cache may hold {split.cache.limit_bytes / 1e9:.1f} GB, the split has {size / 1e9:.1f} GB: every "
-                "epoch fetches it anew; raise cache_limit",
+                f"the cache is limited to {split.cache.limit_bytes / 1e9:.1f} GB, the split has {size / 1e9:.1f} GB: "
+                "every epoch downloads it again; raise cache_limit",
             )
-        place = Path(split.cache.directory)
+        directory = Path(split.cache.directory)
     else:
-        place = Path(split.url(0))
-    if rotates(place):
-        yield Suspect(
+        directory = Path(split.url(0))
+    if on_rotating_disk(directory):
+        yield Check(
             "rotating disk",
-            f"{place} lies on a disk that says it rotates: fine once in memory ({size / 1e9:.1f} GB); else put it on "
-            "an SSD, or read in fewer streams with lanes=1",
+            f"{directory} is on a rotating disk, which is slow until the page cache holds the data "
+            f"({size / 1e9:.1f} GB): move it to an SSD, or read fewer shards at a time with lanes=1",
         )
 
 
-def rotates(path: Path, sysfs: Path = Path("/sys")) -> bool:
-    """Return whether a file lies on a rotating disk, as far as the kernel says; False where it does not.
+def on_rotating_disk(path: Path, sysfs: Path = Path("/sys")) -> bool:
+    """Return whether a file is on a rotating disk; False where the kernel does not say.
 
     Args:
         path: A file, or a directory.
@@ -154,9 +154,9 @@ def rotates(path: Path, sysfs: Path = Path("/sys")) -> bool:
         device = os.stat(path).st_dev
         block = (sysfs / "dev/block" / f"{os.major(device)}:{os.minor(device)}").resolve(strict=True)
     except OSError:
-        return False  # a network or memory file system, or a path that is not there
-    for place in (block, block.parent):  # a partition's queue is that of its disk
-        flag = place / "queue/rotational"
+        return False  # a network or memory file system, or a path that does not exist
+    for directory in (block, block.parent):  # a partition has the queue of its disk
+        flag = directory / "queue/rotational"
         if flag.exists():
             return flag.read_text().strip() == "1"
     return False

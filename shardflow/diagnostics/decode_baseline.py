@@ -1,8 +1,7 @@
-"""The machine's own limit: how many of these images its cores decode when they do nothing else.
+"""The decode baseline: how many images of a split the machine's cores decode when they do nothing else.
 
-Plain processes decode images that are already in memory, into memory that is used again, with the loader's own
-decoder. No loader of these images can be faster here; the share of it that one reaches is what its reading, collating
-and handing over leave.
+Plain processes decode images from memory into a buffer that is reused, with the decoder of the loader. No loader of
+these images can be faster on this machine; the difference is the cost of reading, collating and transferring batches.
 """
 
 from __future__ import annotations
@@ -24,71 +23,73 @@ from shardflow.loading.decoders import Decoder
 from shardflow.loading.exit_with_parent import exit_with_parent
 from shardflow.loading.stages import image_part
 
-from .time_window import Window
+from .measurement import Measurement
 
 BATCH = 32
 
 _IMAGES = 512
 _SHARDS = 8
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 def payloads(split: Split) -> list[bytes]:
-    """Return up to 512 encoded images, from up to eight of the shards that are at hand.
+    """Return up to 512 encoded images, from up to eight shards that are local.
 
     Raises:
-        IntegrityError: One is damaged.
+        IntegrityError: An image is damaged.
         DecodeError: A sample has no image.
     """
-    at_hand = [number for number in range(len(split.shards)) if split.at_hand(number)] or [0]
-    chosen = at_hand[:: -(-len(at_hand) // _SHARDS)]
-    found = []
+    local = [number for number in range(len(split.shards)) if split.at_hand(number)] or [0]
+    chosen = local[:: -(-len(local) // _SHARDS)]
+    images = []
     for number in chosen:
         shard, samples = split.shard(number), split.shards[number].samples
         for record in range(0, samples, -(-samples * len(chosen) // _IMAGES)):
             parts = shard.sample(record, check=True)
-            found.append(bytes(parts[image_part(Sample(parts, shard, record))]))
-    return found
+            images.append(bytes(parts[image_part(Sample(parts, shard, record))]))
+    return images
 
 
 class DecodeBaseline:
-    """Processes that decode when they are asked to; close it when done."""
+    """Processes that decode images on request; close it after use."""
 
     def __init__(self, encoded: Sequence[bytes], decoder: Decoder, processes: int) -> None:
-        self._ends: list[Connection] = []
+        self._connections: list[Connection] = []
         self._processes = []
         for seed in range(processes):
             ours, theirs = multiprocessing.Pipe()
             args = (theirs, encoded, decoder, seed, os.getpid())
-            process = multiprocessing.Process(target=_work, args=args, daemon=True)
+            process = multiprocessing.Process(target=_decode_on_request, args=args, daemon=True)
             process.start()
             theirs.close()
-            self._ends.append(ours)
+            self._connections.append(ours)
             self._processes.append(process)
 
-    def measure(self, seconds: float) -> Window:
-        """Let all processes decode side by side for so long, and return what they did, this process left out.
+    def measure(self, seconds: float) -> Measurement:
+        """Let all processes decode in parallel for some seconds, and measure them; this process is not counted.
 
         Raises:
             DeadlineError: A process has ended, or does not answer.
         """
         try:
-            for end in self._ends:
-                end.send(seconds)
-            if not all(end.poll(seconds + _PATIENCE_S) for end in self._ends):
+            for connection in self._connections:
+                connection.send(seconds)
+            if not all(connection.poll(seconds + _TIMEOUT_S) for connection in self._connections):
                 raise EOFError
-            done = [end.recv() for end in self._ends]
+            results = [connection.recv() for connection in self._connections]
         except (EOFError, OSError) as error:
-            raise DeadlineError("a process that only decodes did not answer; see whether memory ran out") from error
-        images, wall_s, cpu_s = zip(*done, strict=True)
-        return Window(images=sum(images), wall_s=sum(wall_s) / len(done), workers_cpu_s=sum(cpu_s))
+            raise DeadlineError(
+                "a process of the decode baseline did not answer; check whether the machine ran out of memory"
+            ) from error
+        images, wall_s, cpu_s = zip(*results, strict=True)
+        return Measurement(images=sum(images), wall_s=sum(wall_s) / len(results), workers_cpu_s=sum(cpu_s))
 
     def close(self) -> None:
-        """End the processes, which have nothing to lose."""
-        for end, process in zip(self._ends, self._processes, strict=True):
+        """Kill the processes: they hold nothing that could be lost."""
+        for connection, process in zip(self._connections, self._processes, strict=True):
             process.kill()
             process.join()
-            end.close()
+            connection.close()
 
     def __enter__(self) -> DecodeBaseline:
         return self
@@ -97,24 +98,26 @@ class DecodeBaseline:
         self.close()
 
 
-def _work(requests: Connection, encoded: Sequence[bytes], decoder: Decoder, seed: int, owner: int) -> None:
-    exit_with_parent(owner)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair, which then ends this process
-    torch.set_num_threads(1)  # as in a DataLoader's worker
-    memory: dict[tuple[int, ...], torch.Tensor] = {}
+def _decode_on_request(
+    requests: Connection, encoded: Sequence[bytes], decoder: Decoder, seed: int, parent: int
+) -> None:
+    exit_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
+    torch.set_num_threads(1)  # as in a DataLoader worker
+    buffers: dict[tuple[int, ...], torch.Tensor] = {}
 
     def empty(shape: tuple[int, ...]) -> torch.Tensor:
-        if shape not in memory:
-            memory[shape] = torch.empty(shape, dtype=torch.uint8)
-        return memory[shape]
+        if shape not in buffers:
+            buffers[shape] = torch.empty(shape, dtype=torch.uint8)
+        return buffers[shape]
 
-    views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, as those of a shard's map are
+    views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, like the views of a mapped shard
     batches = [views[begin : begin + BATCH] for begin in range(0, len(views), BATCH)]
     keys = np.random.default_rng(seed)
     while True:
         seconds = requests.recv()
         cpu, begin = time.process_time(), time.perf_counter()
-        now, images, turn = begin, 0, seed  # each process starts elsewhere
+        now, images, turn = begin, 0, seed  # each process starts with another batch
         while now - begin < seconds:
             batch = batches[turn % len(batches)]
             decoder(batch, keys.integers(0, 1 << 63, len(batch), dtype=np.uint64), empty)

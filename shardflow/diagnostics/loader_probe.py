@@ -1,4 +1,4 @@
-"""A loader that is kept going, so that it can be timed."""
+"""The loader probe: runs a loader and measures it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch.utils import _pytree as pytree
 
 from shardflow.loading.loader import Loader
 
-from .time_window import Window
+from .measurement import Measurement
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class LoaderProbe:
-    """Runs a loader from epoch to epoch, and times a stretch of it; close it when done.
+    """Runs a loader, epoch after epoch, and measures its throughput; close it after use.
 
-    Nothing is done with the batches: it is the most that the loader could hand to a training that takes no time.
+    The batches are discarded, so the throughput is that of a training whose steps take no time.
 
     Attributes:
-        loader: What is driven.
+        loader: The loader that is measured.
         first_batch_s: Seconds from the start of the workers to the first batch.
         batch_bytes: Size of the tensors of a batch.
     """
@@ -41,8 +41,8 @@ class LoaderProbe:
         self.batch_bytes = sum(tensor.nbytes for tensor in tensors)
         self._workers = _children() - before
 
-    def measure(self, seconds: float) -> Window:
-        """Time a stretch of about so long, and of two batches per worker at least, after the first of each."""
+    def measure(self, seconds: float) -> Measurement:
+        """Measure for about `seconds`, and at least two batches per worker, after one batch per worker to warm up."""
         workers = self.loader.data_loader.num_workers
         for _ in range(workers):
             next(self._batches)
@@ -67,16 +67,16 @@ class LoaderProbe:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _counters(self, images: int) -> Window:
-        """Return what the clocks and counters show now."""
+    def _counters(self, images: int) -> Measurement:
+        """Return the current values of all clocks and counters."""
         user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:9])
-        return Window(
+        return Measurement(
             images=images,
             wall_s=time.perf_counter(),
             own_cpu_s=time.process_time(),
             workers_cpu_s=sum(map(_cpu_ticks, self._workers)) / _TICKS,
             machine_cpu_s=(user + nice + system + irq + softirq) / _TICKS,
-            storage_bytes=sum(map(_read_bytes, self._workers)),
+            disk_bytes=sum(map(_disk_bytes, self._workers)),
         )
 
 
@@ -88,16 +88,16 @@ def _cpu_ticks(pid: int) -> int:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0  # it has ended, which the loader will say
+        return 0  # the worker has ended, which the loader reports
     return int(fields[11]) + int(fields[12])  # proc(5): utime and stime, counted from behind "(name)"
 
 
-def _read_bytes(pid: int) -> int:
+def _disk_bytes(pid: int) -> int:
     try:
-        counted = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        counters = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     except OSError:
-        return 0  # as above; and some containers keep it from everybody
-    return int(counted["read_bytes"])
+        return 0  # the worker has ended, or the container denies access
+    return int(counters["read_bytes"])
 
 
 def _endless(loader: Loader) -> Iterator[Any]:

@@ -1,6 +1,7 @@
-"""The stages of a worker, one by one: a pipeline run in this process, with a clock between its stages.
+"""Stage times: the CPU time of each stage of a worker's pipeline.
 
-A worker does the same in its own process; only what the hand-over costs it cannot be seen here.
+The pipeline runs in this process, with a clock between its stages. A worker does the same work in its own process; the
+cost of sending batches to the training process is not included.
 """
 
 from __future__ import annotations
@@ -17,17 +18,16 @@ STAGES = ("plan", "read", "decode", "augment", "collate")
 
 
 def stage_cpu_ms(loader: Loader, seconds: float) -> dict[str, float]:
-    """Return the CPU milliseconds per image that each stage takes, in the order of `STAGES`.
+    """Return the CPU milliseconds per image of each stage, in the order of `STAGES`.
 
     Args:
-        loader: Has been iterated before, and is not meanwhile.
-        seconds: For about so long, and for two batches at least where there are two, the first of which
-            does not count.
+        loader: A loader that has been iterated before, and is not being iterated now.
+        seconds: Approximate duration. If there are two batches, at least two are made, and the first does not count.
     """
     source, *rest = loader.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
-    clocks = [_Clock(iter(source))]
-    for stage in rest[:-2]:  # the last two guard errors and hand over; neither does anything here
-        clocks.append(_Clock(stage(clocks[-1])))
+    clocks = [_TimedIterator(iter(source))]
+    for stage in rest[:-2]:  # the last two forward errors and send batches, which does not happen here
+        clocks.append(_TimedIterator(stage(clocks[-1])))
     names = ["plan", *(type(stage).__name__.lower() for stage in rest)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
@@ -46,18 +46,18 @@ def stage_cpu_ms(loader: Loader, seconds: float) -> dict[str, float]:
             clock.close()
     images = max(1, batches - 1) * loader.batch_sampler.batch_size
     inclusive = [0.0, *(clock.cpu_s for clock in clocks)]
-    own = {name: inclusive[at + 1] - inclusive[at] for at, name in enumerate(names[: len(clocks)])}
+    own = {name: inclusive[number + 1] - inclusive[number] for number, name in enumerate(names[: len(clocks)])}
     return {name: 1000 * max(0.0, own.get(name, 0.0)) / images for name in STAGES}
 
 
-class _Clock:
-    """Adds up the CPU time that an iterator takes for its items, that of the iterators it draws from included."""
+class _TimedIterator:
+    """Sums the CPU time that an iterator takes for its items, including the iterators that it reads from."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
         self.cpu_s = 0.0
 
-    def __iter__(self) -> _Clock:
+    def __iter__(self) -> _TimedIterator:
         return self
 
     def __next__(self) -> Any:
@@ -68,6 +68,6 @@ class _Clock:
             self.cpu_s += time.thread_time() - begin
 
     def close(self) -> None:
-        """Let the iterator clean up."""
+        """Close the iterator."""
         if hasattr(self._items, "close"):
             self._items.close()

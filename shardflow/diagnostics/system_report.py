@@ -1,4 +1,4 @@
-"""What a bug report, or a paper's appendix, needs to know about this machine and installation."""
+"""The system report: what a bug report or a paper's appendix should state about the machine and the installation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPTIONAL = ("pyarrow", "ray", "kornia", "lightning", "datasets")
 
 
 def describe_system() -> dict[str, str]:
-    """Return the machine, the versions of what matters, and whether the native kernel is active, or why it is not."""
+    """Return the machine, the versions of the libraries, and whether the native kernel is active, or why it is not."""
     return {
         **describe_versions(),
         "python": f"{platform.python_version()} ({sys.executable})",
@@ -37,7 +37,7 @@ def _distribution() -> str:
     try:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
-        return "an unnamed distribution"
+        return "unknown distribution"
 
 
 def _processor() -> str:
@@ -50,7 +50,7 @@ def _processor() -> str:
 
 
 def _memory() -> str:
-    """Return the memory of the machine, and what this process's control group may have of it."""
+    """Return the memory of the machine, and the limit of this process's control group."""
     text = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.1f} GB"
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
@@ -59,17 +59,18 @@ def _memory() -> str:
     return text if limit == "max" else f"{text}, of which {int(limit) / 1e9:.1f} GB may be used"
 
 
-def _free(place: str | Path) -> str:
-    """Return how much is free where a directory is, or would be."""
-    there = next(path for path in (Path(place), *Path(place).parents) if path.exists())
-    disk = shutil.disk_usage(there)
+def _free(directory: str | Path) -> str:
+    """Return the free space of the file system of a directory, which need not exist yet."""
+    existing = next(path for path in (Path(directory), *Path(directory).parents) if path.exists())
+    disk = shutil.disk_usage(existing)
     return f"{disk.free / 1e9:.1f} of {disk.total / 1e9:.1f} GB free"
 
 
 def _gpu() -> str:
     try:
         import torch
-    except (ImportError, OSError) as error:  # a library of CUDA's that is missing is an OSError
+    except (ImportError, OSError) as error:  # a missing CUDA library is an OSError
         return f"torch cannot be imported: {error}"
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return f"{', '.join(names) or 'none'}; torch is built for CUDA {torch.version.cuda or 'not at all'}"
+    cuda = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    return f"{', '.join(names) or 'none'}; torch built {cuda}"

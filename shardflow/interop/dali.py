@@ -38,7 +38,7 @@ def write_dali_indexes(dataset: Dataset, directory: str | os.PathLike[str] | Non
         for number, shard in enumerate(split.shards):
             name = str(PurePosixPath(shard.name).with_suffix(".idx"))
             root.put(name, _index(split.shard(number), shard.samples).encode())
-            yield root.path(name)
+            yield root.local_path(name)
 
 
 def _index(shard: MappedShard, samples: int) -> str:

@@ -46,12 +46,12 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
             index = split.index(number)
             images |= {part.decode() for part in np.unique(index["part"]).tolist()} & IMAGE_PARTS
             root.put(f"{shard.name}.idx", _places(index))
-            yield root.path(f"{shard.name}.idx")
+            yield root.local_path(f"{shard.name}.idx")
     if len(images) != 1:
         raise ConfigError(f"{dataset.url}: Energon reads one kind of images, and here are {sorted(images)}")
     for name, content in _described(dataset, images.pop()).items():
         root.put(f"{_META}/{name}", json.dumps(content, indent=1).encode() + b"\n")
-        yield root.path(f"{_META}/{name}")
+        yield root.local_path(f"{_META}/{name}")
 
 
 def _places(index: Index) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.shard_files import beside_shards
 from shardflow.errors import ConfigError
-from shardflow.storage.local import LocalStorage
+from shardflow.storage.virtual import relative_root
 
 
 def write_wids(dataset: Dataset, directory: str | os.PathLike[str] | None = None) -> Iterator[Path]:
@@ -31,11 +31,8 @@ def write_wids(dataset: Dataset, directory: str | os.PathLike[str] | None = None
     """
     if dataset.manifest.bases:
         raise ConfigError(f"{dataset.url} has no shards of its own, and wids reads whole ones; `shardflow sync` it")
-    storage, root = dataset.storage, beside_shards(dataset.storage, directory)
-    if isinstance(storage, LocalStorage):
-        place = os.path.relpath(os.path.realpath(storage.root), os.path.realpath(root.root))
-    else:
-        place = str(storage)
+    root = beside_shards(dataset.storage, directory)
+    place = relative_root(root, dataset.storage)
     for name, split in dataset.items():
         shards = [
             {"url": f"{place}/{shard.name}", "nsamples": shard.samples, "filesize": shard.bytes}
@@ -43,4 +40,4 @@ def write_wids(dataset: Dataset, directory: str | os.PathLike[str] | None = None
         ]
         described = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "shardlist": shards}
         root.put(f"{name}.wids.json", json.dumps(described, indent=1).encode() + b"\n")
-        yield root.path(f"{name}.wids.json")
+        yield root.local_path(f"{name}.wids.json")

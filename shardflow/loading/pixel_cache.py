@@ -30,9 +30,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._validation import size_in_bytes
 from shardflow.dataset.mapped_shard import MappedShard
 from shardflow.errors import ConfigError
-from shardflow.storage.cache import Cache, size_in_bytes, spare_bytes
+from shardflow.storage.cache import Cache
+from shardflow.storage.cache_eviction import spare_bytes
 
 from .decoders import Decoder, Pixels, decode_whole, decoder_versions
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ShardflowError
-from shardflow.storage.cache import Fetched
+from shardflow.storage.cache import FetchResult
 
 from .topology import local_ranks
 
@@ -149,7 +149,7 @@ class ShardPrefetcher:
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopped, _PAUSE_S)
             else:
-                if fetched is Fetched.BUSY:
+                if fetched is FetchResult.BUSY:
                     with self._changed:
                         self._busy.append(shard)
 

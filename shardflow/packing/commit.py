@@ -19,7 +19,7 @@ from shardflow.formats.receipt import Quarantined, Receipt
 from shardflow.formats.sharding import Sharding
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.storage.storage import Storage
-from shardflow.storage.write_lock import close_uploads, release
+from shardflow.storage.write_lock import abort_uploads, release
 
 from .image.encoding import codec_versions
 from .ledger import Ledger
@@ -150,7 +150,7 @@ def commit(
         statistics={split: whole.statistics[split] for split in splits},
         sharding=sharding,
     )
-    close_uploads(ledger.storage, {shard.name for shard in whole.shards.values()})
+    abort_uploads(ledger.storage, {shard.name for shard in whole.shards.values()})
     if replacing is None:
         ledger.storage.put_new(manifest.FILE_NAME, new.to_bytes())
     else:

@@ -15,16 +15,12 @@ from typing import Any
 import numpy as np
 
 from shardflow.dataset.dataset import open_dataset
-from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError
-from shardflow.formats import manifest
+from shardflow.errors import ConfigError, FormatError, NotFoundError
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.receipt import Receipt
 from shardflow.formats.sharding import Sharding, job_name
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.staging import staging_directory
-from shardflow.storage.storage import Storage
-from shardflow.storage.write_lock import clean_up, extends, put_lock, release
+from shardflow.storage.write_lock import acquire_to_extend, clean_up
 
 from .commit import Totals, commit
 from .executors import executor_maker
@@ -101,7 +97,7 @@ def extend(
     storage = open_storage(dst, storage_options)
     open_dataset(dst, storage_options=storage_options)  # before a directory is made for a missing one
     options = shared_options(src, dst, storage_options)
-    with list_source(src, options) as source, staging_directory(storage) as (spool, lock):
+    with list_source(src, options) as source, storage.exclusive_writer() as writer:
         old = open_dataset(dst, storage_options=storage_options).manifest
         sharding = _sharding(old, str(storage))
         recipe = recipe_of(old)
@@ -115,14 +111,15 @@ def extend(
             clean_up(storage)
             return replace(report, seconds=time.monotonic() - started)
         jobs = _new_jobs(
-            fresh, sharding, dst=os.fspath(dst), recipe=recipe, spool=spool, storage_options=storage_options
+            fresh, sharding, dst=os.fspath(dst), recipe=recipe, spool=writer.staging, storage_options=storage_options
         )
-        if not isinstance(storage, LocalStorage):  # which is locked
-            _claim(ledger, old.fingerprint, jobs)
+        acquire_to_extend(storage, content_of(jobs), old.fingerprint, writer)
         before, totals = Totals(), Totals()
         for name, receipt in receipts.items():
             before.add(name, receipt)
-        resumed = run_jobs(ledger, jobs, make_executor(lock), spool=spool, on_receipt=totals.add, progress=progress)
+        resumed = run_jobs(
+            ledger, jobs, make_executor(writer.lock), spool=writer.staging, on_receipt=totals.add, progress=progress
+        )
         added = sharding_of(jobs, shard_samples=sharding.shard_samples, shuffle=sharding.shuffle, seed=sharding.seed)
         whole = commit(
             ledger,
@@ -212,22 +209,3 @@ def _new_jobs(fresh: Source, sharding: Sharding, **place: Any) -> list[Job]:
         name = job_name(split, sharding.jobs.get(split, 0) + int(number))
         renamed.append(replace(job, name=name, first=sharding.inputs.get(split, 0) + job.first))
     return renamed
-
-
-def _claim(ledger: Ledger, previous: str, jobs: list[Job]) -> None:
-    """Claim a storage without locks for these jobs."""
-    storage = ledger.storage
-    _refuse_other(storage, previous)
-    if extends(storage) != previous:  # one that is over; only its owner's end was missing
-        release(storage)
-    put_lock(storage, {"content": content_of(jobs), "extends": previous})
-    try:
-        _refuse_other(storage, previous)
-    except DatasetExistsError:
-        release(storage)
-        raise
-
-
-def _refuse_other(storage: Storage, fingerprint: str) -> None:
-    if manifest.from_bytes(storage.read(manifest.FILE_NAME)).fingerprint != fingerprint:
-        raise DatasetExistsError(f"{storage} was extended by another process meanwhile; run the same command again")

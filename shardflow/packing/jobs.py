@@ -25,7 +25,6 @@ from shardflow.formats.receipt import Quarantined, Receipt, from_bytes
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.order import keyed_rng
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import TEMPORARY, Storage
@@ -204,8 +203,11 @@ class Finish:
         if not all((job.spool / result.fragment.name).exists() for result in self.results):
             return self._done_before(storage)
         shard, index = None, b""
-        if isinstance(storage, LocalStorage):  # elsewhere the claim sees to it, and a twin may be reading this receipt
-            storage.remove(f"{job.name}.json")  # one of older settings must not vouch for the new tar
+        receipt_name = f"{job.name}.json"
+        # A receipt of older settings must not stand for the new tar. Elsewhere the write lock rules such receipts out,
+        # and another process with the same work may be reading this one.
+        if storage.local_path(receipt_name) is not None:
+            storage.remove(receipt_name)
         if any(result.fragment.samples for result in self.results):
             fragments = [(job.spool / result.fragment.name, result.fragment) for result in self.results]
             folder, _, base = job.name.rpartition("/")
@@ -239,7 +241,7 @@ class Finish:
             shard=shard,
             index_bytes=len(index),
         )
-        storage.put(f"{job.name}.json", receipt.to_bytes())
+        storage.put(receipt_name, receipt.to_bytes())
         with map_os_errors(job.spool):
             for result in self.results:
                 (job.spool / result.fragment.name).unlink(missing_ok=True)

@@ -19,11 +19,10 @@ from shardflow.formats import manifest
 from shardflow.formats.manifest import QUARANTINE_NAME as QUARANTINE
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.receipt import Quarantined, Receipt, from_bytes
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import remove_abandoned
-from shardflow.storage.storage import TEMPORARY, ListedBlob, Storage
-from shardflow.storage.write_lock import FILE_NAME as CLAIM
+from shardflow.storage.storage import TEMPORARY, ListedBlob, Storage, Writer
+from shardflow.storage.write_lock import FILE_NAME as LOCK
 from shardflow.storage.write_lock import acquire, clean_up
 
 from .jobs import Job, content_of
@@ -57,21 +56,20 @@ class Ledger:
             remove_abandoned()
             raise DatasetExistsError(f"{self.storage} already holds a dataset; choose another destination or remove it")
 
-    def begin(self, jobs: Sequence[Job]) -> None:
+    def begin(self, jobs: Sequence[Job], writer: Writer) -> None:
         """Mark the destination as being packed into, if it may be.
 
         Raises:
             DatasetExistsError: It holds a dataset.
-            ConfigError: It holds files that no pack wrote, or, where no lock can be held, the beginnings of another.
+            ConfigError: It holds files that no pack wrote, or unfinished work of other content.
         """
         self.refuse_dataset()
-        if QUARANTINE not in self.listing and (CLAIM not in self.listing or isinstance(self.storage, LocalStorage)):
+        if QUARANTINE not in self.listing and LOCK not in self.listing:
             others = [name for name in self.listing if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
             if others:
                 message = f"{self.storage} is not empty: it holds {others[0]!r}, which no pack wrote"
                 raise ConfigError(f"{message}; choose an empty or a new directory")
-        if not isinstance(self.storage, LocalStorage):  # which is locked
-            acquire(self.storage, content_of(jobs))
+        acquire(self.storage, content_of(jobs), writer)
         if QUARANTINE not in self.listing:
             self.write_quarantine(())
 

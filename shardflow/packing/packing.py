@@ -15,7 +15,6 @@ from typing import Any
 
 from shardflow.errors import ConfigError
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.staging import staging_directory
 
 from .commit import PackReport, Totals, commit
 from .executors import executor_maker
@@ -95,19 +94,21 @@ def pack(
     ledger, totals = Ledger(storage), Totals()
     ledger.refuse_dataset()
     options = shared_options(src, dst, storage_options)
-    with list_source(src, options) as source, staging_directory(storage) as (spool, lock):
+    with list_source(src, options) as source, storage.exclusive_writer() as writer:
         jobs = plan_jobs(
             source,
             os.fspath(dst),
             recipe,
-            spool=spool,
+            spool=writer.staging,
             shard_samples=shard_samples,
             seed=seed,
             shuffle=shuffle,
             storage_options=storage_options,
         )
-        ledger.begin(jobs)
-        resumed = run_jobs(ledger, jobs, make_executor(lock), spool=spool, on_receipt=totals.add, progress=progress)
+        ledger.begin(jobs, writer)
+        resumed = run_jobs(
+            ledger, jobs, make_executor(writer.lock), spool=writer.staging, on_receipt=totals.add, progress=progress
+        )
         sharding = sharding_of(jobs, shard_samples=shard_samples, shuffle=shuffle, seed=seed)
         report = commit(
             ledger,

@@ -25,7 +25,7 @@ from shardflow.formats import shard_index
 from shardflow.formats.manifest import Shard
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.storage.local_files import file_sha256
-from shardflow.storage.staging import staging_directory, temporary_staging
+from shardflow.storage.staging import temporary_staging
 from shardflow.storage.storage import Storage
 
 from .executors import ExecutorMaker, executor_maker
@@ -95,7 +95,7 @@ def repair(
     failed: dict[str, str] = {}
     left: list[Finding] = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(staging_directory(dataset.storage))
+        stack.enter_context(dataset.storage.exclusive_writer())
         repair_source = None
         if source is not None and broken:
             repair_source = _open_source(dataset, source, source_options, make_executor, stack)

@@ -1,1 +1,1 @@
-"""Looking: pictures and a page of what is in a dataset."""
+"""Previews of a dataset: contact sheets, and an HTML page."""

@@ -1,51 +1,111 @@
-"""The contact sheet: tiles in rows, each with what there is to say about it."""
+"""The contact sheet: tiles in rows, each a picture of a sample with a caption."""
 
 from __future__ import annotations
 
+import io
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw
 
 from shardflow.storage.local_files import map_os_errors
 
-from .drawing import FAINT, FRAME, INK, PAPER, fitted, font, put_tile
-from .tile import SIDE, Tile
+from .drawing import FAINT, FRAME, INK, PAPER, font, shorten
+from .sample_reader import RawSample
+
+SIDE = 176
+"""Pixels of a tile's picture, each way."""
 
 COLUMNS = 6
 
-_GAP, _MARGIN, _HEADER, _LINES = 14, 36, 104, 44
-_PROBLEM_WIDTH, _PROBLEM_LINES, _PROBLEM_STEP = 24, 4, 16
+_GAP, _MARGIN, _HEADER, _CAPTION = 14, 36, 104, 44
+_PROBLEM_CHARACTERS, _PROBLEM_LINES, _PROBLEM_LINE = 24, 4, 16
 _LEAST_COLUMNS = 4
 
 
-def draw_sheet(tiles: Sequence[Tile], path: str | os.PathLike[str], *, title: str, subtitle: str) -> None:
-    """Write tiles as a PNG.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """A picture of one sample or file, with its caption.
+
+    Attributes:
+        title, detail: The two lines of the caption.
+        picture: RGB, of any size; None if there is none to show.
+        problem: Why the file was quarantined; "" for others.
+    """
+
+    title: str
+    detail: str
+    picture: Image.Image | None
+    problem: str = ""
+
+
+def sample_tiles(samples: Iterable[RawSample], classes: Sequence[str] | None) -> Iterator[Tile]:
+    """Yield the tile of each sample, with the names of its classes as the title."""
+    for sample in samples:
+        payload = sample.image
+        decoded = decode_picture(payload) if payload is not None else None
+        if sample.problem:
+            detail = "damaged or missing"
+        elif payload is None:
+            detail = f"no image: {', '.join(sample.parts)}"
+        elif decoded is None:
+            detail = f"{format_size(payload)}, cannot be decoded"
+        else:
+            detail = f"{decoded[1][0]} x {decoded[1][1]}, {format_size(payload)}"
+        names = [classes[label] for label in sample.labels if label < len(classes)] if classes is not None else []
+        title = ", ".join(names) or f"sample {sample.number}"
+        yield Tile(title=title, detail=detail, picture=None if decoded is None else decoded[0], problem=sample.problem)
+
+
+def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
+    """Return an encoded image, decoded no larger than tiles need, and its size; None if it cannot be decoded."""
+    try:
+        with Image.open(io.BytesIO(payload)) as image:
+            size = image.size
+            image.draft("RGB", (SIDE, SIDE))
+            picture = image.convert("RGB")
+    except Exception:  # Pillow raises nearly anything, even SyntaxError
+        return None
+    picture.thumbnail((2 * SIDE, 2 * SIDE), Image.Resampling.LANCZOS)
+    return picture, size
+
+
+def format_size(payload: bytes) -> str:
+    """Return the size of bytes with its unit."""
+    return f"{len(payload):,} bytes" if len(payload) < 1000 else f"{len(payload) / 1000:,.0f} kB"
+
+
+def draw_contact_sheet(tiles: Sequence[Tile], path: str | os.PathLike[str], *, title: str, subtitle: str) -> None:
+    """Draw tiles as a PNG, `COLUMNS` in a row.
 
     Raises:
         StoreError: The file cannot be written.
     """
-    problems = _PROBLEM_STEP * _PROBLEM_LINES if any(tile.problem for tile in tiles) else 0
-    row = SIDE + _LINES + problems + _GAP
+    problems = _PROBLEM_LINE * _PROBLEM_LINES if any(tile.problem for tile in tiles) else 0
+    row = SIDE + _CAPTION + problems + _GAP
     columns = min(COLUMNS, max(_LEAST_COLUMNS, len(tiles)))
     width = 2 * _MARGIN + columns * (SIDE + _GAP) - _GAP
     sheet = Image.new("RGB", (width, _HEADER + -(-len(tiles) // columns) * row + _MARGIN - _GAP), PAPER)
     pen = ImageDraw.Draw(sheet)
-    pen.text((_MARGIN, 26), fitted(title, font(26), width - 2 * _MARGIN), INK, font(26))
-    pen.text((_MARGIN, 62), fitted(subtitle, font(16), width - 2 * _MARGIN), FAINT, font(16))
-    for place, tile in enumerate(tiles):
-        left, top = _MARGIN + place % columns * (SIDE + _GAP), _HEADER + place // columns * row
+    pen.text((_MARGIN, 26), shorten(title, font(26), width - 2 * _MARGIN), INK, font(26))
+    pen.text((_MARGIN, 62), shorten(subtitle, font(16), width - 2 * _MARGIN), FAINT, font(16))
+    for number, tile in enumerate(tiles):
+        left, top = _MARGIN + number % columns * (SIDE + _GAP), _HEADER + number // columns * row
+        pen.rectangle((left, top, left + SIDE - 1, top + SIDE - 1), FRAME)
         if tile.picture is not None:
-            put_tile(sheet, tile.picture, left, top, SIDE)
+            picture = tile.picture.copy()
+            picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+            sheet.paste(picture, (left + (SIDE - picture.width) // 2, top + (SIDE - picture.height) // 2))
         else:
-            pen.rectangle((left, top, left + SIDE - 1, top + SIDE - 1), FRAME)
             pen.text((left + SIDE // 2, top + SIDE // 2), "no picture", FAINT, font(15), anchor="mm")
-        pen.text((left, top + SIDE + 4), fitted(tile.title, font(16), SIDE), INK, font(16))
-        pen.text((left, top + SIDE + 25), fitted(tile.detail, font(13), SIDE), FAINT, font(13))
-        lines = textwrap.wrap(tile.problem, _PROBLEM_WIDTH, max_lines=_PROBLEM_LINES, placeholder=" ...")
-        for number, line in enumerate(lines):
-            pen.text((left, top + SIDE + _LINES + number * _PROBLEM_STEP), fitted(line, font(13), SIDE), INK, font(13))
+        pen.text((left, top + SIDE + 4), shorten(tile.title, font(16), SIDE), INK, font(16))
+        pen.text((left, top + SIDE + 25), shorten(tile.detail, font(13), SIDE), FAINT, font(13))
+        lines = textwrap.wrap(tile.problem, _PROBLEM_CHARACTERS, max_lines=_PROBLEM_LINES, placeholder=" ...")
+        for place, line in enumerate(lines):
+            y = top + SIDE + _CAPTION + place * _PROBLEM_LINE
+            pen.text((left, y), shorten(line, font(13), SIDE), INK, font(13))
     with map_os_errors(Path(path)):
         sheet.save(path, "PNG")

@@ -1,42 +1,45 @@
-"""The page's building blocks: HTML of plain values, everything that comes from a dataset escaped."""
+"""The HTML elements and SVG charts of the page. All text from a dataset is escaped."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from PIL import Image
 
-from .tile import Tile
+from .contact_sheet import Tile
 
-_QUALITY = 82
+_JPEG_QUALITY = 82
+_WIDTH, _HEIGHT, _AXIS_HEIGHT = 360, 110, 20
+_BINS_PER_DOUBLING = 4
 
 
 def section(title: str, content: str) -> str:
-    """Return a part of the page with its heading; the content is HTML."""
+    """Return a section with its heading; the content is HTML."""
     return f"<section><h2>{escape(title)}</h2>{content}</section>"
 
 
-def table(rows: Iterable[tuple[str, str]], kind: str = "") -> str:
-    """Return two columns, of a kind that the style knows; nothing for no rows."""
+def table(rows: Iterable[tuple[str, str]], style: str = "") -> str:
+    """Return a table of two columns, with a class of the style sheet; "" if there are no rows."""
     lines = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows)
-    return f"<table{f' class={kind}' if kind else ''}>{lines}</table>" if lines else ""
+    return f"<table{f' class={style}' if style else ''}>{lines}</table>" if lines else ""
 
 
 def note(text: str) -> str:
-    """Return a line that explains."""
+    """Return a paragraph of secondary text."""
     return f'<p class="faint">{escape(text)}</p>'
 
 
 def sheet(tiles: Iterable[Tile]) -> str:
-    """Return tiles side by side, in as many rows as it takes."""
-    return f'<div class="sheet">{"".join(map(figure, tiles))}</div>'
+    """Return tiles as a grid of figures."""
+    return f'<div class="sheet">{"".join(map(_figure, tiles))}</div>'
 
 
-def figure(tile: Tile) -> str:
-    """Return a tile with its caption."""
+def _figure(tile: Tile) -> str:
     title, detail = escape(tile.title), escape(tile.detail)
     caption = f'<figcaption>{title}<br><span class="faint">{detail}</span></figcaption>'
     if tile.picture is None:
@@ -44,8 +47,71 @@ def figure(tile: Tile) -> str:
     return f'<figure><img src="{data_url(tile.picture, "JPEG")}" alt="{title}">{caption}</figure>'
 
 
-def data_url(picture: Image.Image, kind: str) -> str:
-    """Return a picture as the URL that holds all of it; `kind` is "JPEG" or "PNG"."""
+def data_url(picture: Image.Image, encoding: str) -> str:
+    """Return a picture as a data URL; the encoding is "JPEG" or "PNG"."""
     file = io.BytesIO()
-    picture.save(file, kind, **({"quality": _QUALITY} if kind == "JPEG" else {"optimize": True}))
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+    picture.save(file, encoding, **({"quality": _JPEG_QUALITY} if encoding == "JPEG" else {"optimize": True}))
+    return f"data:image/{encoding.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def bar_chart(rows: Sequence[tuple[str, int]]) -> str:
+    """Return a bar for each row, with its name on the left and its number on the right."""
+    most = max(1, *(number for _, number in rows))
+    cells = (
+        f'<li><span class="name">{escape(name)}</span><span class="bar">'
+        f'<span style="width:{100 * number / most:.1f}%"></span></span><span class="number">{number:,}</span></li>'
+        for name, number in rows
+    )
+    return f'<ul class="bars">{"".join(cells)}</ul>'
+
+
+def rank_chart(numbers: Sequence[int], label: str) -> str:
+    """Return the numbers in falling order as a filled curve, for more of them than bars have room for."""
+    ordered = sorted(numbers, reverse=True)
+    most, last = max(1, *ordered), max(1, len(ordered) - 1)
+    points = " ".join(
+        f"{_WIDTH * place / last:.1f},{_HEIGHT - _HEIGHT * number / most:.1f}" for place, number in enumerate(ordered)
+    )
+    shape = f'<polygon class="fill" points="0,{_HEIGHT} {points} {_WIDTH},{_HEIGHT}"/>'
+    axis = _axis_text(0, f"most: {most:,}", "start") + _axis_text(_WIDTH, f"fewest: {ordered[-1]:,}", "end")
+    return _svg(shape + axis, label)
+
+
+def size_histogram(before: Mapping[int, int], after: Mapping[int, int], label: str) -> str:
+    """Return two histograms of sides in pixels on one logarithmic axis: before as an outline, after filled."""
+    drawn = [(_binned(each), style) for each, style in ((after, "fill"), (before, "line")) if each]
+    bins = [place for counts, _ in drawn for place in counts]
+    first, last = min(bins) - 1, max(bins) + 2
+    step = _WIDTH / (last - first)
+    shapes = ""
+    for counts, style in drawn:
+        most = max(counts.values())
+        points = []
+        for place in range(first, last):
+            y = _HEIGHT - (_HEIGHT - 4) * counts.get(place, 0) / most
+            points += [f"{(place - first) * step:.1f},{y:.1f}", f"{(place + 1 - first) * step:.1f},{y:.1f}"]
+        shapes += f'<polygon class="{style}" points="0,{_HEIGHT} {" ".join(points)} {_WIDTH},{_HEIGHT}"/>'
+    every = max(1, math.ceil((last - first) / _BINS_PER_DOUBLING / 6))
+    for doubling in range(math.ceil(first / _BINS_PER_DOUBLING), last // _BINS_PER_DOUBLING + 1):
+        if doubling % every == 0 and first < doubling * _BINS_PER_DOUBLING < last:
+            x = (doubling * _BINS_PER_DOUBLING - first) * step
+            shapes += f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{_HEIGHT}"/>'
+            shapes += _axis_text(x, f"{2**doubling:,}", "middle")
+    return _svg(shapes, label)
+
+
+def _binned(sides: Mapping[int, int]) -> Counter[int]:
+    """Return the counts in bins of a quarter of a doubling."""
+    counts: Counter[int] = Counter()
+    for side, number in sides.items():
+        counts[math.floor(_BINS_PER_DOUBLING * math.log2(side))] += number
+    return counts
+
+
+def _axis_text(x: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{_HEIGHT + 15}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(content: str, label: str) -> str:
+    box = f"0 0 {_WIDTH} {_HEIGHT + _AXIS_HEIGHT}"
+    return f'<svg viewBox="{box}" role="img" aria-label="{escape(label)}">{content}</svg>'

@@ -1,8 +1,8 @@
-"""How well a split mixes: what docs/mixing.md measures of orders in general, measured of one dataset.
+"""The mixing of a split: how well the shuffle mixes its samples. docs/mixing.md measures the same in general.
 
-Class noise is the variance of a batch's class counts as a multiple of what it is under a full shuffle (chi-square over
-its degrees of freedom). It needs the labels of the samples in some batches, which are read where the shards are at
-hand; elsewhere the shards in a batch have to do.
+Class noise is the variance of the class counts of a batch, as a multiple of the variance under a full shuffle
+(chi-square over its degrees of freedom). It needs the labels of the samples in some batches, so it is measured only
+where the shards are local; elsewhere only the number of shards per batch is known.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _RAMP = (55, 48, 128), (44, 110, 146), (60, 160, 125), (240, 210, 80)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """What was measured of an epoch on one rank.
+    """The mixing of an epoch on one rank.
 
     Attributes:
-        batch_size: Samples per batch: 256, fewer in a split of less than a thousand.
-        batches: How many were looked at, evenly from the whole epoch.
-        shards: Distinct shards in a batch, on average.
+        batch_size: Samples per batch: 256, or a quarter of the split if that is less.
+        batches: Number of batches that were measured, evenly spread over the epoch.
+        shards: Mean number of distinct shards in a batch.
         shuffled_shards: The same under a full shuffle.
-        noise: Class noise, 1 under a full shuffle; None where it was not measured.
-        places: float [batches, batch_size], where in the split each sample lies, 0 … 1, sorted within each batch.
+        noise: Class noise, 1 under a full shuffle; None if it could not be measured.
+        places: float [batches, batch_size], position of each sample in the split, 0 … 1, sorted within each batch.
     """
 
     batch_size: int
@@ -48,14 +48,14 @@ class Mixing:
     places: npt.NDArray[np.float64]
 
     def strip(self) -> Image.Image:
-        """Return the picture: a row per batch, and in it the samples by where they lie, from blue to yellow."""
+        """Return a picture with a row per batch; its samples are blue (first of the split) to yellow (last)."""
         stops = np.linspace(0, 1, len(_RAMP))
         channels = [np.interp(self.places, stops, channel) for channel in np.array(_RAMP).T]
         return Image.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
 
 
 def measure_mixing(split: Split, *, lanes: int | None = None, window: int = WINDOW) -> Mixing | None:
-    """Measure a split, read with these lanes and window; None when it has too few samples for anything to be said."""
+    """Return the mixing of a split that is read with these lanes and window; None if it has too few samples."""
     batch = min(BATCH, len(split) // _LEAST_BATCHES)
     if batch < 2:
         return None
@@ -77,11 +77,11 @@ def measure_mixing(split: Split, *, lanes: int | None = None, window: int = WIND
 
 
 def class_noise(classes: I64, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the class noise of each row of an array of class numbers, shape [rows, samples].
+    """Return the class noise of each row of an array of class numbers: float [rows].
 
     Args:
-        classes: 0 … C-1.
-        shares: [C], the share of each class of all samples, above 0.
+        classes: int [rows, samples], 0 … C-1.
+        shares: float [C], the share of each class among all samples, above 0.
     """
     rows, samples = classes.shape
     cells = np.arange(rows)[:, None] * len(shares) + classes
@@ -95,21 +95,21 @@ def _noise(split: Split, shards: I64, records: I64) -> float | None:
     if not all(split.at_hand(number) for number in np.unique(shards).tolist()):
         return None
     labels = np.empty(shards.shape, dtype=np.int64)
-    for shard in np.unique(shards).tolist():  # each is opened once
+    for shard in np.unique(shards).tolist():  # in the order of the shards, so that each is opened once
         try:
             mapped = split.shard(shard)
         except ShardflowError:
-            return None  # verification says what is wrong with it
+            return None  # a damaged shard: `verify` reports it
         for row, column in np.argwhere(shards == shard).tolist():
             own = labels_of(mapped.sample(int(records[row, column]), check=False))
             if len(own) != 1:
                 return None
             labels[row, column] = own[0]
-    # The classes' shares are those among the samples looked at: those of all of them are not always known.
+    # The shares are those of the samples that were read: the shares of the whole split are not always known.
     _, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(counts) < 2:
         return None
     seen, batch = labels.size, len(labels[0])
     noise = class_noise(numbers.reshape(labels.shape), counts / seen).mean()
-    # Batches that are a part of what the shares were counted over vary less than independent ones.
+    # Correction for batches that are part of the samples from which the shares were counted.
     return float(noise) * (seen - 1) / (seen - batch) if seen > batch else None

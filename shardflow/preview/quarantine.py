@@ -1,4 +1,4 @@
-"""The quarantine: inputs that were not packed, why, and what they look like where they can still be read."""
+"""The quarantine: inputs that were not packed, with their reasons and, if the source is known, their pictures."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from shardflow.errors import FormatError, NotFoundError, ShardflowError
 from shardflow.formats.manifest import QUARANTINE_NAME
 from shardflow.storage.storage import Storage
 
-from .tile import Tile, opened_picture, size_of
+from .contact_sheet import Tile, decode_picture, format_size
 
 _MOST_BYTES = 64_000_000
-"""Of a file that is opened for a look at it."""
+"""The most that is read of a quarantined file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """An input that was not packed: its path below the source, where it failed, and what was said about it."""
+class QuarantinedInput:
+    """An input that was not packed: its path below the source, the stage that refused it, and the reason."""
 
     path: str
     stage: str
     reason: str
 
 
-def quarantined(dataset: Dataset) -> list[Refused]:
-    """Return all inputs that were not packed; none where the dataset has no list of them.
+def read_quarantine(dataset: Dataset) -> list[QuarantinedInput]:
+    """Return all inputs that were not packed; an empty list if the dataset has no record of them.
 
     Raises:
-        FormatError: The list is damaged.
-        StoreError: It is out of reach.
+        FormatError: The record is damaged.
+        StoreError: It cannot be reached.
     """
     try:
         lines = dataset.storage.read(QUARANTINE_NAME).splitlines()
@@ -43,37 +43,37 @@ def quarantined(dataset: Dataset) -> list[Refused]:
         return []
     try:
         entries = [json.loads(line) for line in lines]
-        return [Refused(path=entry["path"], stage=entry["stage"], reason=entry["reason"]) for entry in entries]
+        return [QuarantinedInput(path=each["path"], stage=each["stage"], reason=each["reason"]) for each in entries]
     except (ValueError, KeyError, TypeError) as error:
         url = dataset.storage.url(QUARANTINE_NAME)
         raise FormatError(f"{url} is damaged ({type(error).__name__}: {error}); restore it from a copy") from error
 
 
-def reasons(refused: Sequence[Refused]) -> list[tuple[str, int]]:
-    """Return "stage: reason" and how often, the most frequent first."""
-    return Counter(f"{each.stage}: {each.reason}" for each in refused).most_common()
+def count_reasons(inputs: Sequence[QuarantinedInput]) -> list[tuple[str, int]]:
+    """Return each "stage: reason" with its number of inputs, the most frequent first."""
+    return Counter(f"{each.stage}: {each.reason}" for each in inputs).most_common()
 
 
-def tiles_of(refused: Sequence[Refused], source: Storage | None) -> Iterator[Tile]:
-    """Yield the tile of each input, read from the source if that is known."""
-    for each in refused:
+def quarantine_tiles(inputs: Sequence[QuarantinedInput], source: Storage | None) -> Iterator[Tile]:
+    """Yield the tile of each input; its picture is read from the source, if that is known."""
+    for each in inputs:
         picture, detail = None, each.stage
         if source is not None:
             try:
                 payload = source.read_range(each.path, 0, _MOST_BYTES)
-                with _as_far_as_it_goes():
-                    opened = opened_picture(payload)
-                picture = None if opened is None else opened[0]
-                detail = f"{each.stage}, {size_of(payload)}"
-            except (ShardflowError, ValueError):  # ValueError: a path that no store can hold
-                detail = f"{each.stage}; not there any more"
+                with _truncated_images_allowed():
+                    decoded = decode_picture(payload)
+                picture = None if decoded is None else decoded[0]
+                detail = f"{each.stage}, {format_size(payload)}"
+            except (ShardflowError, ValueError):  # ValueError: a path that a storage refuses
+                detail = f"{each.stage}, no longer in the source"
         name = each.path.rpartition("/")[2].encode(errors="replace").decode()
         yield Tile(title=name, detail=detail, picture=picture, problem=each.reason)
 
 
 @contextlib.contextmanager
-def _as_far_as_it_goes() -> Iterator[None]:
-    """Let Pillow decode what there is of a truncated file; it knows this as a switch of the whole process alone."""
+def _truncated_images_allowed() -> Iterator[None]:
+    """Let Pillow decode truncated files; its switch is global, so it is set only for a moment."""
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:

@@ -1,28 +1,39 @@
-"""Samples read one by one where they lie, so that a look at a few of them fetches no whole shard.
+"""The sample reader: reads single samples, and of a remote dataset no whole shards.
 
-The index is sealed by the manifest and says where a sample is and what it must be, so its own bytes are read by a
-ranged request, and checked.
+The index of a shard says where each sample is and what its checksums are, and the manifest holds the checksum of the
+index. So each sample is read by one ranged request, and checked.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.mapped_shard import Rows, packed_rows
 from shardflow.dataset.shard_files import shard_files
-from shardflow.errors import FormatError, IntegrityError, NotFoundError
+from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError
 from shardflow.formats.labels import LABELS, numbers
+from shardflow.formats.manifest import Shard
 from shardflow.formats.shard_index import IMAGE_PARTS
 
-_AT_ONCE = 8
+_THREADS = 8
+_SHARDS = 4
 
 
-class Peeked(NamedTuple):
-    """A sample: its number in the split, its key, its parts; where it is damaged, no parts but what is wrong."""
+class RawSample(NamedTuple):
+    """A sample as it is stored: its number in the split, its key and its parts. A damaged one has a problem, no parts.
+
+    Attributes:
+        number: Number of the sample in its split.
+        key: WebDataset key.
+        parts: Name → bytes; empty if the sample is damaged.
+        problem: What is wrong with it; "" if nothing is.
+    """
 
     number: int
     key: str
@@ -31,7 +42,7 @@ class Peeked(NamedTuple):
 
     @property
     def image(self) -> bytes | None:
-        """The encoded image; None when there is none."""
+        """The encoded image; None if the sample has none."""
         return next((payload for part, payload in self.parts.items() if part in IMAGE_PARTS), None)
 
     @property
@@ -41,7 +52,7 @@ class Peeked(NamedTuple):
 
 
 def labels_of(parts: Mapping[str, bytes | memoryview]) -> list[int]:
-    """Return the numbers of a sample's classes; none where there are none, or what is there cannot be read."""
+    """Return the class numbers of a sample; none if it has no label, or one that cannot be parsed."""
     part = next((part for part in LABELS if part in parts), None)
     try:
         return [] if part is None else list(numbers(part, bytes(parts[part])))
@@ -50,48 +61,104 @@ def labels_of(parts: Mapping[str, bytes | memoryview]) -> list[int]:
 
 
 class SampleReader:
-    """Reads single samples of a split. Any thread may use it."""
+    """Reads single samples of a split. Its methods may be called from any thread.
+
+    Attributes:
+        split: The split.
+    """
 
     def __init__(self, dataset: Dataset, split: str) -> None:
         self.split = dataset[split]
+        self._classes = dataset.classes
         self._storage = dataset.storage
         self._files = shard_files(dataset.storage, self.split.cache)
         self._indexes: dict[int, Rows | None] = {}
         self._lock = threading.Lock()
 
-    def rows(self, shard: int) -> Rows | None:
-        """Return the index of a shard; None when it is missing or damaged.
+    def index_rows(self, shard: int) -> Rows | None:
+        """Return the index of a shard; None if it is missing or damaged.
 
         Raises:
-            StoreError: It is out of reach.
+            StoreError: It cannot be reached.
         """
-        with self._lock:  # who comes meanwhile waits, and need not read it again
+        with self._lock:  # one thread reads the index, the others wait for it
             if shard not in self._indexes:
                 self._indexes[shard] = packed_rows(self._files, self.split.shards[shard])
             return self._indexes[shard]
 
-    def samples(self, numbers: Iterable[int]) -> Iterator[Peeked]:
-        """Yield samples of the split by number, in this order, several being read at a time.
+    def samples(self, numbers: Iterable[int]) -> Iterator[RawSample]:
+        """Yield samples of the split by number, in the order of the numbers; several are read at a time.
 
         Raises:
             IndexError: There is no such sample.
-            StoreError: It is out of reach.
+            StoreError: A sample cannot be reached.
         """
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            yield from pool.map(self._peeked, numbers)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            yield from pool.map(self._sample_or_problem, numbers)
 
-    def _peeked(self, number: int) -> Peeked:
+    def spread_shards(self) -> list[int]:
+        """Return the numbers of up to four shards, evenly spread over the split: few, because each needs its index."""
+        return _spread(len(self.split.shards), _SHARDS)
+
+    def spread_samples(self, count: int) -> list[int]:
+        """Return the numbers of up to `count` samples, evenly spread over up to four shards."""
+        chosen = self.spread_shards()
+        firsts = self.split.first_sample(np.array(chosen, dtype=np.int64)).tolist()
+        found: list[int] = []
+        for place, (shard, first) in enumerate(zip(chosen, firsts, strict=True)):
+            wanted = -(-(count - len(found)) // (len(chosen) - place))
+            found += [first + record for record in _spread(self.split.shards[shard].samples, wanted)]
+        return found
+
+    def samples_of_class(self, name: str, count: int, progress: Callable[[Shard], None] | None = None) -> list[int]:
+        """Return the numbers of the first `count` samples of a class, or of all if there are fewer.
+
+        Args:
+            name: Name of the class.
+            count: The most samples to return.
+            progress: Called after each shard: labels are stored in the samples, so whole shards are read.
+
+        Raises:
+            ConfigError: There is no such class, or the split has no sample of it.
+        """
+        split, classes = self.split, self._classes
+        if classes is None or name not in classes:
+            known = "none: the samples have no labels" if classes is None else ", ".join(classes[:20])
+            raise ConfigError(f"no class {name!r}; the classes are {known}")
+        wanted, found, number = classes.index(name), [], 0
+        for ordinal, entry in enumerate(split.shards):
+            shard = split.shard(ordinal)
+            for record in range(entry.samples):
+                if wanted in labels_of(shard.sample(record, check=False)):
+                    found.append(number + record)
+                    if len(found) == count:
+                        return found
+            split.let_go(ordinal)
+            if progress is not None:
+                progress(entry)
+            number += entry.samples
+        if not found:
+            raise ConfigError(f"split {split.name!r} has no sample of class {name!r}; choose another split")
+        return found
+
+    def _sample_or_problem(self, number: int) -> RawSample:
         try:
             return self._sample(number)
         except (IntegrityError, FormatError, NotFoundError) as error:
-            return Peeked(number, "", {}, str(error))
+            return RawSample(number, "", {}, str(error))
 
-    def _sample(self, number: int) -> Peeked:
+    def _sample(self, number: int) -> RawSample:
         shard, record = self.split.locate(number)
-        rows = self.rows(shard)
-        if rows is None:  # without an index the whole shard has to be read, which a split does
+        rows = self.index_rows(shard)
+        if rows is None:  # without an index the whole shard has to be read, which the split does
             whole: dict[str, Any] = self.split[number]
-            return Peeked(number, whole.pop("__key__"), {part: whole[part] for part in whole if part != "__url__"})
+            return RawSample(number, whole.pop("__key__"), {part: whole[part] for part in whole if part != "__url__"})
         span = memoryview(self._storage.read_range(self.split.shards[shard].name, *rows.span(record)))
         key, parts = rows.cut(record, span, self.split.url(shard))
-        return Peeked(number, key, {part: bytes(payload) for part, payload in parts.items()})
+        return RawSample(number, key, {part: bytes(payload) for part, payload in parts.items()})
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """Return up to `count` of the numbers 0 … length-1, evenly spread, each from the middle of its interval."""
+    count = min(length, count)
+    return [(2 * place + 1) * length // (2 * count) for place in range(count)]

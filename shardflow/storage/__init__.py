@@ -1,4 +1,4 @@
-"""Storage: where the bytes of a dataset lie: local directories, S3, any fsspec URL; the cache before them.
+"""Storage: the places where datasets lie (directories, S3, any URL that fsspec serves), and the cache of remote shards.
 
-The only room that knows fsspec, and the only one that knows which kind of storage it has.
+Only this package imports fsspec, and only this package knows which kind a storage is.
 """

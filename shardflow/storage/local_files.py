@@ -1,4 +1,4 @@
-"""Files of the local disk: made whole, checked, synced; errors of the operating system become ours."""
+"""Files on a local disk: created whole, verified and synced; errors of the operating system become the project's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COPY_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def new_file(target: Path) -> Iterator[int]:
-    """Lend a descriptor of a new file; when the body fails, the file is gone."""
+    """Provide the descriptor of a new file; remove the file if the body fails."""
     with map_os_errors(target):
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
@@ -29,10 +29,10 @@ def new_file(target: Path) -> Iterator[int]:
 
 
 def write_verified(chunks: Iterable[bytes], descriptor: int, url: str, *, size: int, sha256: str) -> None:
-    """Write chunks from the start of a file, and check what they are together.
+    """Write chunks from the start of a file, and verify them as a whole.
 
     Raises:
-        IntegrityError: They are not the bytes that were promised.
+        IntegrityError: They have another size or SHA-256.
     """
     os.ftruncate(descriptor, 0)
     digest, done = hashlib.sha256(), 0
@@ -53,25 +53,25 @@ def write_verified(chunks: Iterable[bytes], descriptor: int, url: str, *, size: 
 
 
 @contextlib.contextmanager
-def map_os_errors(place: Path) -> Iterator[None]:
-    """Turn the operating system's errors into the project's own, naming the place."""
+def map_os_errors(path: Path) -> Iterator[None]:
+    """Turn errors of the operating system into the project's own, and name the path."""
     try:
         yield
     except StoreError:
         raise
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{error.filename or place} does not exist; check the path") from error
+        raise NotFoundError(f"{error.filename or path} does not exist; check the path") from error
     except PermissionError as error:
-        raise AccessDeniedError(f"{error.filename or place}: permission denied; check the owner and mode") from error
+        raise AccessDeniedError(f"{error.filename or path}: permission denied; check the owner and mode") from error
     except DatasetExistsError:
         raise
     except OSError as error:
         remedy = "free some space and run the same command again" if error.errno == errno.ENOSPC else "check the disk"
-        raise StoreError(f"{error.filename or place}: {error.strerror or error}; {remedy}") from error
+        raise StoreError(f"{error.filename or path}: {error.strerror or error}; {remedy}") from error
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits, without reading it whole into memory."""
+    """Return the SHA-256 of a file in hexadecimal digits."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(COPY_BYTES):
@@ -80,7 +80,7 @@ def file_sha256(path: Path) -> str:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Make a file, or the names in a directory, durable."""
+    """Sync a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

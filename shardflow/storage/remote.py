@@ -1,7 +1,7 @@
-"""The remote store: a dataset in a bucket, or behind any other URL that fsspec serves.
+"""Remote storage: blobs in a bucket, or behind any other URL that fsspec serves.
 
-A blob is fetched as an ordered window of ranges, several at once, because one connection to an object store is slow
-however fast the line is. The event loop (fsspec's, in a thread of its own) moves bytes; the calling thread checks and
+A blob is fetched in ordered ranges, several at once, because one connection to an object store is slow however fast
+the network is. The event loop (fsspec's, in its own thread) transfers the bytes; the calling thread verifies and
 writes them.
 """
 
@@ -22,14 +22,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardflow.errors import ConfigError, DeadlineError, IntegrityError, NotFoundError
+from shardflow.errors import ConfigError, DeadlineError, IntegrityError
 
 from .error_mapping import classify
 from .fsspec_transport import FsspecTransport
 from .local_files import map_os_errors, new_file, write_verified
 from .retry import ChangedError, Failure, RetryPolicy
 from .s3_transport import S3Transport, s3_options
-from .storage import ListedBlob
+from .staging import temporary_staging
+from .storage import ListedBlob, Writer
 from .transfers import track_transfer
 from .transport import Head, Transport
 from .urls import RemoteUrl
@@ -39,12 +40,12 @@ _log = logging.getLogger(__name__)
 
 PIECE_BYTES = 8 << 20
 PIECES = 4
-_CLOSE_S = 10.0
-_PULSE_S = 60.0
+_CANCEL_TIMEOUT_S = 10.0
+_LOOP_TIMEOUT_S = 60.0
 
 
-class _Connecting:
-    """The lock that is held while a client is made. A forked process has one of its own, whoever held this one then."""
+class _ConnectLock:
+    """The lock that is held while a client is created. A forked process gets a new one, which no thread holds."""
 
     def __init__(self) -> None:
         self.renew()
@@ -54,24 +55,24 @@ class _Connecting:
         self.lock = threading.Lock()
 
 
-_connecting = _Connecting()
+_connecting = _ConnectLock()
 
 
 class RemoteStorage:
-    """Blobs below a URL.
+    """Blobs below a URL; see Storage.
 
-    It may be used from any thread, and after a fork: each process makes a client of its own when it first needs one.
-    A process that multiprocessing starts gets it whole. In any other pickle, which may end up in a file, options that
-    can hold secrets are left out, and the client has to find its credentials in the environment.
+    Each process creates its own client when it first needs one, also after a fork. A process that multiprocessing
+    starts receives all options. Any other pickle, which may end up in a file, leaves out the options that can hold
+    secrets; the client then has to find its credentials in the environment.
 
     Args:
         url: `s3://bucket/prefix`, `gs://…`, `https://…`, `memory://…`, ….
-        storage_options: What fsspec's file system takes.
-        patience: How long anything is waited for.
-        piece_bytes: How much one request reads or writes.
+        storage_options: Arguments of fsspec's file system.
+        retry_policy: How often and for how long a request is retried.
+        piece_bytes: How many bytes one request reads or writes.
 
     Raises:
-        ConfigError: The scheme is not known, or the URL of a bucket holds credentials or a query.
+        ConfigError: The scheme is unknown, or the URL of a bucket holds credentials or a query.
     """
 
     def __init__(
@@ -79,39 +80,43 @@ class RemoteStorage:
         url: str,
         storage_options: Mapping[str, Any] | None = None,
         *,
-        patience: RetryPolicy | None = None,
+        retry_policy: RetryPolicy | None = None,
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
-        self._address = RemoteUrl(url, storage_options or {})
-        self._patience = patience or RetryPolicy()
+        self._url = RemoteUrl(url, storage_options or {})
+        self._retry_policy = retry_policy or RetryPolicy()
         self._piece_bytes = piece_bytes
-        self._withheld = False
-        self._made: tuple[int, Transport] | None = None
+        self._lacks_options = False
+        self._client: tuple[int, Transport] | None = None  # with the process that created it
         self._inherited: list[object] = []
         import fsspec
 
-        if self._address.scheme not in fsspec.available_protocols():
-            raise ConfigError(f"{self}: this scheme is not served; use s3://, gs://, https:// or a directory")
+        if self._url.scheme not in fsspec.available_protocols():
+            raise ConfigError(f"{self}: this scheme is not supported; use s3://, gs://, https:// or a directory")
 
     def __str__(self) -> str:
-        return str(self._address)
+        return str(self._url)
 
     def __repr__(self) -> str:
-        return f"RemoteStore({str(self)!r})"
+        return f"RemoteStorage({str(self)!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_made": None, "_inherited": []}
+        state = {**self.__dict__, "_client": None, "_inherited": []}
         if multiprocessing.context.get_spawning_popen() is None:
-            state["_withheld"] = self._withheld or self._address.holds_secrets()
-            state["_address"] = self._address.without_secrets()
+            state["_lacks_options"] = self._lacks_options or self._url.holds_secrets()
+            state["_url"] = self._url.without_secrets()
         return state
 
     def url(self, name: str) -> str:
-        """Return how messages name a blob."""
+        """Return the URL of a blob."""
         return f"{self}/{name}"
 
+    def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol's
+        """Return None: no blob is on this machine."""
+        return None
+
     def read(self, name: str) -> bytes:
-        """Return a blob. If it was written by a RemoteStore, its bytes are checked."""
+        """Return the content of a blob. It is verified if a RemoteStorage wrote it."""
 
         def attempt() -> bytes:
             heads: list[Head] = []
@@ -121,46 +126,39 @@ class RemoteStorage:
                 raise IntegrityError(f"{self.url(name)}: its SHA-256 is not the one that it was stored with")
             return data
 
-        return self._twice(name, attempt)
+        return self._retry_mismatch(name, attempt)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return a part of a blob, in one request; for an empty part none is made."""
+        """Return a part of a blob with one request; without any if the part is empty."""
         if start >= stop:
             return b""
-        return b"".join(self._run(self._transport().fetch(name, start, stop, None, _ignored)))
+        return b"".join(self._run(self._transport().fetch(name, start, stop, None, _ignore_head)))
 
     def size(self, name: str) -> int | None:
-        """Return the size of a blob in bytes, None when there is none."""
+        """Return the size of a blob in bytes, None if it does not exist."""
         head = self._run(self._transport().head(name))
         return None if head is None else head.size
 
-    def modified_ns(self, name: str) -> int | None:
-        """Return when a blob was published, in ns since 1970; None where the store does not say."""
-        head = self._run(self._transport().head(name))
-        if head is None:
-            raise NotFoundError(f"{self.url(name)} does not exist; check the URL")
-        return head.modified_ns
-
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """Fetch a blob of known content into a new file; when the bytes are wrong, once more from the start."""
+        """Fetch a blob of known content into a new file; once more from the start if the bytes are wrong."""
 
-        def heard(head: Head) -> None:
+        def check_size(head: Head) -> None:
             if head.size != size:
                 raise IntegrityError(f"{self.url(name)}: expected {size} bytes, found {head.size}; copy it again")
 
         def attempt() -> None:
-            with contextlib.closing(self._pieces(name, heard, size)) as pieces:
+            with contextlib.closing(self._pieces(name, check_size, size)) as pieces:
                 write_verified(pieces, descriptor, self.url(name), size=size, sha256=sha256)
 
         with new_file(target) as descriptor:
-            self._twice(name, attempt)
+            self._retry_mismatch(name, attempt)
 
     def put(self, name: str, data: bytes) -> None:
-        """Publish a blob, in place of any of that name. Only for what no committed dataset names yet."""
+        """Publish a blob, and replace an existing one."""
         self._run(self._transport().put(name, data, new=False))
 
     def put_new(self, name: str, data: bytes) -> None:
-        """Publish a blob that must not exist yet."""
+        """Publish a blob that must not exist."""
         self._run(self._transport().put(name, data, new=True))
 
     def upload(self, name: str, source: Path) -> None:
@@ -169,56 +167,58 @@ class RemoteStorage:
             self._run(self._transport().upload(name, source))
         source.unlink()
 
-    def names(self) -> list[str]:
-        """Return the names of all blobs, sorted."""
-        return sorted(self._run(self._transport().listing()))
-
     def listing(self) -> dict[str, ListedBlob]:
-        """Return name → size and tag of all blobs, sorted by name."""
+        """Return all blobs by name, sorted."""
         return dict(sorted(self._run(self._transport().listing()).items()))
 
     def remove(self, name: str) -> None:
-        """Delete a blob, if there is one."""
+        """Delete a blob. A missing one is no error."""
         self._run(self._transport().remove(name))
 
-    def close_uploads(self, names: Collection[str]) -> None:
-        """Give up the uploads of these blobs that were begun and not completed."""
-        self._run(self._transport().close_uploads(names))
+    def abort_uploads(self, names: Collection[str]) -> None:
+        """Abort the unfinished uploads of these blobs."""
+        self._run(self._transport().abort_uploads(names))
+
+    @contextlib.contextmanager
+    def exclusive_writer(self) -> Iterator[Writer]:
+        """Provide a temporary staging directory. It keeps no writer out."""
+        with temporary_staging() as (folder, lock):
+            yield Writer(folder, lock, is_alone=False)
 
     def _pieces(
-        self, name: str, heard: Callable[[Head], None], size: int | None = None
+        self, name: str, on_head: Callable[[Head], None], size: int | None = None
     ) -> Generator[bytes, None, None]:
-        """Yield a blob in order, while the next ranges are under way; `heard` may object to what was found first.
+        """Yield a blob in order, while the next ranges are in flight; `on_head` may raise for what it is told.
 
-        Where the size is known, nothing waits for the first answer: the requests before it are not conditional, and
-        the checksum finds out what they would have.
+        Where the size is known, no request waits for the first answer. Those that were sent before it are not
+        conditional; if the blob changes meanwhile, its checksum shows that.
         """
         transport, found = self._transport(), Future[Head]()
-        window: deque[Future[list[bytes]]] = deque()
+        in_flight: deque[Future[list[bytes]]] = deque()
         ranges = _ranges(size or 0, self._piece_bytes)
 
-        def fill(head: Head) -> None:
-            for start, stop in itertools.islice(ranges, PIECES - len(window)):
-                window.append(self._submit(transport.fetch(name, start, stop, head, _ignored)))
+        def request(head: Head) -> None:
+            for start, stop in itertools.islice(ranges, PIECES - len(in_flight)):
+                in_flight.append(self._submit(transport.fetch(name, start, stop, head, _ignore_head)))
 
         try:
             start, stop = next(ranges, (0, self._piece_bytes))
-            window.append(self._submit(transport.fetch(name, start, stop, None, found.set_result)))
-            window[0].add_done_callback(lambda done: _pass_on(done, found))
+            in_flight.append(self._submit(transport.fetch(name, start, stop, None, found.set_result)))
+            in_flight[0].add_done_callback(lambda done: _propagate_failure(done, found))
             if size is not None:
-                fill(Head(size=size))
-            heard(head := _awaited(found))
+                request(Head(size=size))
+            on_head(head := _wait_for(found))
             if size is None:
                 ranges = _ranges(head.size, self._piece_bytes, start=stop)
-            while window:
-                fill(head)
-                yield from _awaited(window.popleft())
+            while in_flight:
+                request(head)
+                yield from _wait_for(in_flight.popleft())
         finally:
-            for future in window:
+            for future in in_flight:
                 future.cancel()
 
-    def _twice(self, name: str, attempt: Callable[[], T]) -> T:
-        """Read something, and once more from the start when it was not what it should be."""
+    def _retry_mismatch(self, name: str, attempt: Callable[[], T]) -> T:
+        """Read a blob, and once more from the start if its content was not the expected one."""
         try:
             return attempt()
         except (ChangedError, IntegrityError) as error:
@@ -230,43 +230,43 @@ class RemoteStorage:
             raise IntegrityError(message) from error
 
     def _transport(self) -> Transport:
-        """Return this process's client; the first thread that needs it makes it, which takes a tenth of a second."""
-        made = self._made
-        if made is None or made[0] != os.getpid():
+        """Return the client of this process; the first thread that needs it creates it, which takes 0.1 s."""
+        client = self._client
+        if client is None or client[0] != os.getpid():
             with _connecting.lock:
-                made = self._made
-                if made is None or made[0] != os.getpid():
-                    # A client of the parent is kept and never closed here: they share its sockets and its poll set.
-                    self._inherited.append(made)
-                    made = self._made = (os.getpid(), self._connect())
-                    weakref.finalize(self, _close, *made).atexit = False
-        return made[1]
+                client = self._client
+                if client is None or client[0] != os.getpid():
+                    # The parent's client is kept and never closed here: both share its sockets and its poll set.
+                    self._inherited.append(client)
+                    client = self._client = (os.getpid(), self._connect())
+                    weakref.finalize(self, _close, *client).atexit = False
+        return client[1]
 
     def _connect(self) -> Transport:
         import fsspec
         import fsspec.asyn
 
-        address = self._address
-        options: dict[str, Any] = {**address.options, "skip_instance_cache": True}
+        url, policy = self._url, self._retry_policy
+        options: dict[str, Any] = {**url.options, "skip_instance_cache": True}
         try:
-            if address.is_bucket:
-                # `asynchronous`: it must not close itself in whatever process forgets it last.
-                options = {**s3_options(options, self._patience), "asynchronous": True, "loop": fsspec.asyn.get_loop()}
-            fs, path = fsspec.core.url_to_fs(address.url, **options)
-            if address.is_bucket:
-                return S3Transport(fs, path, self._judge, self._patience, self._piece_bytes)
-            return FsspecTransport(fs, path, str(self), self._judge, self._patience)
+            if url.is_bucket:
+                # `asynchronous`: the file system must not close itself in the process that drops it last.
+                options = {**s3_options(options, policy), "asynchronous": True, "loop": fsspec.asyn.get_loop()}
+            fs, path = fsspec.core.url_to_fs(url.url, **options)
+            if url.is_bucket:
+                return S3Transport(fs, path, self._classify, policy, self._piece_bytes)
+            return FsspecTransport(fs, path, str(self), self._classify, policy)
         except ImportError as error:
-            failure = ConfigError(f"{self}: {error}; install what it names")
+            failure = ConfigError(f"{self}: {error}; install the package that it names")
         except Exception as error:
-            failure = ConfigError(f"{self._judge(error, f'{self} with these storage_options').error}")
-        raise failure  # here, so that what caused it, which may hold secrets, is not attached
+            failure = ConfigError(f"{self._classify(error, f'{self} with these storage_options').error}")
+        raise failure  # outside of the handlers, so that the cause, which may hold secrets, is not attached
 
-    def _judge(self, error: Exception, url: str) -> Failure:
+    def _classify(self, error: Exception, url: str) -> Failure:
         """Return what an exception of a client means."""
-        failure = classify(error, url, self._address.gives_away)
-        if self._withheld and isinstance(failure.error, PermissionError):
-            failure.error.args = (f"{failure.error}; this store was unpickled, without its storage_options",)
+        failure = classify(error, url, self._url.leaks_in)
+        if self._lacks_options and isinstance(failure.error, PermissionError):
+            failure.error.args = (f"{failure.error}; this storage was unpickled, without its storage_options",)
         return failure
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -277,7 +277,7 @@ class RemoteStorage:
         return future
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end; when the waiting is interrupted, until it has cleaned up."""
+        """Run a coroutine to its end; when the wait is interrupted, cancel it and let it clean up."""
         ended = threading.Event()
 
         async def watched() -> T:
@@ -288,33 +288,33 @@ class RemoteStorage:
 
         future = self._submit(watched())
         try:
-            return _awaited(future)
+            return _wait_for(future)
         except BaseException:
             if future.cancel():
-                ended.wait(_CLOSE_S)
+                ended.wait(_CANCEL_TIMEOUT_S)
             raise
 
 
-def _awaited(future: Future[T]) -> T:
-    """Return what comes of work on the event loop. All that it does has deadlines, so only the loop can make us wait.
+def _wait_for(future: Future[T]) -> T:
+    """Return the result of work on the event loop. The work has deadlines; this guards against a loop that is blocked.
 
     Raises:
-        DeadlineError: The loop stands still, as when something else that runs on it blocks.
+        DeadlineError: The event loop does not run, because other code in its thread blocks.
     """
     from fsspec.asyn import get_loop
 
-    while not wait([future], _PULSE_S).done:
+    while not wait([future], _LOOP_TIMEOUT_S).done:
         either: list[Future[Any]] = [asyncio.run_coroutine_threadsafe(asyncio.sleep(0), get_loop()), future]
-        if not wait(either, _PULSE_S, FIRST_COMPLETED).done:
-            message = f"the event loop of this process has stood still for {_PULSE_S:g} s; start the process anew"
-            raise DeadlineError(f"{message}, and find out what blocks fsspec's thread")
+        if not wait(either, _LOOP_TIMEOUT_S, FIRST_COMPLETED).done:
+            message = f"the event loop of this process has not run for {_LOOP_TIMEOUT_S:g} s; restart the process"
+            raise DeadlineError(f"{message}, and find the code that blocks fsspec's thread")
     return future.result()
 
 
 def _ranges(size: int, piece_bytes: int, start: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield where the pieces of a blob start and stop.
+    """Yield the start and stop of each piece of a blob.
 
-    The first one is short, because the head of a shard is read while the rest of it is on its way.
+    The first one is short, because the beginning of a shard is read while the rest is still being fetched.
     """
     while start < size:
         short = start == 0 and size > piece_bytes // 2
@@ -323,15 +323,15 @@ def _ranges(size: int, piece_bytes: int, start: int = 0) -> Iterator[tuple[int, 
         start = stop
 
 
-def _ignored(_: Head) -> None:
-    """Do nothing with what is known already."""
+def _ignore_head(_: Head) -> None:
+    """Do nothing: the head is known already."""
 
 
-def _pass_on(done: Future[list[bytes]], found: Future[Head]) -> None:
-    """Let whoever waits for the head of a blob see that the request for it has failed, or was given up."""
+def _propagate_failure(done: Future[list[bytes]], found: Future[Head]) -> None:
+    """Pass the failure or the cancellation of a blob's first request on to the thread that waits for its head."""
     if done.cancelled():
         if found.cancel():
-            found.set_running_or_notify_cancel()  # without which nobody who waits would wake up
+            found.set_running_or_notify_cancel()  # this wakes the threads that wait
     elif not found.done() and (error := done.exception()) is not None:
         found.set_exception(error)
 

@@ -1,4 +1,4 @@
-"""Resolve: which storage a path or URL means."""
+"""The resolution of a path or URL to its storage."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .urls import is_remote, strip_file_scheme
 
 
 def open_storage(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Storage:
-    """Return the store behind a path or URL.
+    """Return the storage at a path or URL.
 
     Args:
         url: A path, a `file:` URL, or a URL of any scheme that fsspec serves: `s3://bucket/prefix`.
-        storage_options: What fsspec's file system of that scheme takes (`endpoint_url`, `key`, `anon`, …). What is not
-            said here comes from where its client looks by itself: environment, profiles, instance roles.
+        storage_options: Arguments of fsspec's file system for that scheme (`endpoint_url`, `key`, `anon`, …). The
+            client takes anything else from its usual places: environment, profiles, instance roles.
 
     Raises:
-        ConfigError: The URL's scheme is not served, or there are options for a directory.
+        ConfigError: The scheme is not supported, or there are options for a directory.
     """
     text = os.fspath(url)
     if is_remote(text):
-        from .remote import RemoteStorage  # here alone, because it brings the clients of the clouds along
+        from .remote import RemoteStorage  # imported here because it loads the clients of the clouds
 
         return RemoteStorage(text, storage_options)
     if storage_options:

@@ -1,7 +1,7 @@
-"""Attempts: the one loop that tries a request again, and how long anything is waited for.
+"""Retries: the one loop that repeats a request, and the limits of every wait.
 
-Clients of stores have retries of their own, at several layers, and they multiply. All of them are turned off, and what
-is worth another try is decided here alone.
+Clients of object stores retry too, at several layers, and their retries multiply. All of them are turned off. Only
+`error_mapping` decides which failure is worth a retry, and only this loop retries.
 """
 
 from __future__ import annotations
@@ -19,67 +19,67 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long a remote store is waited for. Every wait ends, whatever the other side does."""
+    """The limits of waits and retries. Every wait ends, whatever the server does."""
 
     attempts: int = 8  # in a row without progress
     give_up_s: float = 120.0  # after the last progress; no new attempt starts later
     answer_s: float = 15.0  # from a request to the head of its answer
-    # Bytes that flow slower than this have stalled: a drip is a failure, not patience.
+    # Bytes that arrive more slowly count as stalled.
     pace_bytes: int = 256 << 10
     pace_s: float = 8.0
     backoff_s: float = 0.25  # before the second attempt; then twice as long each time
     longest_backoff_s: float = 15.0
 
     def transfer_s(self, size: int) -> float:
-        """Return how long a request that carries `size` bytes may take to be answered."""
+        """Return the time limit for the answer to a request that sends `size` bytes."""
         return self.answer_s + self.pace_s * size / self.pace_bytes
 
 
 class ChangedError(StoreError):
-    """The blob is not in the state that the request was conditional on. Never leaves the store."""
+    """The blob is not in the state that the request was conditional on. Never leaves the storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What a failed request means: the error to raise, whether trying again is worth it, and how soon it is allowed."""
+    """A failed request: the error to raise, whether a retry may succeed, and the least time before it."""
 
     error: ShardflowError
-    again: bool = False
+    retry: bool = False
     after_s: float = 0.0
 
 
 async def retry(
     request: Callable[[], Awaitable[T]],
-    judge: Callable[[Exception], Failure],
-    patience: RetryPolicy,
-    held: Callable[[], int] = lambda: 0,
+    classify: Callable[[Exception], Failure],
+    policy: RetryPolicy,
+    received_bytes: Callable[[], int] = lambda: 0,
 ) -> T:
-    """Make a request until it succeeds, or trying again is no use, or patience is at its end.
+    """Repeat a request until it succeeds, fails permanently, or reaches a limit of the policy.
 
     Args:
-        request: Makes one attempt, from where the last one got to.
-        judge: Says what an exception of it means.
-        patience: When to stop.
-        held: How many bytes have arrived so far. With every `pace_bytes` of them patience starts anew.
+        request: Makes one attempt; it continues where the last one stopped.
+        classify: Returns what an exception of the request means.
+        policy: The limits.
+        received_bytes: Returns how many bytes have arrived so far. After `pace_bytes` more, the limits start anew.
     """
-    # The operating system's randomness: backing off must not touch a generator that training has seeded.
+    # The operating system's randomness: the generator that training has seeded must not change.
     jitter = random.SystemRandom()
     clock = asyncio.get_running_loop().time
-    since, before, attempts = clock(), held(), 0
+    since, before, attempts = clock(), received_bytes(), 0
     while True:
         try:
             return await request()
         except Exception as error:
-            failure = judge(error)
-        if held() - before >= patience.pace_bytes:
-            since, before, attempts = clock(), held(), 0
+            failure = classify(error)
+        if received_bytes() - before >= policy.pace_bytes:
+            since, before, attempts = clock(), received_bytes(), 0
         attempts += 1
-        if not failure.again:
+        if not failure.retry:
             raise failure.error
-        pause_s = min(patience.backoff_s * 2 ** (attempts - 1), patience.longest_backoff_s)
+        pause_s = min(policy.backoff_s * 2 ** (attempts - 1), policy.longest_backoff_s)
         pause_s = max(failure.after_s, jitter.uniform(pause_s / 2, pause_s))
         passed_s = clock() - since
-        if attempts >= patience.attempts or passed_s + pause_s > patience.give_up_s:
+        if attempts >= policy.attempts or passed_s + pause_s > policy.give_up_s:
             kind = type(failure.error)
             times = "once" if attempts == 1 else f"{attempts} times"
             final = kind(f"{failure.error}; tried {times} in {passed_s:.0f} s: run it again when the store answers")
@@ -87,13 +87,13 @@ async def retry(
         await asyncio.sleep(pause_s)
 
 
-async def with_timeout(work: Awaitable[T], limit_s: float, what: str) -> T:
-    """Wait for something, no longer than a limit.
+async def with_timeout(work: Awaitable[T], timeout_s: float, expected: str) -> T:
+    """Wait for a result, no longer than the timeout.
 
     Raises:
-        DeadlineError: The limit has passed.
+        DeadlineError: The timeout has passed; the message begins with `expected`.
     """
     try:
-        return await asyncio.wait_for(work, limit_s)
+        return await asyncio.wait_for(work, timeout_s)
     except (asyncio.TimeoutError, TimeoutError) as error:  # two classes before Python 3.11
-        raise DeadlineError(f"{what} within {limit_s:g} s") from error
+        raise DeadlineError(f"{expected} within {timeout_s:g} s") from error

@@ -1,7 +1,7 @@
-"""S3, one request at a time: s3fs brings the configuration and the connections, the requests are made here.
+"""The transport for S3. It takes configuration and connections from s3fs, and makes the requests itself.
 
-s3fs's own calls send no `If-Match`, so they can mix an object with the one that took its place; they read to the end of
-a body before a caller sees a byte; and they try again on their own account.
+The calls of s3fs send no `If-Match`, so they can mix the bytes of an object with those of its replacement. They return
+no byte before a body is complete. And they have retries of their own.
 """
 
 from __future__ import annotations
@@ -27,31 +27,30 @@ from .transport import Head
 
 T = TypeVar("T")
 
-LEAST_PART_BYTES = 5 << 20  # S3 takes no smaller part but the last
-_PARTS = 10_000  # S3 takes no more in one upload
+LEAST_PART_BYTES = 5 << 20  # S3 accepts smaller parts only as the last one
+_MOST_PARTS = 10_000  # in one upload
 _IN_FLIGHT = 4
-_CLOCKS_DIFFER = timedelta(minutes=1)
-_DIGEST = "sha256"  # the name of the metadata in which an object that was written here says what it holds
+_CLOCK_DIFFERENCE = timedelta(minutes=1)
 
 
-def s3_options(given: Mapping[str, Any], patience: RetryPolicy) -> dict[str, Any]:
-    """Return the arguments of s3fs's file system: the caller's over ours, and no retries but our own."""
+def s3_options(options: Mapping[str, Any], policy: RetryPolicy) -> dict[str, Any]:
+    """Return the arguments of s3fs's file system: the caller's before ours, and its retries turned off."""
     config = {
         "retries": {"mode": "standard", "total_max_attempts": 1},
         "max_pool_connections": 32,
         "tcp_keepalive": True,
-        "connect_timeout": min(5.0, patience.answer_s),
-        "read_timeout": patience.answer_s,
+        "connect_timeout": min(5.0, policy.answer_s),
+        "read_timeout": policy.answer_s,
     }
-    return {**given, "config_kwargs": {**config, **given.get("config_kwargs", {})}, "use_listings_cache": False}
+    return {**options, "config_kwargs": {**config, **options.get("config_kwargs", {})}, "use_listings_cache": False}
 
 
 @functools.cache
-def _descriptions(path: str | None) -> Any:
-    """Return what reads botocore's descriptions of S3, and remembers them.
+def _api_loader(path: str | None) -> Any:
+    """Return botocore's loader of the descriptions of S3's API, which keeps what it has read.
 
-    Reading them is two thirds of what a client costs, 0.1 CPU-s without. The clients of a process share what was read,
-    and processes forked from it find it read.
+    Reading them is two thirds of the cost of a client; the rest is 0.1 CPU-s. The clients of a process share one
+    loader, and so do processes that are forked from it.
     """
     from botocore.loaders import create_loader
 
@@ -59,18 +58,23 @@ def _descriptions(path: str | None) -> Any:
 
 
 class _Piece:
-    """What has come of what a request asks for, as it came: putting it together would be one more copy."""
+    """The bytes that have arrived of a range, in chunks: joining them would be one more copy."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []
-        self.held = 0
+        self.size = 0
 
 
 class S3Transport:
-    """The objects below a prefix of a bucket."""
+    """The objects below a prefix of a bucket; see Transport."""
 
     def __init__(
-        self, fs: Any, path: str, judge: Callable[[Exception, str], Failure], patience: RetryPolicy, part_bytes: int
+        self,
+        fs: Any,
+        path: str,
+        classify: Callable[[Exception, str], Failure],
+        retry_policy: RetryPolicy,
+        part_bytes: int,
     ) -> None:
         self._fs = fs
         if fs.session is None:
@@ -78,77 +82,77 @@ class S3Transport:
 
             fs.session = AioSession(**fs.kwargs)
             data_path = fs.session.get_config_variable("data_path")
-            fs.session.register_component("data_loader", _descriptions(data_path))
+            fs.session.register_component("data_loader", _api_loader(data_path))
         self._bucket, _, prefix = path.strip("/").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._judge = judge
-        self._patience = patience
+        self._classify = classify
+        self._retry_policy = retry_policy
         self._part_bytes = max(part_bytes, LEAST_PART_BYTES)
-        self._opening = asyncio.Lock()  # or requests that begin together would open a session each
+        self._connecting = asyncio.Lock()  # otherwise requests that begin together would each open a session
 
     async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, heard: Callable[[Head], None]
+        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
     ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or as far as the object goes; see Transport."""
+        """Return the bytes from `start` to `stop`, or to the end of the object; see Transport."""
         piece = _Piece()
 
         async def request() -> None:
             nonlocal head, stop
             condition = {"IfMatch": head.tag} if head and head.tag else {}
-            asked = f"bytes={start + piece.held}-{stop - 1}"
+            wanted = f"bytes={start + piece.size}-{stop - 1}"
             try:
-                answer = await self._call("get_object", name, Range=asked, **condition)
+                answer = await self._call("get_object", name, Range=wanted, **condition)
             except Exception as error:
                 if _status(error) != 416:
                     raise
-                head = await self._ended(name, start, error)
-                heard(head)
+                head = await self._head_at_end(name, start, error)
+                on_head(head)
                 return
             body = answer["Body"]
             try:
-                found = _head(answer, start + piece.held)
+                found = _head(answer, start + piece.size)
                 if head is None or head.tag is None:
                     head = found
-                    heard(head)
+                    on_head(head)
                 stop = min(stop, head.size)
                 await self._receive(body, piece, stop - start)
             finally:
                 body.close()
 
-        await self._persist(request, name, lambda: piece.held)
+        await self._retry(request, name, lambda: piece.size)
         return piece.chunks
 
     async def head(self, name: str) -> Head | None:
-        """Return what is known of an object, None when there is none."""
+        """Return the head of an object, None if it does not exist."""
 
-        # A ranged GET and not a HEAD: only the answer to a GET has a body that says why it was refused.
+        # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
         async def request() -> Head | None:
             try:
                 answer = await self._call("get_object", name, Range="bytes=0-0")
             except Exception as error:
                 if _status(error) == 416:
-                    return await self._ended(name, 0, error)
+                    return await self._head_at_end(name, 0, error)
                 if _code(error) in ("NoSuchKey", "404"):
                     return None
                 raise
             try:
                 found = _head(answer, 0)
-                await self._receive(answer["Body"], _Piece(), 1)  # a body read to its end frees the connection
+                await self._receive(answer["Body"], _Piece(), 1)  # a connection is free when the body is read
                 return found
             finally:
                 answer["Body"].close()
 
-        return await self._persist(request, name)
+        return await self._retry(request, name)
 
     async def put(self, name: str, data: bytes, *, new: bool) -> None:
-        """Publish an object, in place of another or, where it must be new, of none."""
-        mark = _mark(hashlib.sha256(data).hexdigest())
+        """Publish an object, which must not exist if `new`, and otherwise replaces an existing one."""
+        metadata = _metadata(hashlib.sha256(data).hexdigest())
         condition = {"IfNoneMatch": "*"} if new else {}
         try:
-            await self._persist(lambda: self._send("put_object", name, data, Metadata=mark, **condition), name)
+            await self._retry(lambda: self._send("put_object", name, data, Metadata=metadata, **condition), name)
         except StoreError as error:
-            # An answer that never came may have been a success, also where the HTTP client below tried again unasked.
-            if await self._is(name, mark):
+            # The request may have succeeded although its answer was lost, as when the HTTP client repeated it.
+            if await self._has_metadata(name, metadata):
                 return
             if not isinstance(error, ChangedError):
                 raise
@@ -156,42 +160,43 @@ class S3Transport:
             raise DatasetExistsError(message) from error.__cause__
 
     async def upload(self, name: str, source: Path) -> None:
-        """Publish a file, in parts when it is large; whatever happens, no upload is left open."""
+        """Publish a file, in parts if it is large. No upload is left open, also after a failure."""
         size = (await asyncio.to_thread(source.stat)).st_size
         if size <= self._part_bytes:
             await self.put(name, await asyncio.to_thread(source.read_bytes), new=False)
             return
-        mark = _mark(await asyncio.to_thread(file_sha256, source))
+        metadata = _metadata(await asyncio.to_thread(file_sha256, source))
         upload = ""
         try:
-            upload = await self._open_upload(name, mark)
+            upload = await self._open_upload(name, metadata)
             parts = await self._parts(name, source, size, upload)
-            await self._complete(name, upload, parts, mark)
+            await self._complete(name, upload, parts, metadata)
             upload = ""
         finally:
             if upload:
                 await asyncio.shield(self._abort(name, upload))
 
     async def listing(self) -> dict[str, ListedBlob]:
-        """Return the names of all objects below the prefix, with size and tag."""
+        """Return all objects below the prefix by name."""
         found: dict[str, ListedBlob] = {}
-        more: dict[str, str] = {}
+        next_page: dict[str, str] = {}
         while True:
-            page = await self._request("list_objects_v2", "", Prefix=self._prefix, **more)
+            page = await self._request("list_objects_v2", "", Prefix=self._prefix, **next_page)
             for item in page.get("Contents", ()):
-                modified_ns = _modified_ns(item.get("LastModified"))
-                listed = ListedBlob(item["Size"], item.get("ETag") or "", modified_ns)
-                found[item["Key"].removeprefix(self._prefix)] = listed
+                name, modified = item["Key"].removeprefix(self._prefix), item.get("LastModified")
+                if name and not name.endswith("/"):  # others stand for folders
+                    modified_ns = None if modified is None else int(modified.timestamp() * 1e9)
+                    found[name] = ListedBlob(item["Size"], item.get("ETag") or "", modified_ns)
             if not page.get("IsTruncated"):
-                return {name: listed for name, listed in found.items() if name and not name.endswith("/")}
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+                return found
+            next_page = {"ContinuationToken": page["NextContinuationToken"]}
 
     async def remove(self, name: str) -> None:
-        """Delete an object, if there is one."""
+        """Delete an object. A missing one is no error."""
         await self._request("delete_object", name)
 
-    async def close_uploads(self, names: Collection[str]) -> None:
-        """Abort the uploads of these objects."""
+    async def abort_uploads(self, names: Collection[str]) -> None:
+        """Abort the unfinished uploads of these objects."""
         async for upload in self._uploads(""):
             name = upload["Key"].removeprefix(self._prefix)
             if name in names:
@@ -205,115 +210,117 @@ class S3Transport:
     def _url(self, name: str) -> str:
         return f"s3://{self._bucket}/{self._prefix}{name}"
 
-    async def _persist(self, request: Callable[[], Awaitable[T]], name: str, held: Callable[[], int] = lambda: 0) -> T:
+    async def _retry(
+        self, request: Callable[[], Awaitable[T]], name: str, received_bytes: Callable[[], int] = lambda: 0
+    ) -> T:
         url = self._url(name)
-        return await retry(request, lambda error: self._judge(error, url), self._patience, held)
+        return await retry(request, lambda error: self._classify(error, url), self._retry_policy, received_bytes)
 
     async def _request(self, method: str, name: str, **arguments: Any) -> Any:
-        return await self._persist(lambda: self._call(method, name, **arguments), name)
+        return await self._retry(lambda: self._call(method, name, **arguments), name)
 
     async def _call(self, method: str, name: str, **arguments: Any) -> Any:
-        """Make one request, with what the caller's storage_options add to each."""
+        """Make one request, with the arguments that the caller's storage_options add to each."""
         url = self._url(name)
-        limit_s = self._patience.transfer_s(len(arguments.get("Body", b"")))
+        timeout_s = self._retry_policy.transfer_s(len(arguments.get("Body", b"")))
 
         async def call() -> Any:
-            async with self._opening:
+            async with self._connecting:
                 await self._fs.set_session()
             function = getattr(await self._fs.get_s3(self._bucket), method)
             place = {"Bucket": self._bucket, **({"Key": self._prefix + name} if name else {})}
             complete = self._fs._get_s3_method_kwargs(function, self._fs.req_kw, **place, **arguments)
-            if missing := arguments.keys() - complete.keys():  # s3fs drops what its botocore does not know
+            if missing := arguments.keys() - complete.keys():  # s3fs drops those that botocore does not know
                 raise ConfigError(f"{url}: botocore is too old for {', '.join(sorted(missing))}; upgrade s3fs")
             return await function(**complete)
 
-        return await with_timeout(call(), limit_s, f"{url}: expected an answer")
+        return await with_timeout(call(), timeout_s, f"{url}: expected an answer")
 
     async def _send(self, method: str, name: str, data: bytes, **arguments: Any) -> str:
-        """Send bytes with their checksum, and return the ETag that says that they arrived."""
+        """Send bytes with their checksum, and return the ETag, which confirms that they arrived."""
         checksum = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
         answer = await self._call(method, name, Body=data, ContentMD5=checksum, **arguments)
         if "ETag" not in answer:
-            raise TransientError(f"{self._url(name)}: the answer does not say what was stored")
+            raise TransientError(f"{self._url(name)}: the answer has no ETag")
         return str(answer["ETag"])
 
     async def _receive(self, body: Any, piece: _Piece, want: int) -> None:
-        """Receive until a piece has `want` bytes; what came before an error stays in it."""
+        """Receive until a piece has `want` bytes. After an error it keeps those that arrived."""
 
         async def read_to(goal: int) -> None:
-            while piece.held < goal:
-                chunk = await body.read(goal - piece.held)
+            while piece.size < goal:
+                chunk = await body.read(goal - piece.size)
                 if not chunk:
                     raise TransientError("the body of an answer ended early")
                 piece.chunks.append(chunk)
-                piece.held += len(chunk)
+                piece.size += len(chunk)
 
-        while piece.held < want:
-            goal = min(want, piece.held + self._patience.pace_bytes)
+        while piece.size < want:
+            goal = min(want, piece.size + self._retry_policy.pace_bytes)
             await with_timeout(
-                read_to(goal), self._patience.pace_s, f"expected {goal - piece.held} more bytes of an answer"
+                read_to(goal), self._retry_policy.pace_s, f"expected {goal - piece.size} more bytes of an answer"
             )
 
-    async def _ended(self, name: str, start: int, error: Exception) -> Head:
-        """Make sure that an object of which no range from `start` on can be read has ended there."""
+    async def _head_at_end(self, name: str, start: int, error: Exception) -> Head:
+        """Return the head of an object for which a range from `start` was refused; it must end there or before."""
         answer = await self._call("head_object", name)
         size = int(answer["ContentLength"])
         if size > start:
-            raise TransientError(f"{self._url(name)}: the store refuses a range that the blob has") from error
+            raise TransientError(f"{self._url(name)}: the server refuses a range that the blob has") from error
         return Head(size=size, tag=answer.get("ETag"), metadata=answer.get("Metadata", {}))
 
-    async def _open_upload(self, name: str, mark: dict[str, str]) -> str:
-        """Open a multipart upload and return its identifier; what an answer that was lost has opened is closed."""
-        began, lost = datetime.now(timezone.utc), False
+    async def _open_upload(self, name: str, metadata: dict[str, str]) -> str:
+        """Open a multipart upload and return its identifier; abort those that were opened by lost answers."""
+        start, lost = datetime.now(timezone.utc), False
 
         async def request() -> str:
             nonlocal lost
             try:
-                answer = await self._call("create_multipart_upload", name, Metadata=mark)
+                answer = await self._call("create_multipart_upload", name, Metadata=metadata)
             except Exception as error:
-                lost = lost or self._judge(error, self._url(name)).again
+                lost = lost or self._classify(error, self._url(name)).retry
                 raise
             return str(answer["UploadId"])
 
-        mine = ""
+        own = ""
         try:
-            mine = await self._persist(request, name)
+            own = await self._retry(request, name)
         finally:
             if lost:
-                with contextlib.suppress(ShardflowError):  # those who list uploads may have no right to
-                    await self._abort_others(name, mine, began)
-        return mine
+                with contextlib.suppress(ShardflowError):  # the credentials may not allow listing uploads
+                    await self._abort_others(name, own, start)
+        return own
 
     async def _uploads(self, beginning: str) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield the open uploads of all objects whose names begin so."""
-        more: dict[str, str] = {}
+        """Yield the open uploads of all objects whose names have this beginning."""
+        next_page: dict[str, str] = {}
         while True:
-            page = await self._request("list_multipart_uploads", "", Prefix=self._prefix + beginning, **more)
+            page = await self._request("list_multipart_uploads", "", Prefix=self._prefix + beginning, **next_page)
             for upload in page.get("Uploads", ()):
                 yield upload
             if not page.get("IsTruncated"):
                 return
-            more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            next_page = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
-    async def _abort_others(self, name: str, mine: str, began: datetime) -> None:
-        """Abort the uploads of an object that were opened since, save one.
+    async def _abort_others(self, name: str, own: str, start: datetime) -> None:
+        """Abort all uploads of an object that were opened after `start`, except our own.
 
-        They cannot be told from those of another writer of the same object, who then has to start again.
+        Uploads of another writer of the same object look the same. That writer then has to start again.
         """
         async for upload in self._uploads(name):
-            is_new = upload["Initiated"] >= began - _CLOCKS_DIFFER
-            if upload["Key"] == self._prefix + name and upload["UploadId"] != mine and is_new:
+            is_new = upload["Initiated"] >= start - _CLOCK_DIFFERENCE
+            if upload["Key"] == self._prefix + name and upload["UploadId"] != own and is_new:
                 await self._abort(name, upload["UploadId"])
 
     async def _parts(self, name: str, source: Path, size: int, upload: str) -> list[dict[str, Any]]:
-        part_bytes = max(self._part_bytes, math.ceil(size / _PARTS))
+        part_bytes = max(self._part_bytes, math.ceil(size / _MOST_PARTS))
         slots = asyncio.Semaphore(_IN_FLIGHT)
 
         async def send(number: int) -> dict[str, Any]:
             async with slots:
                 data = await asyncio.to_thread(_file_part, source, number * part_bytes, part_bytes)
-                place = {"UploadId": upload, "PartNumber": number + 1}
-                tag = await self._persist(lambda: self._send("upload_part", name, data, **place), name)
+                arguments = {"UploadId": upload, "PartNumber": number + 1}
+                tag = await self._retry(lambda: self._send("upload_part", name, data, **arguments), name)
                 return {"ETag": tag, "PartNumber": number + 1}
 
         tasks = [asyncio.ensure_future(send(number)) for number in range(math.ceil(size / part_bytes))]
@@ -324,13 +331,13 @@ class S3Transport:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _complete(self, name: str, upload: str, parts: list[dict[str, Any]], mark: dict[str, str]) -> None:
+    async def _complete(self, name: str, upload: str, parts: list[dict[str, Any]], metadata: dict[str, str]) -> None:
         try:
-            place = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
-            await self._request("complete_multipart_upload", name, **place)
+            arguments = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
+            await self._request("complete_multipart_upload", name, **arguments)
         except StoreError as error:
-            # An answer that never came may have been a success, after which the upload is closed.
-            if not await self._is(name, mark):
+            # The request may have succeeded although its answer was lost; the upload is closed then.
+            if not await self._has_metadata(name, metadata):
                 message = f"{self._url(name)}: the upload could not be completed; run the same command again ({error})"
                 raise (TransientError(message) if isinstance(error, ChangedError) else error) from error.__cause__
 
@@ -338,35 +345,26 @@ class S3Transport:
         with contextlib.suppress(ChangedError, NotFoundError):  # it is closed already
             await self._request("abort_multipart_upload", name, UploadId=upload)
 
-    async def _is(self, name: str, mark: dict[str, str]) -> bool:
-        """Whether an object is the one that was to be written, and by this very call."""
+    async def _has_metadata(self, name: str, metadata: dict[str, str]) -> bool:
+        """Return whether an object has the metadata of one call, and so was written by it."""
         try:
             head = await self.head(name)
         except ShardflowError:
             return False
-        return head is not None and head.metadata == mark
+        return head is not None and head.metadata == metadata
 
 
-def _mark(digest: str) -> dict[str, str]:
-    """Return the metadata of an object: what it holds, and which call of which process wrote it."""
-    return {_DIGEST: digest, "writer": secrets.token_hex(8)}
+def _metadata(sha256: str) -> dict[str, str]:
+    """Return the metadata of an object: the SHA-256 of its content, and a mark of the call that wrote it."""
+    return {"sha256": sha256, "writer": secrets.token_hex(8)}
 
 
 def _head(answer: Mapping[str, Any], start: int) -> Head:
-    """Return what the answer to a ranged request says of the whole object."""
+    """Return the head of the whole object from the answer to a ranged request."""
     unit, _, of = str(answer.get("ContentRange", "")).partition("/")
     if unit.partition("-")[0] != f"bytes {start}" or not of.isdecimal():
-        raise TransientError("the answer is not the range that was asked for")
-    return Head(
-        size=int(of),
-        tag=answer.get("ETag"),
-        metadata=answer.get("Metadata", {}),
-        modified_ns=_modified_ns(answer.get("LastModified")),
-    )
-
-
-def _modified_ns(modified: Any) -> int | None:
-    return None if modified is None else int(modified.timestamp() * 1e9)
+        raise TransientError("the answer is not the requested range")
+    return Head(size=int(of), tag=answer.get("ETag"), metadata=answer.get("Metadata", {}))
 
 
 def _code(error: Exception) -> str:

@@ -1,12 +1,17 @@
-"""The Storage protocol: where a dataset's files lie.
+"""The Storage protocol: the place where the files of a dataset lie.
 
-A storage holds named blobs below one root. Names use forward slashes. What a writer publishes appears whole under its
-final name, or not at all; a crash can leave files whose names start with `TEMPORARY`, never a half-written blob.
+A storage holds named blobs below one root. Names are relative paths with forward slashes. A blob that is published
+appears whole under its final name, or not at all. A writer that is killed can leave files whose names start with
+`TEMPORARY`; it never leaves half a blob.
+
+Behaviour is added by wrapping: a virtual storage, and those of the tests that count or fail, are Storages too. Every
+kind passes the tests in `tests/storage/test_conformance.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -17,7 +22,7 @@ class ListedBlob(NamedTuple):
     """An entry of a listing.
 
     Attributes:
-        size: In bytes.
+        size: In bytes; -1 where the server does not send it.
         tag: A text that changes with the content; "" where the storage has none.
         modified_ns: When the blob was published, by the clock of the storage, in ns since 1970; None if unknown.
     """
@@ -27,90 +32,116 @@ class ListedBlob(NamedTuple):
     modified_ns: int | None = None
 
 
+class Writer(NamedTuple):
+    """The right to write to a storage, as `exclusive_writer` grants it.
+
+    Attributes:
+        staging: A local directory for files that are not finished; on a local disk, the root of the storage itself.
+        lock: The descriptor of the kernel's lock on that directory. A process that inherits it holds the lock too.
+        is_alone: Whether that lock keeps all other writers out. It cannot where other machines can write as well:
+            there `write_lock.acquire` has to.
+    """
+
+    staging: Path
+    lock: int
+    is_alone: bool
+
+
 class Storage(Protocol):
     """Named blobs below one root.
 
-    Every method may be called from any thread, and in a process forked from the one that made the store. Whatever fails
-    raises a StoreError or one of its kinds, IntegrityError or DatasetExistsError; what may be tried again has been.
+    Every method may be called from any thread, and in a process that was forked from the one that made the storage.
+    Every method may be called again after it failed. A failure is a StoreError or a subclass, IntegrityError or
+    DatasetExistsError. It is permanent: requests that were worth a retry have been retried.
     """
 
     def __str__(self) -> str:
-        """Return the root as messages show it: never with credentials or a query."""
+        """Return the root as messages show it: without credentials and query."""
         ...
 
     def url(self, name: str) -> str:
-        """Return how messages name a blob."""
+        """Return the name of a blob for messages."""
+        ...
+
+    def local_path(self, name: str) -> Path | None:
+        """Return the path of a blob on this machine, None where it has none. It asks nothing of the disk or a server.
+
+        The blob need not exist. The path is for reading. "" stands for the root.
+        """
         ...
 
     def read(self, name: str) -> bytes:
-        """Return a blob: for small ones.
+        """Return the content of a small blob.
 
         Raises:
-            NotFoundError: There is none of that name.
+            NotFoundError: The blob does not exist.
         """
         ...
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes of a blob from `start` to `stop`, fewer where it ends before. They are not checked.
+        """Return the bytes of a blob from `start` to `stop`, fewer where the blob ends before. They are not verified.
 
         Raises:
-            NotFoundError: There is none of that name; of a range that is empty a store may not find that out.
+            NotFoundError: The blob does not exist. An empty range may be returned without asking for the blob.
         """
         ...
 
     def size(self, name: str) -> int | None:
-        """Return the size of a blob in bytes, None when there is none."""
-        ...
-
-    def modified_ns(self, name: str) -> int | None:
-        """Return when a blob was published, by the store's own clock, in ns since 1970; None where it does not say.
-
-        Raises:
-            NotFoundError: There is none of that name.
-        """
+        """Return the size of a blob in bytes, None if it does not exist."""
         ...
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """Copy a blob of known content into a local file that must not exist yet. It is not synced to the disk.
+        """Copy a blob of known content into a new local file, which is not synced to the disk.
 
         Raises:
-            IntegrityError: The blob has another size or SHA-256, also when it was read anew.
-            NotFoundError: There is none of that name.
-            StoreError: It could not be read, or the file not be written. As after any error, no file is left.
+            IntegrityError: The blob has another size or SHA-256. Over a network, it was read twice.
+            NotFoundError: The blob does not exist.
+            StoreError: The blob cannot be read, or the file exists or cannot be written. After any error, the file
+                that was being written is removed.
         """
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Publish a blob, in place of any of that name. Only for what no committed dataset names yet."""
+        """Publish a blob, and replace an existing one. Only for names that no committed dataset holds."""
         ...
 
     def put_new(self, name: str, data: bytes) -> None:
-        """Publish a blob that must not exist yet.
+        """Publish a blob that must not exist. Of several writers that do this at once, exactly one succeeds.
 
         Raises:
-            DatasetExistsError: There is one of that name; it is untouched.
+            DatasetExistsError: The blob exists; it is not changed.
         """
         ...
 
     def upload(self, name: str, source: Path) -> None:
-        """Publish a local file as a blob, in place of any of that name: whole, or not at all. The file is used up."""
-        ...
-
-    def names(self) -> list[str]:
-        """Return the names of all blobs and leftovers, sorted."""
+        """Publish a local file as a blob, and replace an existing one. The file is moved: afterwards it is gone."""
         ...
 
     def listing(self) -> dict[str, ListedBlob]:
-        """Return name → size and tag of all blobs and leftovers, sorted by name."""
+        """Return all blobs and leftovers by name, sorted; nothing where the root does not exist.
+
+        A virtual storage leaves out the tars in its roots.
+        """
         ...
 
     def remove(self, name: str) -> None:
-        """Delete a blob or a leftover, if there is one."""
+        """Delete a blob or a leftover. A missing one is no error."""
         ...
 
-    def close_uploads(self, names: Collection[str]) -> None:
-        """Give up the uploads of these blobs that writers which were killed have left open, where a store has such.
+    def abort_uploads(self, names: Collection[str]) -> None:
+        """Abort the unfinished uploads of these blobs, where a storage has such: killed writers leave them open.
 
-        Those of writers at work cannot be told from them, and fail: so only when nothing of these names is needed.
+        Uploads of live writers look the same and fail. So call this only when no upload of these names is needed.
+        """
+        ...
+
+    def exclusive_writer(self) -> AbstractContextManager[Writer]:
+        """Keep other writers of this machine out while the context runs, and provide a staging directory.
+
+        A local root is created if it does not exist, and locked. For any other storage a temporary directory is
+        created; it needs room for the files that are written at the same time.
+
+        Raises:
+            StoreError: Another process writes here, or the directory cannot be created.
         """
         ...

@@ -1,60 +1,61 @@
-"""Transfers at once: threads that move blobs side by side, and that stop together.
+"""Transfers: threads that move blobs at the same time, and stop together.
 
-A thread that waits for a remote store cannot be interrupted, but what it waits for can be given up. So when one of the
-threads fails, or whoever waits for them is interrupted, the end comes at once and not with the last blob under way.
+A thread that waits for a remote storage cannot be interrupted, but the request that it waits for can be cancelled. So
+when one thread fails, or the caller is interrupted, all end at once, and not only after their current blobs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
 from typing import Any
 
-_here = threading.local()
+_thread = threading.local()
 
 
-class _Transfers:
-    """What the threads of one pool wait for."""
+class _InFlight:
+    """The transfers that the threads of one pool wait for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way: set[Future[Any]] = set()
-        self._given_up = False
+        self._transfers: set[Future[Any]] = set()
+        self._cancelled = False
 
     def add(self, transfer: Future[Any]) -> None:
         with self._lock:
-            self._under_way.add(transfer)
-            given_up = self._given_up
-        transfer.add_done_callback(self._under_way.discard)
-        if given_up:
+            self._transfers.add(transfer)
+            cancelled = self._cancelled
+        transfer.add_done_callback(self._transfers.discard)
+        if cancelled:
             transfer.cancel()
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         with self._lock:
-            self._given_up = True
-            under_way = list(self._under_way)
-        for transfer in under_way:
+            self._cancelled = True
+            transfers = list(self._transfers)
+        for transfer in transfers:
             transfer.cancel()
 
 
-@contextlib.contextmanager
-def transfer_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Lend threads. When the body fails or is interrupted, what they have not begun is dropped, the rest given up."""
-    transfers = _Transfers()
-    pool = ThreadPoolExecutor(threads, initializer=setattr, initargs=(_here, "transfers", transfers))
-    try:
-        yield pool
-    except BaseException:
-        transfers.give_up()
-        pool.shutdown(cancel_futures=True)
-        raise
-    pool.shutdown()
+class TransferPool(ThreadPoolExecutor):
+    """Threads for transfers. When the body of the `with` statement fails, calls that wait or run are cancelled."""
+
+    def __init__(self, threads: int) -> None:
+        self._in_flight = _InFlight()
+        super().__init__(threads, initializer=setattr, initargs=(_thread, "in_flight", self._in_flight))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait for all calls, or cancel them after an error."""
+        if kind is not None:
+            self._in_flight.cancel()
+        self.shutdown(cancel_futures=kind is not None)
 
 
 def track_transfer(transfer: Future[Any]) -> None:
-    """Say what this thread waits for, so that it can be given up; cancelled is what it will find then."""
-    transfers: _Transfers | None = getattr(_here, "transfers", None)
-    if transfers is not None:
-        transfers.add(transfer)
+    """Let the pool of this thread, if it is in one, cancel the transfer that the thread is about to wait for."""
+    in_flight: _InFlight | None = getattr(_thread, "in_flight", None)
+    if in_flight is not None:
+        in_flight.add(transfer)

@@ -1,4 +1,7 @@
-"""A transport: the requests that a remote store is made of. `s3` and `anyscheme` have the two that there are."""
+"""The Transport protocol: the requests that a remote storage makes.
+
+`s3_transport` and `fsspec_transport` implement it.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,27 @@ from .storage import ListedBlob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What a store says of a blob.
+    """The properties of a blob, as the server sends them.
 
-    The tag, where there is one, changes with the content; times are the store's. What was written here has
-    `sha256` among its metadata.
+    Attributes:
+        size: In bytes.
+        tag: Changes with the content; None where the server has none.
+        metadata: Holds `sha256` if a RemoteStorage wrote the blob.
     """
 
     size: int
     tag: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
-    modified_ns: int | None = None
 
 
 class Transport(Protocol):
-    """Requests for the blobs below one root, each tried until it succeeds or fails for good.
+    """Requests for the blobs below one root. Each is retried until it succeeds or fails permanently.
 
-    All run on the event loop of the process that made the transport. Errors are the project's own.
+    All run on the event loop of the process that created the transport. They raise the project's own errors.
     """
 
     async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, heard: Callable[[Head], None]
+        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
     ) -> list[bytes]:
         """Return the bytes from `start` to `stop`, or to the end where that comes first, in chunks.
 
@@ -39,39 +43,39 @@ class Transport(Protocol):
             name: The blob.
             start: The first byte.
             stop: The byte after the last.
-            head: What earlier requests found, so that all bytes are of one blob; without a tag where the size is known
-                and nothing was asked yet, None where not even that.
-            heard: Called with what was found where there was no tag, before the bytes are there.
+            head: From an earlier request, so that all bytes are of one blob. Without a tag if only the size is known,
+                None if nothing is.
+            on_head: If `head` has no tag, called with the head of the answer, before its bytes arrive.
 
         Raises:
-            ChangedError: The blob is no longer the one of `head`.
+            ChangedError: The blob was replaced after `head` was received.
         """
         ...
 
     async def head(self, name: str) -> Head | None:
-        """Return what is known of a blob, None when there is none."""
+        """Return the head of a blob, None if it does not exist."""
         ...
 
     async def put(self, name: str, data: bytes, *, new: bool) -> None:
-        """Publish a blob; DatasetExistsError when it must be new and is not."""
+        """Publish a blob; DatasetExistsError if it must be new and exists."""
         ...
 
     async def upload(self, name: str, source: Path) -> None:
-        """Publish a file."""
+        """Publish a local file as a blob."""
         ...
 
     async def listing(self) -> dict[str, ListedBlob]:
-        """Return the names of all blobs, in any order, with what a listing says of each."""
+        """Return all blobs by name, in any order."""
         ...
 
-    async def close_uploads(self, names: Collection[str]) -> None:
-        """Give up the uploads of these blobs that were begun and not completed."""
+    async def abort_uploads(self, names: Collection[str]) -> None:
+        """Abort the unfinished uploads of these blobs."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Delete a blob, if there is one."""
+        """Delete a blob. A missing one is no error."""
         ...
 
     async def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         ...

@@ -1,4 +1,4 @@
-"""Patterns: the tars that a path or URL means, which may have braces and wildcards in it."""
+"""Patterns of tars: paths and URLs with braces and wildcards."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ ALL = "*.tar"
 _SPECIAL = re.compile(r"[{*?\[]")
 
 
-class Rooted(NamedTuple):
-    """A path or URL, cut in two: a directory or URL, and which tars below it are meant; None where nothing says it."""
+class RootAndPattern(NamedTuple):
+    """A directory or URL, and the pattern of the tars below it; None if all files below it are meant."""
 
     root: str
     pattern: str | None
 
 
-def rooted(url: str | os.PathLike[str]) -> Rooted:
-    """Return what a path or URL means; the name of what is there has no wildcards in it, whatever it looks like."""
+def split_pattern(url: str | os.PathLike[str]) -> RootAndPattern:
+    """Split a path or URL into its root and its pattern. The name of an existing file or directory is no pattern."""
     text = strip_file_scheme(url)
     special = None if os.path.exists(text) else _SPECIAL.search(text)
     if special or text.endswith(".tar"):
         folder, slash, _ = text[: special.start() if special else None].rpartition("/")
-        return Rooted(folder or slash or ".", text[len(folder + slash) :])
-    return Rooted(text.rstrip("/") or text, None)
+        return RootAndPattern(folder or slash or ".", text[len(folder + slash) :])
+    return RootAndPattern(text.rstrip("/") or text, None)
 
 
-def expanded(pattern: str) -> list[str]:
-    """Return the names, or patterns with wildcards alone, that a pattern with braces stands for.
+def expand_braces(pattern: str) -> list[str]:
+    """Return the names, or patterns with wildcards alone, for which a pattern with braces stands.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The braces are not balanced.
     """
     try:
         return list(braceexpand.braceexpand(pattern))
-    except ValueError as error:  # UnbalancedBracesError is one
-        raise ConfigError(f"{pattern!r} is no pattern: {error}; expected one such as {{00000..00099}}.tar") from error
+    except ValueError as error:  # UnbalancedBracesError is a subclass
+        raise ConfigError(f"{pattern!r} is not a pattern: {error}; expected such as {{00000..00099}}.tar") from error
 
 
-def is_wild(pattern: str) -> bool:
-    """Whether a pattern without braces has wildcards."""
+def has_wildcards(pattern: str) -> bool:
+    """Return whether a pattern without braces has wildcards."""
     return _SPECIAL.search(pattern) is not None
 
 
-def tars_like(pattern: str, listing: Iterable[str]) -> list[str]:
-    """Return the tars of a listing that a pattern with wildcards means."""
+def matching_tars(pattern: str, listing: Iterable[str]) -> list[str]:
+    """Return the tars of a listing that match a pattern with wildcards."""
     return [name for name in fnmatch.filter(listing, pattern) if name.endswith(".tar")]

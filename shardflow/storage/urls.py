@@ -1,4 +1,4 @@
-"""URLs: which are remote, and how a message names one without giving secrets away."""
+"""URLs: which are remote, and how a message shows one without its secrets."""
 
 from __future__ import annotations
 
@@ -10,30 +10,40 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from shardflow.errors import ConfigError
 
-# What storage_options may say without giving anything away. Everything else counts as secret: no list of the names
-# under which file systems take keys, tokens and passwords can be complete.
+# The storage_options that hold no secrets. All others count as secret: no list of the names under which file systems
+# take keys, tokens and passwords can be complete.
 _HARMLESS = {"anon", "config_kwargs", "endpoint_url", "profile", "region_name", "requester_pays", "use_ssl", "verify"}
 _BUCKETS = ("s3", "s3a")
-_CHANCE = 4  # shorter texts occur in any message by chance
+_LEAST_SECRET_CHARACTERS = 4  # shorter texts occur in any message by chance
 
 
 def strip_file_scheme(url: str | os.PathLike[str]) -> str:
-    """Return a `file:` URL as the path that it means, and anything else as it is."""
+    """Return the path of a `file:` URL, and any other text unchanged."""
     text = os.fspath(url)
     return unquote(urlsplit(text).path) if text.startswith("file:") else text
 
 
 def is_remote(url: str | os.PathLike[str]) -> bool:
-    """Whether a path or URL leads elsewhere than to a directory."""
+    """Return whether a path or URL does not name a place on this machine's disks."""
     text = os.fspath(url)
     return "://" in text and not text.startswith("file:")
 
 
+def remote_options(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the options for a URL, None for a directory: they are for another place of the same command then."""
+    return storage_options if is_remote(url) else None
+
+
+def canonical_root(root: str) -> str:
+    """Return the one name of a place, whichever links or relative path lead there."""
+    return root if is_remote(root) else os.path.realpath(root)
+
+
 class RemoteUrl:
-    """A URL and the storage_options that go with it.
+    """A URL with its storage_options.
 
     Raises:
-        ConfigError: It is no URL, or that of a bucket holds credentials or a query.
+        ConfigError: The text is not a URL, or the URL of a bucket holds credentials or a query.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -47,35 +57,35 @@ class RemoteUrl:
             self.scheme = ""
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", self.scheme):
             text = url.partition("?")[0].rpartition("@")[2]
-            raise ConfigError(f"{text}: this is no URL; expected one such as s3://bucket/prefix")
+            raise ConfigError(f"{text}: this is not a URL; expected one such as s3://bucket/prefix")
         self.shown = urlunsplit((self.scheme, place, parts.path.rstrip("/"), "", ""))
         if self.is_bucket and (parts.query or "@" in parts.netloc):
             raise ConfigError(f"{self.shown}: credentials and queries belong in storage_options, not in a bucket's URL")
         if self.is_bucket and "#" in url:
             raise ConfigError(f"{self.shown}: a dataset's URL cannot have a '#' in it; choose a prefix without")
         texts = {parts.query, parts.password or "", *_texts(self.options)}
-        self._secrets = frozenset(text for text in texts if len(text) >= _CHANCE)
+        self._secrets = frozenset(text for text in texts if len(text) >= _LEAST_SECRET_CHARACTERS)
 
     def __str__(self) -> str:
         return self.shown
 
     @property
     def is_bucket(self) -> bool:
-        """Whether this is S3."""
+        """Whether the URL is of S3."""
         return self.scheme in _BUCKETS
 
     def without_secrets(self) -> RemoteUrl:
-        """Return the address without anything that may be secret."""
+        """Return the URL and the options without any that may be secret."""
         kept = {name: value for name, value in self.options.items() if name in _HARMLESS and not _suspicious(value)}
         return RemoteUrl(self.shown, kept)
 
     def holds_secrets(self) -> bool:
-        """Whether anything in it may be secret."""
+        """Return whether the URL or the options may hold a secret."""
         bare = self.without_secrets()
         return (bare.url, bare.options) != (self.url.rstrip("/"), self.options)
 
-    def gives_away(self, error: BaseException | None) -> bool:
-        """Whether the text of an exception, or of one behind it, holds a secret."""
+    def leaks_in(self, error: BaseException | None) -> bool:
+        """Return whether the text of an exception, or of one of its causes, holds a secret."""
         while error is not None:
             text = f"{error} {error!r}"
             if any(secret in text for secret in self._secrets):
@@ -85,7 +95,7 @@ class RemoteUrl:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield all texts in a value that may be secret."""
+    """Yield all texts in a value that may be secrets."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if name not in _HARMLESS or _suspicious(inner):
@@ -100,5 +110,5 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _suspicious(value: object) -> bool:
-    """Whether a harmless option, such as an endpoint, has credentials or a signature in it."""
+    """Return whether a harmless option, such as an endpoint, may hold credentials or a signature."""
     return isinstance(value, str) and ("@" in value or "?" in value)

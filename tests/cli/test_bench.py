@@ -15,7 +15,7 @@ from shardflow.cli.tune import tune
 from tests.helpers.command import exit_code
 from tests.helpers.making import make_dataset
 
-MADE = """
+USER_CODE = """
 import shardflow
 from torchvision.transforms import v2
 
@@ -44,17 +44,17 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's file puts its folder into the path, as a script does; after the test it is gone."""
+    """Restore the import path, to which a user's file adds its folder."""
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def test_bench_gives_the_verdict(url: Path, tmp_path: Path) -> None:
-    """A slow model is fed; the picture is drawn, and the lines name rate, limit and stages."""
+    """A slow model is fed; the chart is drawn, and the lines name throughput, baseline and stages."""
     plot = tmp_path / "bench.png"
     arguments = [str(url), "--batch-size", "8", "--workers", "1", "--seconds", "1", "--step-ms", "60000"]
     result = CliRunner().invoke(bench, [*arguments, "--size", "32", "--plot", str(plot)], catch_exceptions=False)
     assert result.exit_code == 0
-    for expected in ("images/s", "CPU-ms per image", "decode", "transfer", "fed: a batch every", str(plot)):
+    for expected in ("images/s", "CPU-ms per image", "baseline", "decode", "transfer", "fed: a batch every", str(plot)):
         assert expected in result.output
     with Image.open(plot) as picture:
         assert picture.format == "PNG"
@@ -62,9 +62,9 @@ def test_bench_gives_the_verdict(url: Path, tmp_path: Path) -> None:
 
 
 def test_bench_of_the_users_own_loader_starves(url: Path, tmp_path: Path) -> None:
-    """A loader that a file of the user's makes is measured, its transform included; a starving model is exit code 1."""
+    """The loader of a user's file is measured with its transform; a starving model is exit code 1."""
     file = tmp_path / "my_loader.py"
-    file.write_text(MADE.format(url=str(url)))
+    file.write_text(USER_CODE.format(url=str(url)))
     arguments = ["--loader", f"{file}:make_loader", "--workers", "0", "--seconds", "1", "--step-ms", "0.001", "--json"]
     result = CliRunner().invoke(bench, arguments, standalone_mode=False, catch_exceptions=False)
     assert result.return_value == 1
@@ -75,20 +75,20 @@ def test_bench_of_the_users_own_loader_starves(url: Path, tmp_path: Path) -> Non
 
 
 def test_tune_prints_the_line_to_paste(url: Path) -> None:
-    """The table, what limits, and a call of `shardflow.Loader` with the settings found."""
+    """The table, the bottleneck, and a call of `shardflow.Loader` with the recommended settings."""
     arguments = [str(url), "--batch-size", "8", "--size", "32", "--seconds", "0.5"]
     result = CliRunner().invoke(tune, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     lines = result.output.splitlines()
-    assert sum("<- take this" in line for line in lines) == 1
-    assert any(line.startswith("limit") for line in lines)
+    assert sum("<- recommended" in line for line in lines) == 1
+    assert any(line.startswith("bottleneck") for line in lines)
     assert any(f"shardflow.Loader({str(url)!r}, split='train', batch_size=8, num_workers=" in line for line in lines)
 
 
 def test_wrong_usage_is_one_line(url: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is missing or wrong is named in one line, the user's own code with its line; never a traceback."""
+    """Every mistake is reported in one line, with the line of the user's own code; never with a traceback."""
     file, taken = tmp_path / "their_loader.py", tmp_path / "other" / "json.py"
-    file.write_text(MADE.format(url=str(url)))
+    file.write_text(USER_CODE.format(url=str(url)))
     taken.parent.mkdir()
     taken.touch()
     broken = tmp_path / "broken.py"
@@ -119,5 +119,5 @@ def test_wrong_usage_is_one_line(url: Path, tmp_path: Path, capsys: pytest.Captu
         assert found == code, (arguments, error)
         assert message in error, (arguments, error)
         assert "Traceback" not in error
-        if code == 4:  # found before anything is measured, so before there is a bar
+        if code == 4:  # before the measurement, so without a progress bar
             assert error.count("\n") == 1

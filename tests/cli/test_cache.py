@@ -18,7 +18,7 @@ from tests.helpers.making import make_dataset
 
 @pytest.fixture
 def far(tmp_path: Path) -> str:
-    """The URL of a dataset of two splits that is fetched, and not read where it lies."""
+    """The URL of a dataset with two splits that is read through the cache."""
     return f"local://{make_dataset(tmp_path / 'set', {'train': [5, 7], 'val': [3]})}"
 
 
@@ -37,7 +37,7 @@ def run(*arguments: str) -> str:
 
 
 def test_shows_what_it_holds(far: str, directory: Path) -> None:
-    """Directory, files, bytes and limit are printed, and one JSON object with all of it on request."""
+    """Directory, files, bytes and limit are printed, or one JSON object with all of it."""
     assert json.loads(run("--json"))["files"] == 0
     list(shardflow.open(far)["train"])
     described = json.loads(run("--json"))
@@ -48,12 +48,12 @@ def test_shows_what_it_holds(far: str, directory: Path) -> None:
     assert described["disk_free_bytes"] > 0
     printed = run()
     assert str(directory) in printed
-    assert re.search(r"files +4, 0\.0 MB", printed)
+    assert re.search(r"shards +4 files, 0\.0 MB", printed)
     assert re.search(r"limit +100,000\.0 MB", printed)
 
 
 def test_warm_fetches_what_is_missing(far: str, directory: Path, tmp_path: Path) -> None:
-    """Warming fetches the shards of a split, or of all; afterwards nothing needs to be fetched to read them."""
+    """Warming fetches the shards of one split, or of all; afterwards they can be read without the source."""
     assert "2 shards" in run("warm", far, "--split", "train")
     assert len(list(directory.glob("blobs/*"))) == 4
     assert "3 shards" in run("warm", far)
@@ -64,7 +64,7 @@ def test_warm_fetches_what_is_missing(far: str, directory: Path, tmp_path: Path)
 
 
 def test_warm_refuses_what_cannot_be(far: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A local dataset, one larger than the limit, and a split that is not there are wrong usage."""
+    """A local dataset, one larger than the limit, and an unknown split are wrong usage."""
     for arguments, message in (
         ([str(tmp_path / "set")], "read where it lies"),
         ([far, "--limit", "1kB"], "raise its limit"),
@@ -76,7 +76,7 @@ def test_warm_refuses_what_cannot_be(far: str, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_prune(far: str, directory: Path) -> None:
-    """Pruning keeps at most so much, or nothing, and says what went."""
+    """Pruning keeps at most the limit, or nothing, and prints what it removed."""
     run("warm", far)
     held = [blob.bytes for blob in Cache().blobs()]
     assert "removed 1 file" in run("prune", "--limit", str(sum(held) - 1))
@@ -86,7 +86,7 @@ def test_prune(far: str, directory: Path) -> None:
 
 
 def test_decoded_images_are_shown_and_pruned(far: str, directory: Path) -> None:
-    """What a loader kept as pixels is counted apart, and goes with the rest."""
+    """Decoded images are counted separately, and pruned with the rest."""
     loader = shardflow.Loader(far, batch_size=4, num_workers=0, decoded_cache="1GB")
     list(loader)
     described = json.loads(run("--json"))
@@ -98,7 +98,7 @@ def test_decoded_images_are_shown_and_pruned(far: str, directory: Path) -> None:
 
 
 def test_prune_damaged(far: str, directory: Path) -> None:
-    """`--damaged` removes what is damaged alone."""
+    """`--damaged` removes only damaged files."""
     run("warm", far)
     one = next(directory.glob("blobs/*"))
     one.write_bytes(b"other")
@@ -107,8 +107,8 @@ def test_prune_damaged(far: str, directory: Path) -> None:
     assert not one.exists()
 
 
-def test_prune_wants_to_be_told_what(directory: Path) -> None:
-    """None, or two, of the ways to prune are wrong usage, as are options before a subcommand."""
+def test_prune_requires_one_option(directory: Path) -> None:
+    """None or two of the ways to prune are wrong usage, as are options before a subcommand."""
     for arguments in (["prune"], ["prune", "--all", "--damaged"], ["--json", "prune", "--all"]):
         assert CliRunner().invoke(cache, arguments).exit_code == 2
     assert not directory.exists()
@@ -127,7 +127,7 @@ def test_directory_can_be_named(far: str, directory: Path, tmp_path: Path) -> No
 def test_a_directory_that_is_not_there_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
-    """A name that was mistyped is no empty cache."""
+    """A mistyped directory is an error, not an empty cache."""
     assert exit_code("cache", *command, "--cache-dir", str(tmp_path / "typo")) == 4
     assert capsys.readouterr().err == f"shardflow: {tmp_path}/typo does not exist; check --cache-dir\n"
     assert not (tmp_path / "typo").exists()

@@ -12,8 +12,8 @@ from shardflow.cli.demo import demo
 from tests.helpers.making import jpeg
 
 
-def test_takes_the_users_folder(tmp_path: Path) -> None:
-    """With a flat folder everything but the training is done, and said to be left out; a file that is no image too."""
+def test_uses_the_users_folder(tmp_path: Path) -> None:
+    """With a flat folder only the training is skipped, and says so; a file that is not an image is reported."""
     photos = tmp_path / "photos"
     photos.mkdir()
     for number in range(20):
@@ -23,10 +23,10 @@ def test_takes_the_users_folder(tmp_path: Path) -> None:
     result = CliRunner().invoke(demo, ["--images", str(photos), "--output", str(output), "--workers", "1"])
     assert result.exit_code == 0, result.output
     assert "20 of 21 images" in result.output
-    assert "1 could not be read" in result.output
+    assert "1 could not be packed" in result.output
     assert "sound" in result.output
     assert "an epoch is 20 images, each exactly once" in result.output
-    assert "left out: the pictures have no labels" in result.output
+    assert "skipped: the images have no labels" in result.output
     assert "exact: " in result.output
     with Image.open(output / "demo.png") as sheet:
         assert sheet.format == "PNG"

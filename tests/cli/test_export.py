@@ -16,7 +16,7 @@ from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 
 def expected_index(tar: Path) -> str:
-    """What DALI's own script writes, of what Python's tarfile says of a tar."""
+    """The index that DALI's own script would write, computed with tarfile."""
     samples: dict[str, list[str]] = {}
     with tarfile.open(tar) as archive:
         for member in archive:
@@ -28,18 +28,18 @@ def expected_index(tar: Path) -> str:
 
 
 def test_dali_indexes_say_where_every_member_lies(tmp_path: Path) -> None:
-    """One index per shard of every split, with the offsets that tarfile finds, beside the shards, and once more."""
+    """One index per shard of every split, with the offsets that tarfile finds, beside the shards; twice is the same."""
     dataset = make_dataset(tmp_path / "set", {"train": [5, 7], "val": [3]})
     for _ in range(2):
         answer = CliRunner().invoke(export, ["dali", str(dataset)])
-        assert (answer.exit_code, answer.stdout) == (0, f"wrote 3 index files below {dataset}\n")
+        assert (answer.exit_code, answer.stdout) == (0, f"wrote 3 index files to {dataset}\n")
     for name in ("train/000000", "train/000001", "val/000000"):
         assert (dataset / f"{name}.idx").read_text() == expected_index(dataset / f"{name}.tar")
     assert not shardflow.verify(dataset)
 
 
 def test_dali_indexes_may_go_elsewhere(tmp_path: Path) -> None:
-    """With a directory, the files go there and the dataset is left alone."""
+    """With a directory, the files go there and the dataset does not change."""
     dataset = make_dataset(tmp_path / "set", [5])
     before = sorted(dataset.rglob("*"))
     answer = CliRunner().invoke(export, ["dali", str(dataset), str(tmp_path / "indexes")])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,13 @@ from PIL import Image
 import shardflow
 from shardflow import native
 from shardflow.cli.info import info
-from shardflow.cli.residency import in_memory_bytes
 from shardflow.formats.manifest import FILE_NAME, Manifest, from_bytes
 from tests.helpers.command import COMMAND
 from tests.helpers.folders import encoded, photo, turned, write_tree
 from tests.helpers.making import make_dataset
 
 
-def test_lists_what_the_manifest_says(tmp_path: Path) -> None:
+def test_lists_the_manifest(tmp_path: Path) -> None:
     """Splits, counts, classes and fingerprint are printed in aligned lines."""
     dataset = make_dataset(tmp_path / "data", {"train": [5, 7], "val": [3]})
     result = CliRunner().invoke(info, [str(dataset)])
@@ -48,8 +46,8 @@ def test_json_holds_the_same(tmp_path: Path) -> None:
     assert described["fingerprint"] == shardflow.open(dataset).fingerprint
 
 
-def test_shows_how_a_dataset_was_made(tmp_path: Path) -> None:
-    """Recipe, channel means and deviations, quarantined inputs and tools are printed; absent labels are said to be."""
+def test_shows_how_a_dataset_was_packed(tmp_path: Path) -> None:
+    """Recipe, channel means and deviations, quarantined inputs, tools and the lack of labels are printed."""
     dataset = make_dataset(tmp_path / "data", [4], labelled=False)
     splits = from_bytes((dataset / FILE_NAME).read_bytes()).splits
     made = Manifest(
@@ -74,19 +72,19 @@ def test_shows_how_a_dataset_was_made(tmp_path: Path) -> None:
         assert expected in output
 
 
-def test_shows_what_was_counted(tmp_path: Path) -> None:
-    """Sizes before and after, what was done to how many images, and how even the classes are, from a real pack."""
+def test_shows_statistics(tmp_path: Path) -> None:
+    """Sizes before and after packing, operations and the balance of the classes are shown."""
     write_tree(tmp_path / "src", {"train/a/1.jpg": encoded(Image.new("RGB", (900, 600)), "JPEG", exif=turned(6))})
     write_tree(tmp_path / "src", {f"train/b/{number}.jpg": photo(number, 500, 400) for number in range(2)})
     write_tree(tmp_path / "src", {"val/a/1.jpg": photo(3, 96, 64), "val/b/1.jpg": photo(4, 96, 64)})
     shardflow.pack(tmp_path / "src", tmp_path / "data", executor="serial", shard_samples=2)
     output = CliRunner().invoke(info, [str(tmp_path / "data")]).output
     for expected in (
-        "before        about 496 x 400 pixels in the median, 96 to 576 wide, 64 to 896 high",
-        "after         about 256 x 256 pixels in the median, 96 to 320 wide, 64 to 384 high",
-        "done          1 turned upright",
+        "before        median about 496 x 400 pixels, 96 to 576 wide, 64 to 896 high",
+        "after         median about 256 x 256 pixels, 96 to 320 wide, 64 to 384 high",
+        "operations    1 rotated upright",
         "balance       train: 1 to 2 images in each of 2 classes",
-        "balance       val: 1 images in each of 2 classes",
+        "balance       val: 1 image in each of 2 classes",
         "long_side any",
     ):
         assert expected in output
@@ -100,74 +98,23 @@ def test_shows_what_was_counted(tmp_path: Path) -> None:
 
 
 def test_reads_the_manifest_alone(tmp_path: Path) -> None:
-    """A dataset whose shards are out of reach can still be described."""
+    """A dataset whose shards are missing can still be described."""
     dataset = make_dataset(tmp_path / "data", [4])
     for path in dataset.glob("train/*"):
         path.unlink()
     assert CliRunner().invoke(info, [str(dataset)]).exit_code == 0
 
 
-def test_says_how_much_is_in_the_page_cache(tmp_path: Path) -> None:
-    """Of a directory it is said how much of the shards is in memory, and asking changes nothing about that."""
-    dataset = make_dataset(tmp_path / "data", {"train": [40, 40, 40], "val": [40]})
-    shards = sorted(dataset.glob("*/*.tar"))
-    sizes = [path.stat().st_size for path in shards]
-    for kept in (4, 1, 0):
-        for path in shards[kept:]:
-            drop(path)
-        for path in shards[:kept]:
-            path.read_bytes()
-        for _ in range(2):
-            described = json.loads(CliRunner().invoke(info, [str(dataset), "--json"]).output)
-            assert described["in_memory_bytes"] == sum(sizes[:kept])
-        share = f"{sum(sizes[:kept]) / sum(sizes):.0%} of {sum(sizes) / 1e6:.1f} MB"
-        assert f"in memory     {share}" in CliRunner().invoke(info, [str(dataset)]).output
-
-
-def test_part_of_a_file_counts(tmp_path: Path) -> None:
-    """A file of which the first half has been read is half in memory; an empty or missing one is not."""
-    path = tmp_path / "file"
-    path.write_bytes(bytes(8 << 20))
-    (tmp_path / "empty").touch()
-    drop(path)
-    with open(path, "rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
-        file.read(4 << 20)
-    assert in_memory_bytes([path, tmp_path / "empty", tmp_path / "missing"]) == 4 << 20
-
-
-def test_files_of_others_are_not_known() -> None:
-    """Where the kernel would not tell the truth, nothing is said."""
-    code = """
-import os
-from pathlib import Path
-from shardflow.cli.residency import in_memory_bytes
-if os.geteuid() == 0:
-    os.seteuid(65534)
-print(in_memory_bytes([Path("/etc/passwd")]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "None\n"
-
-
-def test_says_how_much_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a URL it is said how much of the shards is in the user's cache, and asking fetches nothing."""
+def test_shows_how_much_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a URL, the share of the shards in the user's cache is shown, and nothing is fetched."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     dataset = make_dataset(tmp_path / "data", {"train": [5, 7], "val": [3]})
     sizes = [path.stat().st_size for path in sorted(dataset.glob("*/*.tar"))]
     for held, split in ((0, "train"), (sum(sizes[:2]), "val"), (sum(sizes), "val")):
         described = json.loads(CliRunner().invoke(info, [f"local://{dataset}", "--json"]).output)
         assert (described["in_cache_bytes"], described["cache"]) == (held, str(tmp_path / "home/shardflow"))
-        assert "in_memory_bytes" not in described
         assert f"in cache      {held / sum(sizes):.0%} of" in CliRunner().invoke(info, [f"local://{dataset}"]).output
         list(shardflow.open(f"local://{dataset}")[split])
-
-
-def drop(path: Path) -> None:
-    """Take a file out of the page cache."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def test_system_says_whether_the_kernel_is_active() -> None:
@@ -185,7 +132,7 @@ def test_dataset_and_system_exclude_each_other(tmp_path: Path) -> None:
 
 
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:
-    """A reader that has gone is no signal and no failed check; a full disk is an error of the store, in one line."""
+    """A closed pipe has its own exit code; a full disk is a storage error, in one line."""
     dataset = make_dataset(tmp_path / "data", [5])
     reading, writing = os.pipe()
     os.close(reading)

@@ -9,21 +9,21 @@ from tests.helpers.folders import image_folder, write_tree
 
 
 def test_pack(tmp_path: Path) -> None:
-    """A pack says what it did, which dataset came out, and what to do next."""
+    """A pack reports its result, the fingerprint of the dataset, and the next command."""
     src = image_folder(tmp_path / "src", 50)
     write_tree(src, {"a/readme.txt": b"", "b/cut.jpg": b"\xff\xd8\xff"})
     done = run("pack", src, tmp_path / "dst", "--short-side", 32, "--workers", 2, "--max-bad", 1)
     assert done.returncode == 0, done.stderr
-    for said in (
+    for pattern in (
         r"packed +50 of 51 inputs into 1 shard",
         r"bytes +0\.\d MB -> 0\.\d MB",
         r"time +[\d.]+ s, \d+ images/s",
         r"fingerprint +sha256:[0-9a-f]{64}\n",
-        r"quarantined +1, listed in quarantine\.jsonl\n +1  decode: ",
-        r"no images +1 \.txt\n",
+        r"quarantined +1 input, listed in quarantine\.jsonl\n +1  decode: ",
+        r"skipped +1 \.txt\n",
         rf"next +shardflow verify {tmp_path / 'dst'}\n$",
     ):
-        assert re.search(said, done.stdout), said
+        assert re.search(pattern, done.stdout), pattern
     assert "images/s" in done.stderr
 
 
@@ -51,7 +51,7 @@ def test_exit_codes(tmp_path: Path) -> None:
 
 
 def test_sources(tmp_path: Path) -> None:
-    """Tables, companion parts and class names are told by options; what contradicts itself is wrong usage."""
+    """Options describe tables, parts and class names; contradictory options are wrong usage."""
     src = write_tree(image_folder(tmp_path / "src", 6), {"names": b"c\nb\na\n"})
     for image in src.glob("*/*.jpg"):
         image.with_suffix(".txt").write_text("hello")

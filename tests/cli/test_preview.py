@@ -17,7 +17,7 @@ from shardflow.formats.manifest import QUARANTINE_NAME
 from tests.helpers.command import exit_code
 from tests.helpers.making import make_dataset
 
-MADE = """
+USER_CODE = """
 import shardflow
 
 def make_loader(num_workers=1):
@@ -34,12 +34,12 @@ def failing():
 
 @pytest.fixture(autouse=True)
 def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's file puts its folder into the path, as a script does; after the test it is gone."""
+    """Restore the import path, to which a user's file adds its folder."""
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def run(*arguments: object) -> Result:
-    """Run the command, which is to end well."""
+    """Run the command, which must succeed."""
     result = CliRunner().invoke(preview, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result
@@ -53,7 +53,7 @@ def size(path: Path) -> tuple[int, int]:
 
 
 def test_draws_a_contact_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without options `preview.png` is drawn here; more pictures make a higher sheet; the same call draws the same."""
+    """By default `preview.png` is drawn here; more samples make a higher sheet; the same call draws the same."""
     monkeypatch.chdir(tmp_path)
     url = make_dataset(tmp_path / "set", [8, 8])
     assert "preview.png" in run(url).output
@@ -64,7 +64,7 @@ def test_draws_a_contact_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_draws_a_class_an_augmentation_and_the_quarantine(tmp_path: Path) -> None:
-    """Each of them is another picture of the same dataset; what was refused is shown with and without its source."""
+    """Each of them is another sheet of the same dataset; the quarantine is drawn with and without its source."""
     url, source = make_dataset(tmp_path / "set", [8, 8]), tmp_path / "source"
     source.mkdir()
     (source / "there.jpg").write_bytes(b"x" * 2000)
@@ -84,12 +84,12 @@ def test_draws_a_class_an_augmentation_and_the_quarantine(tmp_path: Path) -> Non
     assert len(set(drawn)) == len(drawn) == 5
 
 
-def test_writes_a_page_and_says_whether_the_dataset_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--html` writes a page and no picture; with `--verify` it says what was found, and damage is exit code 1."""
+def test_writes_a_page_and_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--html` writes a page and no sheet; with `--verify` it lists the findings, and damage is exit code 1."""
     monkeypatch.chdir(tmp_path)
     url, page = make_dataset(tmp_path / "set", [8]), tmp_path / "page.html"
     run(url, "--html", page)
-    assert "Not asked for" in page.read_text()
+    assert "Not verified" in page.read_text()
     run(url, "--html", page, "--verify")
     assert "Sound" in page.read_text()
     assert not (tmp_path / "preview.png").exists()
@@ -101,8 +101,8 @@ def test_writes_a_page_and_says_whether_the_dataset_is_sound(tmp_path: Path, mon
     assert "findings" in page.read_text()
 
 
-def test_torch_is_not_waited_for(tmp_path: Path) -> None:
-    """Without `--augment`, picture and page are made without importing torch, which takes seconds."""
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    """Without `--augment`, sheet and page are made without torch, whose import takes seconds."""
     url, page, picture = make_dataset(tmp_path / "set", [8]), tmp_path / "page.html", tmp_path / "picture.png"
     code = f"""
 import sys
@@ -116,10 +116,10 @@ print(sorted({{"torch", "torchvision"}} & sys.modules.keys()))
     assert picture.exists()
 
 
-def test_shows_what_the_users_own_loader_makes_of_a_sample(tmp_path: Path) -> None:
-    """The loader that a file of the user's makes says dataset, split, seed and decoder, for picture and page."""
+def test_shows_the_augmentation_of_the_users_own_loader(tmp_path: Path) -> None:
+    """The loader of a user's file determines dataset, split, seed and decoder, for sheet and page."""
     url, file = make_dataset(tmp_path / "set", {"train": [4], "val": [8, 8]}), tmp_path / "preview_loader.py"
-    file.write_text(MADE.format(url=str(url)))
+    file.write_text(USER_CODE.format(url=str(url)))
     sheets = []
     for number, arguments in enumerate(
         (
@@ -136,25 +136,29 @@ def test_shows_what_the_users_own_loader_makes_of_a_sample(tmp_path: Path) -> No
     page = (tmp_path / "page.html").read_text()
     assert page.count("<figure>") == 6 + 6
     assert "Sample 9 of val" in page
-    assert "as the loader hands it out" in page
+    assert "as returned by the loader" in page
 
 
 def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What does not exist, or does not go together, is named in one line, with the exit code of its kind."""
+    """Missing things and contradictory options are reported in one line, with the exit code of their kind."""
     url, file = str(make_dataset(tmp_path / "set", {"train": [8], "val": [8]})), tmp_path / "wrong_loader.py"
-    file.write_text(MADE.format(url=url))
+    file.write_text(USER_CODE.format(url=url))
     for arguments, code, message in (
         ([url, "--class", "dog"], 2, "no class 'dog'"),
         ([url, "--augment", "8"], 2, "samples 0 to 7"),
         ([url, "--quarantine"], 2, "no input in quarantine"),
         ([url, "--split", "test"], 2, "no split 'test'"),
-        ([url, "--class", "class0", "--augment", "1"], 2, "one at a time"),
+        ([url, "--class", "class0", "--augment", "1"], 2, "give one of them"),
         ([url, "--verify"], 2, "--html"),
         ([url, "--source", "x"], 2, "--quarantine"),
         ([], 2, "URL of a dataset"),
-        ([url, "--loader", f"{file}:make_loader"], 2, "--loader goes with --augment"),
-        ([url, "--loader", f"{file}:make_loader", "--augment", "1"], 2, "URL does not go with --loader"),
-        (["--loader", f"{file}:make_loader", "--augment", "1", "--seed", "3"], 2, "--seed does not go with --loader"),
+        ([url, "--loader", f"{file}:make_loader"], 2, "--loader requires --augment"),
+        ([url, "--loader", f"{file}:make_loader", "--augment", "1"], 2, "URL cannot be used with --loader"),
+        (
+            ["--loader", f"{file}:make_loader", "--augment", "1", "--seed", "3"],
+            2,
+            "--seed cannot be used with",
+        ),
         (["--loader", f"{file}:make_loader", "--augment", "8"], 2, "samples 0 to 7"),
         (["--loader", f"{file}:failing", "--augment", "1"], 2, "line 9: ValueError: too dark"),
         (["--loader", f"{file}:no_such", "--augment", "1"], 2, "no function 'no_such'"),

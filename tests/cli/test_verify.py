@@ -23,14 +23,14 @@ def damage(dataset: Path, shard: str, record: int) -> None:
 
 
 def test_a_sound_dataset_exits_0(tmp_path: Path) -> None:
-    """One line says that all is well and how much was read."""
+    """One line says that the dataset is sound and how much was read."""
     answer = CliRunner().invoke(verify, [str(make_dataset(tmp_path / "data", [5, 7]))])
     assert answer.exit_code == 0
     assert "sound: 2 shards, 12 samples, " in answer.output
 
 
 def test_every_flipped_bit_is_named(tmp_path: Path) -> None:
-    """Damage in two shards is reported with shard and sample, each on a line of its own, and the command exits 1."""
+    """Damage in two shards is reported with shard and sample, one finding per line, and the exit code is 1."""
     dataset = make_dataset(tmp_path / "data", [5, 7])
     damage(dataset, "train/000000.tar", 3)
     damage(dataset, "train/000001.tar", 0)
@@ -57,7 +57,7 @@ def test_json_lists_the_findings(tmp_path: Path) -> None:
 
 
 def test_a_missing_path_is_one_line_and_exit_code_4(tmp_path: Path) -> None:
-    """Neither command shows a traceback where there is no dataset."""
+    """`info` and `verify` print one line if there is no dataset."""
     for command in ("info", "verify"):
         answer = run(command, tmp_path / "nothing")
         assert answer.returncode == 4
@@ -68,7 +68,7 @@ def test_a_missing_path_is_one_line_and_exit_code_4(tmp_path: Path) -> None:
 
 
 def test_a_damaged_manifest_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
-    """Without a manifest to hold anything against, the command says so."""
+    """A damaged manifest is one line that names it."""
     dataset = make_dataset(tmp_path / "data", [5])
     (dataset / FILE_NAME).write_text("{}")
     answer = run("verify", dataset)

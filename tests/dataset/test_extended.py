@@ -21,7 +21,7 @@ from shardflow.errors import IntegrityError
 from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.cache import Cache
 from tests.helpers.command import run
-from tests.helpers.counting import SlowStore
+from tests.helpers.counting import SlowStorage
 from tests.helpers.making import flip, jpeg
 from tests.helpers.tars import write_tar
 
@@ -73,8 +73,8 @@ def test_every_reader_finds_the_keys(view: Path) -> None:
     seen = {key: label for _, labels, texts in loader for label, key in zip(labels.tolist(), texts, strict=True)}
     assert seen == {key: number for number, key in enumerate(KEYS)}
     assert {sample["__key__"] for sample in sf.samples(view, seed=0)} == {*KEYS}
-    peeked = list(SampleReader(sf.open(view), "train").samples(range(len(KEYS))))
-    assert [(sample.key, sample.image, sample.problem) for sample in peeked] == [
+    samples = list(SampleReader(sf.open(view), "train").samples(range(len(KEYS))))
+    assert [(sample.key, sample.image, sample.problem) for sample in samples] == [
         (key, jpeg(number), "") for number, key in enumerate(KEYS)
     ]
 
@@ -107,7 +107,7 @@ def test_a_shard_on_its_way_has_the_keys(tar: Path, view: Path, tmp_path: Path) 
     """Samples are read with their keys while the rest of a tar is still being fetched."""
     (line,) = sf.open(view)["train"].shards
     shutil.copy(tar, view / line.name)  # beside its index, where the store below has it
-    storage = SlowStore(view, tmp_path / "log")
+    storage = SlowStorage(view, tmp_path / "log")
     storage.first_bytes = line.bytes - 20_000
     split = Split(storage, "train", (line,), Cache(tmp_path / "cache"))
     thread = threading.Thread(target=split.fetch, args=(0,))

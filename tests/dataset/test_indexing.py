@@ -133,7 +133,7 @@ def test_patterns_and_places(tmp_path: Path) -> None:
         sf.index([tmp_path / "a", tmp_path / "a/00.tar"], tmp_path / "twice")
     with pytest.raises(ConfigError, match="no tar 'z"):
         sf.index(f"{tmp_path}/a/z*.tar")
-    with pytest.raises(ConfigError, match="is no pattern"):
+    with pytest.raises(ConfigError, match="is not a pattern"):
         sf.index(f"{tmp_path}/a/{{00.tar")
     with pytest.raises(NotFoundError, match=f"{tmp_path}/c does not exist, or is empty"):
         sf.index(tmp_path / "c")
@@ -222,6 +222,6 @@ def test_numbers_as_others_write_them(tmp_path: Path) -> None:
     sf.subset(tmp_path, tmp_path / "ones", classes=["1"])
     assert [sample["__key__"] for sample in sf.open(tmp_path / "ones")["train"]] == ["00001", "00003", "00005"]
     assert sf.split(tmp_path, tmp_path / "parts", val=0.34).samples == {"train": 4, "val": 2}
-    assert [peeked.labels for peeked in SampleReader(sf.open(tmp_path), "train").samples(range(3))] == [[0], [1], [0]]
+    assert [sample.labels for sample in SampleReader(sf.open(tmp_path), "train").samples(range(3))] == [[0], [1], [0]]
     sf.pack(tmp_path, tmp_path / "packed", executor="serial", short_side=32, shuffle=False)
     assert [sample["cls"] for sample in sf.open(tmp_path / "packed")["train"]] == [b"0", b"1"] * 3

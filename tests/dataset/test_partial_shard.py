@@ -13,8 +13,8 @@ from shardflow.dataset.mapped_shard import MappedShard
 from shardflow.dataset.partial_shard import PartialSample
 from shardflow.errors import TransientError
 from shardflow.formats import ustar
-from shardflow.storage.cache import Cache, Fetched
-from tests.helpers.counting import CountingStore, SlowStore
+from shardflow.storage.cache import Cache, FetchResult
+from tests.helpers.counting import CountingStorage, SlowStorage
 from tests.helpers.making import make_dataset
 
 SAMPLES = 20
@@ -27,21 +27,21 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def storage(root: Path, tmp_path: Path) -> SlowStore:
+def storage(root: Path, tmp_path: Path) -> SlowStorage:
     """A store that has sent half of the shard."""
-    storage = SlowStore(root, tmp_path / "log")
+    storage = SlowStorage(root, tmp_path / "log")
     storage.first_bytes = (root / "train/000000.tar").stat().st_size // 2
     return storage
 
 
 @pytest.fixture
-def split(root: Path, storage: SlowStore, tmp_path: Path) -> Split:
+def split(root: Path, storage: SlowStorage, tmp_path: Path) -> Split:
     """The split behind it."""
     return Split(storage, "train", shardflow.open(root).manifest.splits["train"], Cache(tmp_path / "cache"))
 
 
 @pytest.fixture
-def fetching(split: Split, storage: SlowStore) -> Iterator[threading.Thread]:
+def fetching(split: Split, storage: SlowStorage) -> Iterator[threading.Thread]:
     """Somebody who fetches the shard."""
 
     def fetch() -> None:
@@ -64,7 +64,7 @@ def parts(sample: MappedShard | PartialSample) -> dict[str, bytes]:
 
 
 @pytest.mark.usefixtures("fetching")
-def test_what_has_arrived_is_read_before_the_rest(root: Path, split: Split, storage: SlowStore) -> None:
+def test_what_has_arrived_is_read_before_the_rest(root: Path, split: Split, storage: SlowStorage) -> None:
     """While half of a shard is still on its way, samples of the other half are read, with their keys."""
     local = shardflow.open(root)["train"]
     for number in range(SAMPLES // 2 - 2):
@@ -75,10 +75,10 @@ def test_what_has_arrived_is_read_before_the_rest(root: Path, split: Split, stor
         }
         assert sample.url == split.url(0)
     assert not split.at_hand(0)
-    assert storage.taken()["train/000000.tar"] == 0  # it is counted when it is whole
+    assert storage.reads()["train/000000.tar"] == 0  # it is counted when it is whole
 
 
-def test_index_comes_with_its_tar(split: Split, storage: SlowStore) -> None:
+def test_index_comes_with_its_tar(split: Split, storage: SlowStorage) -> None:
     """The index is asked for while its tar is on its way, and is there when the fetching is over."""
 
     def before(name: str) -> None:
@@ -88,10 +88,10 @@ def test_index_comes_with_its_tar(split: Split, storage: SlowStore) -> None:
             time.sleep(0.2)  # and ends before the index
 
     storage.before = before
-    assert split.fetch(0) is Fetched.HERE
+    assert split.fetch(0) is FetchResult.CACHED
     assert split.cache is not None
     assert split.cache.has(split.shards[0].index_sha256)
-    assert storage.taken() == {"train/000000.npy": 1, "train/000000.tar": 1}
+    assert storage.reads() == {"train/000000.npy": 1, "train/000000.tar": 1}
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -103,19 +103,19 @@ def test_an_index_that_fails_is_tried_once_more(root: Path, tmp_path: Path, time
         if name.endswith(".npy") and failures:
             raise failures.pop()
 
-    storage, cache = CountingStore(root, tmp_path / "log", before=before), Cache(tmp_path / "cache")
+    storage, cache = CountingStorage(root, tmp_path / "log", before=before), Cache(tmp_path / "cache")
     split = Split(storage, "train", shardflow.open(root).manifest.splits["train"], cache)
     if times == 1:
-        assert split.fetch(0) is Fetched.HERE
+        assert split.fetch(0) is FetchResult.CACHED
     else:
         with pytest.raises(TransientError, match="not now"):
             split.fetch(0)
     assert split.at_hand(0)
     assert cache.has(split.shards[0].index_sha256) == (times == 1)
-    assert storage.taken() == {"train/000000.npy": 2, "train/000000.tar": 1}
+    assert storage.reads() == {"train/000000.npy": 2, "train/000000.tar": 1}
 
 
-def test_what_has_not_arrived_is_waited_for(split: Split, storage: SlowStore, fetching: threading.Thread) -> None:
+def test_what_has_not_arrived_is_waited_for(split: Split, storage: SlowStorage, fetching: threading.Thread) -> None:
     """A sample on its way is waited for; it comes out of the file or, once that is sealed, out of the shard."""
     threading.Timer(0.2, storage.go_on.set).start()
     began = time.monotonic()
@@ -129,7 +129,7 @@ def test_what_has_not_arrived_is_waited_for(split: Split, storage: SlowStore, fe
 
 
 @pytest.mark.parametrize("damage", ["payload", "header", "zeros"])
-def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, storage: SlowStore, damage: str) -> None:
+def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, storage: SlowStorage, damage: str) -> None:
     """A sample that came damaged, payload or header, is waited for: the whole shard is fetched until it is sound."""
 
     def change(data: bytearray) -> None:
@@ -150,7 +150,7 @@ def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, storage: Sl
     assert split.at_hand(0)
 
 
-def test_who_fails_is_not_waited_for(split: Split, storage: SlowStore, fetching: threading.Thread) -> None:
+def test_who_fails_is_not_waited_for(split: Split, storage: SlowStorage, fetching: threading.Thread) -> None:
     """When the shard cannot be fetched after all, waiting ends at once, and `shard` will say why."""
     storage.fails = True
     assert split.arrived(0, 0) is not None
@@ -173,7 +173,7 @@ def test_nobody_fetches(root: Path, split: Split, tmp_path: Path) -> None:
 
 
 def test_without_an_index_the_whole_is_waited_for(
-    root: Path, split: Split, storage: SlowStore, request: pytest.FixtureRequest
+    root: Path, split: Split, storage: SlowStorage, request: pytest.FixtureRequest
 ) -> None:
     """A shard whose index is damaged is read when it is whole, from an index that is rebuilt."""
     (root / "train/000000.npy").write_bytes(b"damaged")

@@ -13,7 +13,7 @@ from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.energon import write_energon
 from shardflow.interop.wids import write_wids
 from shardflow.storage.local import LocalStorage
-from shardflow.storage.write_lock import FILE_NAME as CLAIM
+from shardflow.storage.write_lock import FILE_NAME as LOCK
 from tests.helpers.folders import contents, image_folder
 from tests.helpers.making import flip, make_dataset
 
@@ -74,7 +74,7 @@ def test_a_copy_that_was_killed_goes_on(view: Path, tmp_path: Path) -> None:
     (tmp_path / "copy/shardflow.json").unlink()
     (tmp_path / "copy/bases/0/train/000001.tar").unlink()
     (tmp_path / "copy/.tmp-train-0-train-000001.tar").write_bytes(b"half")
-    LocalStorage(tmp_path / "copy").put(CLAIM, b'{\n "content": "%b"\n}\n' % sf.open(view).fingerprint.encode())
+    LocalStorage(tmp_path / "copy").put(LOCK, b'{\n "content": "%b"\n}\n' % sf.open(view).fingerprint.encode())
     report = sf.sync(view, tmp_path / "copy")
     assert (report.copied, report.found) == (1, 1)
     assert contents(tmp_path / "copy") == expected

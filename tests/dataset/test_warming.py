@@ -27,7 +27,7 @@ Cache(sys.argv[1]).fetch(sys.argv[2], 1000, fill)
 
 def test_somebody_who_does_not_get_on_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a process that was stopped holds a shard, warming ends with an error that names the shard."""
-    monkeypatch.setattr(warm_module, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(warm_module, "STALL_TIMEOUT_S", 0.3)
     url = f"local://{make_dataset(tmp_path / 'set', [3, 2])}"
     dataset = shardflow.open(url, cache_dir=tmp_path / "cache")
     command = [sys.executable, "-c", STOPPED, str(tmp_path / "cache"), dataset.shards[1].sha256]

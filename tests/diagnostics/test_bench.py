@@ -1,4 +1,4 @@
-"""The bench: its figures must fit what is known of a loader."""
+"""The benchmark of a loader: its figures must match a loader whose cost is known."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import shardflow
-from shardflow.diagnostics.bench import STEPS, Bench, bench
+from shardflow.diagnostics.bench import STEPS, BenchReport, bench
 from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
 from shardflow.diagnostics.loader_probe import LoaderProbe
+from shardflow.diagnostics.measurement import Measurement
 from shardflow.diagnostics.stage_times import STAGES, stage_cpu_ms
-from shardflow.diagnostics.time_window import Window
 from shardflow.errors import ConfigError, DeadlineError
 from tests.helpers.making import make_dataset
 
@@ -33,7 +33,7 @@ def burn(image: torch.Tensor) -> torch.Tensor:
 
 
 def rest(image: torch.Tensor) -> torch.Tensor:
-    """A transform that waits as long, and computes nothing."""
+    """A transform that waits as long without CPU time."""
     time.sleep(BURNT_S)
     return image
 
@@ -51,7 +51,7 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
 
 
 def test_stages_cost_what_they_compute(url: Path) -> None:
-    """A transform that computes for 4 ms is found in "augment", and one that waits is not."""
+    """A transform that computes for 4 ms counts as "augment", and one that waits does not."""
 
     def measured(**options: Any) -> dict[str, float]:
         begun = loader(url, num_workers=0, **options)
@@ -67,47 +67,47 @@ def test_stages_cost_what_they_compute(url: Path) -> None:
 
 
 def test_every_stage_is_timed(url: Path, tmp_path: Path) -> None:
-    """Whatever a loader is told to do, its pipeline has no stage but those that are timed."""
+    """A loader with every option has no stage but those that are timed."""
     fullest = loader(url, num_workers=0, transform=rest, decoded_cache="1GB", cache_dir=tmp_path)
     _, *rest_of, _, _ = fullest.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     assert ("plan", *(type(stage).__name__.lower() for stage in rest_of)) == STAGES
 
 
 def test_workers_are_counted_and_ended(url: Path) -> None:
-    """What workers compute is found in the window, what they wait is not, and no worker is left."""
+    """The CPU time of workers is measured, their waiting is not, and no worker is left."""
     before = multiprocessing.active_children()
     for transform, least, most in ((burn, 0.9 * BURNT_S, 3 * BURNT_S), (rest, 0, BURNT_S / 2)):
-        with LoaderProbe(loader(url, transform=transform)) as driven:
-            window = driven.measure(0.5)
-        assert driven.batch_bytes == 4 * (3 * 32 * 32 + 8)
-        assert driven.first_batch_s > 0
-        assert window.wall_s >= 0.5
-        assert least <= window.workers_cpu_s / window.images <= most
-        assert window.images_per_s <= 1.5 / BURNT_S
+        with LoaderProbe(loader(url, transform=transform)) as probe:
+            measured = probe.measure(0.5)
+        assert probe.batch_bytes == 4 * (3 * 32 * 32 + 8)
+        assert probe.first_batch_s > 0
+        assert measured.wall_s >= 0.5
+        assert least <= measured.workers_cpu_s / measured.images <= most
+        assert measured.images_per_s <= 1.5 / BURNT_S
     assert multiprocessing.active_children() == before
 
 
-def test_limit_is_what_processes_decode(url: Path) -> None:
-    """Two processes compute for as long as asked, on the split's own images; one that died is an error, not a wait."""
+def test_baseline_is_what_processes_decode(url: Path) -> None:
+    """Two processes decode the split's images for the time asked for; a dead one is an error, not a hang."""
     encoded = payloads(shardflow.open(url)["train"])
     assert len(encoded) == len(set(encoded)) == 60
-    with DecodeBaseline(encoded, shardflow.RandomResizedCropDecoder(32), 2) as limit:
-        window = limit.measure(0.3)
-        assert 0.3 <= window.wall_s < 5
-        assert 0 < window.cpu_s <= 2.2 * window.wall_s
-        assert window.images > 100
-        limit._processes[0].kill()
+    with DecodeBaseline(encoded, shardflow.RandomResizedCropDecoder(32), 2) as baseline:
+        measured = baseline.measure(0.3)
+        assert 0.3 <= measured.wall_s < 5
+        assert 0 < measured.cpu_s <= 2.2 * measured.wall_s
+        assert measured.images > 100
+        baseline._processes[0].kill()
         with pytest.raises(DeadlineError, match="memory"):
-            limit.measure(0.1)
+            baseline.measure(0.1)
 
 
-def test_limit_ends_with_the_process_that_measures(url: Path) -> None:
-    """When the process that measures is killed, those that only decode end with it."""
+def test_baseline_ends_with_the_process_that_measures(url: Path) -> None:
+    """When the process that measures is killed, the decoding processes end with it."""
     encoded, (ours, theirs) = payloads(shardflow.open(url)["train"]), multiprocessing.Pipe()
 
     def measuring() -> None:
-        with DecodeBaseline(encoded, shardflow.RandomResizedCropDecoder(32), 2) as limit:
-            theirs.send([process.pid for process in limit._processes])
+        with DecodeBaseline(encoded, shardflow.RandomResizedCropDecoder(32), 2) as baseline:
+            theirs.send([process.pid for process in baseline._processes])
             time.sleep(60)
 
     process = multiprocessing.get_context("fork").Process(target=measuring)
@@ -126,22 +126,22 @@ def test_limit_ends_with_the_process_that_measures(url: Path) -> None:
 
 
 def test_bench_adds_up(url: Path) -> None:
-    """Shares add up to 1, the transform is most of them, and the verdict follows from the step."""
+    """Shares add up to 1, the transform has the largest, and the verdict follows from the step."""
     progress: list[int] = []
-    found = bench(loader(url, transform=burn), seconds=1.5, step_ms=1, progress=lambda: progress.append(1))
-    shares = found.shares()
+    report = bench(loader(url, transform=burn), seconds=1.5, step_ms=1, progress=lambda: progress.append(1))
+    shares = report.shares()
     assert sum(shares.values()) == pytest.approx(1, abs=0.01)
     assert max((name for name in shares if name != "wait"), key=lambda name: shares[name]) == "augment"
-    assert found.of_limit < 0.5
-    assert found.fed is False
-    assert found.waiting is not None
-    assert found.waiting > 0.5
-    assert found.image_bytes > 1000
+    assert report.share_of_baseline < 0.5
+    assert report.fed is False
+    assert report.wait_share is not None
+    assert report.wait_share > 0.5
+    assert report.image_bytes > 1000
     assert len(progress) == STEPS
 
 
 def test_bench_refuses_what_it_cannot_measure(url: Path, tmp_path: Path) -> None:
-    """A time that is no time, a loader without images, and one that decodes them once for all are refused."""
+    """A duration of 0, a loader without images, and one that caches decoded images are refused."""
     with pytest.raises(ConfigError, match="seconds"):
         bench(loader(url), seconds=0)
     with pytest.raises(ConfigError, match="step_ms"):
@@ -152,25 +152,27 @@ def test_bench_refuses_what_it_cannot_measure(url: Path, tmp_path: Path) -> None
         bench(loader(url, decoded_cache="1GB", cache_dir=tmp_path))
 
 
-def made(**changes: Any) -> Bench:
-    """A bench of round figures: 1,000 images/s by two workers on two cores that compute half of the time."""
-    window = Window(images=1000, wall_s=1.0, own_cpu_s=0.1, workers_cpu_s=1.0)
-    known = {"batch_size": 50, "workers": 2, "cores": 2, "window": window, "first_batch_s": 0.5, "image_bytes": 3e4}
-    limit = Window(images=2000, wall_s=1.0, workers_cpu_s=2.0)
+def report_of(**changes: Any) -> BenchReport:
+    """A report of round figures: 1,000 images/s by two workers on two cores that compute half of the time."""
+    loader = Measurement(images=1000, wall_s=1.0, own_cpu_s=0.1, workers_cpu_s=1.0)
+    known = {"batch_size": 50, "workers": 2, "cores": 2, "loader": loader, "first_batch_s": 0.5, "image_bytes": 3e4}
+    baseline = Measurement(images=2000, wall_s=1.0, workers_cpu_s=2.0)
     stages = {"plan": 0.0, "read": 0.1, "decode": 0.7, "augment": 0.0, "collate": 0.0}
-    return Bench(**{**known, "limit": limit, "stage_cpu_ms": stages, **changes})
+    return BenchReport(**{**known, "baseline": baseline, "stage_cpu_ms": stages, **changes})
 
 
 def test_arithmetic() -> None:
     """Shares, verdict and disturbance of known figures."""
-    found = made(step_ms=40.0)
-    assert (found.batch_ms, found.of_limit) == (pytest.approx(50), pytest.approx(0.5))
-    assert (found.fed, found.waiting) == (False, pytest.approx(0.2))
+    report = report_of(step_ms=40.0)
+    assert (report.batch_ms, report.share_of_baseline) == (pytest.approx(50), pytest.approx(0.5))
+    assert (report.fed, report.wait_share) == (False, pytest.approx(0.2))
     expected = {"wait": 0.5, "plan": 0, "read": 0.05, "decode": 0.35, "augment": 0, "collate": 0, "transfer": 0.1}
-    assert found.shares() == pytest.approx(expected)
-    assert (made().fed, made().waiting) == (None, None)
-    assert made(step_ms=60.0).fed is True
-    assert not found.disturbed
-    assert made(limit=Window(images=2000, wall_s=1.0, workers_cpu_s=1.5)).disturbed
-    alone = made(workers=0, window=Window(images=1000, wall_s=1.0, own_cpu_s=0.9), stage_cpu_ms={"decode": 2.0})
+    assert report.shares() == pytest.approx(expected)
+    assert (report_of().fed, report_of().wait_share) == (None, None)
+    assert report_of(step_ms=60.0).fed is True
+    assert not report.disturbed
+    assert report_of(baseline=Measurement(images=2000, wall_s=1.0, workers_cpu_s=1.5)).disturbed
+    alone = report_of(
+        workers=0, loader=Measurement(images=1000, wall_s=1.0, own_cpu_s=0.9), stage_cpu_ms={"decode": 2.0}
+    )
     assert alone.shares() == pytest.approx({"wait": 0.1, "decode": 0.9, "transfer": 0})

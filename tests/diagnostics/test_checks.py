@@ -1,4 +1,4 @@
-"""The usual suspects, each made to be there."""
+"""The checks, each made to fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 import shardflow
 from shardflow import native
-from shardflow.diagnostics.checks import Suspect, rotates, usual_suspects
+from shardflow.diagnostics.checks import Check, failed_checks, on_rotating_disk
 from shardflow.loading.topology import usable_cores
 from tests.helpers.making import make_dataset
 
@@ -24,46 +24,46 @@ def url(tmp_path: Path) -> Path:
     return make_dataset(tmp_path / "set", [8])
 
 
-def found(url: object, *, shared_bytes: int = 1000, **options: Any) -> dict[str, str]:
-    """The suspects of a loader, name → line."""
+def failures(url: object, *, shared_bytes: int = 1000, **options: Any) -> dict[str, str]:
+    """The failed checks of a loader, name → message."""
     options = {"num_workers": 2, "multiprocessing_context": "fork", **options}
     loader = shardflow.Loader(str(url), batch_size=4, **options)
-    suspects = usual_suspects(loader, shared_bytes=shared_bytes)
-    assert all(isinstance(suspect, Suspect) and "\n" not in suspect.line for suspect in suspects)
-    return dict(suspects)
+    checks = failed_checks(loader, shared_bytes=shared_bytes)
+    assert all(isinstance(check, Check) and "\n" not in check.message for check in checks)
+    return dict(checks)
 
 
-def test_a_sound_setting_has_none(url: Path) -> None:
-    """With ordinary settings nothing is suspected, but what is true of this machine."""
+def test_a_sound_setting_passes(url: Path) -> None:
+    """With ordinary settings no check fails, except for what is true of this machine."""
     expected = set() if native.available() else {"native kernel"}
-    assert set(found(url, multiprocessing_context="spawn")) - {"rotating disk"} == expected
+    assert set(failures(url, multiprocessing_context="spawn")) - {"rotating disk"} == expected
 
 
 def test_too_little_shared_memory(url: Path) -> None:
-    """Batches that cannot all be in /dev/shm are a suspect; those that can are none."""
+    """Batches that do not fit into /dev/shm fail the check; those that fit do not."""
     total = shutil.disk_usage("/dev/shm").total
-    assert "--shm-size" in found(url, shared_bytes=total + 1)["shared memory"]
-    assert "shared memory" not in found(url, shared_bytes=total)
+    assert "--shm-size" in failures(url, shared_bytes=total + 1)["shared memory"]
+    assert "shared memory" not in failures(url, shared_bytes=total)
 
 
 def test_too_many_threads(url: Path) -> None:
-    """More threads of torch than there are cores are a suspect."""
+    """More threads of torch than cores fail the check."""
     before = torch.get_num_threads()
     torch.set_num_threads(usable_cores() + 1)
     try:
-        assert "torch.set_num_threads" in found(url)["threads"]
+        assert "torch.set_num_threads" in failures(url)["threads"]
     finally:
         torch.set_num_threads(before)
 
 
 def test_forking_beside_threads(url: Path) -> None:
-    """A thread that runs while workers are forked is a suspect, and is not one for other ways to start them."""
+    """A thread that runs while workers are forked fails the check; with other start methods it does not."""
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="a client's")
     thread.start()
     try:
-        assert "a client's" in found(url)["fork"]
-        assert "fork" not in found(url, multiprocessing_context="spawn")
+        assert "a client's" in failures(url)["fork"]
+        assert "fork" not in failures(url, multiprocessing_context="spawn")
     finally:
         stop.set()
         thread.join()
@@ -71,25 +71,25 @@ def test_forking_beside_threads(url: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU, and other tests need CUDA")
 def test_pinning_without_a_gpu(url: Path) -> None:
-    """Pinned memory where nothing could use it is a suspect."""
-    assert "GPU" in found(url, pin_memory=True)["pin_memory"]
+    """Pinned memory without a GPU fails the check."""
+    assert "GPU" in failures(url, pin_memory=True)["pin_memory"]
 
 
 def test_a_cache_that_is_too_small(url: Path, tmp_path: Path) -> None:
-    """A cache below the size of the split is a suspect, a larger one is not."""
+    """A cache smaller than the split fails the check, a larger one does not."""
     far = f"local://{url}"
-    assert "cache_limit" in found(far, cache_dir=tmp_path / "cache", cache_limit=9000)["cache"]
-    assert "cache" not in found(far, cache_dir=tmp_path / "cache")
+    assert "cache_limit" in failures(far, cache_dir=tmp_path / "cache", cache_limit=9000)["cache"]
+    assert "cache" not in failures(far, cache_dir=tmp_path / "cache")
 
 
 def test_shards_that_are_far_too_small(tmp_path: Path) -> None:
-    """Many tiny shards are a suspect."""
-    assert "--shard-samples" in found(make_dataset(tmp_path / "many", [1] * 65))["small shards"]
+    """Many tiny shards fail the check."""
+    assert "--shard-samples" in failures(make_dataset(tmp_path / "many", [1] * 65))["small shards"]
 
 
 @pytest.mark.parametrize(("flag", "expected"), [("1\n", True), ("0\n", False), (None, False)])
 def test_a_rotating_disk(tmp_path: Path, flag: str | None, expected: bool) -> None:
-    """A disk says whether it rotates, for its partitions as well; where nothing is said, it does not."""
+    """The kernel says whether a disk rotates, for its partitions too; where it does not say, the answer is no."""
     device = os.stat(tmp_path).st_dev
     disk = tmp_path / "sys/devices/disk"
     (disk / "partition").mkdir(parents=True)
@@ -99,5 +99,5 @@ def test_a_rotating_disk(tmp_path: Path, flag: str | None, expected: bool) -> No
     link = tmp_path / f"sys/dev/block/{os.major(device)}:{os.minor(device)}"
     link.parent.mkdir(parents=True)
     link.symlink_to(disk / "partition")
-    assert rotates(tmp_path, tmp_path / "sys") == expected
-    assert not rotates(tmp_path / "missing", tmp_path / "sys")
+    assert on_rotating_disk(tmp_path, tmp_path / "sys") == expected
+    assert not on_rotating_disk(tmp_path / "missing", tmp_path / "sys")

@@ -12,8 +12,8 @@ from shardflow.diagnostics.system_report import describe_system
 from shardflow.loading.provenance import describe_versions
 
 
-def test_system_says_what_a_report_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machine, system, memory, GPU, cache and clients are named, each with something about it."""
+def test_report_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report describes machine, system, memory, GPU, cache and S3 client."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not" / "there"))
     described = describe_system()
     assert all(described.values())
@@ -26,7 +26,7 @@ def test_system_says_what_a_report_needs(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_versions_need_no_torch() -> None:
-    """Versions are told without importing torch."""
+    """Versions are read without importing torch."""
     code = "import sys\nfrom shardflow.loading.provenance import describe_versions\n"
     code += "describe_versions(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

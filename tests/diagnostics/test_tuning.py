@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import shardflow
-from shardflow.diagnostics.time_window import Window
-from shardflow.diagnostics.tuning import PREFETCH, Trial, _best, _limit, tune
+from shardflow.diagnostics.measurement import Measurement
+from shardflow.diagnostics.tuning import PREFETCH_FACTORS, Trial, _best, _bottleneck, tune
 from shardflow.errors import ConfigError
 from tests.diagnostics.test_bench import rest
 from tests.helpers.making import make_dataset
@@ -35,14 +35,14 @@ def make_loader(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_finds_what_is_faster_in_bounded_time(make_loader: Any) -> None:
-    """Three waiting workers beat one; every setting was tried; the result can be given to a loader, and to JSON."""
+    """Three waiting workers are faster than one; every setting was tried; the result fits a loader, and JSON."""
     begin = time.monotonic()
     tries: list[int] = []
     found = tune(make_loader, seconds=2.0, workers=(1, 3), progress=lambda: tries.append(1))
     assert time.monotonic() - begin < 60
     assert found.settings["num_workers"] == 3
     tried = {(trial.num_workers, trial.prefetch_factor) for trial in found.trials}
-    assert tried == {(1, 4), *((3, depth) for depth in PREFETCH)}
+    assert tried == {(1, 4), *((3, depth) for depth in PREFETCH_FACTORS)}
     assert found.best in found.trials
     assert len(tries) >= 5
     assert all(trial.shared_bytes > 0 and trial.first_batch_s > 0 for trial in found.trials)
@@ -50,8 +50,8 @@ def test_finds_what_is_faster_in_bounded_time(make_loader: Any) -> None:
     assert next(iter(make_loader(**found.settings)))
 
 
-def test_nothing_that_was_seen_is_faster(make_loader: Any) -> None:
-    """Where the machine slows down between the workers' rounds and the depths', the setting to take is no slow one."""
+def test_no_measured_setting_is_faster(make_loader: Any) -> None:
+    """If the machine slows down between the two phases, the recommended setting is still a fast one."""
     slow = False
 
     def slowing(**settings: int) -> shardflow.Loader:
@@ -73,30 +73,30 @@ def test_refuses_what_cannot_be_tried(make_loader: Any) -> None:
 
 def trial(workers: int, depth: int, rate: float) -> Trial:
     """A trial of known rate."""
-    windows = (Window(images=round(rate), wall_s=1.0),)
-    return Trial(num_workers=workers, prefetch_factor=depth, windows=windows, first_batch_s=0.1, batch_bytes=1)
+    runs = (Measurement(images=round(rate), wall_s=1.0),)
+    return Trial(num_workers=workers, prefetch_factor=depth, measurements=runs, first_batch_s=0.1, batch_bytes=1)
 
 
-def test_the_most_modest_of_the_fastest_is_taken() -> None:
+def test_the_fewest_workers_of_the_fastest_win() -> None:
     """Within 3 % of the fastest, the fewest workers win, and then the least prefetching."""
     assert _best([trial(2, 4, 980), trial(4, 4, 1000), trial(8, 2, 990)]).num_workers == 2
     assert _best([trial(2, 4, 960), trial(4, 4, 1000), trial(4, 2, 971)]) == trial(4, 2, 971)
 
 
-def test_what_limits_is_named(make_loader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Busy cores, a busy training process, others' load, a network and a disk are told apart by what was counted."""
+def test_bottlenecks_are_distinguished(make_loader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Busy cores, a busy training process, other load, a network and a disk are distinguished by the counters."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     local = make_loader(num_workers=0)
     far = shardflow.Loader(f"local://{make_dataset(tmp_path / 'far', [8])}", batch_size=4, num_workers=0)
 
-    def limit_of(loader: shardflow.Loader, **counted: float) -> str:
-        window = Window(**{"images": 100, "wall_s": 1.0, **counted})  # type: ignore[arg-type]
-        tried = Trial(num_workers=2, prefetch_factor=2, windows=(window,), first_batch_s=0.1, batch_bytes=1)
-        return _limit(tried, loader, 4)[0]
+    def bottleneck_of(loader: shardflow.Loader, **counted: float) -> str:
+        measurement = Measurement(**{"images": 100, "wall_s": 1.0, **counted})  # type: ignore[arg-type]
+        tried = Trial(num_workers=2, prefetch_factor=2, measurements=(measurement,), first_batch_s=0.1, batch_bytes=1)
+        return _bottleneck(tried, loader, 4)[0]
 
-    assert limit_of(local, workers_cpu_s=3.9, machine_cpu_s=4.0) == "cores"
-    assert limit_of(local, own_cpu_s=0.95, workers_cpu_s=1.0, machine_cpu_s=2.0) == "training process"
-    assert limit_of(local, workers_cpu_s=1.0, machine_cpu_s=3.0) == "other processes"
-    assert limit_of(far, workers_cpu_s=1.0, machine_cpu_s=1.1) == "network"
-    assert limit_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1, storage_bytes=10**6) == "disk"
-    assert limit_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1) == "not known"
+    assert bottleneck_of(local, workers_cpu_s=3.9, machine_cpu_s=4.0) == "cores"
+    assert bottleneck_of(local, own_cpu_s=0.95, workers_cpu_s=1.0, machine_cpu_s=2.0) == "training process"
+    assert bottleneck_of(local, workers_cpu_s=1.0, machine_cpu_s=3.0) == "other processes"
+    assert bottleneck_of(far, workers_cpu_s=1.0, machine_cpu_s=1.1) == "network"
+    assert bottleneck_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1, disk_bytes=10**6) == "disk"
+    assert bottleneck_of(local, workers_cpu_s=1.0, machine_cpu_s=1.1) == "not known"

@@ -1,4 +1,4 @@
-"""A real browser without a window: Chromium, spoken to by its debugging protocol over a pair of pipes.
+"""A real browser without a window: Chromium, controlled by its debugging protocol over a pair of pipes.
 
 Source: https://chromedevtools.github.io/devtools-protocol/; messages are JSON, each ended by a zero byte.
 """
@@ -18,32 +18,32 @@ from typing import Any, NamedTuple
 
 NAMES = "chromium", "chromium-browser", "google-chrome"
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
-class Seen(NamedTuple):
-    """What a page looked like: its picture as PNG, what it asked for, what the console said, and what was evaluated."""
+class Rendered(NamedTuple):
+    """A rendered page: its picture as PNG, the URLs it requested, the console's messages, and the evaluated values."""
 
     picture: bytes
     requests: list[str]
-    complaints: list[str]
+    console: list[str]
     values: dict[str, Any]
 
 
 def executable() -> str | None:
-    """Return where Chromium is, None when it is not installed."""
+    """Return the path of Chromium; None if it is not installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One browser, for one page at a time; close it when done."""
+    """One browser, for one page at a time; close it after use."""
 
     def __init__(self, profile: Path) -> None:
         path = executable()
         assert path is not None
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
-        # The browser expects to be spoken to on descriptor 3, and to answer on 4; a shell puts the pipes there.
+        # The browser reads commands from descriptor 3 and writes answers to 4; a shell puts the pipes there.
         command = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
         flags = [
             "--headless=new",
@@ -69,8 +69,8 @@ class Browser:
         for domain in ("Page", "Network", "Log", "Runtime"):
             self._call(f"{domain}.enable")
 
-    def look(self, page: Path, *, width: int, dark: bool, evaluate: dict[str, str]) -> Seen:
-        """Open a file in a window of so many pixels, and evaluate JavaScript expressions by name."""
+    def render(self, page: Path, *, width: int, dark: bool, evaluate: dict[str, str]) -> Rendered:
+        """Open a file in a window of a width in pixels, and evaluate JavaScript expressions by name."""
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
@@ -86,17 +86,17 @@ class Browser:
             method: [event["params"] for event in self._events if event["method"] == method]
             for method in ("Network.requestWillBeSent", "Log.entryAdded", "Runtime.consoleAPICalled")
         }
-        return Seen(
+        return Rendered(
             picture=base64.b64decode(picture),
             requests=[event["request"]["url"] for event in by_method["Network.requestWillBeSent"]],
-            complaints=[str(event) for event in by_method["Log.entryAdded"] + by_method["Runtime.consoleAPICalled"]],
+            console=[str(event) for event in by_method["Log.entryAdded"] + by_method["Runtime.consoleAPICalled"]],
             values=values,
         )
 
     def close(self) -> None:
         """End the browser."""
         self._process.terminate()
-        self._process.wait(_PATIENCE_S)
+        self._process.wait(_TIMEOUT_S)
         os.close(self._in)
         os.close(self._out)
 
@@ -122,7 +122,7 @@ class Browser:
                     return
 
     def _messages(self) -> Iterator[dict[str, Any]]:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while True:
             while b"\0" not in self._buffer:
                 ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""The `shardflow` command: as a user runs it, and in this process where that is enough."""
+"""The `shardflow` command, run in a process of its own, or in this process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ COMMAND = [sys.executable, "-c", "from shardflow.cli.main import main; main()"]
 
 
 def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[Any]:
-    """Run the command to its end, in a process of its own; `options` are those of `subprocess.run`."""
+    """Run the command in a process of its own; `options` are those of `subprocess.run`."""
     options = {"capture_output": True, "text": True, "timeout": 120, **options}
     return subprocess.run([*COMMAND, *map(str, arguments)], **options)
 
 
 def exit_code(*arguments: str) -> int:
-    """Run the command in this process, and return its exit code; its handler of SIGTERM does not stay."""
+    """Run the command in this process, and return its exit code; the handler of SIGTERM is restored."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         main(arguments)

@@ -1,25 +1,29 @@
-"""Stores for tests that are reached over no network but are as far away: they count, dawdle and fail as told."""
+"""Storages that behave as remote ones without a network: they count reads, delay them, and fail on demand."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from shardflow.errors import TransientError
 from shardflow.storage.local import LocalStorage
+from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.staging import temporary_staging
+from shardflow.storage.storage import ListedBlob, Writer
 
 
-class CountingStore:
-    """What a reader needs of a store, served from a directory, by copying alone.
+class CountingStorage:
+    """A directory as a remote storage: no blob has a local path, and every read is counted.
 
     Args:
-        root: The dataset.
+        root: The directory.
         log: A file that gets a line for each blob that is read, from any process.
-        delay_s: How long a transfer takes.
-        before: Called with the name of each blob before its transfer; what it raises is the transfer's failure.
+        delay_s: Duration of a transfer.
+        before: Called with the name of each blob before it is read; an error that it raises is the error of the read.
     """
 
     def __init__(
@@ -28,62 +32,78 @@ class CountingStore:
         self._storage, self._log, self._delay_s, self.before = LocalStorage(root), log, delay_s, before
 
     def __str__(self) -> str:
-        return f"far://{self._storage}"
+        return f"far:/{self._storage}"
 
     def url(self, name: str) -> str:
-        """How messages name a blob."""
-        return f"far:/{self._storage.path(name)}"
+        """Return the name of a blob for messages."""
+        return f"{self}/{name}"
+
+    def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol's
+        """Return None."""
+        return None
 
     def read(self, name: str) -> bytes:
-        """A small blob."""
-        self._begin(name)
+        """Return a blob, and count it."""
+        self._count(name)
         return self._storage.read(name)
 
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return a part of a blob, and count it."""
+        self._count(name)
+        return self._storage.read_range(name, start, stop)
+
     def size(self, name: str) -> int | None:
-        """The size of a blob."""
+        """Return the size of a blob."""
         return self._storage.size(name)
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """A blob, copied."""
-        self._begin(name)
+        """Copy a blob, and count it."""
+        self._count(name)
         time.sleep(self._delay_s)
         self._storage.get(name, target, size=size, sha256=sha256)
 
-    def _begin(self, name: str) -> None:
+    def put(self, name: str, data: bytes) -> None:
+        """Publish a blob."""
+        self._storage.put(name, data)
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """Publish a new blob."""
+        self._storage.put_new(name, data)
+
+    def upload(self, name: str, source: Path) -> None:
+        """Publish a file."""
+        self._storage.upload(name, source)
+
+    def listing(self) -> dict[str, ListedBlob]:
+        """Return all blobs."""
+        return self._storage.listing()
+
+    def remove(self, name: str) -> None:
+        """Delete a blob."""
+        self._storage.remove(name)
+
+    def abort_uploads(self, names: Collection[str]) -> None:
+        """Do nothing."""
+
+    @contextmanager
+    def exclusive_writer(self) -> Iterator[Writer]:
+        """Provide a temporary staging directory."""
+        with temporary_staging() as (folder, lock):
+            yield Writer(folder, lock, is_alone=False)
+
+    def reads(self) -> Counter[str]:
+        """Return how often each blob has been read so far."""
+        return Counter(self._log.read_text().split()) if self._log.exists() else Counter()
+
+    def _count(self, name: str) -> None:
         with open(self._log, "a") as log:
             log.write(f"{name}\n")
         if self.before is not None:
             self.before(name)
 
-    def taken(self) -> Counter[str]:
-        """How often each blob has been read so far."""
-        return Counter(self._log.read_text().split()) if self._log.exists() else Counter()
 
-    def put(self, name: str, data: bytes) -> None:
-        """Not served."""
-        raise NotImplementedError(name, data)
-
-    put_new = put
-
-    def upload(self, name: str, source: Path) -> None:
-        """Not served."""
-        raise NotImplementedError(name, source)
-
-    def names(self) -> list[str]:
-        """The names of all blobs."""
-        return self._storage.names()
-
-    def remove(self, name: str) -> None:
-        """Not served."""
-        raise NotImplementedError(name)
-
-    def sole_writer(self) -> None:
-        """Not served."""
-        raise NotImplementedError
-
-
-class SlowStore(CountingStore):
-    """A store whose tars come in steps: so many bytes of them, changed or not, and the rest when it is told."""
+class SlowStorage(CountingStorage):
+    """A storage whose tars arrive in two steps: the first bytes, changed or not, and on a signal the rest."""
 
     def __init__(self, root: Path, log: Path) -> None:
         super().__init__(root, log)
@@ -93,10 +113,11 @@ class SlowStore(CountingStore):
         self.begun, self.go_on = threading.Event(), threading.Event()
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """A blob, in two steps."""
-        data = bytearray((self._storage.path(name)).read_bytes())
+        """Copy a blob in two steps."""
+        data = bytearray(self._storage.read(name))
         self.change(data)
-        target.write_bytes(data[: self.first_bytes])
+        with map_os_errors(target), open(target, "xb") as file:
+            file.write(data[: self.first_bytes])
         self.begun.set()
         assert self.go_on.wait(30)
         target.unlink()

@@ -24,8 +24,8 @@ from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import DatasetExistsError, NotFoundError
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
+from shardflow.storage.write_lock import lock_directory
 from tests.helpers.command import COMMAND
 from tests.helpers.folders import contents, encoded, write_tree
 from tests.helpers.s3_server import Server
@@ -242,7 +242,7 @@ class Stage:
         """See what a reader finds after a kill, run the command again, and see that nothing tells of the kill."""
         reader = self._reader(dst)
         for spool in self._spools.iterdir():
-            with LocalStorage(spool).sole_writer(patience_s=30):  # the workers end too, when they have the time to
+            with lock_directory(spool, timeout_s=30):  # the workers end too, when they have the time to
                 pass
         before = tempfile.tempdir
         tempfile.tempdir = str(self._spools)

@@ -1,4 +1,4 @@
-"""A packed dataset for the pictures and the page: photo-like images of a few classes, and inputs that are refused."""
+"""A packed dataset for previews: photo-like images of a few classes, and inputs in quarantine."""
 
 from __future__ import annotations
 

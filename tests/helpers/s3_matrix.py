@@ -1,6 +1,6 @@
-"""The fault matrix: each fault, in each place of each operation, and what has to come of it.
+"""The fault matrix: each fault, in each place of each operation, and the required outcome.
 
-Whatever happens, an operation ends in time with the right bytes or a typed error, and leaves nothing half done.
+Every operation ends in time, with the right bytes or a typed error, and leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LARGE = random.Random(3).randbytes(2 * PIECE_BYTES + 12345)  # three requests
 PARTS = random.Random(4).randbytes(LEAST_PART_BYTES + 12345)  # one to open an upload, two parts, one to close it
 CONTENTS = {"get": LARGE, "read": LARGE, "put": SMALL, "upload": PARTS}
 
-# What each fault is, and what it makes of reading when every request meets it; None where reading gets through.
+# Each fault, and the error of a read when every request meets it; None where reading succeeds.
 FAULTS: dict[str, tuple[Fault, type[ShardflowError] | None]] = {
     "latency": (Fault(latency_s=0.1), None),
     "500": (Fault(status=500), TransientError),
@@ -57,8 +57,8 @@ FAULTS: dict[str, tuple[Fault, type[ShardflowError] | None]] = {
     "clock skew": (Fault(status=403, code="RequestTimeTooSkewed"), AccessDeniedError),
     "403": (Fault(status=403, code="AccessDenied"), AccessDeniedError),
 }
-RANGES = {"ignored range", "other range", "no range said"}  # what is written has none
-FINAL = {"expired token", "clock skew", "403"}  # trying again is no use
+RANGES = {"ignored range", "other range", "no range said"}  # writes have none
+FINAL = {"expired token", "clock skew", "403"}  # no retry can succeed
 DONE = {name for name in FAULTS if name.endswith("it was done")}  # reading does nothing
 READING, WRITING = ("get", "read"), ("put", "upload")
 PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0, "every": None}
@@ -67,7 +67,7 @@ _REQUESTS = {"get": 3, "read": 3, "put": 1, "upload": 4}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one case."""
+    """The outcome of one case."""
 
     fault: str
     operation: str
@@ -80,7 +80,7 @@ class Outcome:
 
 
 class Stage:
-    """Where the cases play: clients take long to make, so all share one through the proxy and one past it."""
+    """The storages of all cases, one through the proxy and one past it: clients are slow to create."""
 
     def __init__(self, server: Server, proxy: Proxy, prefix: str) -> None:
         self.server, self.proxy, self.prefix = server, proxy, prefix
@@ -99,7 +99,7 @@ def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Ou
     for place, share in PLACES.items():
         if _REQUESTS[operation] == 1 and place in ("middle", "last"):
             continue
-        name = f"blob-{place}"  # of this case alone: what the last one left under way must not meet this one's fault
+        name = f"blob-{place}"  # new: requests of the last case that are in flight must not meet this fault
         direct.put(name, content if operation in READING else OLD)
         (folder / "source").write_bytes(content)
         target = folder / "target"
@@ -134,7 +134,7 @@ def _check(outcome: Outcome, name: str, target: Path, stage: Stage, content: byt
     for key, upload in left:
         client = stage.server.client()
         client.call_s3("abort_multipart_upload", Bucket=stage.server.bucket, Key=key, UploadId=upload)
-    # Where no answer ever comes, nobody can know that an upload was opened.
+    # Where no answer ever arrives, the client cannot know that an upload was opened.
     assert not left or (outcome.place == "every" and outcome.error is not None), "an upload was left open"
     assert outcome.seconds < LIMIT_S
     assert target.exists() == (outcome.operation == "get" and outcome.error is None), "a leftover"

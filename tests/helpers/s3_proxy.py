@@ -1,6 +1,6 @@
-"""A proxy between client and S3 server that does to chosen requests what networks and stores do.
+"""A proxy between client and S3 server that injects the faults of networks and servers into some requests.
 
-`Host` passes through, so signatures hold. Every request is logged, so that tests can count them.
+It keeps the `Host` header, so that signatures hold. It logs every request, so that tests can count them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK = 256 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What happens to a request or its answer. Several fields may be set."""
+    """A fault of a request or its answer. Several fields may be set."""
 
     before: Callable[[], object] | None = None  # run before the request goes on
     latency_s: float = 0.0
@@ -43,7 +43,7 @@ class Fault:
 
 @dataclass
 class Rule:
-    """A fault, and the requests that it happens to: of those that match, `times` ones from number `first` (from 0)."""
+    """A fault and its requests: of those that match, `times` ones from number `first` (from 0) on."""
 
     fault: Fault
     method: str = ""

@@ -1,4 +1,4 @@
-"""A real S3 server of the tests' own: SeaweedFS, on ports and in a folder that nobody else has."""
+"""A real S3 server for the tests: SeaweedFS, on free ports and in its own folder."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Server:
         return f"s3://{self.bucket}/{prefix}"
 
     def storage(self, prefix: str, endpoint: str | None = None) -> RemoteStorage:
-        """Return a store that reaches it directly, or impatiently and in small pieces through a proxy."""
+        """Return a storage on it; through a proxy, one with short timeouts and small pieces."""
         if endpoint is None:
             return RemoteStorage(self.url(prefix), self.options())
-        return RemoteStorage(self.url(prefix), self.options(endpoint), patience=QUICK, piece_bytes=PIECE_BYTES)
+        return RemoteStorage(self.url(prefix), self.options(endpoint), retry_policy=QUICK, piece_bytes=PIECE_BYTES)
 
     def put(self, prefix: str, folder: Path) -> str:
         """Put the files of a folder below a prefix, and return its URL."""
@@ -72,10 +72,10 @@ class Server:
     def contents(self, prefix: str) -> dict[str, bytes]:
         """Return every blob below a prefix."""
         storage = self.storage(prefix)
-        return {name: storage.read(name) for name in storage.names()}
+        return {name: storage.read(name) for name in storage.listing()}
 
     def client(self) -> Any:
-        """Return s3fs as it is, to look at things that a store does not show."""
+        """Return a plain s3fs client, for requests that a storage does not make."""
         return _client(self.endpoint)
 
     def open_uploads(self, prefix: str) -> list[tuple[str, str]]:

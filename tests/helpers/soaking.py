@@ -1,7 +1,7 @@
-"""The soak: a dataset streamed for many epochs through bad weather, and what the processes hold meanwhile.
+"""The soak test: a dataset is streamed for many epochs through faults, and the resources of the processes are measured.
 
-The training runs in a process of its own, so that server and proxy are not counted. What leaks raises the floor: the
-least of the last third of the samples is compared with the least of the first third.
+The training runs in its own process, so that server and proxy are not counted. A leak raises the floor: the minimum of
+the last third of the samples is compared with the minimum of the first third.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ TOLERANCES = {
     "shm_bytes": 0,
     "cache_bytes": 64 << 10,
 }
-"""By how much each floor may rise over a whole soak, of any length: allocators settle, and transfers overlap."""
+"""By how much each floor may rise over a soak of any length: allocators settle, and transfers overlap."""
 _WIDTH = 11
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What the training process and its workers hold after an epoch."""
+    """The resources of the training process and its workers after an epoch."""
 
     epoch: int
     seconds: float  # since the first
@@ -124,7 +124,7 @@ def _train(local: Path, url: str, options: dict[str, Any], cache_dir: Path, epoc
 
 
 def _measured(cache_dir: Path) -> dict[str, int]:
-    """Return what this process and its children hold."""
+    """Return the resources of this process and its children."""
     workers = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     everybody = [str(os.getpid()), *workers]
     return {
@@ -168,7 +168,7 @@ def row(sample: Sample) -> str:
 
 
 def header() -> str:
-    """Return what stands above the rows."""
+    """Return the heading of the table."""
     return " | ".join(f"{name.replace('_bytes', ' kB'):>{_WIDTH}}" for name in Sample.__dataclass_fields__)
 
 

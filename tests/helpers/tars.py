@@ -1,4 +1,4 @@
-"""Tars as others write them: by Python's tarfile in any of its formats, and with what should not be there."""
+"""Tars of other writers: Python's tarfile in any of its formats, with unusual members."""
 
 from __future__ import annotations
 

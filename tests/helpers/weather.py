@@ -1,4 +1,4 @@
-"""Weather: faults that happen to any request, now and then."""
+"""Weather: faults that hit requests at random."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.helpers.s3_proxy import Fault, Rule
 _SLOW = ("hang", "hang, and it was done", "hang in the body", "drip")
 _DAMAGE = "flipped bit"
 PROMPT = tuple(fault for name, (fault, _) in FAULTS.items() if name not in FINAL | RANGES | {*_SLOW, _DAMAGE})
-"""What another attempt gets past, however often it happens. Not damage: a blob damaged twice is an error."""
+"""Faults that retries survive, however often they happen. Not damage: a blob damaged twice is an error."""
 SLOW = tuple(FAULTS[name][0] for name in _SLOW)
-"""The same, but noticed by a deadline, which a loader's patience puts 8 to 15 seconds away."""
+"""The same, but noticed only by a deadline, after 8 to 15 seconds with a loader's retry policy."""
 ANY = (*PROMPT, FAULTS[_DAMAGE][0]) * 8 + SLOW
-"""All of them; the slow ones rarely, so that time is spent on many faults, and damage too rarely to meet itself."""
+"""All faults; the slow ones rarely, so that the time allows many faults, and damage too rarely to hit a blob twice."""
 
 
 class Weather(Rule):

@@ -12,7 +12,7 @@ import shardflow
 from shardflow.dataset.dataset import Split
 from shardflow.loading.sampler import EpochOrder
 from shardflow.storage.cache import Cache
-from tests.helpers.counting import SlowStore
+from tests.helpers.counting import SlowStorage
 from tests.helpers.making import make_dataset
 
 TOTAL = 90
@@ -80,7 +80,7 @@ def test_epochs_follow_each_other_in_persistent_workers(dataset: Path) -> None:
 
 def test_first_samples_do_not_wait_for_a_whole_shard(dataset: Path, tmp_path: Path) -> None:
     """Samples are yielded from the part of a shard that has arrived, while the rest is on its way."""
-    split, storage = shardflow.open(dataset)["train"], SlowStore(dataset, tmp_path / "log")
+    split, storage = shardflow.open(dataset)["train"], SlowStorage(dataset, tmp_path / "log")
     storage.first_bytes = split.shards[0].bytes // 2
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
     source = shardflow.samples(dataset, shuffle=False)

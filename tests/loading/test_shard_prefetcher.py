@@ -30,7 +30,7 @@ from shardflow.loading.stages import Read
 from shardflow.order.schedule import Schedule
 from shardflow.storage.cache import Cache
 from shardflow.storage.local import LocalStorage
-from tests.helpers.counting import CountingStore, SlowStore
+from tests.helpers.counting import CountingStorage, SlowStorage
 from tests.helpers.making import make_dataset
 
 SHARDS = 24
@@ -70,7 +70,7 @@ class Stream:
         far: dict[str, Any] | None = None,
         **plan: Any,
     ) -> None:
-        self.storage = CountingStore(root, directory / "log", **(far or {}))
+        self.storage = CountingStorage(root, directory / "log", **(far or {}))
         self.cache = Cache(directory / "cache")
         shards = shardflow.open(root).manifest.splits["train"]
         if shards_cached is not None:
@@ -98,7 +98,7 @@ class Stream:
 
     def transfers(self) -> int:
         """How many tars have been fetched so far."""
-        return sum(count for name, count in self.storage.taken().items() if name.endswith(".tar"))
+        return sum(count for name, count in self.storage.reads().items() if name.endswith(".tar"))
 
 
 def labels_of(batches: Iterator[Batch]) -> Iterator[list[int]]:
@@ -233,7 +233,7 @@ def test_looks_ahead_into_the_next_epoch(root: Path, tmp_path: Path) -> None:
 
 def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) -> None:
     """Batches are read from the part of a shard that has arrived, while somebody else fetches the rest."""
-    split, storage = shardflow.open(root)["train"], SlowStore(root, tmp_path / "log")
+    split, storage = shardflow.open(root)["train"], SlowStorage(root, tmp_path / "log")
     storage.first_bytes = split.shards[0].bytes // 2
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
     order = EpochOrder(far, seed=1, window=1, shuffle=False)
@@ -294,9 +294,9 @@ def test_what_another_gave_up_is_fetched_after_all(root: Path, tmp_path: Path) -
     ) as reach:
         reach(0, 1)
         assert until(lambda: stream.transfers() == 1)
-        assert stream.storage.taken()["train/000001.tar"] == 1
+        assert stream.storage.reads()["train/000001.tar"] == 1
         given_up.set()
-        assert until(lambda: stream.storage.taken()["train/000000.tar"] == 1)
+        assert until(lambda: stream.storage.reads()["train/000000.tar"] == 1)
     thread.join()
 
 
@@ -308,7 +308,7 @@ def test_first_batch_waits_for_one_transfer(root: Path, tmp_path: Path, workers:
     batches = iter(stream)
     next(batches)
     assert time.monotonic() - begun < (1.0 if not workers else 2.0)
-    assert max(stream.storage.taken().values()) == 1
+    assert max(stream.storage.reads().values()) == 1
     batches.close()
 
 
@@ -318,7 +318,7 @@ def test_what_fits_is_fetched_once(root: Path, tmp_path: Path, workers: int) -> 
     stream = Stream(root, tmp_path, workers=workers, lanes=3, window=16)
     for _ in range(3):
         assert sorted(itertools.chain.from_iterable(stream)) == list(range(TOTAL))
-    taken = stream.storage.taken()
+    taken = stream.storage.reads()
     assert len(taken) == 2 * SHARDS
     assert set(taken.values()) == {1}
 
@@ -383,7 +383,7 @@ def test_error_that_is_over_when_the_shard_is_needed_is_never_seen(root: Path, t
     """A shard that the look-ahead did not get is tried again by the reader."""
     stream = Stream(root, tmp_path, shuffle=False, far={"before": fail_at("train/000020.tar", TransientError, 1)})
     assert list(itertools.chain.from_iterable(stream)) == list(range(TOTAL))
-    assert stream.storage.taken()["train/000020.tar"] == 2
+    assert stream.storage.reads()["train/000020.tar"] == 2
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
@@ -409,7 +409,7 @@ def test_copy_damaged_on_the_disk_is_fetched_again(
         file.seek(data.index(expected[7]["jpg"]))
         file.write(b"damaged")
     assert list(split) == expected
-    assert stream.storage.taken()["train/000001.tar"] == 2
+    assert stream.storage.reads()["train/000001.tar"] == 2
     assert copy.read_bytes() == data
     (record,) = caplog.records
     assert "train/000001.tar in the cache was damaged" in record.message
@@ -425,10 +425,10 @@ def test_damage_at_the_source_is_an_error(tmp_path: Path) -> None:
     shard = dataclasses.replace(
         shardflow.open(root).manifest.splits["train"][0], sha256=hashlib.sha256(data).hexdigest()
     )
-    split = Split(CountingStore(root, tmp_path / "log"), "train", (shard,), Cache(tmp_path / "cache"))
+    split = Split(CountingStorage(root, tmp_path / "log"), "train", (shard,), Cache(tmp_path / "cache"))
     with pytest.raises(IntegrityError, match="sample 000000003: part 'jpg' is damaged"):
         list(split)
-    assert CountingStore(root, tmp_path / "log").taken()["train/000000.tar"] == 1
+    assert CountingStorage(root, tmp_path / "log").reads()["train/000000.tar"] == 1
 
 
 def test_datasets_with_equal_names_never_mix(tmp_path: Path) -> None:
@@ -438,15 +438,17 @@ def test_datasets_with_equal_names_never_mix(tmp_path: Path) -> None:
     (tmp_path / "two/set/train/000000.tar").unlink()
     shifted = shardflow.open(second).manifest.splits["train"][1:]
     cache = Cache(tmp_path / "cache")
-    one = Split(CountingStore(first, tmp_path / "log"), "train", shardflow.open(first).manifest.splits["train"], cache)
-    two = Split(CountingStore(second, tmp_path / "log"), "train", shifted, cache)
+    one = Split(
+        CountingStorage(first, tmp_path / "log"), "train", shardflow.open(first).manifest.splits["train"], cache
+    )
+    two = Split(CountingStorage(second, tmp_path / "log"), "train", shifted, cache)
     assert [int(sample["cls"]) for sample in one] == [0, 1, 2, 3, 4]
     assert [int(sample["cls"]) for sample in two] == [5, 6, 7, 8, 9]
     assert one[0]["__url__"] == f"far:/{first}/train/000000.tar"
     # The same content under another name is not fetched again.
-    val = Split(CountingStore(first, tmp_path / "log"), "val", shardflow.open(first).manifest.splits["val"], cache)
+    val = Split(CountingStorage(first, tmp_path / "log"), "val", shardflow.open(first).manifest.splits["val"], cache)
     assert [int(sample["cls"]) for sample in val] == [0, 1, 2, 3, 4]
-    assert CountingStore(first, tmp_path / "log").taken()["val/000000.tar"] == 0
+    assert CountingStorage(first, tmp_path / "log").reads()["val/000000.tar"] == 0
 
 
 def test_empty_far_split(tmp_path: Path) -> None:

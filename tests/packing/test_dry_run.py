@@ -53,7 +53,7 @@ def test_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(shardflow, arguments)
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == [
-        "train        30 inputs in 3 classes of 10 to 10",
+        "train        30 inputs in 3 classes of 10",
         "would write  2 shards",
         "skipped      1 .txt",
         f"destination  {tmp_path / 'dst'} is free",

@@ -26,8 +26,7 @@ from shardflow.packing.sources.reader import Reader
 from shardflow.packing.sources.source import Source
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
-from shardflow.storage.write_lock import FILE_NAME as CLAIM
-from shardflow.storage.write_lock import put_lock
+from shardflow.storage.write_lock import FILE_NAME as LOCK
 from tests.helpers.crashes import INSTRUMENT
 from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
 from tests.helpers.making import make_dataset
@@ -214,7 +213,7 @@ def test_what_cannot_be_extended(packed: Path, dst: Path, tmp_path: Path) -> Non
 
 def test_one_extender_at_a_time(packed: Path, dst: Path) -> None:
     """While somebody else writes to a directory, an extension is refused."""
-    with LocalStorage(dst).sole_writer(), pytest.raises(StoreError, match="another process is writing"):
+    with LocalStorage(dst).exclusive_writer(), pytest.raises(StoreError, match="another process is writing"):
         sf.extend(packed / "src", dst)
 
 
@@ -223,13 +222,13 @@ def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix:
     url, options, storage = server.url(prefix), server.options(), server.storage(prefix)
     old = sf.open(dst).fingerprint
     sf.sync(dst, url, dst_options=options)
-    put_lock(storage, {"content": "of somebody else", "extends": old})
+    storage.put_new(LOCK, json.dumps({"content": "of another extension", "extends": old}).encode())
     with pytest.raises(ConfigError, match="with other inputs or settings"):
         sf.extend(packed / "src", url, executor="serial", storage_options=options)
     with pytest.raises(DatasetExistsError):
         sf.pack(packed / "src", url, **SETTINGS, storage_options=options)
-    assert storage.size(CLAIM) is not None
-    storage.remove(CLAIM)
+    assert storage.size(LOCK) is not None
+    storage.remove(LOCK)
     order = f"{str(packed / 'src')!r}, {url!r}, executor='serial', storage_options={options!r}"
     command = [sys.executable, "-c", f"import shardflow as sf; sf.extend({order})"]
     plan = {"roots": {}, "parts": LEAST_PART_BYTES, "kill": AMID, "fired": str(tmp_path / "fired")}
@@ -243,7 +242,7 @@ def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix:
     ends = [(twin.communicate(timeout=60)[1], twin.returncode) for twin in twins]
     assert any(code == 0 for _, code in ends), ends
     assert all(code == 0 or b"another process meanwhile" in said for said, code in ends), ends
-    put_lock(storage, {"content": "of one that was killed at its very end", "extends": old})
+    storage.put_new(LOCK, json.dumps({"content": "of one killed at its commit", "extends": old}).encode())
     assert sf.extend(packed / "src", url, executor="serial", storage_options=options).inputs == 0
     sf.extend(packed / "src", dst, executor="serial")
     assert server.contents(prefix) == contents(dst)

@@ -116,12 +116,12 @@ def test_resume_does_no_finished_job_again(src: Path, undisturbed: dict[str, byt
 def test_worker_holds_the_lock(tmp_path: Path) -> None:
     """While a worker is left over, nobody else may write, though the process that started it is gone."""
     storage = LocalStorage(tmp_path)
-    with storage.sole_writer() as lock:
-        worker = Worker([lock])
-    with pytest.raises(StoreError, match="another process is writing"), storage.sole_writer():
+    with storage.exclusive_writer() as writer:
+        worker = Worker([writer.lock])
+    with pytest.raises(StoreError, match="another process is writing"), storage.exclusive_writer():
         pass
     worker.stop("no longer needed")
-    with storage.sole_writer():
+    with storage.exclusive_writer():
         pass
 
 
@@ -171,7 +171,7 @@ def _interrupt(src: Path, dst: Path, how: signal.Signals, send: Callable[[int, i
         assert time.monotonic() - sent < 3
         _wait(lambda: all(map(_gone, workers)), "the workers to end")  # one that has hardly begun takes a moment
         said = process.stderr.read().decode() if process.stderr else ""
-    assert "run the same command again to go on" in said
+    assert "run the same command again to resume" in said
     assert ("interrupted" if how == signal.SIGINT else "terminated") in said
     assert "Traceback" not in said
 

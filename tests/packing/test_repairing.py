@@ -125,7 +125,7 @@ def test_several_captions_of_an_image(tmp_path: Path) -> None:
 
 def test_one_writer_at_a_time(damaged: Path, packed: Path) -> None:
     """A dataset that is being written to is not repaired meanwhile."""
-    with LocalStorage(damaged).sole_writer(), pytest.raises(StoreError, match="another process is writing"):
+    with LocalStorage(damaged).exclusive_writer(), pytest.raises(StoreError, match="another process is writing"):
         sf.repair(damaged, packed / "dst")
 
 

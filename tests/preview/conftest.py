@@ -1,4 +1,4 @@
-"""The dataset that is looked at."""
+"""The dataset of the previews."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.helpers.packed import pack_some
 
 @pytest.fixture(scope="package")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folder of the sources, and the dataset that was made of them."""
-    return pack_some(tmp_path_factory.mktemp("look"))
+    """The folder of the sources, and the dataset that was packed from it."""
+    return pack_some(tmp_path_factory.mktemp("preview"))

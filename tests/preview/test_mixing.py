@@ -1,4 +1,4 @@
-"""How well a split mixes."""
+"""The mixing of a split."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_shuffled_shards_mix_as_a_full_shuffle_and_ordered_ones_do_not(tmp_path:
     assert (np.diff(mixed.places, axis=1) >= 0).all()
 
 
-def test_little_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too few samples give nothing; without labels, or with shards that are not at hand, there is no noise."""
+def test_too_few_samples_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too few samples are not measured; without labels, or with shards that are not local, there is no noise."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert measure_mixing(shardflow.open(make_dataset(tmp_path / "few", [3]))["train"]) is None
     bare = measure_mixing(shardflow.open(make_dataset(tmp_path / "bare", [30], labelled=False))["train"])

@@ -1,4 +1,4 @@
-"""A look at a dataset in a bucket."""
+"""The preview of a dataset in a bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import shardflow
 from shardflow.cli.preview import preview
-from shardflow.preview.augmented import augmented_by
+from shardflow.preview.augmentation import augment_with_loader
 from shardflow.preview.sample_reader import SampleReader
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_fixtures import prefix, proxy, server
@@ -22,22 +22,22 @@ __all__ = ["prefix", "proxy", "server"]
 def test_no_whole_shard_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server, proxy: Proxy, prefix: str
 ) -> None:
-    """Sheet, page and augmentation read manifest, indexes and a few samples by their ranges, and the right ones."""
+    """Sheet, page and augmentation read the manifest, indexes and the ranges of the right samples."""
     local = make_dataset(tmp_path / "set", [200, 200, 200])
     shardflow.sync(local, server.url(prefix), dst_options=server.options())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     for name, value in {**server.environment(), "AWS_ENDPOINT_URL": proxy.endpoint}.items():
         monkeypatch.setenv(name, value)
-    peeked = list(SampleReader(shardflow.open(server.url(prefix)), "train").samples([0, 250, 599]))
-    assert [sample.image for sample in peeked] == [shardflow.open(local)["train"][n]["jpg"] for n in (0, 250, 599)]
+    samples = list(SampleReader(shardflow.open(server.url(prefix)), "train").samples([0, 250, 599]))
+    assert [sample.image for sample in samples] == [shardflow.open(local)["train"][n]["jpg"] for n in (0, 250, 599)]
     arguments = [server.url(prefix), "--html", str(tmp_path / "page.html"), "--output", str(tmp_path / "sheet.png")]
     result = CliRunner().invoke(preview, [*arguments, "--count", "6"], catch_exceptions=False)
     assert result.exit_code == 0
     assert (tmp_path / "page.html").read_text().count("<figure>") == 6
     loader = shardflow.Loader(server.url(prefix), batch_size=4, num_workers=0)
-    assert len(augmented_by(loader, 250, versions=2).tiles) == 3
-    asked = [asked for _, target, asked in proxy.log if ".tar" in target]
-    assert asked
-    for extent in asked:
+    assert len(augment_with_loader(loader, 250, epochs=2).tiles) == 3
+    ranges = [requested for _, target, requested in proxy.log if ".tar" in target]
+    assert ranges
+    for extent in ranges:
         first, last = map(int, extent.removeprefix("bytes=").split("-"))
         assert last - first < 5000

@@ -1,4 +1,4 @@
-"""Samples read one by one where they lie."""
+"""The sample reader."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ import pytest
 
 import shardflow
 from shardflow.errors import ConfigError
-from shardflow.preview.choice import of_class, spread
-from shardflow.preview.sample_reader import Peeked, SampleReader
+from shardflow.preview.sample_reader import RawSample, SampleReader
 from shardflow.storage.cache import Cache
 from tests.helpers.making import flip, make_dataset
 
 
-def as_peeked(number: int, sample: dict[str, object]) -> Peeked:
-    """A sample of a split, as a peek gives it."""
+def raw(number: int, sample: dict[str, object]) -> RawSample:
+    """A sample of a split, as the reader returns it."""
     parts = {part: payload for part, payload in sample.items() if not part.startswith("__")}
-    return Peeked(number, str(sample["__key__"]), parts)  # type: ignore[arg-type]
+    return RawSample(number, str(sample["__key__"]), parts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scheme", ["", "local://"])
-def test_peeked_samples_are_those_of_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
-    """Each sample by number is what the split has there, and of a remote dataset no shard is fetched for it."""
+def test_samples_are_those_of_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """Each sample by number equals that of the split, and of a remote dataset no shard is fetched for it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     url = make_dataset(tmp_path / "set", [5, 1, 7])
     dataset = shardflow.open(f"{scheme}{url}")
     numbers = [12, 0, 4, 5, 6, 0]
-    peeked = list(SampleReader(dataset, "train").samples(numbers))
+    samples = list(SampleReader(dataset, "train").samples(numbers))
     if scheme:
         tars = {path.stat().st_size for path in url.glob("train/*.tar")}
         assert not tars & {blob.bytes for blob in Cache().blobs()}
     split = shardflow.open(url)["train"]
-    assert peeked == [as_peeked(number, split[number]) for number in numbers]
-    assert [sample.labels for sample in peeked] == [[number] for number in numbers]
+    assert samples == [raw(number, split[number]) for number in numbers]
+    assert [sample.labels for sample in samples] == [[number] for number in numbers]
     with pytest.raises(IndexError):
         list(SampleReader(dataset, "train").samples([13]))
 
@@ -52,30 +51,30 @@ def test_peeked_samples_are_those_of_the_split(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_labels_are_read_or_left_out(parts: dict[str, bytes], labels: list[int]) -> None:
-    """One class, several, or none, also where what is there are no numbers of classes."""
-    assert Peeked(0, "a", parts).labels == labels
+    """One class, several, or none; a label that is not a class number counts as none."""
+    assert RawSample(0, "a", parts).labels == labels
 
 
-def test_damage_is_said_and_the_others_are_there(tmp_path: Path) -> None:
-    """A sample with a flipped byte has a problem in place of parts, others are whole; a missing index is no harm."""
+def test_damaged_samples_have_a_problem(tmp_path: Path) -> None:
+    """A sample with a flipped byte has a problem and no parts, others are complete; a missing index does no harm."""
     url = make_dataset(tmp_path / "set", [4, 4])
     tar = url / "train/000000.tar"
     payload = shardflow.open(url)["train"][2]["jpg"]
     flip(tar, tar.read_bytes().index(payload) + 50)
     (url / "train/000001.npy").unlink()
-    peeked = list(SampleReader(shardflow.open(url), "train").samples(range(8)))
-    assert [bool(sample.problem) for sample in peeked] == [False, False, True] + [False] * 5
-    assert "000000.tar" in peeked[2].problem
-    assert [len(sample.parts) for sample in peeked] == [2, 2, 0, 2, 2, 2, 2, 2]
+    samples = list(SampleReader(shardflow.open(url), "train").samples(range(8)))
+    assert [bool(sample.problem) for sample in samples] == [False, False, True] + [False] * 5
+    assert "000000.tar" in samples[2].problem
+    assert [len(sample.parts) for sample in samples] == [2, 2, 0, 2, 2, 2, 2, 2]
     tar.unlink()
     assert "000000.tar" in next(SampleReader(shardflow.open(url), "train").samples([0])).problem
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 24, 100])
 def test_samples_are_spread_over_few_shards(tmp_path: Path, count: int) -> None:
-    """As many as asked for, or all there are in four shards, none twice, from the split's beginning to its end."""
-    split = shardflow.open(make_dataset(tmp_path / "set", [8, 1, 8, 8, 3, 8, 8, 8]))["train"]
-    numbers = spread(split, count)
+    """As many as requested, or all of four shards, each once, from the beginning of the split to its end."""
+    reader = SampleReader(shardflow.open(make_dataset(tmp_path / "set", [8, 1, 8, 8, 3, 8, 8, 8])), "train")
+    split, numbers = reader.split, reader.spread_samples(count)
     assert len(numbers) == len(set(numbers)) == min(count, 4 * 8 - 7)
     if count > 3:
         assert min(numbers) < len(split) // 3
@@ -83,11 +82,11 @@ def test_samples_are_spread_over_few_shards(tmp_path: Path, count: int) -> None:
 
 
 def test_samples_of_a_class(tmp_path: Path) -> None:
-    """The samples of a class are found wherever they lie; for no such class the error names those that there are."""
-    dataset = shardflow.open(make_dataset(tmp_path / "set", [3, 3]))
-    assert of_class(dataset["train"], dataset.classes, "class4", 10) == [4]
+    """The samples of a class are found in any shard; for an unknown class the error names the known ones."""
+    reader = SampleReader(shardflow.open(make_dataset(tmp_path / "set", [3, 3])), "train")
+    assert reader.samples_of_class("class4", 10) == [4]
     with pytest.raises(ConfigError, match="class0, class1"):
-        of_class(dataset["train"], dataset.classes, "dog", 10)
-    bare = shardflow.open(make_dataset(tmp_path / "bare", [3], labelled=False))
+        reader.samples_of_class("dog", 10)
+    bare = SampleReader(shardflow.open(make_dataset(tmp_path / "bare", [3], labelled=False)), "train")
     with pytest.raises(ConfigError, match="no labels"):
-        of_class(bare["train"], bare.classes, "dog", 10)
+        bare.samples_of_class("dog", 10)

@@ -18,8 +18,8 @@ import pytest
 
 import shardflow as sf
 from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, ShardflowError
-from shardflow.storage.local import LocalStorage
-from shardflow.storage.write_lock import FILE_NAME as CLAIM
+from shardflow.storage.write_lock import FILE_NAME as LOCK
+from shardflow.storage.write_lock import lock_directory
 from tests.helpers.command import run
 from tests.helpers.folders import contents, image_folder, write_tree
 from tests.helpers.s3_proxy import Fault, Proxy
@@ -110,9 +110,9 @@ def test_a_killed_pack_goes_on(
     process.send_signal(signal.SIGKILL)
     process.wait()
     for spool in spools.iterdir():
-        with LocalStorage(spool).sole_writer(patience_s=30):  # the workers end with it, each when it has the time to
+        with lock_directory(spool, timeout_s=30):  # the workers end with it, each when it has the time to
             pass
-    done = [name for name in storage.names() if name.endswith(".json") and "/" in name]
+    done = [name for name in storage.listing() if name.endswith(".json") and "/" in name]
     try:
         report = sf.pack(src, server.url(prefix), **arguments)
         assert report.resumed >= 20 * len(done) - 9  # the last shard has eleven
@@ -136,7 +136,7 @@ except sf.errors.DatasetExistsError:
     packers = [subprocess.Popen([sys.executable, "-c", "import shardflow.errors" + script]) for _ in range(2)]
     assert sorted(packer.wait(60) for packer in packers) == [0, 3]
     assert sf.verify(server.url(prefix), storage_options=server.options()) == []
-    assert CLAIM not in server.storage(prefix).names()
+    assert LOCK not in server.storage(prefix).listing()
 
 
 def test_packers_of_different_things_do_not_mix(src: Path, server: Server, prefix: str) -> None:
@@ -145,7 +145,7 @@ def test_packers_of_different_things_do_not_mix(src: Path, server: Server, prefi
     with pytest.raises(PackIncompleteError):
         sf.pack(src, url, **SETTINGS, storage_options=options)
     before = server.contents(prefix)
-    assert CLAIM in before
+    assert LOCK in before
     for other in ({"short_side": 16}, {"seed": 1}, {"shard_samples": 10}):
         with pytest.raises(ConfigError, match="with other inputs or settings") as caught:
             sf.pack(src, url, **{**SETTINGS, **other}, max_bad=1, storage_options=options)
@@ -153,7 +153,7 @@ def test_packers_of_different_things_do_not_mix(src: Path, server: Server, prefi
     assert server.contents(prefix) == before
     report = sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
     assert report.resumed == 71
-    assert CLAIM not in server.contents(prefix)
+    assert LOCK not in server.contents(prefix)
 
 
 def test_what_is_not_a_packs_is_left_alone(src: Path, server: Server, prefix: str) -> None:
@@ -182,7 +182,7 @@ def test_inputs_that_changed_are_packed_again(src: Path, tmp_path: Path, server:
     [
         (Fault(status=503, code="SlowDown"), {"method": "PUT", "times": 3}),
         (Fault(reset=True, reaches_server=True), {"method": "PUT", "contains": "shardflow.json"}),
-        (Fault(reset=True, reaches_server=True), {"method": "PUT", "contains": CLAIM, "times": 1}),
+        (Fault(reset=True, reaches_server=True), {"method": "PUT", "contains": LOCK, "times": 1}),
         (Fault(flip_sent=100), {"method": "PUT", "contains": "000001.tar", "times": 1}),
         (Fault(hang=True), {"method": "PUT", "contains": "000002.npy", "times": 1}),
     ],

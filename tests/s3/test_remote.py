@@ -40,7 +40,7 @@ OTHER = random.Random(6).randbytes(len(DATA))
 
 @pytest.fixture
 def direct(server: Server, prefix: str) -> RemoteStorage:
-    """A store that nothing stands before, with a blob."""
+    """A storage without a proxy, with a blob."""
     storage = server.storage(prefix)
     storage.put("blob", DATA)
     return storage
@@ -48,7 +48,7 @@ def direct(server: Server, prefix: str) -> RemoteStorage:
 
 @pytest.fixture
 def storage(server: Server, prefix: str, proxy: Proxy) -> RemoteStorage:
-    """The same store through the proxy."""
+    """The same storage through the proxy."""
     return server.storage(prefix, proxy.endpoint)
 
 
@@ -71,7 +71,7 @@ def test_ranges_follow_each_other_and_name_what_was_seen_first(
 
 @pytest.mark.usefixtures("direct")
 def test_a_broken_body_goes_on_where_it_broke(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
-    """What has arrived of a piece is not asked for again."""
+    """The bytes of a piece that have arrived are not requested again."""
     proxy.add(Fault(reset_after=100_000), first=1, times=1)
     assert get(storage, tmp_path / "target") == DATA
     starts = {int(asked[6:].split("-")[0]) for _, _, asked in proxy.log}
@@ -81,7 +81,7 @@ def test_a_broken_body_goes_on_where_it_broke(storage: RemoteStorage, proxy: Pro
 
 
 @pytest.mark.usefixtures("direct")
-def test_progress_renews_patience(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
+def test_progress_renews_the_limits(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
     """A connection that breaks again and again, each time further on, is no reason to give up."""
     proxy.add(Fault(reset_after=QUICK.pace_bytes + 10_000))
     assert get(storage, tmp_path / "target") == DATA
@@ -106,7 +106,7 @@ def test_an_object_replaced_while_it_is_read_is_never_mixed(
 
 
 def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStorage, storage: RemoteStorage, proxy: Proxy) -> None:
-    """A blob replaced in both attempts to read it is an IntegrityError that says to stop the writer."""
+    """A blob replaced in both attempts to read it is an IntegrityError whose remedy is to stop the writer."""
     turn = count()
     proxy.add(Fault(before=lambda: direct.put("blob", next(turn).to_bytes(4, "big") + DATA[4:])), first=1)
     with pytest.raises(IntegrityError, match="replaced while it was read, twice; stop what writes to it"):
@@ -118,17 +118,17 @@ def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStorage, storag
     [
         (404, "NoSuchKey", NotFoundError, "check the path"),
         (404, "NoSuchBucket", NotFoundError, "no such bucket"),
-        (403, "AccessDenied", AccessDeniedError, "no right to do this"),
+        (403, "AccessDenied", AccessDeniedError, "do not allow this"),
         (403, "SignatureDoesNotMatch", AccessDeniedError, "check the access key and its secret"),
         (400, "ExpiredToken", AccessDeniedError, "get new credentials"),
         (403, "RequestTimeTooSkewed", AccessDeniedError, "set the clock"),
         (400, "AuthorizationHeaderMalformed", ConfigError, "AWS_REGION"),
     ],
 )
-def test_what_trying_again_cannot_mend_is_tried_once(
+def test_permanent_refusals_are_tried_once(
     storage: RemoteStorage, proxy: Proxy, status: int, code: str, kind: type[Exception], remedy: str
 ) -> None:
-    """A refusal for good is raised after one request, typed, with what to do about it."""
+    """A permanent refusal is raised after one request, typed, with its remedy."""
     proxy.add(Fault(status=status, code=code))
     with pytest.raises(kind, match=remedy):
         storage.read("blob")
@@ -137,7 +137,7 @@ def test_what_trying_again_cannot_mend_is_tried_once(
 
 @pytest.mark.usefixtures("direct")
 def test_retry_after_is_honoured(storage: RemoteStorage, proxy: Proxy) -> None:
-    """A store that says when to come back is not asked before."""
+    """No request is made before the time that the server asked for."""
     proxy.add(Fault(status=503, code="SlowDown", answer_headers=(("Retry-After", "1"),)), times=1)
     began = time.monotonic()
     assert storage.read("blob") == DATA
@@ -150,19 +150,19 @@ def test_attempts_are_ours_alone(storage: RemoteStorage, proxy: Proxy) -> None:
     for act in (
         lambda: storage.read("blob"),
         lambda: storage.put("blob", b""),
-        storage.names,
+        storage.listing,
         lambda: storage.size("blob"),
     ):
         proxy.log.clear()
         with pytest.raises(TransientError, match=f"tried {QUICK.attempts} times"):
             act()
-        method = proxy.log[0][0]  # a write that failed is followed by a look whether it did
+        method = proxy.log[0][0]  # after a failed write, the object is looked at
         assert proxy.count(method) == QUICK.attempts
 
 
 @pytest.mark.parametrize("fault", [Fault(reset=True, reaches_server=True), Fault(status=500, reaches_server=True)])
 def test_a_lost_answer_to_a_creation_is_looked_into(storage: RemoteStorage, proxy: Proxy, fault: Fault) -> None:
-    """When the answer to our own creation is lost, nobody else is said to have won; when it was another's, he has."""
+    """When the answer to our own creation is lost, it counts as ours; an object of another writer does not."""
     proxy.add(fault, times=1)
     storage.put_new("mine", DATA)
     assert storage.read("mine") == DATA
@@ -180,7 +180,7 @@ def test_a_lost_answer_to_a_creation_is_looked_into(storage: RemoteStorage, prox
 def test_a_lost_answer_to_a_completion_is_looked_into(
     storage: RemoteStorage, proxy: Proxy, server: Server, prefix: str, tmp_path: Path
 ) -> None:
-    """When only the answer to the last request of an upload is lost, the upload has succeeded, and says so."""
+    """When only the answer to the last request of an upload is lost, the upload has succeeded, and is reported so."""
     data = random.Random(7).randbytes(LEAST_PART_BYTES + 1)
     (tmp_path / "source").write_bytes(data)
     for times in (1, QUICK.attempts):
@@ -212,12 +212,12 @@ def test_an_interrupted_upload_is_aborted(proxy: Proxy, server: Server, prefix: 
     child.join(20)
     assert child.exitcode == 0
     assert server.open_uploads(prefix) == []
-    assert server.storage(prefix).names() == []
+    assert server.storage(prefix).listing() == {}
 
 
 @pytest.mark.usefixtures("direct")
-def test_threads_share_a_store(storage: RemoteStorage, tmp_path: Path) -> None:
-    """Several threads read through one store at once."""
+def test_threads_share_a_storage(storage: RemoteStorage, tmp_path: Path) -> None:
+    """Several threads read through one storage at once."""
     right: list[bool] = []
     readers = [
         threading.Thread(target=lambda n=n: right.append(get(storage, tmp_path / str(n)) == DATA)) for n in range(6)
@@ -235,8 +235,8 @@ def read_in_child(storage: RemoteStorage, results: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_other_processes_use_a_store(direct: RemoteStorage, method: str) -> None:
-    """A store that was used before serves processes however they are started, and this one meanwhile and afterwards."""
+def test_other_processes_use_a_storage(direct: RemoteStorage, method: str) -> None:
+    """A storage in use serves child processes of every start method, and its own process meanwhile and afterwards."""
     assert direct.read("blob") == DATA
     context = multiprocessing.get_context(method)
     results = context.SimpleQueue()
@@ -259,7 +259,7 @@ def test_ordinary_configuration_works(server: Server, direct: RemoteStorage, mon
 
 
 def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys that the store does not know, a wrong secret, and none at all are AccessDeniedErrors with their remedies."""
+    """An unknown key, a wrong secret and no key are AccessDeniedErrors with their remedies."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in server.environment():
         monkeypatch.delenv(name, raising=False)
@@ -267,28 +267,28 @@ def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch)
         (server.options() | {"key": "unknown"}, "does not know the access key"),
         (server.options() | {"secret": "wrong secret"}, "secret does not belong to the access key"),
         ({"endpoint_url": server.endpoint}, "no credentials were found"),
-        ({"endpoint_url": server.endpoint, "anon": True}, "no right to do this"),
+        ({"endpoint_url": server.endpoint, "anon": True}, "do not allow this"),
     ]
     for options, remedy in cases:
-        storage = RemoteStorage(server.url("x"), options, patience=QUICK)
+        storage = RemoteStorage(server.url("x"), options, retry_policy=QUICK)
         for act in (
             lambda storage=storage: storage.read("blob"),
             lambda storage=storage: storage.size("blob"),
-            storage.names,
+            storage.listing,
         ):
             with pytest.raises(AccessDeniedError, match=remedy):
                 act()
 
 
 def texts(error: BaseException | None) -> Iterator[str]:
-    """All that an exception and those behind it say."""
+    """Yield the texts of an exception and its causes."""
     while error is not None:
         yield f"{error} {error!r} {error.args}"
         error = error.__cause__ or error.__context__
 
 
-def test_secrets_are_never_told(server: Server, proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A secret is in no text of the store, no pickle, no exception or one behind it, and no log."""
+def test_secrets_are_never_shown(server: Server, proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A secret is in no text of the storage, no pickle, no exception or its cause, and no log."""
     caplog.set_level(logging.DEBUG)
     storage = server.storage(prefix, proxy.endpoint)
     assert SECRET_KEY.encode() not in pickle.dumps(storage)
@@ -297,7 +297,7 @@ def test_secrets_are_never_told(server: Server, proxy: Proxy, prefix: str, caplo
     for fault in [*faults, Fault(reset=True), Fault(hang=True), Fault(flip=0), Fault(status=200)]:
         proxy.clear()
         proxy.add(fault)
-        for act in (lambda: storage.read("blob"), lambda: storage.put("blob", b"1"), storage.names):
+        for act in (lambda: storage.read("blob"), lambda: storage.put("blob", b"1"), storage.listing):
             try:
                 act()
             except (StoreError, IntegrityError) as error:
@@ -306,10 +306,10 @@ def test_secrets_are_never_told(server: Server, proxy: Proxy, prefix: str, caplo
     assert SECRET_KEY not in "\n".join(told)
 
 
-def test_secrets_of_a_url_are_never_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither the user's part nor the query of a URL is shown, nor in what went wrong there."""
+def test_secrets_of_a_url_are_never_shown(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the credentials nor the query of a URL are shown, also not in errors."""
     caplog.set_level(logging.DEBUG, logger="shardflow")
-    storage = RemoteStorage("http://user:canary-one@127.0.0.1:1/data?sig=canary-two", patience=QUICK)
+    storage = RemoteStorage("http://user:canary-one@127.0.0.1:1/data?sig=canary-two", retry_policy=QUICK)
     with pytest.raises(StoreError) as caught:
         storage.read("blob")
     told = "\n".join([*texts(caught.value), str(storage), repr(storage), caplog.text, repr(pickle.dumps(storage))])
@@ -321,15 +321,15 @@ def test_secrets_of_a_url_are_never_told(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_pickle_in_a_file_has_no_options_and_says_so(direct: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes out of an ordinary pickle has no credentials; when it is refused, the message says why."""
+    """A storage from an ordinary pickle has no credentials; when it is refused, the message gives the reason."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "unknown")
     with pytest.raises(AccessDeniedError, match="unpickled, without its storage_options"):
         pickle.loads(pickle.dumps(direct)).read("blob")
 
 
-def test_clients_share_what_describes_s3(server: Server, prefix: str) -> None:
-    """The clients of a process read botocore's description of S3 once: parsing it is most of what a client costs."""
+def test_clients_share_the_description_of_s3(server: Server, prefix: str) -> None:
+    """The clients of a process read botocore's description of S3 once: parsing it is most of the cost of a client."""
     transports: list[Any] = [server.storage(prefix)._transport() for _ in range(2)]
     first, second = (transport._fs.session.get_component("data_loader") for transport in transports)
     assert first is second
@@ -345,14 +345,14 @@ def test_clients_share_what_describes_s3(server: Server, prefix: str) -> None:
         ({}, {"config_kwargs": None}, "with these storage_options: .*NoneType"),
     ],
 )
-def test_configuration_that_is_wrong_is_said(
+def test_wrong_configuration_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str],
     options: dict[str, Any],
     message: str,
 ) -> None:
-    """Profiles that do not exist, files that are none, and options that nobody takes are wrong usage, and named."""
+    """Missing profiles, invalid files and unknown options are ConfigErrors that name them."""
     (tmp_path / "garbage").write_text("garbage\n")
     for name, value in environment.items():
         monkeypatch.setenv(name, str(tmp_path / value) if name == "AWS_CONFIG_FILE" else value)
@@ -360,8 +360,8 @@ def test_configuration_that_is_wrong_is_said(
         RemoteStorage("s3://bucket/prefix", options).read("blob")
 
 
-def test_a_bucket_that_is_not_there_is_said(server: Server) -> None:
-    """Who looks for a dataset in a bucket that does not exist learns that, and not that there is no dataset."""
+def test_a_missing_bucket_is_named(server: Server) -> None:
+    """A dataset in a bucket that does not exist is a BucketNotFoundError, and not a missing dataset."""
     with pytest.raises(BucketNotFoundError, match="no such bucket; check its name and the endpoint"):
         shardflow.open("s3://nobody/set", storage_options=server.options())
 
@@ -370,3 +370,15 @@ def test_a_prefix_that_no_url_can_name_is_refused(server: Server) -> None:
     """A '#' would begin something else in a URL, by which a view names its tars."""
     with pytest.raises(ConfigError, match="cannot have a '#' in it"):
         shardflow.open(server.url("a#b"), storage_options=server.options())
+
+
+def test_open_uploads_of_named_blobs_are_aborted(server: Server, prefix: str) -> None:
+    """The uploads that a killed writer left open are aborted for the named blobs, and for no other; blobs stay."""
+    storage, client = server.storage(prefix), server.client()
+    storage.put("train/0.tar", b"there")
+    for name in ("train/0.tar", "train/0.tar", "train/1.tar"):
+        client.call_s3("create_multipart_upload", Bucket=server.bucket, Key=f"{prefix}/{name}")
+    assert len(server.open_uploads(prefix)) == 3
+    storage.abort_uploads({"train/0.tar", "train/2.tar"})
+    assert [key for key, _ in server.open_uploads(prefix)] == [f"{prefix}/train/1.tar"]
+    assert storage.read("train/0.tar") == b"there"

@@ -16,8 +16,8 @@ import shardflow as sf
 from shardflow.dataset.warming import warm
 from shardflow.errors import ConfigError, DatasetExistsError, IntegrityError, ShardflowError, StoreError
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.transfers import transfer_pool
-from shardflow.storage.write_lock import FILE_NAME as CLAIM
+from shardflow.storage.transfers import TransferPool
+from shardflow.storage.write_lock import FILE_NAME as LOCK
 from tests.helpers.command import run
 from tests.helpers.folders import contents, image_folder
 from tests.helpers.making import flip
@@ -52,7 +52,7 @@ def test_between_directories(dataset: Path, tmp_path: Path) -> None:
     expected = contents(dataset)
     assert contents(tmp_path / "copy") == expected
     (tmp_path / "copy/shardflow.json").unlink()
-    (tmp_path / "copy" / CLAIM).write_bytes(b'{\n "content": "%b"\n}\n' % sf.open(dataset).fingerprint.encode())
+    (tmp_path / "copy" / LOCK).write_bytes(b'{\n "content": "%b"\n}\n' % sf.open(dataset).fingerprint.encode())
     (tmp_path / "copy/train/000003.tar").unlink()
     (tmp_path / "copy/train/.tmp-000003.tar.abcd").write_bytes(b"half")
     flip(tmp_path / "copy/train/000001.tar", 700)
@@ -72,11 +72,11 @@ def test_a_copy_that_lost_something_gets_it_back(
     storage.remove("train/000001.tar")
     storage.put("train/000002.tar", b"cut short")
     storage.remove("train/000003.npy")
-    untouched = storage.modified_ns("train/000000.tar")
+    untouched = storage.listing()["train/000000.tar"].modified_ns
     report = sf.sync(dataset, url, dst_options=options)
     assert (report.copied, report.found) == (2, 2)
     assert sf.verify(url, storage_options=options) == []
-    assert storage.modified_ns("train/000000.tar") == untouched
+    assert storage.listing()["train/000000.tar"].modified_ns == untouched
     assert sf.sync(dataset, url, dst_options=options).copied == 0
 
 
@@ -90,7 +90,7 @@ def test_a_copy_of_a_view_gets_its_tars_back(
     first = sf.sync(tmp_path / "view", url, dst_options=options)
     assert sf.sync(tmp_path / "view", url, dst_options=options).copied == 0
     storage = open_storage(url, options)
-    gone = next(name for name in storage.names() if name.endswith("000001.tar"))
+    gone = next(name for name in storage.listing() if name.endswith("000001.tar"))
     storage.remove(gone)
     report = sf.sync(tmp_path / "view", url, dst_options=options)
     assert (report.copied, report.found) == (1, first.copied - 1)
@@ -121,7 +121,7 @@ def test_a_copy_that_failed_goes_on(dataset: Path, server: Server, proxy: Proxy,
         sf.sync(dataset, server.url(prefix), dst_options=options)
     storage = server.storage(prefix)
     assert storage.size("shardflow.json") is None
-    there = [name for name in storage.names() if name.endswith(".tar")]
+    there = [name for name in storage.listing() if name.endswith(".tar")]
     proxy.clear()
     report = sf.sync(dataset, server.url(prefix), dst_options=options)
     assert report.found == len(there)
@@ -150,10 +150,10 @@ def test_destinations_that_are_taken(dataset: Path, tmp_path: Path, server: Serv
     with pytest.raises(ConfigError, match="is not empty: it holds"):
         sf.sync(dataset, tmp_path / "src")
     storage = server.storage(prefix)
-    storage.put(CLAIM, b"another's")
+    storage.put(LOCK, b"another's")
     with pytest.raises(ConfigError, match="with other inputs or settings"):
         sf.sync(dataset, server.url(prefix), dst_options=server.options())
-    assert storage.names() == [CLAIM]
+    assert list(storage.listing()) == [LOCK]
 
 
 def test_the_command(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:
@@ -214,7 +214,7 @@ def test_transfers_that_are_given_up_take_no_others_along(dataset: Path, server:
         assert again.wait(10)
         return storage.read("shardflow.json")
 
-    with contextlib.suppress(KeyboardInterrupt), transfer_pool(2) as pool:
+    with contextlib.suppress(KeyboardInterrupt), TransferPool(2) as pool:
         pending = pool.submit(late)
         threading.Timer(0.2, again.set).start()
         raise KeyboardInterrupt

@@ -20,9 +20,9 @@ SHARE = 0.05
 
 def test_blobs_come_and_go_whole(server: Server, proxy: Proxy, prefix: str, tmp_path: Path) -> None:
     """Blobs of one and of many requests are written and read through faults of every kind, and are the right ones."""
-    patience = dataclasses.replace(QUICK, attempts=9, give_up_s=30.0)
+    policy = dataclasses.replace(QUICK, attempts=9, give_up_s=30.0)
     options = server.options(proxy.endpoint)
-    storage = RemoteStorage(server.url(prefix), options, patience=patience, piece_bytes=PIECE_BYTES)
+    storage = RemoteStorage(server.url(prefix), options, retry_policy=policy, piece_bytes=PIECE_BYTES)
     weather = Weather(PROMPT + SLOW, SHARE, seed=1)
     proxy.rules.append(weather)
     blobs = {}
@@ -35,7 +35,7 @@ def test_blobs_come_and_go_whole(server: Server, proxy: Proxy, prefix: str, tmp_
         assert target.read_bytes() == data
         storage.put_new(f"new{number}", data[:5000])
     assert {name: storage.read(name) for name in blobs} == blobs
-    assert storage.names() == sorted([*blobs, *(f"new{name}" for name in blobs)])
+    assert list(storage.listing()) == sorted([*blobs, *(f"new{name}" for name in blobs)])
     assert server.open_uploads(prefix) == []
     assert weather.struck > 5
 

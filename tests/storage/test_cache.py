@@ -20,9 +20,11 @@ from typing import IO
 
 import pytest
 
+from shardflow._validation import size_in_bytes
 from shardflow.errors import AccessDeniedError, ConfigError, IntegrityError, NotFoundError, StoreError
 from shardflow.storage import cache as cache_module
-from shardflow.storage.cache import Cache, Fetched, Fill, default_directory, size_in_bytes
+from shardflow.storage import cache_eviction
+from shardflow.storage.cache import Cache, Download, FetchResult, as_cache, default_directory
 
 SIZE = 1000
 
@@ -48,7 +50,7 @@ X = b"x" * SIZE
 
 
 def sha(content: bytes) -> str:
-    """The name of a content."""
+    """Return the name of a content."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -57,7 +59,7 @@ def content(number: int) -> bytes:
     return bytes([number % 256, number // 256]) * (SIZE // 2)
 
 
-def filler(data: bytes, log: list[bytes] | None = None) -> Fill:
+def filler(data: bytes, log: list[bytes] | None = None) -> Download:
     """A transfer of that content, which notes that it took place."""
 
     def fill(target: Path) -> None:
@@ -97,7 +99,7 @@ def fetchers(count: int, cache: Cache, log: Path, seconds: float) -> Iterator[li
 
 
 def line(stream: IO[str] | None) -> str:
-    """The next line that a process says."""
+    """Return the next line that a process prints."""
     assert stream is not None
     return stream.readline().strip()
 
@@ -109,7 +111,7 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def test_content_is_fetched_once(cache: Cache) -> None:
-    """What was fetched is read from the cache from then on, also by others, and nothing else lies there."""
+    """A file that was fetched once is read from the cache, also by other readers, and no other file lies there."""
     log: list[bytes] = []
     for _ in range(3):
         assert get(cache, X, log) == X
@@ -118,7 +120,7 @@ def test_content_is_fetched_once(cache: Cache) -> None:
     assert files(cache) == {sha(X): SIZE}
 
 
-def test_nobody_else_can_look(cache: Cache) -> None:
+def test_directories_are_private(cache: Cache) -> None:
     """The directory and those in it are for their owner alone."""
     get(cache, X)
     directories = [path for path in [cache.directory, *cache.directory.rglob("*")] if path.is_dir()]
@@ -127,7 +129,7 @@ def test_nobody_else_can_look(cache: Cache) -> None:
 
 
 def test_default_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By default the cache lies where XDG_CACHE_HOME says, if that is absolute, and else below ~/.cache."""
+    """By default the cache lies below XDG_CACHE_HOME if that is absolute, and otherwise below ~/.cache."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for value, expected in (("", "home/.cache"), ("relative", "home/.cache"), (str(tmp_path / "c"), "c")):
         monkeypatch.setenv("XDG_CACHE_HOME", value)
@@ -156,7 +158,7 @@ def test_unsafe_directories_are_refused(tmp_path: Path, name: str, how: str) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a directory away takes root")
-def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     """A directory that belongs to another user is no cache."""
     (tmp_path / "cache").mkdir(mode=0o700)
     os.chown(tmp_path / "cache", 65534, -1)
@@ -165,7 +167,7 @@ def test_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_directory_that_cannot_be_made_is_named() -> None:
-    """Where the cache must not be, who needs it is told that another place can be chosen; others need none."""
+    """A directory that cannot be created is an error only when a file is fetched; the message names the remedy."""
     user = os.geteuid()
     with tempfile.TemporaryDirectory() as closed:  # pytest's own cannot even be entered by another user
         os.chmod(closed, 0o555)
@@ -184,7 +186,7 @@ def test_directory_that_cannot_be_made_is_named() -> None:
 
 
 def test_a_disk_that_cannot_be_written_is_named(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pruning what cannot be changed is an error of the store."""
+    """Pruning a read-only disk is a StoreError."""
     get(cache, X)
 
     def refuse(*_: object, **__: object) -> None:
@@ -205,25 +207,42 @@ def test_sizes(text: int | str, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1", -1, "1 GB more", "1.GB", "iB", "1eB", None, "0x10"])
-def test_what_is_no_size_is_refused(text: str, tmp_path: Path) -> None:
-    """A limit that is no size is a ConfigError that shows some."""
+def test_invalid_sizes_are_refused(text: str, tmp_path: Path) -> None:
+    """A limit that is not a size is a ConfigError with examples."""
     with pytest.raises(ConfigError, match="'64GiB'; found"):
         Cache(tmp_path / "cache", text)
 
 
+def test_limit_of_pixels(tmp_path: Path) -> None:
+    """The limit of decoded images is a size or None; anything else is a ConfigError."""
+    assert Cache(tmp_path).pixel_limit_bytes is None
+    assert Cache(tmp_path, "1GB", "50GB").pixel_limit_bytes == 50 * 10**9
+    with pytest.raises(ConfigError, match="'64GiB'; found 'much'"):
+        Cache(tmp_path, pixels="much")
+
+
+def test_a_cache_is_named_by_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache stays as it is, a path is the cache in that directory, and None the one of the user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = Cache(tmp_path / "cache", pixels=0)
+    assert as_cache(cache) is cache
+    assert as_cache(str(cache.directory)).directory == cache.directory
+    assert as_cache(None).directory == tmp_path / "shardflow"
+
+
 def test_least_recently_used_is_evicted(cache: Cache) -> None:
-    """Room is made by removing what was not used for longest; using is opening or fetching again."""
+    """The least recently used file is evicted; opening and fetching count as use."""
     for number in range(3):
         get(cache, content(number))
     get(cache, content(0))
-    assert cache.fetch(sha(content(1)), SIZE, never) is Fetched.HERE
+    assert cache.fetch(sha(content(1)), SIZE, never) is FetchResult.CACHED
     get(cache, content(3))
     assert set(files(cache)) == {sha(content(number)) for number in (0, 1, 3)}
     assert [blob.path.name for blob in cache.blobs()] == [sha(content(number)) for number in (0, 1, 3)]
 
 
 def test_limit_holds_at_every_moment(cache: Cache) -> None:
-    """However many fill a cache at a time, it never holds more than its limit, and everybody gets the right bytes."""
+    """While many threads fill a cache, it never exceeds its limit, and each reader gets the right bytes."""
     errors, most, done = [], 0, threading.Event()
 
     def work(first: int) -> None:
@@ -253,13 +272,13 @@ def test_limit_holds_at_every_moment(cache: Cache) -> None:
     done.set()
     watcher.join()
     assert not errors
-    # One more: what the watcher saw before it was removed can add to what it saw after.
+    # One more: the watcher may count a file that is removed during the count, and the one that replaces it.
     assert 2 * SIZE <= most <= 4 * SIZE
     assert sum(files(cache).values()) <= 3 * SIZE
 
 
 def test_unknown_sizes_are_counted_afterwards(cache: Cache) -> None:
-    """A file of a size that nobody knew before makes the cache give way to it once it is there."""
+    """A file of unknown size evicts others once it has arrived."""
     for number in range(3):
         get(cache, content(number))
     with cache.open(sha(X), None, filler(X)) as file:
@@ -268,7 +287,7 @@ def test_unknown_sizes_are_counted_afterwards(cache: Cache) -> None:
 
 
 def test_eviction_leaves_readers_their_bytes(cache: Cache) -> None:
-    """Who has mapped or opened a file goes on reading it, whatever becomes of its name."""
+    """A reader that has mapped or opened a file can read it after its eviction."""
     data = b"y" * SIZE
     with cache.open(sha(data), SIZE, filler(data)) as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -280,7 +299,7 @@ def test_eviction_leaves_readers_their_bytes(cache: Cache) -> None:
 
 
 def test_many_cold_readers_make_one_transfer(cache: Cache, tmp_path: Path) -> None:
-    """However many processes want the same content at the same time, one fetches it and all get it."""
+    """Of many processes that want the same file at once, one downloads it and all get it."""
     log = tmp_path / "log"
     with fetchers(8, cache, log, 0.3) as running:
         for process in running:
@@ -290,7 +309,7 @@ def test_many_cold_readers_make_one_transfer(cache: Cache, tmp_path: Path) -> No
 
 
 def test_killed_downloader_is_replaced_at_once(cache: Cache, tmp_path: Path) -> None:
-    """When a downloader is killed, one of those who wait goes on at once, and nothing of the dead one stays."""
+    """When a downloader is killed, a waiting process takes over at once, and no file of the dead one remains."""
     log = tmp_path / "log"
     with fetchers(1, cache, log, 600) as (first,):
         assert line(first.stdout) == "fetching"
@@ -307,11 +326,11 @@ def test_killed_downloader_is_replaced_at_once(cache: Cache, tmp_path: Path) -> 
     assert files(cache) == {sha(X): SIZE}
 
 
-def test_stopped_downloader_is_waited_for_only_so_long(
+def test_stopped_downloader_is_waited_for_until_the_timeout(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A downloader that is alive but gets nowhere holds nobody up for ever: others take a copy of their own."""
-    monkeypatch.setattr(cache_module, "PATIENCE_S", 0.5)
+    """Readers wait for a downloader that makes no progress until a timeout; then each downloads a private copy."""
+    monkeypatch.setattr(cache_module, "STALL_TIMEOUT_S", 0.5)
     with fetchers(1, cache, tmp_path / "log", 600) as (first,):
         assert line(first.stdout) == "fetching"
         first.send_signal(signal.SIGSTOP)
@@ -321,9 +340,9 @@ def test_stopped_downloader_is_waited_for_only_so_long(
         assert not list(cache.directory.glob("blobs/*"))
 
 
-def test_progress_is_worth_waiting_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as the file of another grows, a reader waits for it, longer than it would for one that does not."""
-    monkeypatch.setattr(cache_module, "PATIENCE_S", 1.5)
+def test_growing_download_is_waited_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader waits for a download of another process as long as it grows, also beyond the timeout."""
+    monkeypatch.setattr(cache_module, "STALL_TIMEOUT_S", 1.5)
     log: list[bytes] = []
     started = threading.Event()
 
@@ -344,7 +363,7 @@ def test_progress_is_worth_waiting_for(cache: Cache, monkeypatch: pytest.MonkeyP
 
 
 def test_forked_child_keeps_no_lock(cache: Cache) -> None:
-    """A process that was forked during a transfer, and lives on, holds nothing up when the transfer is over."""
+    """A process that was forked during a download, and lives on, blocks no reader after the download."""
     child = 0
 
     def fork_and_fail(_: Path) -> None:
@@ -358,7 +377,7 @@ def test_forked_child_keeps_no_lock(cache: Cache) -> None:
     with pytest.raises(NotFoundError, match="gone"):
         cache.open(sha(X), SIZE, fork_and_fail)
     try:
-        assert cache.fetch(sha(X), SIZE, filler(X)) is Fetched.HERE
+        assert cache.fetch(sha(X), SIZE, filler(X)) is FetchResult.CACHED
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -368,7 +387,7 @@ def test_forked_child_keeps_no_lock(cache: Cache) -> None:
     "error", [NotFoundError("gone"), IntegrityError("wrong"), StoreError("down"), KeyboardInterrupt()]
 )
 def test_failed_transfer_leaves_nothing(cache: Cache, error: BaseException) -> None:
-    """What a transfer raises comes out as it is; no file and no lock stays, and the next attempt is a fresh one."""
+    """An error of a download is raised unchanged; no file and no lock remains, and the next attempt starts anew."""
 
     def fail(target: Path) -> None:
         target.write_bytes(b"half")
@@ -383,23 +402,23 @@ def test_failed_transfer_leaves_nothing(cache: Cache, error: BaseException) -> N
 
 
 def test_fetch_does_not_wait(cache: Cache) -> None:
-    """While somebody is fetching a content, `fetch` says so at once, and afterwards that it is there."""
+    """`fetch` returns BUSY at once while another download runs, and CACHED afterwards."""
     found = []
 
     def fill(target: Path) -> None:
         found.append(cache.fetch(sha(X), SIZE, never))
         target.write_bytes(X)
 
-    assert cache.fetch(sha(X), SIZE, fill) is Fetched.HERE
-    assert cache.fetch(sha(X), SIZE, never) is Fetched.HERE
-    assert found == [Fetched.BUSY]
+    assert cache.fetch(sha(X), SIZE, fill) is FetchResult.CACHED
+    assert cache.fetch(sha(X), SIZE, never) is FetchResult.CACHED
+    assert found == [FetchResult.BUSY]
 
 
 def test_larger_than_the_cache(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
-    """What is larger than the whole cache is read from a file of its reader alone; others stay, and it is said once."""
+    """A file larger than the cache becomes a private file; nothing is evicted, and one warning is logged."""
     get(cache, X)
     data = b"z" * (3 * SIZE + 1)
-    assert cache.fetch(sha(data), len(data), never) is Fetched.FULL
+    assert cache.fetch(sha(data), len(data), never) is FetchResult.FULL
     for _ in range(2):
         assert get(cache, data) == data
     assert files(cache) == {sha(X): SIZE}
@@ -409,7 +428,7 @@ def test_larger_than_the_cache(cache: Cache, caplog: pytest.LogCaptureFixture) -
 
 
 def test_full_disk(cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the cache's disk is full, content goes among the system's temporary files, nameless, and it is said once."""
+    """When the disk of the cache is full, files become unnamed temporary files, and one warning is logged."""
     elsewhere = cache.directory.parent / "tmp"
     elsewhere.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
@@ -419,7 +438,7 @@ def test_full_disk(cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: 
             full_disk(target)
         target.write_bytes(X)
 
-    assert cache.fetch(sha(X), SIZE, fill) is Fetched.FULL
+    assert cache.fetch(sha(X), SIZE, fill) is FetchResult.FULL
     for _ in range(2):
         with cache.open(sha(X), SIZE, fill) as file:
             assert file.read() == X
@@ -431,7 +450,7 @@ def test_full_disk(cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: 
 
 
 def full_disk(target: Path) -> None:
-    """A transfer onto a disk that is full."""
+    """A download onto a full disk."""
     try:
         target.write_bytes(b"")
         Path("/dev/full").write_bytes(X)
@@ -440,17 +459,17 @@ def full_disk(target: Path) -> None:
 
 
 def test_least_free_space_is_left(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When little of the disk is free the cache gives back what it has and takes nothing, and reading goes on."""
+    """When too little of the disk is free, the cache evicts its files and accepts none, and reading goes on."""
     get(cache, X)
-    monkeypatch.setattr(cache_module, "_LEAST_FREE_SHARE", 1.0)
-    monkeypatch.setattr(cache_module, "_LEAST_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(cache_eviction, "_LEAST_FREE_SHARE", 1.0)
+    monkeypatch.setattr(cache_eviction, "_LEAST_FREE_BYTES", 1 << 60)
     assert get(cache, content(1)) == content(1)
     assert files(cache) == {}
 
 
 @pytest.mark.parametrize("moment", ["before", "during", "after writing"])
 def test_cache_may_be_deleted_at_any_time(cache: Cache, moment: str) -> None:
-    """Deleting the whole directory costs a transfer and nothing else."""
+    """Deleting the whole directory costs one more download and nothing else."""
     log: list[bytes] = []
     get(cache, content(1))
 
@@ -471,7 +490,7 @@ def test_cache_may_be_deleted_at_any_time(cache: Cache, moment: str) -> None:
 
 
 def test_a_file_of_unknown_size_finds_room_before_it_is_there(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit holds at every moment, also while a file whose size nobody knew is put into a full cache."""
+    """The limit holds at every moment, also while a file of unknown size is put into a full cache."""
     seen: list[int] = []
     replace = os.replace
 
@@ -489,7 +508,7 @@ def test_a_file_of_unknown_size_finds_room_before_it_is_there(cache: Cache, monk
 
 
 def test_cache_deleted_right_after_a_transfer(cache: Cache) -> None:
-    """What was fetched is handed out, even if counting it afterwards finds the directory gone."""
+    """A downloaded file is returned, also if the directory is deleted before it is counted."""
     log: list[bytes] = []
 
     def fill(target: Path) -> None:
@@ -502,7 +521,7 @@ def test_cache_deleted_right_after_a_transfer(cache: Cache) -> None:
 
 
 def test_cache_deleted_again_and_again(cache: Cache) -> None:
-    """Even if the directory never stays, reading goes on."""
+    """Reading goes on, also if the directory is deleted again and again."""
 
     def fill(target: Path) -> None:
         target.write_bytes(X)
@@ -510,11 +529,11 @@ def test_cache_deleted_again_and_again(cache: Cache) -> None:
 
     with cache.open(sha(X), SIZE, fill) as file:
         assert file.read() == X
-    assert cache.fetch(sha(X), SIZE, fill) is Fetched.BUSY
+    assert cache.fetch(sha(X), SIZE, fill) is FetchResult.BUSY
 
 
 def test_wrong_size_is_fetched_again(cache: Cache) -> None:
-    """A file that does not have its size, as after a crash of the host, counts as missing."""
+    """A file of the wrong size, as after a crash of the host, counts as missing."""
     get(cache, X)
     (cache.directory / "blobs" / sha(X)).write_bytes(X[:-1])
     assert get(cache, X) == X
@@ -522,7 +541,7 @@ def test_wrong_size_is_fetched_again(cache: Cache) -> None:
 
 
 def test_wrong_size_is_forgotten(cache: Cache) -> None:
-    """What a damaged file measured does not count for the one that was fetched in its place: the limit holds."""
+    """The size of a damaged file does not count for the file that replaces it: the limit holds."""
     for number in (1, 2):
         (cache.directory / "blobs" / sha(content(number))).write_bytes(b"short")
     for number in (3, 1, 2, 4):  # the first one counts those that are damaged
@@ -530,8 +549,8 @@ def test_wrong_size_is_forgotten(cache: Cache) -> None:
     assert sum(files(cache).values()) == 3 * SIZE
 
 
-def test_leftovers_of_the_killed_are_cleared_and_those_of_the_living_not(cache: Cache, tmp_path: Path) -> None:
-    """Making room, and pruning, remove the files of processes that are gone, and never one that is being written."""
+def test_leftovers_of_killed_processes_are_removed(cache: Cache, tmp_path: Path) -> None:
+    """Eviction and pruning remove partial files of dead processes, and never one that is being written."""
     with fetchers(1, cache, tmp_path / "log", 600) as (first,):
         assert line(first.stdout) == "fetching"
         dead = cache.directory / f"partial/{sha(b'dead')}.0123"
@@ -551,8 +570,8 @@ def test_leftovers_of_the_killed_are_cleared_and_those_of_the_living_not(cache: 
     assert files(cache) == {}
 
 
-def test_promised_room_is_kept_for_those_who_fetch(cache: Cache) -> None:
-    """What is being fetched counts as if it were there already, so that two do not use the same room."""
+def test_reserved_room_is_kept_for_downloads(cache: Cache) -> None:
+    """A download counts with its full size from the start, so that two do not use the same room."""
 
     def fill(target: Path) -> None:
         for number in range(3):
@@ -563,9 +582,9 @@ def test_promised_room_is_kept_for_those_who_fetch(cache: Cache) -> None:
         assert set(files(cache)) == {sha(content(1)), sha(content(2)), sha(X)}
 
 
-def test_what_has_been_written_needs_no_more_room(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a disk that is nearly full, what is on its way needs only the bytes that are still missing."""
-    monkeypatch.setattr(cache_module, "spare_bytes", lambda _: SIZE)
+def test_written_bytes_need_no_more_room(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that is nearly full, a download needs only the bytes that are still missing."""
+    monkeypatch.setattr(cache_eviction, "spare_bytes", lambda _: SIZE)
 
     def fill(target: Path) -> None:
         target.write_bytes(X)
@@ -576,7 +595,7 @@ def test_what_has_been_written_needs_no_more_room(cache: Cache, monkeypatch: pyt
 
 
 def test_prune(cache: Cache) -> None:
-    """Pruning to a limit removes the least recently used down to it, and says which."""
+    """Pruning evicts the least recently used files until the limit holds, and returns them."""
     for number in range(3):
         get(cache, content(number))
     assert [blob.path.name for blob in cache.prune(2 * SIZE)] == [sha(content(0))]
@@ -586,7 +605,7 @@ def test_prune(cache: Cache) -> None:
 
 
 def test_prune_damaged(cache: Cache) -> None:
-    """Looking for damage removes the files whose content is not what their name says, and no other."""
+    """Files whose content does not have the SHA-256 of their name are removed, and no others."""
     for number in range(3):
         get(cache, content(number))
     damaged = cache.directory / "blobs" / sha(content(1))

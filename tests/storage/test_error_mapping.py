@@ -27,19 +27,19 @@ URL = "s3://bucket/train/000000.tar"
 
 
 def answer(status: int, code: str = "", headers: dict[str, str] | None = None, message: str = "said") -> Exception:
-    """What botocore raises for an answer."""
+    """Return the exception that botocore raises for an answer."""
     about = {"HTTPStatusCode": status, "HTTPHeaders": headers or {}}
     return botocore.ClientError({"Error": {"Code": code, "Message": message}, "ResponseMetadata": about}, "GetObject")
 
 
 def web(status: int, headers: dict[str, str] | None = None) -> Exception:
-    """What aiohttp raises for an answer."""
+    """Return the exception that aiohttp raises for an answer."""
     info: Any = aiohttp.RequestInfo(url=None, method="GET", headers={}, real_url="http://host/a")  # type: ignore[arg-type]
     return aiohttp.ClientResponseError(info, (), status=status, headers=headers)  # type: ignore[arg-type]
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
-    """An exception with the one it comes of."""
+    """Return an exception with a cause."""
     error.__cause__ = cause
     return error
 
@@ -75,17 +75,17 @@ def open_to_all(_: BaseException) -> bool:
         (FileExistsError("x"), DatasetExistsError, "nothing is ever overwritten"),
         (PermissionError("x"), AccessDeniedError, "have it granted"),
         (NotImplementedError("x"), StoreError, "choose another place"),
-        (RuntimeError("x"), StoreError, "the cause says how"),
+        (RuntimeError("x"), StoreError, "see the cause"),
     ],
 )
-def test_what_is_final(error: Exception, kind: type[ShardflowError], remedy: str) -> None:
-    """An error that another attempt would meet again has its type, the place, what to do, and its cause."""
+def test_permanent_failures(error: Exception, kind: type[ShardflowError], remedy: str) -> None:
+    """A failure that a retry would meet again has its type, the URL, the remedy and its cause."""
     failure = classify(error, URL, open_to_all)
     assert type(failure.error) is kind
     assert str(failure.error).startswith(f"{URL}: ")
     assert remedy in str(failure.error)
     assert failure.error.__cause__ is (error.__cause__ or error)
-    assert not failure.again
+    assert not failure.retry
 
 
 @pytest.mark.parametrize(
@@ -112,33 +112,33 @@ def test_what_is_final(error: Exception, kind: type[ShardflowError], remedy: str
         (EOFError(), TransientError),
     ],
 )
-def test_what_another_attempt_may_not_meet(error: Exception, kind: type[ShardflowError]) -> None:
-    """Failures of the way, and of a store that is busy or broken, are worth another attempt."""
+def test_failures_worth_a_retry(error: Exception, kind: type[ShardflowError]) -> None:
+    """Failures of the network, and of a server that is busy or broken, are worth a retry."""
     failure = classify(error, URL, open_to_all)
     assert type(failure.error) is kind
-    assert failure.again
+    assert failure.retry
 
 
-def test_the_stores_own_code_says_more_than_the_status() -> None:
-    """A 403 that speaks of the clock is about the clock, and a 400 that speaks of damage may be tried again."""
+def test_the_error_code_overrides_the_status() -> None:
+    """A 403 with the code of a wrong clock is about the clock, and a 400 with the code of damage is worth a retry."""
     assert "clock" in str(classify(answer(403, "RequestTimeTooSkewed"), URL, open_to_all).error)
-    assert classify(answer(400, "XAmzContentSHA256Mismatch"), URL, open_to_all).again
-    assert not classify(answer(400, "XAmzOther"), URL, open_to_all).again
+    assert classify(answer(400, "XAmzContentSHA256Mismatch"), URL, open_to_all).retry
+    assert not classify(answer(400, "XAmzOther"), URL, open_to_all).retry
 
 
-def test_errors_of_our_own_stay_what_they_are() -> None:
-    """An error of the project's tree is the same object, with the place put before it once."""
-    for error, again in ((TransientError("short"), True), (DeadlineError("slow"), True), (IntegrityError("no"), False)):
+def test_own_errors_are_kept() -> None:
+    """An error of the project's tree stays the same object; the URL is put before its message once."""
+    for error, retry in ((TransientError("short"), True), (DeadlineError("slow"), True), (IntegrityError("no"), False)):
         for _ in range(2):
             failure = classify(error, URL, open_to_all)
             assert failure.error is error
-            assert failure.again is again
+            assert failure.retry is retry
         assert str(error).count(URL) == 1
 
 
 @pytest.mark.parametrize("error", [answer, web])
-def test_when_to_come_back(error: Any) -> None:
-    """`Retry-After` is understood in seconds and as a date; anything else, or a date gone by, asks for nothing."""
+def test_retry_after(error: Any) -> None:
+    """`Retry-After` is read in seconds and as a date; any other text, and a date in the past, mean no pause."""
     soon = email.utils.formatdate(time.time() + 60, usegmt=True)
     for said, least, most in (("7", 7, 7), (soon, 55, 61), ("Mon, 02 Jan 2006 15:04:05 GMT", 0, 0), ("soon", 0, 0)):
         raised = error(503, headers={"Retry-After": said})
@@ -147,7 +147,7 @@ def test_when_to_come_back(error: Any) -> None:
 
 
 def test_a_secret_in_an_answer_is_not_passed_on() -> None:
-    """An exception whose text holds a secret is neither quoted nor attached; its status still decides."""
+    """An exception with a secret in its text is neither quoted nor attached; its status still counts."""
     error = answer(403, "canary", message="canary")
     failure = classify(error, URL, lambda raised: "canary" in str(raised))
     assert isinstance(failure.error, AccessDeniedError)
@@ -155,8 +155,8 @@ def test_a_secret_in_an_answer_is_not_passed_on() -> None:
     assert failure.error.__cause__ is None
 
 
-def test_what_a_store_says_is_quoted_in_short() -> None:
-    """Code and message are quoted, on one line, and not without end."""
+def test_the_servers_message_is_quoted_in_short() -> None:
+    """Code and message are quoted on one line, and cut when they are long."""
     said = str(classify(answer(500, "Oops", message="a\n  b" + "c" * 1000), URL, open_to_all).error)
     assert "(Oops: a bcc" in said
     assert len(said) < 400

@@ -19,7 +19,7 @@ PIECE = 1 << 14
 
 
 class Whole(http.server.SimpleHTTPRequestHandler):
-    """A server that knows no ranges, as Python's own, until it is told, and counts what it sends."""
+    """A server that counts its answers, without ranges as Python's own, until `knows_ranges` is set."""
 
     sent: ClassVar[Counter[str]] = Counter()
     knows_ranges: ClassVar[bool] = False
@@ -38,7 +38,7 @@ class Whole(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def test_a_server_without_ranges_sends_a_file_once(served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it is known that every answer is the whole file, the pieces of one come of one answer, in whatever order."""
+    """After the first answer that was the whole file, all pieces of a file come from one answer, in any order."""
     url, folder = served
     data = bytes(range(256)) * 1024
     for name in ("first", "second", "third"):
@@ -76,7 +76,7 @@ def test_a_server_without_ranges_sends_a_file_once(served: tuple[str, Path], mon
 
 
 def test_a_dataset_behind_a_server_without_ranges(served: tuple[str, Path], tmp_path: Path) -> None:
-    """A dataset is copied from there as it is."""
+    """A dataset behind such a server can be copied."""
     url, folder = served
     dataset = make_dataset(folder / "set", [40, 30])
     shardflow.sync(f"{url}/set", tmp_path / "copy")

@@ -1,52 +1,34 @@
+"""Promises of local storage beyond those of the protocol."""
+
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
 from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, NotFoundError, StoreError
-from shardflow.storage import local as store_module
 from shardflow.storage.local import LocalStorage
-from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import TEMPORARY
-
-HOLD = """
-import sys
-from shardflow.storage.local import LocalStorage
-with LocalStorage(sys.argv[1]).sole_writer():
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-HOLD_WITH_WORKER = """
-import os, subprocess, sys
-from shardflow.storage.local import LocalStorage
-with LocalStorage(sys.argv[1]).sole_writer() as descriptor:
-    worker = subprocess.Popen(["sleep", sys.argv[2]], pass_fds=[descriptor], stdout=subprocess.DEVNULL)
-    print(worker.pid, flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture
 def storage(tmp_path: Path) -> LocalStorage:
-    """An empty store that does not exist yet."""
+    """An empty storage that does not exist yet."""
     return LocalStorage(tmp_path / "store")
 
 
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
-    """A directory that cannot be written, with a blob `secret` that cannot be read, whoever runs the tests."""
+    """A directory that cannot be written, with a blob `secret` that cannot be read, also for root."""
     root = Path(tempfile.mkdtemp())
     (root / "secret").write_bytes(b"1")
     (root / "secret").chmod(0)
@@ -63,64 +45,8 @@ def unprivileged() -> Iterator[Path]:
         shutil.rmtree(root)
 
 
-@contextlib.contextmanager
-def process(code: str, *args: object) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that has said one line."""
-    command = [sys.executable, "-c", code, *map(str, args)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
-
-
-def line(stream: IO[str] | None) -> str:
-    """The next line that a process says."""
-    assert stream is not None
-    return stream.readline().strip()
-
-
-def test_blob_comes_back(storage: LocalStorage) -> None:
-    """What was put can be read, has a size and a name, and lies where `path` says; folders are made."""
-    storage.put("train/000000.tar", b"abc")
-    storage.put("a", b"")
-    assert (storage.read("train/000000.tar"), storage.read("a")) == (b"abc", b"")
-    assert (storage.size("train/000000.tar"), storage.size("a"), storage.size("b"), storage.size("a/b")) == (
-        3,
-        0,
-        None,
-        None,
-    )
-    assert storage.names() == ["a", "train/000000.tar"]
-    assert storage.path("train/000000.tar").read_bytes() == b"abc"
-
-
-def test_put_replaces_and_put_new_does_not(storage: LocalStorage) -> None:
-    """`put` takes the place of a blob; `put_new` leaves it untouched and says that it exists."""
-    storage.put("a", b"1")
-    storage.put("a", b"2")
-    with pytest.raises(DatasetExistsError, match="a exists already"):
-        storage.put_new("a", b"3")
-    storage.put_new("b", b"4")
-    assert (storage.read("a"), storage.read("b"), storage.names()) == (b"2", b"4", ["a", "b"])
-
-
-def test_remove_is_satisfied_when_nothing_is_there(storage: LocalStorage) -> None:
-    """Removing a blob a second time, or one that never was, is no error."""
-    storage.put("a", b"1")
-    for _ in range(2):
-        storage.remove("a")
-    storage.remove("b/c")
-    assert storage.names() == []
-
-
-def test_names_of_a_store_that_does_not_exist(storage: LocalStorage) -> None:
-    """A root that does not exist holds nothing."""
-    assert storage.names() == []
-
-
 def test_readers_see_whole_blobs(storage: LocalStorage) -> None:
-    """While a blob is replaced again and again, whoever reads it gets one of its contents whole."""
+    """While a blob is replaced again and again, a reader gets one of its contents whole."""
     contents = [bytes([value]) * (1 << 20) for value in range(2)]
     storage.put("a", contents[0])
     done = threading.Event()
@@ -146,21 +72,21 @@ def test_failure_in_the_body_leaves_nothing(storage: LocalStorage, create_only: 
     def write(name: str) -> None:
         with storage.writing(name, create_only=create_only) as temporary:
             temporary.write_bytes(b"half")
-            assert len(storage.names()) == 2
+            assert len(storage.listing()) == 2
             raise failure
 
     for name in ("a", "b"):
         with pytest.raises(type(failure)) as caught:
             write(name)
         assert caught.value is failure
-    assert (storage.names(), storage.read("b")) == (["b"], b"before")
+    assert (list(storage.listing()), storage.read("b")) == (["b"], b"before")
 
 
 def test_nothing_written_is_an_error(storage: LocalStorage) -> None:
     """A body that writes no file is a NotFoundError, and nothing is published."""
     with pytest.raises(NotFoundError), storage.writing("a"):
         pass
-    assert storage.names() == []
+    assert storage.listing() == {}
 
 
 def test_killed_writer_leaves_a_leftover_and_no_blob(storage: LocalStorage) -> None:
@@ -173,14 +99,15 @@ with LocalStorage(sys.argv[1]).writing("train/a") as temporary:
     print("half", flush=True)
     sys.stdin.read()
 """
-    with process(code, storage.root) as child:
-        assert line(child.stdout) == "half"
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    (leftover,) = storage.names()
+    command = [sys.executable, "-c", code, str(storage.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"half\n"
+        child.kill()
+    (leftover,) = storage.listing()
     assert leftover.startswith(f"train/{TEMPORARY}a.")
     storage.remove(leftover)
-    assert storage.names() == []
+    assert storage.listing() == {}
 
 
 def race(root: Path, number: int, barrier: Any, results: Any) -> None:
@@ -208,67 +135,8 @@ def test_one_of_racing_writers_wins(storage: LocalStorage) -> None:
     for racer in racers:
         racer.join()
         assert racer.exitcode == 0
-    assert storage.names() == sorted(f"blob{n}" for n in range(40))
+    assert list(storage.listing()) == sorted(f"blob{n}" for n in range(40))
     assert [storage.read(f"blob{n}") for n in range(40)] == [b"%d" % winners[n] * 1000 for n in range(40)]
-
-
-def test_sole_writer_keeps_others_out(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one process writes, another is refused with the place and what to do; afterwards it is let in."""
-    monkeypatch.setattr(store_module, "_LOCK_PATIENCE_S", 0.1)
-    with process(HOLD, storage.root) as child:
-        assert line(child.stdout) == "held"
-        with pytest.raises(StoreError, match=r"another process is writing to .*store"), storage.sole_writer():
-            pass
-        child.communicate("")
-        assert child.returncode == 0
-        with storage.sole_writer():
-            assert storage.names() == []
-
-
-def test_sole_writer_is_let_go_by_a_kill(storage: LocalStorage) -> None:
-    """A writer that is killed with SIGKILL leaves neither a lock nor a file."""
-    with process(HOLD, storage.root) as child:
-        assert line(child.stdout) == "held"
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        with storage.sole_writer():
-            pass
-    assert storage.names() == []
-
-
-@pytest.mark.parametrize("seconds", [0.4, 60])
-def test_sole_writer_waits_for_the_workers_of_a_dead_one(storage: LocalStorage, seconds: float) -> None:
-    """A worker that inherited the lock of a killed writer still holds it; a moment is waited for it, no longer."""
-    with process(HOLD_WITH_WORKER, storage.root, seconds) as child:
-        worker = int(line(child.stdout))
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        try:
-            if seconds < 1:
-                with storage.sole_writer():
-                    pass
-            else:
-                with pytest.raises(StoreError, match="another process"), storage.sole_writer():
-                    pass
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker, signal.SIGKILL)
-
-
-def test_sole_writer_is_one_at_a_time_in_a_process_too(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock is let go when the body ends, with an error or without."""
-    monkeypatch.setattr(store_module, "_LOCK_PATIENCE_S", 0.0)
-
-    def enter_twice() -> None:
-        with storage.sole_writer():
-            with pytest.raises(StoreError), storage.sole_writer():
-                pass
-            raise ValueError("mine")
-
-    with pytest.raises(ValueError, match="mine"):
-        enter_twice()
-    with storage.sole_writer():
-        pass
 
 
 def test_what_is_not_there_is_not_found(storage: LocalStorage) -> None:
@@ -286,17 +154,17 @@ def test_a_directory_is_no_blob(storage: LocalStorage) -> None:
     for access in (lambda: storage.read("a"), lambda: storage.put("a", b"")):
         with pytest.raises(StoreError, match="directory"):
             access()
-    assert storage.names() == ["a/b"]
+    assert list(storage.listing()) == ["a/b"]
 
 
 def test_no_right_to_read_is_access_denied(unprivileged: Path) -> None:
-    """A blob that may not be read is an AccessDeniedError that names the path and the remedy."""
+    """A blob without read permission is an AccessDeniedError with path and remedy."""
     with pytest.raises(AccessDeniedError, match=r"/secret: permission denied; check the owner and mode"):
         LocalStorage(unprivileged).read("secret")
 
 
 def test_no_right_to_write_is_access_denied(unprivileged: Path) -> None:
-    """Whatever writes into a root that may not be written is an AccessDeniedError, and the root stays as it was."""
+    """Every write into a root without write permission is an AccessDeniedError, and the root is unchanged."""
     storage = LocalStorage(unprivileged)
     for name in ("a", "b/c", "secret"):
         for put in (storage.put, storage.put_new):
@@ -304,13 +172,13 @@ def test_no_right_to_write_is_access_denied(unprivileged: Path) -> None:
                 put(name, b"")
     with pytest.raises(AccessDeniedError):
         storage.remove("secret")
-    with pytest.raises(AccessDeniedError), LocalStorage(unprivileged / "new").sole_writer():
+    with pytest.raises(AccessDeniedError), LocalStorage(unprivileged / "new").exclusive_writer():
         pass
-    assert storage.names() == ["secret"]
+    assert list(storage.listing()) == ["secret"]
 
 
 def test_full_disk_is_a_store_error(storage: LocalStorage) -> None:
-    """No space left, as the kernel reports it, is a StoreError that says to free some, and leaves nothing."""
+    """A full disk is a StoreError with the remedy, and no file is left."""
 
     def fill() -> None:
         with storage.writing("a") as temporary:
@@ -319,7 +187,7 @@ def test_full_disk_is_a_store_error(storage: LocalStorage) -> None:
 
     with pytest.raises(StoreError, match="No space left on device; free some space"):
         fill()
-    assert storage.names() == []
+    assert storage.listing() == {}
 
 
 def test_file_too_large_is_a_store_error(storage: LocalStorage) -> None:
@@ -334,43 +202,12 @@ for put in (store.put, store.put_new):
     try:
         put("a", bytes(5000))
     except StoreError as error:
-        print(type(error).__name__, error, store.names())
+        print(type(error).__name__, error, store.listing())
 """
     done = subprocess.run([sys.executable, "-c", code, storage.root], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert len(lines) == 2
-    assert all(said.startswith("StoreError") and "File too large" in said and said.endswith("[]") for said in lines)
-
-
-def test_paths_and_file_urls_are_served(tmp_path: Path) -> None:
-    """A path, as text or not, and a `file://` URL with escapes lead to the same store."""
-    root = tmp_path / "with space # and %"
-    LocalStorage(root).put("a", b"1")
-    for url in (root, str(root), root.as_uri(), f"file://localhost{root.as_uri().removeprefix('file://')}"):
-        assert open_storage(url).read("a") == b"1"
-        assert str(open_storage(url)) == str(root)
-
-
-def test_relative_paths_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative path is one below the working directory, whatever it looks like."""
-    monkeypatch.chdir(tmp_path)
-    for path in ("a", "./b", "c:d", "[e", "[f/g"):
-        open_storage(path).put("x", b"1")
-        assert (tmp_path / path / "x").read_bytes() == b"1"
-
-
-@pytest.mark.parametrize("url", ["nothing://x", "x://", "1s3://bucket", "://x"])
-def test_other_schemes_are_refused(url: str) -> None:
-    """A scheme that is not served is a ConfigError that repeats the URL."""
-    with pytest.raises(ConfigError) as caught:
-        open_storage(url)
-    assert url.rstrip("/") in str(caught.value)
-
-
-def test_a_directory_takes_no_options(tmp_path: Path) -> None:
-    """storage_options for a local path are a ConfigError: they were meant for something else."""
-    with pytest.raises(ConfigError, match="leave them out"):
-        open_storage(tmp_path, {"key": "x"})
+    assert all(said.startswith("StoreError") and "File too large" in said and said.endswith("{}") for said in lines)
 
 
 def test_a_full_disk_leaves_no_copy(storage: LocalStorage, tmp_path: Path) -> None:

@@ -11,18 +11,18 @@ import pytest
 from shardflow.errors import AccessDeniedError, DeadlineError, TransientError
 from shardflow.storage.retry import Failure, RetryPolicy, retry, with_timeout
 
-PATIENCE = RetryPolicy(attempts=6, give_up_s=100.0, pace_bytes=1000, backoff_s=1.0, longest_backoff_s=5.0)
-AGAIN = Failure(error=TransientError("s3://b/x: the store failed"), again=True)
+POLICY = RetryPolicy(attempts=6, give_up_s=100.0, pace_bytes=1000, backoff_s=1.0, longest_backoff_s=5.0)
+AGAIN = Failure(error=TransientError("s3://b/x: the store failed"), retry=True)
 
 
-class Hours:
-    """An event loop's time, in which waiting costs nothing."""
+class VirtualTime:
+    """The clock of an event loop, in which waiting takes no real time."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def run(self, work: Awaitable[Any]) -> Any:
-        """Run something in it."""
+        """Run work on the loop."""
 
         class Selector(selectors.DefaultSelector):
             def select(_, timeout: float | None = None) -> Any:  # noqa: N805 - `self` is the clock here
@@ -40,40 +40,40 @@ class Hours:
             loop.close()
 
 
-class ToldError(Exception):
-    """What a client raises."""
+class ClientError(Exception):
+    """An exception of a client, with the failure that it means."""
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
 
 
-def judge(error: Exception) -> Failure:
-    """Return what was told."""
-    assert isinstance(error, ToldError)
+def classify(error: Exception) -> Failure:
+    """Return the failure of the exception."""
+    assert isinstance(error, ClientError)
     return error.failure
 
 
-class Store:
-    """Requests that fail as they are told to, and when they were made."""
+class Server:
+    """Requests with given failures, and the times at which they were made."""
 
     def __init__(self, *failures: Failure | None, arriving: int = 0, taking_s: float = 0.0) -> None:
         self._failures: Iterator[Failure | None] = iter(failures)
         self._arriving, self._taking_s = arriving, taking_s
-        self.hours, self.began, self.held = Hours(), list[float](), 0
+        self.time, self.began, self.held = VirtualTime(), list[float](), 0
 
     async def request(self) -> str:
         """Fail, or not."""
-        self.began.append(self.hours.now)
+        self.began.append(self.time.now)
         await asyncio.sleep(self._taking_s)
         self.held += self._arriving
         failure = next(self._failures, None)
         if failure is not None:
-            raise ToldError(failure)
+            raise ClientError(failure)
         return "done"
 
-    def retry(self, patience: RetryPolicy = PATIENCE) -> Any:
+    def retry(self, policy: RetryPolicy = POLICY) -> Any:
         """Make the request."""
-        return self.hours.run(retry(self.request, judge, patience, lambda: self.held))
+        return self.time.run(retry(self.request, classify, policy, lambda: self.held))
 
     @property
     def pauses(self) -> list[float]:
@@ -82,13 +82,13 @@ class Store:
 
 
 def after(seconds: float) -> Failure:
-    """A failure with a time before which the store does not want to be asked."""
-    return Failure(error=TransientError("s3://b/x: the store is busy"), again=True, after_s=seconds)
+    """A failure with the least time before the next request."""
+    return Failure(error=TransientError("s3://b/x: the store is busy"), retry=True, after_s=seconds)
 
 
 def test_pauses_double_up_to_a_limit() -> None:
     """Each pause is between half and all of a length that doubles up to the longest; then the request succeeds."""
-    storage = Store(*[AGAIN] * 5)
+    storage = Server(*[AGAIN] * 5)
     assert storage.retry() == "done"
     assert len(storage.pauses) == 5
     for pause, longest in zip(storage.pauses, (1.0, 2.0, 4.0, 5.0, 5.0), strict=True):
@@ -96,64 +96,64 @@ def test_pauses_double_up_to_a_limit() -> None:
 
 
 def test_pauses_differ() -> None:
-    """Clients that fail at once do not come back at once, and the generator that training seeded is left alone."""
+    """Clients that fail together retry at different times, and the generator that training seeded is unchanged."""
     state = random.getstate()
     pauses = []
     for _ in range(20):
-        storage = Store(AGAIN)
+        storage = Server(AGAIN)
         storage.retry()
         pauses += storage.pauses
     assert len(set(pauses)) > 15
     assert random.getstate() == state
 
 
-def test_the_store_may_ask_for_a_longer_pause() -> None:
-    """Before what the store said has passed it is not asked again; a shorter time than our own changes nothing."""
-    storage = Store(after(30.0), after(0.1))
+def test_the_server_may_ask_for_a_longer_pause() -> None:
+    """A pause that the server asks for is kept; one that is shorter than our own changes nothing."""
+    storage = Server(after(30.0), after(0.1))
     assert storage.retry() == "done"
     assert storage.pauses[0] == 30.0
     assert 1.0 <= storage.pauses[1] <= 2.0
 
 
 def test_attempts_are_limited() -> None:
-    """After the last attempt allowed, the error says how often and how long it was tried, and keeps type and cause."""
+    """After the last attempt, the error names the number of attempts and the time, and keeps type and cause."""
     cause = ConnectionError("broken")
     error = TransientError("s3://b/x: the connection failed")
     error.__cause__ = cause
-    storage = Store(*[Failure(error=error, again=True)] * 10)
+    storage = Server(*[Failure(error=error, retry=True)] * 10)
     with pytest.raises(TransientError, match=r"^s3://b/x: the connection failed; tried 6 times in \d+ s: ") as caught:
         storage.retry()
-    assert len(storage.began) == PATIENCE.attempts
+    assert len(storage.began) == POLICY.attempts
     assert caught.value.__cause__ is cause
 
 
 def test_time_is_limited() -> None:
-    """No attempt begins after the time is over, also when the store asks for a pause that would not end before."""
-    slow = Store(*[AGAIN] * 10, taking_s=45.0)
+    """No attempt begins after the time limit, also when the server asks for a pause that ends later."""
+    slow = Server(*[AGAIN] * 10, taking_s=45.0)
     with pytest.raises(TransientError, match=r"tried 3 times in 13\d s"):
         slow.retry()
-    assert max(slow.began) < PATIENCE.give_up_s
-    busy = Store(after(PATIENCE.give_up_s + 1))
+    assert max(slow.began) < POLICY.give_up_s
+    busy = Server(after(POLICY.give_up_s + 1))
     with pytest.raises(TransientError, match="tried once in 0 s"):
         busy.retry()
 
 
 def test_progress_renews_the_budget() -> None:
     """Attempts and time are counted from the last `pace_bytes` that arrived; less than that is no progress."""
-    moving = Store(*[AGAIN] * 20, arriving=PATIENCE.pace_bytes, taking_s=30.0)
+    moving = Server(*[AGAIN] * 20, arriving=POLICY.pace_bytes, taking_s=30.0)
     assert moving.retry() == "done"
-    assert moving.hours.now > 5 * PATIENCE.give_up_s
-    assert max(moving.pauses) <= 30.0 + PATIENCE.backoff_s  # backing off starts anew as well
-    creeping = Store(*[AGAIN] * 20, arriving=PATIENCE.pace_bytes // PATIENCE.attempts - 1)
+    assert moving.time.now > 5 * POLICY.give_up_s
+    assert max(moving.pauses) <= 30.0 + POLICY.backoff_s  # backing off starts anew as well
+    creeping = Server(*[AGAIN] * 20, arriving=POLICY.pace_bytes // POLICY.attempts - 1)
     with pytest.raises(TransientError):
         creeping.retry()
-    assert len(creeping.began) == PATIENCE.attempts
+    assert len(creeping.began) == POLICY.attempts
 
 
-def test_what_cannot_be_mended_is_tried_once() -> None:
-    """A failure for good is raised as it was judged, at once."""
+def test_permanent_failure_is_tried_once() -> None:
+    """A permanent failure is raised at once, unchanged."""
     error = AccessDeniedError("s3://b/x: no right to do this")
-    storage = Store(Failure(error=error))
+    storage = Server(Failure(error=error))
     with pytest.raises(AccessDeniedError) as caught:
         storage.retry()
     assert caught.value is error
@@ -161,7 +161,7 @@ def test_what_cannot_be_mended_is_tried_once() -> None:
 
 
 def test_cancelling_is_no_failure() -> None:
-    """A request that is cancelled is neither judged nor made again."""
+    """A cancelled request is neither classified nor repeated."""
     made = []
 
     async def request() -> None:
@@ -169,13 +169,13 @@ def test_cancelling_is_no_failure() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        Hours().run(retry(request, judge, PATIENCE))
+        VirtualTime().run(retry(request, classify, POLICY))
     assert made == [True]
 
 
 def test_waiting_ends_in_time() -> None:
-    """What takes longer than its limit is a DeadlineError that says what was waited for; the rest is its result."""
-    hours = Hours()
+    """Work beyond its timeout is a DeadlineError that names what was expected; otherwise its result is returned."""
+    hours = VirtualTime()
     with pytest.raises(DeadlineError, match="no answer within 7 s"):
         hours.run(with_timeout(asyncio.sleep(8), 7.0, "no answer"))
     assert hours.now == 7.0
@@ -183,6 +183,6 @@ def test_waiting_ends_in_time() -> None:
 
 
 def test_a_large_request_may_take_longer() -> None:
-    """What carries bytes has time for them at the least pace."""
-    patience = RetryPolicy(answer_s=15.0, pace_bytes=1000, pace_s=8.0)
-    assert (patience.transfer_s(0), patience.transfer_s(5000)) == (15.0, 55.0)
+    """A request that carries bytes has time for them at the least pace."""
+    policy = RetryPolicy(answer_s=15.0, pace_bytes=1000, pace_s=8.0)
+    assert (policy.transfer_s(0), policy.transfer_s(5000)) == (15.0, 55.0)

@@ -13,7 +13,7 @@ SECRETS = {
 }
 
 
-def test_what_is_shown_is_scheme_place_and_path() -> None:
+def test_scheme_host_and_path_are_shown() -> None:
     """A URL is shown without user, password, query, fragment and last slash."""
     for url, shown in {
         "s3://bucket/a/b/": "s3://bucket/a/b",
@@ -32,9 +32,9 @@ def test_a_buckets_url_holds_no_secrets(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["bucket/x", "://x", "1s3://x", "http://user:canary@[x?canary", "user:canary@host/x"])
-def test_what_is_no_url_is_refused(url: str) -> None:
-    """The message shows what was given up to a query, without what may be a password."""
-    with pytest.raises(ConfigError, match="this is no URL; expected one such as s3://") as caught:
+def test_invalid_urls_are_refused(url: str) -> None:
+    """The message shows the text up to a query, without a possible password."""
+    with pytest.raises(ConfigError, match="this is not a URL; expected one such as s3://") as caught:
         RemoteUrl(url, {})
     assert "canary" not in str(caught.value)
 
@@ -61,12 +61,12 @@ def test_a_secret_is_found_in_an_error_and_behind_it(secret: str) -> None:
     second.__context__ = first
     third = OSError("nothing either")
     third.__cause__ = second
-    assert [address.gives_away(error) for error in (first, second, third)] == [True] * 3
-    assert not address.gives_away(ValueError("host, a, user, nothing"))
-    assert not address.gives_away(None)
+    assert [address.leaks_in(error) for error in (first, second, third)] == [True] * 3
+    assert not address.leaks_in(ValueError("host, a, user, nothing"))
+    assert not address.leaks_in(None)
 
 
 def test_harmless_and_short_texts_are_no_secrets() -> None:
     """A message may name the endpoint, and a text that is in any message by chance does not silence it."""
     address = RemoteUrl("s3://bucket/a", {"endpoint_url": "http://store.example", "secret": "a"})
-    assert not address.gives_away(ValueError("http://store.example: a failure"))
+    assert not address.leaks_in(ValueError("http://store.example: a failure"))

@@ -30,7 +30,7 @@ def test_places_in_a_bucket(url: str, expected: str) -> None:
 
 @pytest.mark.parametrize("url", ["../../..", "../../../other", "s3://other/x", "s3://bucket/x", "https://host/x"])
 def test_places_out_of_a_bucket(url: str) -> None:
-    """What is behind a URL leads nowhere else: not above its bucket's root, and not by any absolute URL."""
+    """A dataset behind a URL leads nowhere else: not above the root of its bucket, and to no absolute URL."""
     with pytest.raises(ConfigError, match="may only lead to its own bucket or host"):
         root_url(BUCKET, Root(url=url))
 
@@ -44,7 +44,7 @@ def test_places_from_a_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["../a/b", "..", ".", "deep/er"])
 def test_names_lead_back_to_the_place(tmp_path: Path, url: str) -> None:
-    """The name that a view is given for a place leads there, on disks and in buckets."""
+    """The relative root of a place leads back to it, on disks and in buckets."""
     local, remote = LocalStorage(tmp_path / "x/view"), open_storage(BUCKET)
     there = LocalStorage(root_url(str(local), Root(url=url)))
     assert relative_root(local, there) == url
@@ -54,7 +54,7 @@ def test_names_lead_back_to_the_place(tmp_path: Path, url: str) -> None:
 def test_names_that_no_reader_would_follow(tmp_path: Path) -> None:
     """A bucket names neither this machine nor another bucket; a disk names both."""
     bucket, disk = open_storage(BUCKET), LocalStorage(tmp_path)
-    with pytest.raises(ConfigError, match="`shardflow sync` that there first"):
+    with pytest.raises(ConfigError, match="`shardflow sync` it there first"):
         relative_root(bucket, disk)
     with pytest.raises(ConfigError, match="another bucket or host"):
         relative_root(bucket, open_storage("s3://other/set"))
@@ -62,7 +62,7 @@ def test_names_that_no_reader_would_follow(tmp_path: Path) -> None:
 
 
 def test_options_go_to_one_place_alone(tmp_path: Path) -> None:
-    """Options, which may be credentials, are not given to several places that a manifest names."""
+    """Options, which may be credentials, are not sent to several hosts that a manifest names."""
     bases = {"0": Root(url="s3://bucket/a"), "1": Root(url="https://host/b")}
     with pytest.raises(ConfigError, match="its tars are in 2 places"):
         virtual_storage(LocalStorage(tmp_path), bases, {"key": "k"})
@@ -70,21 +70,21 @@ def test_options_go_to_one_place_alone(tmp_path: Path) -> None:
     virtual_storage(LocalStorage(tmp_path), {"0": bases["0"], "1": Root(url="..")}, {"key": "k"})
 
 
-class Recording(LocalStorage):
-    """A store that writes down which uploads it is told to give up."""
+class RecordingStorage(LocalStorage):
+    """A storage that records the uploads that it has to abort."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.closed: list[set[str]] = []
+        self.aborted: list[set[str]] = []
 
-    def close_uploads(self, names: Collection[str]) -> None:
-        """Write down the names."""
-        self.closed.append({*names})
+    def abort_uploads(self, names: Collection[str]) -> None:
+        """Record the names."""
+        self.aborted.append({*names})
 
 
-def test_uploads_are_closed_store_by_store(tmp_path: Path) -> None:
-    """Of all uploads that are given up, each store of a view is told once, and one that has none of them never."""
-    own, *bases = (Recording(tmp_path / name) for name in ("view", "a", "b", "c"))
+def test_uploads_are_aborted_with_one_call_per_storage(tmp_path: Path) -> None:
+    """Each storage of a virtual dataset gets one call for all of its uploads, and none if it has none of them."""
+    own, *bases = (RecordingStorage(tmp_path / name) for name in ("view", "a", "b", "c"))
     view = VirtualStorage(own, dict(zip("012", bases, strict=True)))
-    view.close_uploads({"train/0/x.tar", "train/0/y.tar", "val/0/x.tar", "val/2/x.tar"})
-    assert [storage.closed for storage in (own, *bases)] == [[], [{"x.tar", "y.tar"}], [], [{"x.tar"}]]
+    view.abort_uploads({"train/0/x.tar", "train/0/y.tar", "val/0/x.tar", "val/2/x.tar"})
+    assert [storage.aborted for storage in (own, *bases)] == [[], [{"x.tar", "y.tar"}], [], [{"x.tar"}]]

@@ -24,7 +24,6 @@ from shardflow.dataset.label_numbering import Classes, LabelNumbering
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.labels import Label
 from shardflow.formats.manifest import SPLITS
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
@@ -150,17 +149,18 @@ def _no_images(storage: Storage, skipped: Counter[str]) -> NoImagesError:
 
 def _files(storage: Storage) -> Iterator[_File]:
     """Yield all files that are not hidden, sorted by the bytes of their paths."""
-    if not isinstance(storage, LocalStorage):
+    root = storage.local_path("")
+    if root is None:
         for name, listed in sorted(storage.listing().items(), key=lambda entry: os.fsencode(entry[0])):
             if not any(part.startswith(".") for part in name.split("/")):
                 yield _File(name, listed.size, 0, listed.tag)
         return
-    with map_os_errors(storage.root):
-        if not storage.root.exists():
-            raise NotFoundError(f"{storage.root} does not exist; give the directory that holds the images")
-        if not storage.root.is_dir():
-            raise ConfigError(f"{storage.root} is not a directory; give the directory that holds the images")
-        yield from _walk(storage.root)
+    with map_os_errors(root):
+        if not root.exists():
+            raise NotFoundError(f"{root} does not exist; give the directory that holds the images")
+        if not root.is_dir():
+            raise ConfigError(f"{root} is not a directory; give the directory that holds the images")
+        yield from _walk(root)
 
 
 def _walk(root: Path) -> Iterator[_File]:

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from shardflow.errors import SampleError, ShardflowError
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.urls import is_remote, strip_file_scheme
@@ -61,7 +60,7 @@ class Reader:
     @classmethod
     def at(cls, storage: Storage, url: str, storage_options: Mapping[str, Any] | None) -> Reader:
         """Return the reader of a storage that was opened by a path or URL."""
-        base = str(storage.root) if isinstance(storage, LocalStorage) else url.rstrip("/")
+        base = url.rstrip("/") if is_remote(url) else str(storage)
         return cls(base=base, remote=is_remote(base), storage_options=storage_options)
 
     def read(self, item: Item) -> Input:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import ConfigError
-from shardflow.storage.urls import is_remote
+from shardflow.storage.urls import remote_options
 
 from .collection import Collection
 from .folder import Folder, NoImagesError
@@ -82,7 +82,7 @@ class DetectedSource:
             ConfigError, StoreError: As each of the kinds does.
         """
         url = os.fspath(self.url)
-        options = self.storage_options if is_remote(url) else None
+        options = remote_options(url, self.storage_options)
         kind = next(kind for kind in KINDS if kind.recognizes(url, options))
         try:
             return kind(url, classes=self.classes, storage_options=options).list()

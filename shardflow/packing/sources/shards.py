@@ -28,11 +28,10 @@ from shardflow.formats.labels import CLASS, LABELS, numbers
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
 from shardflow.formats.tar_samples import samples_of
-from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
-from shardflow.storage.url_patterns import ALL, expanded, is_wild, rooted, tars_like
+from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
 from shardflow.storage.virtual import root_url, virtual_storage
 
 from .folder import EXTENSIONS
@@ -72,7 +71,7 @@ class Shards:
     @staticmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:
         """Return whether a path or URL names tars, or a dataset."""
-        return rooted(url).pattern is not None or _is_dataset(open_storage(url, storage_options))
+        return split_pattern(url).pattern is not None or _is_dataset(open_storage(url, storage_options))
 
     def list(self) -> Source:
         """List the samples, in the order of the shards' names.
@@ -81,7 +80,7 @@ class Shards:
             ConfigError: There are no such shards, or a label is not one of `classes`.
             StoreError: A shard cannot be read.
         """
-        root, pattern = rooted(self.url)
+        root, pattern = split_pattern(self.url)
         storage = open_storage(root, self.storage_options)
         reader = Reader.at(storage, root, self.storage_options)
         if pattern is None and _is_dataset(storage):
@@ -128,18 +127,19 @@ def _is_dataset(storage: Storage) -> bool:
 
 def _matching(storage: Storage, pattern: str) -> dict[str, str]:
     """Return the names of the shards that match a pattern, sorted, each with the tag of its content."""
-    patterns = expanded(pattern)
+    patterns = expand_braces(pattern)
     # The listing of a bucket has tags of contents. Other listings may be long, and not every server has one.
-    if isinstance(storage, LocalStorage):
-        named = all(storage.path(one).is_file() for one in patterns)
+    paths = [path for one in patterns if (path := storage.local_path(one)) is not None]
+    if paths:
+        named = all(path.is_file() for path in paths)
     else:
-        named = str(storage).startswith(("http:", "https:")) and not any(map(is_wild, patterns))
+        named = str(storage).startswith(("http:", "https:")) and not any(map(has_wildcards, patterns))
     if named:
         return dict.fromkeys(sorted(patterns, key=os.fsencode), "")
     listing = storage.listing()
     found: dict[str, str] = {}
     for one in patterns:
-        names = [one] if one in listing else tars_like(one, listing)
+        names = [one] if one in listing else matching_tars(one, listing)
         if not names:
             if not listing:
                 raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
@@ -154,10 +154,10 @@ def _matching(storage: Storage, pattern: str) -> dict[str, str]:
 @contextlib.contextmanager
 def _opened(storage: Storage, name: str) -> Iterator[IO[bytes]]:
     """Open a tar; one behind a URL is read as a whole, into memory."""
-    if not isinstance(storage, LocalStorage):
+    path = storage.local_path(name)
+    if path is None:
         yield io.BytesIO(storage.read(name))
         return
-    path = storage.path(name)
     with map_os_errors(path), open(path, "rb") as file:
         yield file
 
@@ -165,7 +165,7 @@ def _opened(storage: Storage, name: str) -> Iterator[IO[bytes]]:
 def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[Draft[SplitLabel]]:
     """Yield the samples of a tar."""
     with _opened(storage, name) as file:
-        is_local = isinstance(storage, LocalStorage)
+        is_local = storage.local_path(name) is not None
         changed_ns = os.fstat(file.fileno()).st_ctime_ns if is_local else 0
         for sample in list(samples_of(file)):
             path = f"{name}/{sample.key}" if sample.key else name
@@ -185,7 +185,8 @@ def _place(storage: Storage, dataset: manifest.Manifest, shard: manifest.Shard) 
         return shard.name
     name, path = split_shard_name(shard.name)
     base = dataset.bases[name]
-    return f"{base.url if isinstance(storage, LocalStorage) else root_url(str(storage), base)}/{path}"
+    is_local = storage.local_path("") is not None
+    return f"{base.url if is_local else root_url(str(storage), base)}/{path}"
 
 
 def _indexed_samples(storage: Storage, shard: manifest.Shard, split: str, place: str) -> Iterator[Draft[SplitLabel]]:

@@ -24,7 +24,7 @@ from shardflow.dataset.label_numbering import Classes, Named
 from shardflow.errors import ConfigError
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import is_remote, strip_file_scheme
+from shardflow.storage.urls import is_remote, remote_options, strip_file_scheme
 
 from .items import Draft, Drafts, encode_more
 from .labelling import SplitLabel, labelled_draft, number_labels
@@ -90,7 +90,7 @@ class Table:
         """
         folder, slash, name = strip_file_scheme(self.url).rpartition("/")
         base = folder or slash or "."
-        storage = open_storage(base, self.storage_options if is_remote(base) else None)
+        storage = open_storage(base, remote_options(base, self.storage_options))
         drafts = Drafts.of(self._drafts(_read_rows(storage.read(name), name), base))
         if not drafts:
             raise ConfigError(f"{self.url} has no rows")

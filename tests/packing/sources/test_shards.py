@@ -70,7 +70,7 @@ def test_patterns(tmp_path: Path) -> None:
         names("train/{02..03}.tar")
     with pytest.raises(NotFoundError, match=r"nowhere does not exist, or is empty"):
         names("nowhere/{02..03}.tar")
-    with pytest.raises(ConfigError, match=r"no pattern: .*expected one such as \{00000\.\.00099\}\.tar"):
+    with pytest.raises(ConfigError, match=r"not a pattern: .*expected such as \{00000\.\.00099\}\.tar"):
         names("train/{00..01.tar")
 
 

@@ -1,4 +1,4 @@
-"""The page, in a real browser: on a narrow and a wide screen, light and dark."""
+"""The HTML page, in a real browser: on a narrow and a wide screen, light and dark."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import pytest
 from PIL import Image
 
 import shardflow
-from shardflow.preview.augmented import augmented
-from shardflow.preview.page import write_page
-from tests.helpers.browser import Browser, Seen, executable
-from tests.helpers.making import make_dataset
+from shardflow.preview.augmentation import augment_sample
+from shardflow.preview.html_page import count_images, write_page
+from shardflow.preview.sample_reader import SampleReader
+from tests.helpers.browser import Browser, Rendered, executable
+from tests.helpers.making import jpeg, make_dataset, write_dataset
 from tests.helpers.packed import CLASSES
 
 WIDTHS = 390, 1400
-ASKED = {
+EVALUATED = {
     "overflow": "document.documentElement.scrollWidth - window.innerWidth",
     "headings": "[...document.querySelectorAll('h1, h2')].map(each => each.innerText)",
-    "unseen": "[...document.images].filter(each => !each.alt || !each.naturalWidth).length",
+    "broken": "[...document.images].filter(each => !each.alt || !each.naturalWidth).length",
     "images": "document.images.length",
     "paper": "getComputedStyle(document.body).backgroundColor",
     # Text and the paper or card that it stands on, as [size in pixels, "rgb(...)", "rgb(...)"].
@@ -45,20 +46,20 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page(packed: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a dataset with everything that there is to show."""
+    """The page of a dataset with all sections."""
     path = tmp_path_factory.mktemp("page") / "page.html"
     findings = shardflow.verify(packed[1])
     dataset = shardflow.open(packed[1])
-    versions, shown = {"shardflow": "1.2.3"}, augmented(dataset, "train", 5, versions=3)
-    write_page(dataset, path, split="train", count=12, findings=findings, versions=versions, augmented=shown)
+    versions, augmented = {"shardflow": "1.2.3"}, augment_sample(dataset, "train", 5, epochs=3)
+    write_page(dataset, path, split="train", count=12, findings=findings, versions=versions, augmented=augmented)
     return path
 
 
 @pytest.fixture(scope="module")
-def seen(browser: Browser, page: Path) -> dict[tuple[int, bool], Seen]:
+def pages(browser: Browser, page: Path) -> dict[tuple[int, bool], Rendered]:
     """What the page looks like by width, and whether it is dark."""
     return {
-        (width, dark): browser.look(page, width=width, dark=dark, evaluate=ASKED)
+        (width, dark): browser.render(page, width=width, dark=dark, evaluate=EVALUATED)
         for width in WIDTHS
         for dark in (False, True)
     }
@@ -67,62 +68,62 @@ def seen(browser: Browser, page: Path) -> dict[tuple[int, bool], Seen]:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_page_fits_the_screen_and_asks_for_nothing(
-    seen: dict[tuple[int, bool], Seen], page: Path, width: int, dark: bool
+    pages: dict[tuple[int, bool], Rendered], page: Path, width: int, dark: bool
 ) -> None:
-    """On any screen nothing sticks out, nothing is fetched, the console is silent, every image is there and named."""
-    look = seen[width, dark]
-    assert look.values["overflow"] <= 0
-    assert [url for url in look.requests if not url.startswith("data:")] == [page.as_uri()]
-    assert look.complaints == []
-    assert look.values["images"] == 12 + 4 + 1
-    assert look.values["unseen"] == 0
-    assert look.values["headings"][1:] == [
+    """On any screen nothing overflows, nothing is fetched, the console is empty, every image loads and has a text."""
+    rendered = pages[width, dark]
+    assert rendered.values["overflow"] <= 0
+    assert [url for url in rendered.requests if not url.startswith("data:")] == [page.as_uri()]
+    assert rendered.console == []
+    assert rendered.values["images"] == 12 + 4 + 1
+    assert rendered.values["broken"] == 0
+    assert rendered.values["headings"][1:] == [
         *("Samples", "Sample 5 of train", "Classes", "Sizes", "Bytes per image", "Mixing", "Recipe"),
         *("Verification", "Quarantine", "Identity"),
     ]
-    assert all(role == "img" and label for role, label in look.values["charts"])
+    assert all(role == "img" and label for role, label in rendered.values["charts"])
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_page_can_be_read(seen: dict[tuple[int, bool], Seen], dark: bool) -> None:
-    """All text stands out from its ground by 4.5 to 1 (WCAG 2.1, AA), in the dark on a dark ground."""
-    look = seen[1400, dark]
-    assert (luminance(look.values["paper"]) < 0.1) == dark
-    worst = min(contrast(ink, ground) for ink, ground in look.values["inks"])
+def test_page_can_be_read(pages: dict[tuple[int, bool], Rendered], dark: bool) -> None:
+    """All text has a contrast of 4.5 to 1 or more (WCAG 2.1, AA); in dark mode the background is dark."""
+    rendered = pages[1400, dark]
+    assert (luminance(rendered.values["paper"]) < 0.1) == dark
+    worst = min(contrast(ink, ground) for ink, ground in rendered.values["inks"])
     assert worst >= 4.5
-    with Image.open(io.BytesIO(look.picture)) as picture:
+    with Image.open(io.BytesIO(rendered.picture)) as picture:
         corner = np.asarray(picture.convert("RGB"))[:5, :5]
     assert (corner.mean() < 60) == dark
 
 
 def test_broken_pages_are_noticed(browser: Browser, tmp_path: Path) -> None:
-    """A page that sticks out, fetches, complains and shows no image is seen to do so: the tests above can fail."""
+    """A page that overflows, fetches, logs errors and shows no image is detected: the tests above can fail."""
     bad = tmp_path / "bad.html"
     bad.write_text(
         '<div style="width:900px">x</div><img src="http://127.0.0.1:9/x.png"><script>console.error(1)</script>'
     )
-    look = browser.look(bad, width=390, dark=False, evaluate=ASKED)
-    assert look.values["overflow"] > 400
-    assert "http://127.0.0.1:9/x.png" in look.requests
-    assert look.complaints
-    assert look.values["unseen"] == 1
+    rendered = browser.render(bad, width=390, dark=False, evaluate=EVALUATED)
+    assert rendered.values["overflow"] > 400
+    assert "http://127.0.0.1:9/x.png" in rendered.requests
+    assert rendered.console
+    assert rendered.values["broken"] == 1
 
 
 def test_page_says_what_the_dataset_is(packed: tuple[Path, Path], page: Path) -> None:
-    """Counts, sizes before and after, recipe, verification, the refused and the fingerprint are in it."""
+    """Counts, sizes before and after, recipe, verification, quarantine and fingerprint are in it."""
     html, dataset = page.read_text(), shardflow.open(packed[1])
     text = re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*</style>", "", html, flags=re.DOTALL))
     counted = (dataset.manifest.statistics or {})["train"].counts
     for expected in (
         dataset.fingerprint,
         "Sound: every shard",
-        "3 of 39 inputs were refused",
+        "3 of 39 inputs could not be packed",
         "the file is empty",
         "before: 144 to 248",
         f"{round(counted['bytes_before'] / 36):,}",
         f"{round(counted['bytes_after'] / 36):,}",
         "short side",
-        "A batch of 9 draws from",
+        "A batch of 9 contains samples of",
         "1.2.3",
     ):
         assert expected in text, expected
@@ -133,7 +134,7 @@ def test_page_says_what_the_dataset_is(packed: tuple[Path, Path], page: Path) ->
 
 
 def test_page_of_a_bare_dataset(tmp_path: Path) -> None:
-    """Without labels, statistics or a quarantine, and with damage, there is still a page, which says what it lacks."""
+    """The page of a damaged dataset without labels, statistics or a quarantine says what is missing."""
     url = make_dataset(tmp_path / "set", [30, 30], labelled=False)
     for shard, place in (("000000", slice(700, 710)), ("000001", slice(-4000, -1500))):
         tar = url / f"train/{shard}.tar"
@@ -145,10 +146,27 @@ def test_page_of_a_bare_dataset(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     write_page(shardflow.open(url), path, split="train", count=6, findings=findings, versions={})
     html = path.read_text()
-    for expected in ("The samples have no labels", f"{len(findings)} findings", "No input was refused", "needs labels"):
+    for expected in (
+        "The samples have no labels",
+        f"{len(findings)} findings",
+        "every input was",
+        "needs labels",
+    ):
         assert expected in html, expected
     assert "train/000000.tar, sample 000000000" in html
     assert html.count("<figure>") == 6
+
+
+def test_images_are_counted_and_masks_are_not(tmp_path: Path) -> None:
+    """Without statistics, images, bytes and sizes are counted from the indexes; masks are not images."""
+    images = [jpeg(number, 31, 20) for number in range(3)]
+    samples = [(f"{number:09}", {"jpg": image, "mask.png": b"x" * 99}) for number, image in enumerate(images)]
+    dataset = shardflow.open(write_dataset(tmp_path, {"train": [samples]}))
+    counted, complete = count_images(dataset, SampleReader(dataset, "train"))
+    assert complete
+    assert counted.counts == {"images": 3, "bytes_after": sum(map(len, images))}
+    assert (counted.widths_after, counted.heights_after) == ({31: 3}, {20: 3})
+    assert not counted.widths_before
 
 
 def luminance(color: str) -> float:

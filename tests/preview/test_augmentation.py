@@ -1,4 +1,4 @@
-"""What the augmentation does to one image."""
+"""The augmentation of one sample."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.errors import ConfigError, DecodeError
-from shardflow.preview.augmented import augmented, augmented_by
-from shardflow.preview.tile import SIDE, Tile
+from shardflow.preview.augmentation import augment_sample, augment_with_loader
+from shardflow.preview.contact_sheet import SIDE, Tile
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 SAMPLE = 7
@@ -34,8 +34,8 @@ def pixels(tile: Tile) -> Any:
     return np.asarray(tile.picture)
 
 
-def handed_out(loader: shardflow.Loader) -> torch.Tensor:
-    """What a loader makes of the sample in its next epoch, or pass."""
+def returned_by(loader: shardflow.Loader) -> torch.Tensor:
+    """The sample as a loader returns it in its next epoch, or pass."""
     steps = 12 // loader.batch_sampler.batch_size
     for images, labels in itertools.islice(loader, steps):
         if SAMPLE in labels:
@@ -50,13 +50,13 @@ def loader_of(url: Path, **options: Any) -> shardflow.Loader:
 
 
 def test_versions_are_those_of_the_loader(url: Path) -> None:
-    """Version e of a sample is what a loader with the same seed hands out for it in epoch e, pixel by pixel."""
+    """Version e of a sample is what a loader with the same seed returns for it in epoch e, pixel by pixel."""
     loader = loader_of(url, decoder=shardflow.RandomResizedCropDecoder(SIDE))
-    packed, *versions = augmented(shardflow.open(url), "train", SAMPLE, versions=3, seed=3).tiles
+    packed, *versions = augment_sample(shardflow.open(url), "train", SAMPLE, epochs=3, seed=3).tiles
     assert packed.title == "class7"
     assert len({tile.picture.tobytes() for tile in versions if tile.picture}) == len(versions) == 3
     for tile in versions:
-        assert (pixels(tile) == handed_out(loader).permute(1, 2, 0).numpy()).all()
+        assert (pixels(tile) == returned_by(loader).permute(1, 2, 0).numpy()).all()
 
 
 def jittered(image: torch.Tensor) -> torch.Tensor:
@@ -77,14 +77,14 @@ def jittered(image: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_pixels_are_those_of_the_users_loader(url: Path, options: dict[str, Any]) -> None:
-    """Whatever decoder and transform a loader has, each version is what it hands out in that epoch, pixel by pixel."""
+    """With any decoder and transform, each version is what the loader returns in that epoch, pixel by pixel."""
     loader = loader_of(url, **options)
     state = random.getstate(), torch.get_rng_state()
-    _, *versions = augmented_by(loader, SAMPLE, versions=3).tiles
+    _, *versions = augment_with_loader(loader, SAMPLE, epochs=3).tiles
     assert random.getstate() == state[0]
     assert torch.equal(torch.get_rng_state(), state[1])
     for tile in versions:
-        image = handed_out(loader)
+        image = returned_by(loader)
         assert (pixels(tile) == image.permute(1, 2, 0).numpy()).all()
         assert f"{image.shape[2]} x {image.shape[1]}, uint8" in tile.detail
     loader.close()
@@ -93,7 +93,7 @@ def test_pixels_are_those_of_the_users_loader(url: Path, options: dict[str, Any]
 def test_epochs_of_a_chosen_length_are_told_from_passes(url: Path) -> None:
     """With `samples_per_epoch` the versions are those of the passes over the split, and the picture says so."""
     loader = loader_of(url, transform=jittered, samples_per_epoch=4, shuffle=False)
-    found = augmented_by(loader, SAMPLE, versions=2)
+    found = augment_with_loader(loader, SAMPLE, epochs=2)
     assert "each pass over the split" in found.subtitle
     seen = [images[labels.tolist().index(SAMPLE)] for _ in range(6) for images, labels in loader if SAMPLE in labels]
     for tile, image in zip(found.tiles[1:], seen, strict=True):
@@ -101,10 +101,10 @@ def test_epochs_of_a_chosen_length_are_told_from_passes(url: Path) -> None:
 
 
 def test_what_is_not_shown_is_said(url: Path) -> None:
-    """A batch transform comes later, and the line about the picture says so."""
-    assert "before" not in augmented_by(loader_of(url), SAMPLE, versions=1).subtitle
+    """A batch transform is not shown, and the subtitle says so."""
+    assert "before" not in augment_with_loader(loader_of(url), SAMPLE, epochs=1).subtitle
     loader = loader_of(url, batch_transform=lambda images, labels: (images * 0, labels))
-    assert "before batch_transform" in augmented_by(loader, SAMPLE, versions=1).subtitle
+    assert "before batch_transform" in augment_with_loader(loader, SAMPLE, epochs=1).subtitle
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ def test_what_is_not_shown_is_said(url: Path) -> None:
 def test_other_numbers_are_drawn_on_one_scale(
     url: Path, transform: Callable[[Any], Any], low: float | None, high: float | None
 ) -> None:
-    """Numbers in 0 … 1 go from black to white, others from the lowest to the highest of all epochs, which it says."""
+    """Values in 0 … 1 go from black to white, others from the lowest to the highest of all epochs; both are stated."""
     loader = loader_of(url, decoder=shardflow.RandomResizedCropDecoder(32), transform=transform)
-    found = augmented_by(loader, SAMPLE, versions=3)
-    images = torch.stack([handed_out(loader) for _ in range(3)]).double()
+    found = augment_with_loader(loader, SAMPLE, epochs=3)
+    images = torch.stack([returned_by(loader) for _ in range(3)]).double()
     low, high = (images.min().item(), images.max().item()) if low is None or high is None else (low, high)
     assert found.subtitle.endswith(f"; black is {low:.3g}, white {high:.3g}")
     for tile, image in zip(found.tiles[1:], images, strict=True):
@@ -134,8 +134,8 @@ def test_other_numbers_are_drawn_on_one_scale(
         assert np.abs(pixels(tile) - expected.permute(1, 2, 0).numpy()).max() <= 0.5 + 1e-9
 
 
-def test_numbers_that_are_none_are_named(url: Path) -> None:
-    """A tile whose image is not finite says so, and the rest of it is drawn all the same."""
+def test_values_that_are_not_finite_are_reported(url: Path) -> None:
+    """A tile whose image is not finite says so, and its finite values are drawn."""
 
     def holed(image: torch.Tensor) -> torch.Tensor:
         image = image.float() - 100
@@ -143,7 +143,7 @@ def test_numbers_that_are_none_are_named(url: Path) -> None:
         image[:, 5:9] = torch.inf
         return image
 
-    _, tile = augmented_by(loader_of(url, transform=holed), SAMPLE, versions=1).tiles
+    _, tile = augment_with_loader(loader_of(url, transform=holed), SAMPLE, epochs=1).tiles
     assert "not all finite" in tile.detail
     assert (pixels(tile)[:5] == 0).all()
     assert (pixels(tile)[5:9] == 255).all()
@@ -151,9 +151,9 @@ def test_numbers_that_are_none_are_named(url: Path) -> None:
 
 
 def test_views_are_shown_one_by_one(url: Path) -> None:
-    """A transform that makes several views of an image gets a tile for each."""
+    """A transform that returns several views of an image gets a tile for each."""
     loader = loader_of(url, transform=lambda image: torch.stack([image, image.flip(-1)]))
-    _, first, second, *others = augmented_by(loader, SAMPLE, versions=2).tiles
+    _, first, second, *others = augment_with_loader(loader, SAMPLE, epochs=2).tiles
     assert [tile.title for tile in (first, second)] == ["epoch 0, view 0", "epoch 0, view 1"]
     assert (pixels(first) == pixels(second)[:, ::-1]).all()
     assert len(others) == 2
@@ -162,25 +162,25 @@ def test_views_are_shown_one_by_one(url: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decoder": shardflow.EncodedDecoder()}, r"makes uint8 \[\d+\] of a sample"),
-        ({"transform": lambda image: image.permute(1, 2, 0)}, r"makes uint8 \[224, 224, 3\]"),
-        ({"transform": lambda image: {"image": image}}, "makes dict of a sample"),
+        ({"decoder": shardflow.EncodedDecoder()}, r"into uint8 \[\d+\]"),
+        ({"transform": lambda image: image.permute(1, 2, 0)}, r"into uint8 \[224, 224, 3\]"),
+        ({"transform": lambda image: {"image": image}}, "into dict, which is not a picture"),
         ({"limit": 7}, "samples 0 to 6"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(url: Path, options: dict[str, Any], message: str) -> None:
-    """What is no picture, or never comes, is named, with what was expected."""
+    """Output that is not a picture, and a sample that the loader never returns, are named in the error."""
     with pytest.raises(ConfigError, match=message):
-        augmented_by(loader_of(url, **options), SAMPLE, versions=1)
+        augment_with_loader(loader_of(url, **options), SAMPLE, epochs=1)
 
 
 def test_a_sample_without_an_image_is_refused(tmp_path: Path) -> None:
-    """The message names the sample and what it has, or what is wrong with its image."""
+    """The message names the sample and its parts, or the damage of its image."""
     samples = [("a", {"txt": b"words"}), ("b", {"jpg": jpeg(1)[:300]})]
     dataset = shardflow.open(write_dataset(tmp_path, {"train": [samples]}))
     with pytest.raises(DecodeError, match="sample a has no image, only txt"):
-        augmented(dataset, "train", 0, versions=1)
+        augment_sample(dataset, "train", 0, epochs=1)
     with pytest.raises(DecodeError, match="cannot be decoded"):
-        augmented(dataset, "train", 1, versions=1)
+        augment_sample(dataset, "train", 1, epochs=1)
     with pytest.raises(ConfigError, match="samples 0 to 1"):
-        augmented(dataset, "train", 2, versions=1)
+        augment_sample(dataset, "train", 2, epochs=1)

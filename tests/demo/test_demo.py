@@ -9,17 +9,16 @@ import pytest
 from PIL import Image
 
 import shardflow
+from shardflow.demo.demo import draw_samples, run_demo
 from shardflow.demo.pictures import draw
 from shardflow.demo.scenes import SCENES
-from shardflow.demo.sheet import draw_sheet
-from shardflow.demo.tour import take_tour
 from shardflow.demo.training import train
 from shardflow.errors import ConfigError
 from tests.helpers.making import jpeg, make_dataset
 
 
-def heard() -> tuple[list[str], object]:
-    """Return a list of lines, and a `say` that fills it."""
+def recorder() -> tuple[list[str], object]:
+    """Return a list of lines, and a `report` that fills it."""
     lines: list[str] = []
     return lines, lambda step, line: lines.append(f"{step} {line}".strip())
 
@@ -44,60 +43,60 @@ def test_pictures_are_a_function_of_class_and_number(name: str) -> None:
     assert np.asarray(first).std() > 10
 
 
-def test_whole_tour(tmp_path: Path) -> None:
-    """Every step tells what it did, and a net that had no time to learn is a complaint."""
-    lines, say = heard()
-    outcome = take_tour(tmp_path / "out", say=say, epochs=1, workers=1, pictures=(3, 1))
+def test_whole_demo(tmp_path: Path) -> None:
+    """Every step reports its result, and a net that had no time to learn is a failure."""
+    lines, report = recorder()
+    result = run_demo(tmp_path / "out", report=report, epochs=1, workers=1, pictures=(3, 1))
     assert [line.split()[0] for line in lines if line.split()[0] in STEPS] == list(STEPS)
     assert any("32 of 32 images" in line for line in lines)
     assert any("an epoch is 24 images, each exactly once" in line for line in lines)
     assert any("exact: " in line for line in lines)
-    assert len(outcome.complaints) == 1
-    assert "did not learn" in outcome.complaints[0]
+    assert len(result.failures) == 1
+    assert "did not learn" in result.failures[0]
     dataset = shardflow.open(tmp_path / "out" / "dataset")
     assert dataset.classes == tuple(SCENES)
     assert (len(dataset["train"]), len(dataset["val"])) == (24, 8)
-    with Image.open(outcome.picture) as sheet:
-        assert sheet.size[0] > 1000
+    with Image.open(result.sheet) as sheet:
+        assert sheet.width > 1000
 
 
-STEPS = ("pictures", "pack", "verify", "stream", "resume", "train", "picture")
+STEPS = ("pictures", "pack", "verify", "stream", "resume", "train", "sheet")
 
 
 def test_labelled_folder_without_val(tmp_path: Path) -> None:
-    """The user's classes are learned from without a val split, and there is no complaint about how well."""
-    lines, say = heard()
+    """The net is trained on the user's classes without a val split, and its accuracy is never a failure."""
+    lines, report = recorder()
     images = photos(tmp_path / "photos", {"cats": 5, "dogs": 6})
-    outcome = take_tour(tmp_path / "out", say=say, images=images, epochs=1, workers=0)
-    assert not outcome.complaints
+    result = run_demo(tmp_path / "out", report=report, images=images, epochs=1, workers=0)
+    assert not result.failures
     assert any("no val split" in line for line in lines)
     assert any(line.startswith("epoch  1 ") for line in lines)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    """An output folder that is in use is left as it is; each run takes a fresh folder in it."""
+    """An output folder that is in use is left as it is; each run writes to a new folder in it."""
     images = photos(tmp_path / "photos", {"": 3})
     output = tmp_path / "out"
     output.mkdir()
     (output / "demo.png").write_bytes(b"the user's")
     for run in ("run2", "run3"):
-        lines, say = heard()
-        outcome = take_tour(output, say=say, images=images, workers=0)
-        assert outcome.picture == output / run / "demo.png"
-        assert outcome.picture.stat().st_size > 1000
+        lines, report = recorder()
+        result = run_demo(output, report=report, images=images, workers=0)
+        assert result.sheet == output / run / "demo.png"
+        assert result.sheet.stat().st_size > 1000
         assert any(str(output / run) in line for line in lines)
     assert (output / "demo.png").read_bytes() == b"the user's"
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    """The message says what to name instead."""
+    """The message names the option to change."""
     (tmp_path / "out").write_text("a file")
     with pytest.raises(ConfigError, match="--output"):
-        take_tour(tmp_path / "out", say=lambda _step, _line: None)
+        run_demo(tmp_path / "out", report=lambda _step, _line: None)
 
 
 def test_the_net_learns(tmp_path: Path) -> None:
-    """A few epochs on two classes of pictures bring the net far above guessing."""
+    """A few epochs on two classes of pictures bring the net far above chance."""
     for split, numbers in (("train", range(40)), ("val", range(40, 52))):
         for name in ("bricks", "sea"):
             (tmp_path / "pictures" / split / name).mkdir(parents=True)
@@ -109,10 +108,10 @@ def test_the_net_learns(tmp_path: Path) -> None:
     assert last.val_accuracy > 0.75
 
 
-def test_sheet_shows_what_the_loader_hands_out(tmp_path: Path) -> None:
+def test_sheet_shows_augmented_samples(tmp_path: Path) -> None:
     """The same seed draws the same sheet, another seed another one; few and unlabelled samples are enough."""
     dataset = make_dataset(tmp_path / "data", [3], labelled=False)
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        draw_sheet(dataset, tmp_path / name, workers=0, seed=seed)
+        draw_samples(dataset, tmp_path / name, seed=seed)
     drawn = {name: (tmp_path / name).read_bytes() for name in "abc"}
     assert drawn["a"] == drawn["b"] != drawn["c"]

@@ -1,4 +1,4 @@
-"""The commands that make and compare views, `index`, `subset`, `split`, `merge`, `diff`, and two of `export`."""
+"""The commands for virtual datasets: `index`, `subset`, `split`, `merge`; and `diff`, and two of `export`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.helpers.tars import members_of, write_tar
 
 def run(*arguments: Any) -> tuple[int, str]:
     """Run a command; return its exit code and what it printed."""
-    given = [str(argument) for argument in arguments]
-    result = CliRunner().invoke(shardflow, given, standalone_mode=False, catch_exceptions=False)
+    words = [str(argument) for argument in arguments]
+    result = CliRunner().invoke(shardflow, words, standalone_mode=False, catch_exceptions=False)
     return result.return_value or 0, result.stdout
 
 
@@ -30,13 +30,13 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def test_subset(dataset: Path, tmp_path: Path) -> None:
-    """`subset` says what it made, by classes and by keys from a file."""
+    """`subset` prints the new dataset; it selects by classes and by keys from a file."""
     keys = tmp_path / "keys.txt"
     keys.write_text("000000004\n\n000000020\n")
     few = tmp_path / "few"
     _, printed = run("subset", dataset, few, "--samples", keys)
     assert printed == (
-        f"dataset       {few}, over tars that stay where they are\n"
+        f"dataset       {few} (the tars stay where they are)\n"
         "train         2 samples in 2 shards\n"
         f"fingerprint   {sf.open(few).fingerprint}\n"
     )
@@ -47,14 +47,14 @@ def test_subset(dataset: Path, tmp_path: Path) -> None:
     )
     assert "reading: 100%" in result.stderr
     _, printed = run("info", few)
-    assert "tars          whole, where they are: ../set\n" in printed
+    assert "tars          where they are: ../set\n" in printed
     assert "made by subset of sha256:" in printed
     _, printed = run("info", few, "--json")
-    assert json.loads(printed)["bases"]["0"]["url"] == "../set"
+    assert json.loads(printed)["roots"]["0"]["url"] == "../set"
 
 
 def test_split_and_merge(dataset: Path, tmp_path: Path) -> None:
-    """What `split` has parted, `merge` brings together."""
+    """`merge` undoes `split`."""
     _, printed = run("split", dataset, tmp_path / "parted", "--val", "0.2", "--seed", "3")
     assert "train         17 samples" in printed
     assert "val           4 samples" in printed
@@ -63,12 +63,12 @@ def test_split_and_merge(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_index(tmp_path: Path) -> None:
-    """`index` names what it leaves out, and what it made."""
+    """`index` prints the samples that it leaves out, and the new dataset."""
     write_tar(tmp_path / "00.tar", [*members_of(range(4)), ("bad.txt", b"x")])
     _, printed = run("index", tmp_path, "--max-bad", "1")
     assert printed == (
         f"left out: {tmp_path}/00.tar/bad: has no image among its parts: txt\n"
-        f"dataset       {tmp_path}, over tars that stay where they are\n"
+        f"dataset       {tmp_path} (the tars stay where they are)\n"
         "train         4 samples in 1 shard\n"
         f"fingerprint   {sf.open(tmp_path).fingerprint}\n"
     )
@@ -76,21 +76,21 @@ def test_index(tmp_path: Path) -> None:
 
 
 def test_diff(dataset: Path, tmp_path: Path) -> None:
-    """`diff` ends with 0 and one line for the same, with 1 and what differs for others; `--json` has all of it."""
+    """`diff` ends with 0 and one line if the datasets are the same, else with 1 and the differences; also as JSON."""
     run("subset", dataset, tmp_path / "few", "--limit", "5")
     assert run("diff", dataset, dataset) == (0, f"same          {sf.open(dataset).fingerprint}\n")
     code, printed = run("diff", dataset, tmp_path / "few")
     assert code == 1
-    assert "train         21 | 5 samples, 2 | " in printed
-    assert "by content: 5 samples in both, 16 | 0 in one alone" in printed
+    assert "train         samples 21 | 5, shards 2 | " in printed
+    assert "by content: 5 samples in both, 16 only in A, 0 only in B" in printed
     code, printed = run("diff", dataset, tmp_path / "few", "--json")
     found = json.loads(printed)
     assert (code, found["same"], found["splits"]["train"]["both"], found["recipe"]) == (1, False, 5, {})
 
 
 def test_exports(dataset: Path, tmp_path: Path) -> None:
-    """`export energon` and `export wids` say what they wrote, and where."""
-    assert run("export", "energon", dataset)[1] == f"wrote .nv-meta and 2 index files below {dataset}\n"
+    """`export energon` and `export wids` print the files that they wrote."""
+    assert run("export", "energon", dataset)[1] == f"wrote .nv-meta and 2 index files to {dataset}\n"
     assert (dataset / ".nv-meta/split.yaml").exists()
     assert run("export", "wids", dataset, tmp_path / "lists")[1] == f"wrote {tmp_path}/lists/train.wids.json\n"
 
@@ -112,12 +112,12 @@ def test_exports(dataset: Path, tmp_path: Path) -> None:
 def test_errors_are_one_line(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
 ) -> None:
-    """Every refusal is one line with the reason, and the documented exit code."""
+    """Every error is one line with the reason, and the documented exit code."""
     write_tar(tmp_path / "tars/00.tar", [("bad.txt", b"x")])
     places = {"SET": str(dataset), "NEW": str(tmp_path / "new"), "TARS": str(tmp_path / "tars")}
     assert exit_code(*(places.get(argument, argument) for argument in arguments)) == code
     lines = capsys.readouterr().err.splitlines()
-    said = [line for line in lines if line.startswith("shardflow: ")]
-    assert len(said) == 1
-    assert message in said[0]
-    assert code != 4 or lines == said
+    messages = [line for line in lines if line.startswith("shardflow: ")]
+    assert len(messages) == 1
+    assert message in messages[0]
+    assert code != 4 or lines == messages

@@ -21,13 +21,13 @@ def _packed(src: Path, dst: Path, *options: str) -> Result:
 
 def test_help_lists_the_presets() -> None:
     """The help says what each preset is for."""
-    said = CliRunner().invoke(pack, ["--help"], terminal_width=140).output
+    text = CliRunner().invoke(pack, ["--help"], terminal_width=140).output
     for name, preset in PRESETS.items():
-        assert f"  {name:10}{preset.purpose}" in said
+        assert f"  {name:10}{preset.purpose}" in text
 
 
 def test_options_reach_the_recipe(tmp_path: Path) -> None:
-    """What is said on the command line is what the manifest says, a preset's settings where nothing is said."""
+    """Options of the command line are in the manifest; the preset sets the others."""
     src = image_folder(tmp_path / "src", 3)
     _packed(src, tmp_path / "1", "--preset", "fine", "--short-side", "48", "--square", "--filter", "lanczos")
     assert {"short_side": 48, "square": True, "filter": "lanczos", "quality": 95, "subsampling": "4:4:4"}.items() <= (
@@ -40,13 +40,13 @@ def test_options_reach_the_recipe(tmp_path: Path) -> None:
     )
 
 
-def test_what_was_done_is_said(tmp_path: Path) -> None:
-    """A pack says how many images were more than made smaller: here one animation, and one that was turned."""
+def test_operations_are_reported(tmp_path: Path) -> None:
+    """A pack counts images that were not only resized: here one animation, and one that was rotated."""
     frames = [Image.new("RGB", (60, 40), colour) for colour in ("red", "green")]
     animation = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     write_tree(tmp_path / "src", {"1.gif": animation, "2.jpg": encoded(frames[0], "JPEG", exif=turned(8))})
     assert (
-        "\ndone         1 first frames of several; 1 turned upright\n"
+        "\noperations   1 reduced to the first frame; 1 rotated upright\n"
         in _packed(tmp_path / "src", tmp_path / "dst").output
     )
 

@@ -1,0 +1,112 @@
+"""The options that choose a loader for `bench`, `tune` and `preview`: one for a dataset, or one of the user's code."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardflow.errors import ShardflowError
+
+from .options import option_group
+
+_ENDLESS = 1 << 20
+"""Batches per epoch: so many that no epoch ends during a measurement, even with a small dataset."""
+
+
+loader_options = option_group(
+    click.argument("url", type=click.Path(), required=False),
+    click.option("--split", default="train", show_default=True, help="Split to read."),
+    click.option("--batch-size", default=256, show_default=True, type=click.IntRange(1), help="Samples per batch."),
+    click.option("--size", default=224, show_default=True, help="Side of the random crops, in pixels."),
+    click.option(
+        "--loader",
+        "user_function",
+        metavar="FILE.py:FUNCTION",
+        help="Python function that returns your own loader, in place of URL; it is called with the settings to try: "
+        "num_workers, prefetch_factor.",
+    ),
+)
+
+
+def loader_factory(
+    url: str | None, *, split: str, batch_size: int, size: int, user_function: str | None
+) -> tuple[Callable[..., Any], str]:
+    """Return a function from settings to a loader, and a description of the loader."""
+    import shardflow
+
+    if user_function is not None and url is None:
+        return load_function(user_function), user_function
+    if user_function is not None or url is None:
+        raise click.UsageError("give either the URL of a dataset or --loader FILE.py:FUNCTION")
+    make_loader = functools.partial(
+        shardflow.Loader,
+        url,
+        split=split,
+        batch_size=batch_size,
+        decoder=shardflow.RandomResizedCropDecoder(size),
+        samples_per_epoch=batch_size * _ENDLESS,
+    )
+    return make_loader, f"{url}, {split}, {size} pixels"
+
+
+def load_function(user_function: str) -> Callable[..., Any]:
+    """Return the function of "FILE.py:FUNCTION". The file is executed: the user has named it for that."""
+    from shardflow import Loader
+
+    file, _, name = user_function.rpartition(":")
+    path = Path(file).resolve()
+    # Under its own module name, so that a worker that was not forked can import it.
+    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise click.UsageError(f"--loader {user_function}: there is no Python file {file!r}; expected FILE.py:FUNCTION")
+    if getattr(sys.modules.get(path.stem), "__file__", str(path)) != str(path):
+        raise click.UsageError(f"--loader {user_function}: another module is named {path.stem!r}; rename the file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    with user_code_errors(user_function):
+        spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise click.UsageError(f"--loader {user_function}: {file} has no function {name!r}")
+
+    def make_loader(**settings: Any) -> Loader:
+        loader = function(**settings)
+        if not isinstance(loader, Loader):
+            raise click.UsageError(
+                f"--loader {user_function}: the function must return a shardflow.Loader, but returned {loader!r:.80}"
+            )
+        return loader
+
+    return make_loader
+
+
+@contextlib.contextmanager
+def user_code_errors(user_function: str | None) -> Iterator[None]:
+    """Report an error of the user's code, in this process or a worker, as one line with its place.
+
+    Args:
+        user_function: The --loader option; None if the loader is not the user's, so that errors are not either.
+    """
+    try:
+        yield
+    except (ShardflowError, click.ClickException):
+        raise
+    except Exception as error:
+        if user_function is None:
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        lines = str(error).strip().splitlines() or [""]
+        place = f"{frame.filename}, line {frame.lineno}"
+        if "DataLoader worker" in lines[0]:  # the worker's traceback follows: place and error are at its end
+            place = next(text.strip() for text in reversed(lines) if text.strip().startswith("File "))
+            raise click.UsageError(f"--loader {user_function}: {place}: {lines[-1]}") from error
+        raise click.UsageError(f"--loader {user_function}: {place}: {type(error).__name__}: {lines[0]}") from error

@@ -1,0 +1,86 @@
+"""Output that several commands share: progress bars, numbers with units, and reports."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NoReturn
+
+import click
+from tqdm import tqdm
+
+import shardflow
+from shardflow.formats.manifest import Shard
+from shardflow.packing.run import Progress
+
+_OPERATIONS = {
+    "converted": "converted from their profile to sRGB",
+    "enlarged": "enlarged",
+    "first_frame": "reduced to the first frame",
+    "kept": "kept byte for byte",
+    "profile_unusable": "with an unusable colour profile",
+    "turned": "rotated upright",
+}
+"""Count in the statistics → its words."""
+
+
+@contextlib.contextmanager
+def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> Iterator[Callable[[Shard], None]]:
+    """Show a progress bar over the bytes of shards; the body calls the yielded function with each finished shard."""
+    with tqdm(total=total_bytes(shards), desc=doing, unit="B", unit_scale=True, disable=disable) as bar:
+
+        def progress(shard: Shard) -> None:
+            bar.update(shard.bytes)
+
+        yield progress
+
+
+class PackBar:
+    """The progress bar of a pack; it appears with the first progress. If the pack is stopped, it says how to resume."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[NoReturn] | None = None
+
+    def __enter__(self) -> PackBar:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit)):
+            click.echo("shardflow: stopped; finished work is kept: run the same command again to resume", err=True)
+
+    def update(self, progress: Progress) -> None:
+        """Show the current progress."""
+        if self._bar is None:
+            self._bar = tqdm(total=progress.inputs, initial=progress.resumed, desc="packing", unit=" images")
+        self._bar.set_postfix_str(f"{megabytes(progress.bytes_in)} -> {megabytes(progress.bytes_out)}", refresh=False)
+        self._bar.update(progress.done - self._bar.n)
+
+
+def total_bytes(shards: Sequence[Shard]) -> int:
+    """Return the size of all shards together."""
+    return sum(shard.bytes for shard in shards)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 shard", "2,048 shards"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def megabytes(count: int) -> str:
+    """Return a number of bytes in megabytes."""
+    return f"{count / 1e6:,.1f} MB"
+
+
+def operation_counts(counts: Mapping[str, int]) -> str:
+    """Return the operations that packing applied to images, each with its number of images; "" if there are none."""
+    return "; ".join(f"{counts[name]:,} {words}" for name, words in _OPERATIONS.items() if counts.get(name))
+
+
+def print_virtual_report(report: shardflow.VirtualReport | shardflow.IndexReport, dst: str) -> None:
+    """Print what a new virtual dataset contains."""
+    click.echo(f"{'dataset':14}{dst} (the tars stay where they are)")
+    for split, samples in report.samples.items():
+        click.echo(f"{split:14}{plural(samples, 'sample')} in {plural(report.shards[split], 'shard')}")
+    click.echo(f"{'fingerprint':14}{report.fingerprint}")

@@ -1,0 +1,156 @@
+"""The augmentation of one sample: the pixels that a loader returns for it in its first epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from shardflow.dataset.dataset import Dataset
+from shardflow.errors import ConfigError, DecodeError
+from shardflow.loading.batch import Batch
+from shardflow.loading.decoders import Decoder, RandomResizedCropDecoder, new
+from shardflow.loading.loader import Loader
+from shardflow.loading.sampler import augmentation_keys
+from shardflow.loading.stages import Augment
+
+from .contact_sheet import SIDE, Tile, sample_tiles
+from .sample_reader import RawSample, SampleReader
+
+
+class AugmentedSample(NamedTuple):
+    """A sample as it was packed, and as it is augmented in each of the first epochs, with two lines of heading."""
+
+    title: str
+    subtitle: str
+    tiles: list[Tile]
+
+
+def augment_sample(dataset: Dataset, split: str, number: int, *, epochs: int, seed: int = 0) -> AugmentedSample:
+    """Return a sample as the default decoder of the loader augments it in its first epochs.
+
+    Args:
+        dataset: The dataset.
+        split: Name of the split.
+        number: Number of the sample in the split.
+        epochs: Number of epochs.
+        seed: Seed of the loader.
+
+    Raises:
+        ConfigError: There is no such split or sample.
+        DecodeError: The sample has no image, or one that cannot be decoded.
+    """
+    sample = _read_sample(dataset, split, number, len(dataset[split]))
+    images = _augment(sample, RandomResizedCropDecoder(SIDE), None, seed, epochs)
+    subtitle = f"as packed, and cropped and flipped by a loader with seed {seed} in each epoch"
+    return _with_tiles(dataset, split, sample, images, subtitle)
+
+
+def augment_with_loader(loader: Loader, number: int, *, epochs: int) -> AugmentedSample:
+    """Return a sample as this loader's decoder and transform augment it in its first epochs, pixel by pixel.
+
+    Later steps work on whole batches and are not shown: `batch_transform`, and transforms on a device.
+
+    Args:
+        loader: The loader; it is not iterated.
+        number: Number of the sample in the loader's split.
+        epochs: Number of epochs, or of passes over the split if the loader has `samples_per_epoch`.
+
+    Raises:
+        ConfigError: The loader has no such sample, or does not turn it into a picture.
+        DecodeError: The sample has no image, or one that cannot be decoded.
+    """
+    described = loader.describe()
+    sample = _read_sample(loader.dataset, loader.split.name, number, described["samples"])
+    stages = loader.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
+    transform = next((stage for stage in stages if isinstance(stage, Augment)), None)
+    images = _augment(sample, loader.decoder, transform, described["seed"], epochs)
+    subtitle = "as packed, and as returned by the loader in each epoch"
+    if described["samples_per_epoch"] is not None:
+        subtitle = "as packed, and as returned by the loader in each pass over the split (here called epoch)"
+    if described["batch_transform"] is not None:
+        subtitle += ", before batch_transform"
+    return _with_tiles(loader.dataset, loader.split.name, sample, images, subtitle)
+
+
+def _read_sample(dataset: Dataset, split: str, number: int, total: int) -> RawSample:
+    if not 0 <= number < total:
+        raise ConfigError(f"there is no sample {number}: split {split!r} has the samples 0 to {total - 1}")
+    (sample,) = SampleReader(dataset, split).samples([number])
+    return sample
+
+
+def _augment(
+    sample: RawSample, decoder: Decoder, transform: Augment | None, seed: int, epochs: int
+) -> list[torch.Tensor]:
+    """Return the images of a sample in each epoch, each [views, 1 or 3, H, W]."""
+    if sample.image is None:
+        raise DecodeError(sample.problem or f"sample {sample.key} has no image, only {', '.join(sample.parts)}")
+    augmented = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker: sums over pixels may depend on it in the last bit
+    try:
+        for epoch in range(epochs):
+            keys = augmentation_keys(seed, epoch, np.array([sample.number]))
+            images, failures = decoder([memoryview(bytearray(sample.image))], keys, new)
+            if failures:
+                raise failures[0]
+            if transform is not None:
+                zeros = np.zeros(1, dtype=np.int64)
+                batch = Batch(key=0, keys=keys, shards=zeros, records=zeros, valid=zeros == 0, empty=False)
+                batch.images = images
+                (batch,) = transform(iter([batch]))
+                images = batch.images
+            augmented.append(_views(images[0]))
+    finally:
+        torch.set_num_threads(threads)
+    return augmented
+
+
+def _views(image: object) -> torch.Tensor:
+    """Return the loader's output for one sample as [views, 1 or 3, H, W]."""
+    if isinstance(image, torch.Tensor) and image.ndim in (3, 4) and image.shape[-3] in (1, 3):
+        return image if image.ndim == 4 else image[None]
+    found = f"{_dtype(image)} {list(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__name__
+    raise ConfigError(
+        f"the loader turns a sample into {found}, which is not a picture: expected a tensor [3, H, W], [1, H, W] or "
+        "[views, 3, H, W]; for images that are decoded on a device, use RandomResizedCropDecoder in the preview"
+    )
+
+
+def _with_tiles(
+    dataset: Dataset, split: str, sample: RawSample, images: Sequence[torch.Tensor], subtitle: str
+) -> AugmentedSample:
+    """Return the tiles. Images that are not uint8 are drawn on one scale for all epochs, which the subtitle states."""
+    low, high = 0.0, 255.0
+    if any(image.dtype != torch.uint8 for image in images):
+        values = torch.cat([image.flatten().double() for image in images])
+        values = values[values.isfinite()]
+        if len(values):
+            low, high = values.min().item(), values.max().item()
+        low, high = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+        subtitle += f"; black is {low:.3g}, white {high:.3g}"
+    tiles = list(sample_tiles([sample], dataset.classes))
+    for epoch, views in enumerate(images):
+        for view, image in enumerate(views):
+            title = f"epoch {epoch}" if len(views) == 1 else f"epoch {epoch}, view {view}"
+            height, width = image.shape[1:]
+            detail = f"{width} x {height}, {_dtype(image)}" + ("" if image.isfinite().all() else ", not all finite")
+            tiles.append(Tile(title=title, detail=detail, picture=_picture(image, low, high)))
+    return AugmentedSample(f"Sample {sample.number} of {split}", subtitle, tiles)
+
+
+def _picture(image: torch.Tensor, low: float, high: float) -> Image.Image:
+    """Return an image [1 or 3, H, W] as a picture, with `low` as black and `high` as white."""
+    if image.dtype != torch.uint8:
+        image = ((image.double() - low) / max(high - low, 1e-12)).nan_to_num(0, 1, 0).clamp(0, 1)
+        image = (image * 255).round().to(torch.uint8)
+    pixels = image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
+    return Image.fromarray(pixels)
+
+
+def _dtype(image: torch.Tensor) -> str:
+    return str(image.dtype).removeprefix("torch.")

@@ -1,0 +1,258 @@
+"""The HTML page about a dataset: one file without scripts that needs no network."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.verifying import Finding
+from shardflow.formats.shard_index import IMAGE_PARTS
+from shardflow.formats.statistics import Statistics
+from shardflow.storage.local_files import map_os_errors
+
+from .contact_sheet import sample_tiles
+from .markup import bar_chart, data_url, note, rank_chart, section, sheet, size_histogram, table
+from .mixing import Mixing, measure_mixing
+from .quarantine import count_reasons, read_quarantine
+from .sample_reader import SampleReader
+
+if TYPE_CHECKING:
+    from .augmentation import AugmentedSample  # which imports torch
+
+_MOST_BARS = 40
+_MOST_ROWS = 20
+_LARGEST_CLASSES = 8
+_NOT_OPERATIONS = ("images", "bytes_before", "bytes_after")
+
+
+def write_page(
+    dataset: Dataset,
+    path: str | os.PathLike[str],
+    *,
+    split: str,
+    count: int,
+    findings: Sequence[Finding] | None,
+    versions: Mapping[str, str],
+    augmented: AugmentedSample | None = None,
+) -> None:
+    """Write the page.
+
+    Args:
+        dataset: The dataset to describe.
+        path: The file to write.
+        split: The split whose samples, classes and sizes are shown.
+        count: Number of samples on the contact sheet.
+        findings: The result of verification; None if the dataset was not verified.
+        versions: Name → version of the software that writes the page.
+        augmented: A sample as the loader augments it; None to leave it out.
+
+    Raises:
+        ConfigError: There is no such split.
+        ShardflowError: The dataset is damaged or cannot be reached, or the file cannot be written.
+    """
+    reader = SampleReader(dataset, split)
+    tiles = sample_tiles(reader.samples(reader.spread_samples(count)), dataset.classes)
+    counts = count_images(dataset, reader)
+    body = "".join(
+        [
+            _facts(dataset, counts.statistics),
+            section("Samples", sheet(tiles)),
+            "" if augmented is None else section(augmented.title, note(augmented.subtitle) + sheet(augmented.tiles)),
+            '<div class="columns">',
+            _classes(dataset, counts.statistics),
+            _sizes(counts),
+            _bytes_per_image(counts),
+            _mixing(measure_mixing(reader.split)),
+            _recipe(dataset, counts.statistics),
+            _verification(findings),
+            _quarantine(dataset),
+            _identity(dataset, versions),
+            "</div>",
+        ]
+    )
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    name = dataset.url.rstrip("/").rpartition("/")[2]
+    url = note(dataset.url) if dataset.url != name else ""
+    page = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<link rel="icon" href="data:,">
+<title>{escape(name)}, split {escape(split)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<header><h1>{escape(name)} <span class="faint">{escape(split)}</span></h1>{url}</header>
+<main>{body}</main>
+</body>
+</html>
+"""
+    with map_os_errors(Path(path)):
+        Path(path).write_text(page, encoding="utf-8", errors="replace")
+
+
+class ImageCounts(NamedTuple):
+    """Statistics of the images of a split, and whether they cover all of it.
+
+    Counted from indexes, they lack what only packing knows: classes, and sizes and bytes before packing.
+    """
+
+    statistics: Statistics
+    complete: bool
+
+
+def count_images(dataset: Dataset, reader: SampleReader) -> ImageCounts:
+    """Return the statistics of the reader's split: those of the manifest, or counts from the indexes of some shards."""
+    known = (dataset.manifest.statistics or {}).get(reader.split.name)
+    if known is not None:
+        return ImageCounts(known, complete=True)
+    counts, sizes = Counter[str](), Statistics()
+    shards = reader.spread_shards()
+    for shard in shards:
+        rows = reader.index_rows(shard)
+        for _, part, _, payload_bytes, _, width, height in () if rows is None else rows.members:
+            if part.decode() in IMAGE_PARTS:
+                counts.update(images=1, bytes_after=payload_bytes)
+                if width and height:
+                    sizes.count(before=(width, height), after=(width, height), labels=())
+    counted = Statistics(counts=counts, widths_after=sizes.widths_after, heights_after=sizes.heights_after)
+    return ImageCounts(counted, complete=len(shards) == len(reader.split.shards))
+
+
+def _facts(dataset: Dataset, statistics: Statistics) -> str:
+    facts = [
+        *((f"samples in {name}", f"{len(split):,}") for name, split in dataset.items()),
+        ("shards", f"{len(dataset.shards):,}"),
+        ("size", f"{sum(shard.bytes for shard in dataset.shards) / 1e6:,.1f} MB"),
+        ("classes", "none" if dataset.classes is None else f"{len(dataset.classes):,}"),
+    ]
+    if images := statistics.counts["images"]:
+        facts.append(("per image", f"{statistics.counts['bytes_after'] / images / 1000:,.1f} kB"))
+    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    return f'<dl class="facts">{cells}</dl>'
+
+
+def _classes(dataset: Dataset, statistics: Statistics) -> str:
+    names = dataset.classes
+    if names is None:
+        return section("Classes", "<p>The samples have no labels.</p>")
+    if not statistics.classes:
+        return section("Classes", f"<p>{len(names):,} classes; the number of samples per class is not known.</p>")
+    numbers = [statistics.classes[label] for label in range(len(names))]
+    if len(names) <= _MOST_BARS:
+        return section("Classes", bar_chart(list(zip(names, numbers, strict=True))))
+    label = f"{len(names):,} classes of {min(numbers):,} to {max(numbers):,} samples"
+    empty = sum(not number for number in numbers)
+    text = f"<p>{escape(label)}{f'; {empty:,} without samples' if empty else ''}.</p>"
+    largest = sorted(zip(names, numbers, strict=True), key=lambda row: -row[1])[:_LARGEST_CLASSES]
+    return section("Classes", rank_chart(numbers, label) + text + "<h3>Largest classes</h3>" + bar_chart(largest))
+
+
+def _sizes(counts: ImageCounts) -> str:
+    known = counts.statistics
+    if not known.widths_after:
+        return section("Sizes", "<p>Not known.</p>")
+    legend = '<p><span class="key after"></span>packed'
+    legend += ' &ensp; <span class="key before"></span>before</p>' if known.widths_before else "</p>"
+    parts = []
+    for name, before, after in (
+        ("width", known.widths_before, known.widths_after),
+        ("height", known.heights_before, known.heights_after),
+    ):
+        label = f"{name}s packed: {_range(after)}" + (f"; before: {_range(before)}" if before else "")
+        parts.append(f"<h3>{name.capitalize()}, pixels</h3>{size_histogram(before, after, label)}{note(label)}")
+    return section("Sizes", legend + "".join(parts) + _incomplete_note(counts))
+
+
+def _range(sides: Mapping[int, int]) -> str:
+    return f"{min(sides):,} to {max(sides):,}" if len(sides) > 1 else f"{min(sides):,}"
+
+
+def _bytes_per_image(counts: ImageCounts) -> str:
+    numbers = counts.statistics.counts
+    if not numbers["images"]:
+        return section("Bytes per image", "<p>Not known.</p>")
+    before, after = (numbers[name] / numbers["images"] for name in ("bytes_before", "bytes_after"))
+    rows = [("packed", round(after))]
+    text = ""
+    if before and after:
+        rows.insert(0, ("before", round(before)))
+        ratio, change = (after / before, "larger") if before < after else (before / after, "smaller")
+        text = f"<p>Packing made the images {ratio:,.1f} times {change}.</p>"
+    return section("Bytes per image", bar_chart(rows) + text + _incomplete_note(counts))
+
+
+def _incomplete_note(counts: ImageCounts) -> str:
+    return (
+        "" if counts.complete else note(f"Counted over {counts.statistics.counts['images']:,} images of some shards.")
+    )
+
+
+def _mixing(mixing: Mixing | None) -> str:
+    if mixing is None:
+        return section("Mixing", "<p>Too few samples to measure.</p>")
+    alt = f"{mixing.batches} batches, one per row, each sample coloured by its position in the split"
+    noise = (
+        "<p>Class noise was not measured: it needs labels, and shards that are local.</p>"
+        if mixing.noise is None
+        else f"<p>Class noise of a batch: <strong>{mixing.noise:.1f}</strong> (a full shuffle has 1).</p>"
+    )
+    return section(
+        "Mixing",
+        f"{noise}<p>A batch of {mixing.batch_size} contains samples of {mixing.shards:.1f} shards on average (a full "
+        f"shuffle: {mixing.shuffled_shards:.1f}).</p>"
+        f'<img class="strip" src="{data_url(mixing.strip(), "PNG")}" alt="{escape(alt)}">'
+        '<p class="faint">Each row is a batch, from the first of an epoch to the last. Its samples are sorted by their '
+        "position in the split: blue for the first sample, yellow for the last. A mixed batch has all colours.</p>",
+    )
+
+
+def _recipe(dataset: Dataset, statistics: Statistics) -> str:
+    manifest = dataset.manifest
+    rows = [(name.replace("_", " "), _setting(value)) for name, value in manifest.recipe.items()]
+    for name, values in (("mean (RGB)", manifest.mean), ("std (RGB)", manifest.std)):
+        if values is not None:
+            rows.append((name, ", ".join(f"{value:.3f}" for value in values)))
+    operations = {name: number for name, number in statistics.counts.items() if number and name not in _NOT_OPERATIONS}
+    rows += [(f"{name.replace('_', ' ')} while packing", f"{number:,}") for name, number in operations.items()]
+    return section("Recipe", table(rows) if rows else "<p>The manifest has no recipe.</p>")
+
+
+def _setting(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else "not set" if value is None else str(value)
+
+
+def _verification(findings: Sequence[Finding] | None) -> str:
+    if findings is None:
+        content = "<p>Not verified; <code>--verify</code> reads and checks the whole dataset.</p>"
+    elif not findings:
+        content = '<p class="good">Sound: every shard, index and member is as it was packed.</p>'
+    else:
+        rows = table([(each.where, each.problem) for each in findings[:_MOST_ROWS]])
+        number = "1 finding" if len(findings) == 1 else f"{len(findings):,} findings"
+        more = f", of which the first {_MOST_ROWS}" if len(findings) > _MOST_ROWS else ""
+        content = f'<p class="bad">{number}{more}:</p>{rows}'
+    return section("Verification", content)
+
+
+def _quarantine(dataset: Dataset) -> str:
+    inputs = read_quarantine(dataset)
+    if not inputs:
+        return section("Quarantine", "<p>Empty: every input was packed.</p>")
+    rows = [(f"{number:,}", reason) for reason, number in count_reasons(inputs)[:_MOST_ROWS]]
+    text = f"<p>{len(inputs):,} of {dataset.manifest.inputs:,} inputs could not be packed:</p>"
+    return section("Quarantine", text + table(rows, "counts"))
+
+
+def _identity(dataset: Dataset, versions: Mapping[str, str]) -> str:
+    packed = table([(f"packed with {name}", version) for name, version in dataset.manifest.tools.items()])
+    written = table([(f"page written with {name}", version) for name, version in versions.items()])
+    return section("Identity", f"<p><code>{escape(dataset.fingerprint)}</code></p>{packed}{written}")

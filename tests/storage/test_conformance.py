@@ -1,0 +1,221 @@
+"""The promises of the Storage protocol, tested on every kind of storage and on wrappers of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from shardflow.errors import DatasetExistsError, IntegrityError, NotFoundError, StoreError
+from shardflow.storage.local import LocalStorage
+from shardflow.storage.remote import PIECE_BYTES
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.storage import Storage
+from shardflow.storage.virtual import VirtualStorage
+from tests.helpers.counting import CountingStorage, SlowStorage
+from tests.helpers.s3_server import Server
+
+LOCAL = ("directory", "virtual, local roots", "virtual, mixed roots")
+REMOTE = ("memory", "S3", "virtual, remote roots", "counting", "slow")
+SIZES = (0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES + 7)
+TAR = "train/0/000000.tar"
+
+
+@pytest.fixture(params=[*LOCAL, *REMOTE])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> Storage:
+    """An empty storage of each kind. Where there is a root, its name is "0"."""
+    directory, memory = LocalStorage(tmp_path / "storage"), open_storage(f"memory://{prefix}/storage")
+    if request.param == "S3":
+        server: Server = request.getfixturevalue("server")
+        return server.storage(f"{prefix}/storage")
+    slow = SlowStorage(directory.root, tmp_path / "log")
+    slow.first_bytes = 2
+    slow.go_on.set()
+    kinds: dict[str, Storage] = {
+        "directory": directory,
+        "memory": memory,
+        "virtual, local roots": VirtualStorage(directory, {"0": LocalStorage(tmp_path / "root")}),
+        "virtual, mixed roots": VirtualStorage(directory, {"0": open_storage(f"memory://{prefix}/root")}),
+        "virtual, remote roots": VirtualStorage(memory, {"0": open_storage(f"memory://{prefix}/root")}),
+        "counting": CountingStorage(directory.root, tmp_path / "log"),
+        "slow": slow,
+    }
+    return kinds[request.param]
+
+
+def content(size: int) -> bytes:
+    """Bytes that repeat nowhere."""
+    return random.Random(size).randbytes(size)
+
+
+def test_blob_comes_back(storage: Storage) -> None:
+    """A blob has its content and its size; one that was not written has none. Virtual storages do not list tars."""
+    storage.put(TAR, b"abc")
+    storage.put("a", b"")
+    assert (storage.read(TAR), storage.read("a")) == (b"abc", b"")
+    assert (storage.size(TAR), storage.size("a"), storage.size("b"), storage.size("c/d")) == (3, 0, None, None)
+    assert list(storage.listing()) == (["a"] if isinstance(storage, VirtualStorage) else ["a", TAR])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_file_goes_there_and_back(storage: Storage, tmp_path: Path, size: int) -> None:
+    """An uploaded file is the blob, the file is gone, and the blob comes back as the same file, whatever its size."""
+    data = content(size)
+    (tmp_path / "source").write_bytes(data)
+    storage.upload(TAR, tmp_path / "source")
+    assert not (tmp_path / "source").exists()
+    assert storage.size(TAR) == size
+    storage.get(TAR, tmp_path / "target", size=size, sha256=hashlib.sha256(data).hexdigest())
+    assert (tmp_path / "target").read_bytes() == data
+    assert storage.read(TAR) == data
+
+
+def test_wrong_bytes_are_refused(storage: Storage, tmp_path: Path) -> None:
+    """A blob of another size or SHA-256 than expected is an IntegrityError that names it, and no file is left."""
+    storage.put("a", b"1234")
+    right = hashlib.sha256(b"1234").hexdigest()
+    for size, sha256 in ((3, right), (5, right), (4, "0" * 64)):
+        with pytest.raises(IntegrityError, match=r"/a: expected .*, found"):
+            storage.get("a", tmp_path / "target", size=size, sha256=sha256)
+        assert list(tmp_path.glob("target*")) == []
+
+
+def test_an_existing_file_stays(storage: Storage, tmp_path: Path) -> None:
+    """`get` never writes over a file that exists."""
+    storage.put("a", b"1234")
+    (tmp_path / "target").write_bytes(b"mine")
+    with pytest.raises(StoreError, match="target"):
+        storage.get("a", tmp_path / "target", size=4, sha256=hashlib.sha256(b"1234").hexdigest())
+    assert (tmp_path / "target").read_bytes() == b"mine"
+
+
+def test_listing(storage: Storage) -> None:
+    """A listing has sizes and, if there are any, tags that follow the content and times of publication."""
+    assert storage.listing() == {}
+    storage.put("b", b"12345")
+    storage.put("a/c", b"")
+    before = storage.listing()
+    assert [(name, listed.size) for name, listed in before.items()] == [("a/c", 0), ("b", 5)]
+    storage.put("b", b"54321")
+    after = storage.listing()
+    assert (after["b"].tag != before["b"].tag) == bool(before["b"].tag)
+    times = [listed.modified_ns for listed in after.values() if listed.modified_ns is not None]
+    assert len(times) in (0, 2)
+    assert all(abs(time.time_ns() - modified_ns) < 60e9 for modified_ns in times)
+
+
+@pytest.mark.parametrize("name", ["b", TAR])
+def test_ranges(storage: Storage, name: str) -> None:
+    """A range is cut at the end of the blob; one that begins there or later is empty."""
+    storage.put(name, b"12345")
+    assert (storage.read_range(name, 1, 3), storage.read_range(name, 3, 9)) == (b"23", b"45")
+    for start, stop in ((2, 2), (3, 2), (5, 5), (5, 7), (8, 9)):
+        assert storage.read_range(name, start, stop) == b""
+    storage.put("empty", b"")
+    assert storage.read_range("empty", 0, 4) == b""
+    with pytest.raises(NotFoundError):
+        storage.read_range("none", 0, 1)
+
+
+@pytest.mark.parametrize("name", ["b", TAR])
+def test_put_replaces_and_put_new_does_not(storage: Storage, name: str) -> None:
+    """`put` replaces a blob; `put_new` leaves it unchanged and says that it exists."""
+    storage.put(name, b"1")
+    storage.put(name, b"2")
+    with pytest.raises(DatasetExistsError, match="exists already"):
+        storage.put_new(name, b"3")
+    storage.put_new("c", b"4")
+    assert (storage.read(name), storage.read("c")) == (b"2", b"4")
+
+
+def test_one_of_racing_writers_wins(storage: Storage) -> None:
+    """Of several writers that create a blob at once exactly one succeeds, and the blob is its own."""
+    won: list[int] = []
+    barrier = threading.Barrier(8)
+
+    def write(number: int) -> None:
+        barrier.wait()
+        try:
+            storage.put_new("blob", b"%d" % number * 1000)
+            won.append(number)
+        except DatasetExistsError:
+            pass
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(won) == 1
+    assert storage.read("blob") == b"%d" % won[0] * 1000
+
+
+@pytest.mark.parametrize("name", ["a", TAR])
+def test_removing_a_missing_blob_is_no_error(storage: Storage, name: str) -> None:
+    """A blob may be removed again, and one that never existed may be removed."""
+    storage.put(name, b"1")
+    for _ in range(2):
+        storage.remove(name)
+    storage.remove("b/c")
+    assert storage.size(name) is None
+    assert storage.listing() == {}
+
+
+def test_a_missing_blob_is_not_found(storage: Storage, tmp_path: Path) -> None:
+    """Reading or getting a missing blob is a NotFoundError that names it, and no file or blob is left."""
+    with pytest.raises(NotFoundError, match=r"/b\b.*does not exist; check the path"):
+        storage.read("b")
+    with pytest.raises(NotFoundError, match=r"/b\b.*does not exist"):
+        storage.get("b", tmp_path / "target", size=1, sha256="0" * 64)
+    assert (storage.listing(), list(tmp_path.glob("target*"))) == ({}, [])
+
+
+def test_messages_name_blobs_below_the_root(storage: Storage) -> None:
+    """The URL of a blob is that of the root and its name; a tar of a virtual storage has that of its root."""
+    assert storage.url("train/0") == f"{storage}/train/0"
+    assert storage.url(TAR).endswith("/000000.tar")
+    assert storage.url(TAR).startswith(f"{storage}/") != isinstance(storage, VirtualStorage)
+
+
+@pytest.mark.parametrize("name", ["a", TAR])
+def test_local_path_is_the_file_of_the_blob(request: pytest.FixtureRequest, storage: Storage, name: str) -> None:
+    """The local path of a blob is known before it exists, and holds its content; a remote blob has none."""
+    path = storage.local_path(name)
+    storage.put(name, b"1")
+    kind = request.node.callspec.params["storage"]
+    assert (path is not None) == (kind in LOCAL and not (kind == "virtual, mixed roots" and name == TAR))
+    assert path is None or path.read_bytes() == b"1"
+    assert (storage.local_path("") is not None) == (kind in LOCAL)
+
+
+def test_uploads_can_be_aborted_anywhere(storage: Storage) -> None:
+    """Aborting the uploads of any blobs, also of none, leaves all blobs as they are."""
+    storage.put(TAR, b"1")
+    for names in (set[str](), {TAR, "train/0/000001.tar", "a"}):
+        storage.abort_uploads(names)
+    assert storage.read(TAR) == b"1"
+
+
+def test_exclusive_writer_provides_a_staging_directory(request: pytest.FixtureRequest, storage: Storage) -> None:
+    """A writer has a locked local directory, whose files can be published; a temporary one is removed afterwards."""
+    with storage.exclusive_writer() as writer:
+        assert os.path.samestat(os.fstat(writer.lock), writer.staging.stat())
+        assert writer.is_alone == (request.node.callspec.params["storage"] in LOCAL)
+        (writer.staging / ".tmp-x").write_bytes(b"1")
+        storage.upload("x", writer.staging / ".tmp-x")
+        (writer.staging / ".tmp-y").write_bytes(b"2")
+        if writer.is_alone:
+            with pytest.raises(StoreError, match="another process is writing to"), storage.exclusive_writer():
+                pass
+        else:
+            with storage.exclusive_writer() as other:
+                assert other.staging != writer.staging
+    assert storage.read("x") == b"1"
+    assert writer.staging.exists() == writer.is_alone
+    with storage.exclusive_writer():
+        pass
