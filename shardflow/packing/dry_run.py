@@ -66,7 +66,7 @@ def count_pack(
             source,
             os.fspath(dst),
             recipe,
-            spool=Path(),  # no job is run
+            staging=Path(),  # no job is run
             shard_samples=shard_samples,
             seed=seed,
             shuffle=shuffle,

@@ -111,14 +111,14 @@ def extend(
             clean_up(storage)
             return replace(report, seconds=time.monotonic() - started)
         jobs = _new_jobs(
-            fresh, sharding, dst=os.fspath(dst), recipe=recipe, spool=writer.staging, storage_options=storage_options
+            fresh, sharding, dst=os.fspath(dst), recipe=recipe, staging=writer.staging, storage_options=storage_options
         )
         acquire_to_extend(storage, content_of(jobs), old.fingerprint, writer)
         before, totals = Totals(), Totals()
         for name, receipt in receipts.items():
             before.add(name, receipt)
         resumed = run_jobs(
-            ledger, jobs, make_executor(writer.lock), spool=writer.staging, on_receipt=totals.add, progress=progress
+            ledger, jobs, make_executor(writer.lock), staging=writer.staging, on_receipt=totals.add, progress=progress
         )
         added = sharding_of(jobs, shard_samples=sharding.shard_samples, shuffle=sharding.shuffle, seed=sharding.seed)
         whole = commit(

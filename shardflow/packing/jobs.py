@@ -54,7 +54,7 @@ class Job:
         items: The inputs in order.
         reader: Reader of the inputs.
         dst: Path or URL of the destination.
-        spool: Local directory for the fragments.
+        staging: Local directory for the fragments.
         recipe: The recipe of the images.
         storage_options: Options of the destination; never shown.
     """
@@ -64,7 +64,7 @@ class Job:
     items: Sequence[Item]
     reader: Reader
     dst: str
-    spool: Path
+    staging: Path
     recipe: Recipe
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -147,7 +147,7 @@ class Piece:
         folder, _, base = job.name.rpartition("/")
         name = f"{folder}/{TEMPORARY}{base}.{job.first:09d}"
         data = b"".join(members)
-        path = job.spool / name
+        path = job.staging / name
         with map_os_errors(path):
             path.parent.mkdir(exist_ok=True)  # without parents: the mount point of a lost disk must not be filled
             path.write_bytes(data)  # not synced: after a crash the piece is done again
@@ -200,7 +200,7 @@ class Finish:
         """
         job = self.job
         storage = open_storage(job.dst, job.storage_options)
-        if not all((job.spool / result.fragment.name).exists() for result in self.results):
+        if not all((job.staging / result.fragment.name).exists() for result in self.results):
             return self._done_before(storage)
         shard, index = None, b""
         receipt_name = f"{job.name}.json"
@@ -209,9 +209,9 @@ class Finish:
         if storage.local_path(receipt_name) is not None:
             storage.remove(receipt_name)
         if any(result.fragment.samples for result in self.results):
-            fragments = [(job.spool / result.fragment.name, result.fragment) for result in self.results]
+            fragments = [(job.staging / result.fragment.name, result.fragment) for result in self.results]
             folder, _, base = job.name.rpartition("/")
-            tar = job.spool / folder / f"{TEMPORARY}{base}.tar"
+            tar = job.staging / folder / f"{TEMPORARY}{base}.tar"
             with map_os_errors(tar):
                 assembled = shard_writer.assemble(tar, fragments)
             storage.upload(f"{job.name}.tar", tar)
@@ -242,9 +242,9 @@ class Finish:
             index_bytes=len(index),
         )
         storage.put(receipt_name, receipt.to_bytes())
-        with map_os_errors(job.spool):
+        with map_os_errors(job.staging):
             for result in self.results:
-                (job.spool / result.fragment.name).unlink(missing_ok=True)
+                (job.staging / result.fragment.name).unlink(missing_ok=True)
         return receipt
 
     def _done_before(self, storage: Storage) -> Receipt:
@@ -254,8 +254,10 @@ class Finish:
             receipt = from_bytes(storage.read(f"{self.job.name}.json"))
             if (receipt.items_sha256, receipt.recipe_sha256) == ours:
                 return receipt
-        message = f"{self.job.spool}: fragments of {self.job.name} have vanished; make sure that nothing removes files"
-        raise StoreError(f"{message} there, and run the same command again")
+        message = (
+            f"{self.job.staging}: fragments of {self.job.name} have vanished; make sure that no process deletes"
+        )
+        raise StoreError(f"{message} files there, and run the same command again")
 
 
 def plan_jobs(
@@ -263,7 +265,7 @@ def plan_jobs(
     dst: str,
     recipe: Recipe,
     *,
-    spool: Path,
+    staging: Path,
     shard_samples: int,
     seed: int,
     shuffle: bool,
@@ -281,7 +283,7 @@ def plan_jobs(
                 items=items[first : first + shard_samples],
                 reader=source.reader,
                 dst=dst,
-                spool=spool,
+                staging=staging,
                 recipe=recipe,
                 storage_options=storage_options,
             )

@@ -122,9 +122,9 @@ class Ledger:
                 self.storage.remove(name)
 
 
-def remove_temporaries(spool: Path) -> None:
+def remove_temporaries(staging: Path) -> None:
     """Remove the temporary files that processes which ended have left in the directory of the fragments."""
-    with map_os_errors(spool):
+    with map_os_errors(staging):
         for folder in _FOLDERS:
-            for path in (spool / folder).glob(f"{TEMPORARY}*"):
+            for path in (staging / folder).glob(f"{TEMPORARY}*"):
                 path.unlink(missing_ok=True)

@@ -99,7 +99,7 @@ def pack(
             source,
             os.fspath(dst),
             recipe,
-            spool=writer.staging,
+            staging=writer.staging,
             shard_samples=shard_samples,
             seed=seed,
             shuffle=shuffle,
@@ -107,7 +107,7 @@ def pack(
         )
         ledger.begin(jobs, writer)
         resumed = run_jobs(
-            ledger, jobs, make_executor(writer.lock), spool=writer.staging, on_receipt=totals.add, progress=progress
+            ledger, jobs, make_executor(writer.lock), staging=writer.staging, on_receipt=totals.add, progress=progress
         )
         sharding = sharding_of(jobs, shard_samples=shard_samples, shuffle=shuffle, seed=seed)
         report = commit(

@@ -176,7 +176,7 @@ class _Repacker:
                 items=items,
                 reader=self._source.reader,
                 dst=str(folder),
-                spool=folder,
+                staging=folder,
                 recipe=self._recipe,
             )
             if job.items_sha256 != receipt.items_sha256:

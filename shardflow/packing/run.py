@@ -38,7 +38,7 @@ def run_jobs(
     jobs: Sequence[Job],
     executor: Executor,
     *,
-    spool: Path,
+    staging: Path,
     on_receipt: Callable[[str, Receipt], None],
     progress: Callable[[Progress], None] | None,
 ) -> int:
@@ -48,7 +48,7 @@ def run_jobs(
         ledger: The ledger of the destination.
         jobs: All jobs.
         executor: Runs the jobs.
-        spool: Directory of the jobs' fragments; what killed processes left there is removed.
+        staging: Directory of the jobs' fragments; what killed processes left there is removed.
         on_receipt: Called with the name of each job and its receipt, in any order.
         progress: Called in this thread, now and then.
 
@@ -83,5 +83,5 @@ def run_jobs(
         executor.run(unfinished, count, on_receipt)
     finally:
         with contextlib.suppress(StoreError):  # an error of the run matters more
-            remove_temporaries(spool)
+            remove_temporaries(staging)
     return resumed

@@ -159,8 +159,8 @@ class Stage:
 
     def __init__(self, folder: Path, place: Place, command: str) -> None:
         self.place, self.command, self._folder = place, command, folder
-        self._spools = folder / "spools"
-        self._spools.mkdir(parents=True)
+        self._staging = folder / "staging"
+        self._staging.mkdir(parents=True)
         images = {f"{name}/{n}.jpg": noise(n, place.side) for n, name in enumerate(CLASSES)}
         self.src = write_tree(folder / "src", {**images, "a/bad.jpg": b"\xff\xd8"})
         self._begun: dict[str, bytes] = {}
@@ -180,7 +180,7 @@ class Stage:
         self.tidy(dst)
 
     def _destination(self) -> str:
-        for left in self._spools.iterdir():  # by a case that failed
+        for left in self._staging.iterdir():  # by a case that failed
             shutil.rmtree(left)
         dst = self.place.fresh()
         self.place.fill(dst, self._begun)
@@ -189,12 +189,12 @@ class Stage:
     @contextlib.contextmanager
     def start(self, dst: str, **plan: Any) -> Iterator[subprocess.Popen[bytes]]:
         """Run the command under the instrument; if the body leaves it running, it is killed."""
-        roots = {f"{self._spools}/shardflow-spool-": "spool", dst: "dst"}
+        roots = {f"{self._staging}/shardflow-spool-": "staging", dst: "dst"}
         environment = {
             **os.environ,
             **self.place.environment,
             "PYTHONPATH": os.pathsep.join([str(INSTRUMENT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "TMPDIR": str(self._spools),
+            "TMPDIR": str(self._staging),
             "FIRE": json.dumps({"roots": roots, **self.place.plan, **plan}),
         }
         order = [self.command, str(self.src), dst, *ORDERS[self.command]]
@@ -241,11 +241,11 @@ class Stage:
     def goes_on(self, dst: str, point: str) -> Outcome:
         """See what a reader finds after a kill, run the command again, and see that nothing tells of the kill."""
         reader = self._reader(dst)
-        for spool in self._spools.iterdir():
-            with lock_directory(spool, timeout_s=30):  # the workers end too, when they have the time to
+        for left in self._staging.iterdir():
+            with lock_directory(left, timeout_s=30):  # the workers end too, when they have the time to
                 pass
         before = tempfile.tempdir
-        tempfile.tempdir = str(self._spools)
+        tempfile.tempdir = str(self._staging)
         resumed = None
         try:
             resumed = self._again(dst)
@@ -262,7 +262,7 @@ class Stage:
         assert found.keys() == self.undisturbed.keys()
         assert found == self.undisturbed
         assert self.place.left_open(dst) == []
-        assert list(self._spools.iterdir()) == []
+        assert list(self._staging.iterdir()) == []
         if "://" not in dst:
             shutil.rmtree(dst)
 

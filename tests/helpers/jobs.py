@@ -17,7 +17,7 @@ def jobs_of(src: Path, dst: Path, recipe: Recipe, shard_samples: int = 48) -> li
     if not dst.exists():
         dst.mkdir()
     layout = {"shard_samples": shard_samples, "seed": 0, "shuffle": True}
-    return plan_jobs(list_source(src), str(dst), recipe, spool=dst, **layout)
+    return plan_jobs(list_source(src), str(dst), recipe, staging=dst, **layout)
 
 
 def run_jobs(

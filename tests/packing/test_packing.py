@@ -307,7 +307,7 @@ def test_unreadable_inputs_are_tried_again(tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "b/2.jpg": photo(2)})
     ledger = Ledger(LocalStorage(tmp_path / "dst"))
     (tmp_path / "dst").mkdir()
-    layout: dict[str, Any] = {"spool": tmp_path / "dst", "shard_samples": 1, "seed": 0, "shuffle": False}
+    layout: dict[str, Any] = {"staging": tmp_path / "dst", "shard_samples": 1, "seed": 0, "shuffle": False}
     jobs = plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout)
     (src / "b").rename(tmp_path / "away")
     run_jobs(Serial(), jobs)

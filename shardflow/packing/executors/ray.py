@@ -70,8 +70,8 @@ def _run_job(job: Job, checks: Preflight) -> tuple[list[PieceResult], dict[str, 
     receipts: dict[str, Receipt] = {}
     try:
         checks.check(job)
-        with temporary_staging() as (spool, lock):
-            Processes(1, (lock,)).run([replace(job, spool=spool)], results.append, receipts.__setitem__)
+        with temporary_staging() as (staging, lock):
+            Processes(1, (lock,)).run([replace(job, staging=staging)], results.append, receipts.__setitem__)
     except ShardflowError as error:
         return error
     return results, receipts

@@ -27,7 +27,7 @@ from typing import Any
 
 _PLAN = json.loads(os.environ.get("FIRE", "null"))
 _ROLE = "worker" if "shardflow.packing.executors.worker_process" in " ".join(sys.orig_argv) else "parent"
-_TOKEN = re.compile(r"(?<=\.)[0-9a-f]{8}$|(?<=^spool)[^/]*")
+_TOKEN = re.compile(r"(?<=\.)[0-9a-f]{8}$|(?<=^staging)[^/]*")
 _passed: Counter[str] = Counter()
 
 

@@ -96,7 +96,7 @@ def test_memory_of_many_inputs(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         source = list_source(tmp_path)
-        jobs = plan_jobs(source, "dst", Recipe(), spool=tmp_path, shard_samples=2048, seed=0, shuffle=True)
+        jobs = plan_jobs(source, "dst", Recipe(), staging=tmp_path, shard_samples=2048, seed=0, shuffle=True)
         assert len({job.items_sha256 for job in jobs}) == 10
         held, peak = tracemalloc.get_traced_memory()
     finally:
