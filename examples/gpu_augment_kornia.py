@@ -1,14 +1,14 @@
-"""Train with augmentation by Kornia on the device, unchanged, as one of the prefetcher's stages.
+"""Train with augmentation by Kornia on the device, unchanged, as one of the prefetcher's transforms.
 
     python examples/gpu_augment_kornia.py photos256
 
-Stages run one after the other on batches that are on the device already: Kornia's take float images and draw parameters
-per image, so `ToDtype` comes first, and Normalize, here shardflow's, last. What to look at:
+Transforms run one after the other on batches that are on the device already: Kornia's take float images and draw
+parameters per image, so `ToDtype` comes first, and Normalize, here shardflow's, last. What to look at:
 
 - Kornia draws from torch's global generator. Because the loader hands out "random_key", the generator is set from the
   batch's key before each batch, and given back after it: a resumed run draws the same, and nothing else in the process
   is disturbed. But a batch's draws belong to that batch: another batch size or number of ranks gives other ones.
-  shardflow's own stages draw from each sample's key, and do not have this limit.
+  shardflow's own transforms draw from each sample's key, and do not have this limit.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def main() -> None:
         K.RandomGaussianBlur((5, 5), (0.1, 2.0), p=0.5),
         data_keys=["input"],
     )
-    stages = [v2.ToDtype(torch.float32, scale=True), augmented, shardflow.Normalize()]
-    batches = shardflow.DevicePrefetcher(loader, device, stages)
+    transforms = [v2.ToDtype(torch.float32, scale=True), augmented, shardflow.Normalize()]
+    batches = shardflow.DevicePrefetcher(loader, device, transforms)
     torch.manual_seed(0)
     net = Net(len(shardflow.open(given.dataset).classes or ())).to(device)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)

@@ -5,9 +5,9 @@
 
 Without a GPU the same code decodes on the CPU, with the same pixels bit for bit. What to look at:
 
-- `EncodedDecoder` hands the files on as they are, and `DecodeJpeg`, the first of the prefetcher's stages, decodes them
-  with nvJPEG and crops there. Both have the same crop, because it is also what the workers do with their share.
-- The stages after it draw from each sample's key, so a sample is augmented the same whoever decoded it, in whatever
+- `EncodedDecoder` hands the files on as they are, and `DecodeJpeg`, the first of the prefetcher's transforms, decodes
+  them with nvJPEG and crops there. Both have the same crop, because it is also what the workers do with their share.
+- The transforms after it draw from each sample's key, so a sample is augmented the same whoever decoded it, in whatever
   batch it comes. MixUp and CutMix make soft targets of the labels, which cross_entropy takes as they are.
 - `stats()` says who is waited for: time for the copy is the GPU's decoding, time for data the workers'.
 """
@@ -42,13 +42,13 @@ def main() -> None:
         num_workers=given.workers,
     )
     classes = len(loader.dataset.classes or ())
-    stages = [
+    transforms = [
         shardflow.DecodeJpeg(crop),
         shardflow.ColorJitter(0.4, 0.4, 0.4),
         shardflow.Normalize(),
         shardflow.OneOf([shardflow.MixUp(num_classes=classes), shardflow.CutMix(num_classes=classes)]),
     ]
-    batches = shardflow.DevicePrefetcher(loader, device, stages)
+    batches = shardflow.DevicePrefetcher(loader, device, transforms)
     torch.manual_seed(0)
     net = Net(classes).to(device)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)

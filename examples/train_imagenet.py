@@ -216,7 +216,7 @@ def train_batches(given: argparse.Namespace, device: torch.device, classes: int)
         fields=("image", "label", "random_key"),
         num_workers=given.workers,
     )
-    stages = [
+    transforms = [
         *([shardflow.DecodeJpeg(crop)] if on_device else []),
         shardflow.Normalize(),
         shardflow.RandomErasing(given.erase),
@@ -227,7 +227,7 @@ def train_batches(given: argparse.Namespace, device: torch.device, classes: int)
             ]
         ),
     ]
-    return shardflow.DevicePrefetcher(loader, device, stages, channels_last=True)
+    return shardflow.DevicePrefetcher(loader, device, transforms, channels_last=True)
 
 
 def val_batches(given: argparse.Namespace, device: torch.device) -> shardflow.DevicePrefetcher:

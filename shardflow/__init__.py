@@ -47,12 +47,11 @@ if TYPE_CHECKING:
     from .device.prefetcher import DevicePrefetcher
     from .device.transforms.color_jitter import ColorJitter
     from .device.transforms.decode_jpeg import DecodeJpeg, EncodedDecoder
-    from .device.transforms.mixup import CutMix, MixUp, OneOf
+    from .device.transforms.mixup import CutMix, MixedTargets, MixUp, OneOf
     from .device.transforms.normalize import Normalize
     from .device.transforms.random_erasing import RandomErasing
     from .device.transforms.random_flip import RandomHorizontalFlip
     from .device.transforms.random_resized_crop import RandomResizedCrop
-    from .device.transforms.transform import Pairs
     from .diagnostics.tuning import tune
     from .loading.decoders import CenterCropDecoder, ImageDecoder, RandomResizedCropDecoder
     from .loading.loader import Loader
@@ -71,10 +70,10 @@ _LAZY = {
     "ImageDecoder": ("loading.decoders", "ImageDecoder"),
     "Loader": ("loading.loader", "Loader"),
     "Mix": ("loading.mix", "Mix"),
+    "MixedTargets": ("device.transforms.mixup", "MixedTargets"),
     "MixUp": ("device.transforms.mixup", "MixUp"),
     "Normalize": ("device.transforms.normalize", "Normalize"),
     "OneOf": ("device.transforms.mixup", "OneOf"),
-    "Pairs": ("device.transforms.transform", "Pairs"),
     "RandomErasing": ("device.transforms.random_erasing", "RandomErasing"),
     "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
     "RandomResizedCrop": ("device.transforms.random_resized_crop", "RandomResizedCrop"),
@@ -101,10 +100,10 @@ __all__ = [
     "Loader",
     "Mix",
     "MixUp",
+    "MixedTargets",
     "Normalize",
     "OneOf",
     "PackReport",
-    "Pairs",
     "RandomErasing",
     "RandomHorizontalFlip",
     "RandomResizedCrop",

@@ -1,1 +1,1 @@
-"""The device's side: batches are copied while the training step runs, and arithmetic on images happens there."""
+"""Batches on a device: copied there while the training step runs, and augmented there."""

@@ -1,15 +1,15 @@
-"""Slots: the device memory that batches are copied into, again and again.
+"""Buffers: device memory that batches are copied into, again and again.
 
-The life of a slot, over and over:
+The life of a buffer, over and over:
 
-    fill      wait (host) for the copies of the fill before: its staging memory is free again
-              wait (side stream) for `consumed`: nobody reads the device memory any more
-              copy into staging memory, queue the copies to the device, mark `copied`
-    hand_out  wait (caller's stream) for `copied`
-              make of the slot's tensors what the caller gets, none of which is the slot's memory, mark `consumed`
+    fill      the host waits for `copied` of the previous fill: the staging memory is free again
+              the copy stream waits for `consumed`: the device memory is no longer read
+              copy into staging memory, queue the copies to the device, record `copied`
+    consume   the compute stream waits for `copied`
+              transform the batch, clone the tensors that still lie in the buffer, record `consumed`
 
-The host never waits for the device but in the first line, for a copy that is several batches old. What the caller gets
-is the caller's, to keep as long as it likes.
+The host waits for the device in the first line alone, for a copy that is several batches old. What `consume` returns
+never lies in the buffer, so the caller may keep it.
 """
 
 from __future__ import annotations
@@ -20,92 +20,93 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from .copy_stream import Event, Side
+from .copy_stream import CopyStream, Event
 
 
-class Slot:
-    """Room for one batch. `fill` and `hand_out` alternate; they may be called by different threads."""
+class BatchBuffer:
+    """Memory for one batch. `fill` and `consume` alternate; two threads may call them."""
 
-    def __init__(self, side: Side) -> None:
-        self._side = side
-        self._leaves: list[_Leaf] = []
+    def __init__(self, copy_stream: CopyStream) -> None:
+        self._copy_stream = copy_stream
+        self._tensors: list[_TensorBuffer] = []
         self._batch: Any = None
         self._copied: Event | None = None
-        self._arrived: Event | None = None
+        self._consuming: Event | None = None
         self._consumed: Event | None = None
 
     def fill(self, batch: Any) -> None:
-        """Queue the copies of a batch's tensors, nested in any way. The batch may be let go of afterwards."""
+        """Queue the copies of a batch's tensors, nested in any way. The caller need not keep the batch."""
         if self._copied is not None:
-            self._copied.wait_on_host()
+            self._copied.synchronize()
         if self._consumed is not None:
-            self._consumed.wait_in_side()
-        leaves, self._form = _pytree.tree_flatten(batch)
+            self._consumed.block_copy_stream()
+        leaves, self._structure = _pytree.tree_flatten(batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self._leaves += [_Leaf(self._side) for _ in range(len(tensors) - len(self._leaves))]
-        filled = iter([leaf.fill(tensor) for leaf, tensor in zip(self._leaves, tensors, strict=False)])
-        self._batch = [next(filled) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._copied = self._side.mark()
+        self._tensors += [_TensorBuffer(self._copy_stream) for _ in range(len(tensors) - len(self._tensors))]
+        copies = iter([buffer.fill(tensor) for buffer, tensor in zip(self._tensors, tensors, strict=False)])
+        self._batch = [next(copies) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._copied = self._copy_stream.record_copies()
 
-    def hand_out(self, finish: Callable[[Any], Any]) -> Any:
-        """Return what `finish` makes of the batch on the device; tensors that it leaves alone are cloned."""
+    def consume(self, transform: Callable[[Any], Any]) -> Any:
+        """Return the transformed batch, on the device; tensors that the transform left alone are cloned."""
         assert self._copied is not None
-        self._copied.wait_in_caller()
-        self._arrived = self._side.mark_caller()
-        lent = _pytree.tree_unflatten(self._batch, self._form)
-        result = to_keep(finish(lent), lent)
-        self._consumed = self._side.mark_caller()
+        self._copied.block_compute_stream()
+        self._consuming = self._copy_stream.record_compute()
+        batch = _pytree.tree_unflatten(self._batch, self._structure)
+        result = clone_shared(transform(batch), batch)
+        self._consumed = self._copy_stream.record_compute()
         self._batch = None
         return result
 
     def retire(self) -> None:
-        """Let the side stream wait for what still reads the slot, so that its memory may be let go of."""
+        """Let the copy stream wait for the last read, so that the memory can be freed."""
         if self._consumed is not None:
-            self._consumed.wait_in_side()
+            self._consumed.block_copy_stream()
 
-    def stages_s(self) -> float:
-        """Return the device's time between the two marks around `finish`, of the last batch whose time is known."""
-        if self._arrived is None or self._consumed is None:
+    def transforms_s(self) -> float:
+        """Return the device's seconds in the last call of `consume`; 0 if they are not known yet."""
+        if self._consuming is None or self._consumed is None:
             return 0.0
-        return self._consumed.seconds_since(self._arrived) or 0.0
+        return self._consumed.seconds_since(self._consuming) or 0.0
 
 
-class _Leaf:
-    """Room for one tensor of a batch: staging and device memory, which grow to the largest tensor seen."""
+class _TensorBuffer:
+    """Staging and device memory for one tensor of a batch, which grow to the largest tensor so far."""
 
-    def __init__(self, side: Side) -> None:
-        self._side = side
+    def __init__(self, copy_stream: CopyStream) -> None:
+        self._copy_stream = copy_stream
         self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._memory = side.memory(0)  # on the device from the start: the first tensor may be empty
+        self._memory = copy_stream.device_memory(0)  # on the device from the start: the first tensor may be empty
         self._source: torch.Tensor | None = None
 
     def fill(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Queue the copy of a tensor, and return the tensor that it will be."""
+        """Queue the copy of a tensor, and return the tensor on the device."""
         size = tensor.numel() * tensor.element_size()
         if size > len(self._memory):
-            self._memory = self._side.memory(size)
-        target = _shaped(self._memory, tensor)
+            self._memory = self._copy_stream.device_memory(size)
+        target = _view_like(self._memory, tensor)
         source = tensor
-        if not self._side.is_staged(tensor):
+        if self._copy_stream.needs_staging(tensor):
             if size > len(self._staging):
-                self._staging = self._side.staging(size)
-            source = _shaped(self._staging, tensor)
+                self._staging = self._copy_stream.staging_memory(size)
+            source = _view_like(self._staging, tensor)
             source.copy_(tensor)
-        self._side.copy(target, source)
-        self._source = source  # must live until the copy is done, which the next fill waits for
+        self._copy_stream.copy(target, source)
+        self._source = source  # keeps it alive until the next fill, which waits for the copy
         return target
 
 
-def to_keep(batch: Any, lent: Any) -> Any:
-    """Return a batch with those of its tensors cloned that lie in the memory of a lent one."""
-    memory = {leaf.untyped_storage().data_ptr() for leaf in _pytree.tree_leaves(lent) if isinstance(leaf, torch.Tensor)}
+def clone_shared(batch: Any, buffer: Any) -> Any:
+    """Return a batch in which tensors that share memory with tensors of `buffer` are cloned; both nested in any way."""
+    tensors = (leaf for leaf in _pytree.tree_leaves(buffer) if isinstance(leaf, torch.Tensor))
+    shared = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     return _pytree.tree_map_only(
-        torch.Tensor, lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in memory else leaf, batch
+        torch.Tensor, lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in shared else leaf, batch
     )
 
 
-def _shaped(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return the beginning of some bytes as a tensor of the shape, dtype and memory format of another one."""
+def _view_like(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the first bytes of some memory as a tensor with the shape, dtype and memory format of another one."""
     strides = torch.empty_like(like, device="meta").stride()
     flat = memory[: like.numel() * like.element_size()].view(like.dtype)
     return flat.as_strided(like.shape, strides)

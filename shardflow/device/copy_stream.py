@@ -1,8 +1,9 @@
-"""A device's side stream: what a copy that runs beside the training step needs, and nothing else.
+"""The copy stream: what copying batches to a device beside the training step needs, and nothing else.
 
-Work on a device is queued on streams. Copies go to a stream of their own; marks say how far a stream has come, and let
-the other stream, or the host, wait for that. The rules that keep a copy from being read too early or overwritten too
-early are in `slots`, written against this interface, so that they can be tried without a GPU.
+A device runs its work in streams, each of them a queue. Copies have a stream of their own, the copy stream. The
+training step is queued on the compute stream: the stream that is current in the caller's thread. An event marks a point
+in a stream, and lets the other stream or the host wait for that point. The rules that keep a copy from being read too
+early or overwritten too early are in `buffers`. They are written against this interface, so that tests need no GPU.
 """
 
 from __future__ import annotations
@@ -15,122 +16,122 @@ import torch
 
 
 class Event(Protocol):
-    """A point in a stream's work."""
+    """A point in the work of a stream."""
 
-    def wait_in_caller(self) -> None:
-        """Let what the caller queues from now on run after this point; returns at once."""
+    def block_compute_stream(self) -> None:
+        """Let work that is queued on the compute stream from now on wait for this point; return at once."""
 
-    def wait_in_side(self) -> None:
-        """Let what is queued on the side stream from now on run after this point; returns at once."""
+    def block_copy_stream(self) -> None:
+        """Let work that is queued on the copy stream from now on wait for this point; return at once."""
 
-    def wait_on_host(self) -> None:
-        """Return when this point has been reached."""
+    def synchronize(self) -> None:
+        """Block the host until this point is reached."""
 
     def seconds_since(self, earlier: Any) -> float | None:
-        """Return the device's time from an earlier mark of the same stream; None if that is not known yet."""
+        """Return the device's time since an earlier event of the same stream; None if it is not known yet."""
 
 
-class Side(Protocol):
-    """One side stream of one device."""
+class CopyStream(Protocol):
+    """The copy stream of one device."""
 
-    def staging(self, size: int) -> torch.Tensor:
-        """Return memory of the host, uint8 [size], from which `copy` need not make the host wait."""
+    def staging_memory(self, size: int) -> torch.Tensor:
+        """Return host memory, uint8 [size], that `copy` can read without blocking the host."""
 
-    def memory(self, size: int) -> torch.Tensor:
-        """Return memory of the device, uint8 [size]."""
+    def device_memory(self, size: int) -> torch.Tensor:
+        """Return device memory, uint8 [size]."""
 
-    def is_staged(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor can be copied without staging: it is in such memory, or on the device already."""
+    def needs_staging(self, tensor: torch.Tensor) -> bool:
+        """Return whether `copy` would block the host: the tensor is neither page-locked nor on the device."""
 
-    def active(self) -> contextlib.AbstractContextManager[Any]:
-        """Queue what is done inside on the side stream."""
+    def as_current(self) -> contextlib.AbstractContextManager[Any]:
+        """Queue device work of this context on the copy stream."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy on the side stream; both must be left alone until a later mark of it is reached."""
+        """Queue a copy. Leave both tensors alone until an event that is recorded later is reached."""
 
-    def mark(self) -> Event:
-        """Mark how far the side stream will be when all that is queued on it is done."""
+    def record_copies(self) -> Event:
+        """Return an event: the end of the work that is queued on the copy stream now."""
 
-    def mark_caller(self) -> Event:
-        """Mark how far the caller's stream will be when all that is queued on it is done."""
+    def record_compute(self) -> Event:
+        """Return an event: the end of the work that is queued on the compute stream now."""
 
-    def has_run_dry(self) -> bool:
-        """Return whether the caller's stream has nothing left to do."""
-
-
-def side_of(device: torch.device) -> Side | None:
-    """Return a new side stream of a device; None where copies do not run beside other work."""
-    return StreamSide(device) if device.type in ("cuda", "xpu") else None
+    def compute_is_idle(self) -> bool:
+        """Return whether the compute stream has finished all of its work."""
 
 
-class StreamSide:
-    """The side stream of a CUDA (or XPU) device.
+def copy_stream_for(device: torch.device) -> CopyStream | None:
+    """Return a new copy stream of a device; None where copies cannot run beside other work."""
+    return CudaCopyStream(device) if device.type == "cuda" else None
+
+
+class CudaCopyStream:
+    """The copy stream of a CUDA device.
 
     Args:
-        device: With its index.
+        device: The device, with its index.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._module = getattr(torch, device.type)  # torch.cuda and torch.xpu name these things alike
-        self.stream = self._module.Stream(device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def staging(self, size: int) -> torch.Tensor:
+    def staging_memory(self, size: int) -> torch.Tensor:
         """Return page-locked memory."""
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)  # whatever torch's default is
+        # With device="cpu", as torch.set_default_device may name another one.
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
-    def memory(self, size: int) -> torch.Tensor:
-        """Return memory that belongs to the side stream: it comes back to that stream alone."""
-        with self.active():
+    def device_memory(self, size: int) -> torch.Tensor:
+        """Return memory that the allocator keeps for this stream alone."""
+        with self.as_current():
             return torch.empty(size, dtype=torch.uint8, device=self._device)
 
-    def is_staged(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is on the device or page-locked."""
-        return tensor.device == self._device or (tensor.device.type == "cpu" and tensor.is_pinned())
+    def needs_staging(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is neither page-locked nor on the device."""
+        return not (tensor.device == self._device or (tensor.device.type == "cpu" and tensor.is_pinned()))
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Make the side stream the current one of this thread."""
-        with self._module.stream(self.stream):
+    def as_current(self) -> Iterator[None]:
+        """Make this stream the current one of the calling thread."""
+        with torch.cuda.stream(self.stream):
             yield
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy."""
-        with self.active():
+        with self.as_current():
             target.copy_(source, non_blocking=True)
 
-    def mark(self) -> Event:
-        """Record an event on the side stream."""
+    def record_copies(self) -> Event:
+        """Record an event on this stream."""
         return self._record(self.stream)
 
-    def mark_caller(self) -> Event:
-        """Record an event on the stream that is current for this thread."""
-        return self._record(self._module.current_stream(self._device))
+    def record_compute(self) -> Event:
+        """Record an event on the current stream of the calling thread."""
+        return self._record(torch.cuda.current_stream(self._device))
 
-    def has_run_dry(self) -> bool:
-        """Ask the stream that is current for this thread."""
-        return bool(self._module.current_stream(self._device).query())
+    def compute_is_idle(self) -> bool:
+        """Query the current stream of the calling thread."""
+        return bool(torch.cuda.current_stream(self._device).query())
 
-    def _record(self, stream: Any) -> Event:
-        event = self._module.Event(enable_timing=True)
+    def _record(self, stream: torch.cuda.Stream) -> Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(stream)
-        return _EventMark(self._module, self._device, self.stream, event)
+        return _CudaEvent(self._device, self.stream, event)
 
 
-class _EventMark:
-    def __init__(self, module: Any, device: torch.device, side: Any, event: Any) -> None:
-        self._module, self._device, self._side, self._event = module, device, side, event
+class _CudaEvent:
+    def __init__(self, device: torch.device, copy_stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        self._device, self._copy_stream, self._event = device, copy_stream, event
 
-    def wait_in_caller(self) -> None:
-        self._module.current_stream(self._device).wait_event(self._event)
+    def block_compute_stream(self) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._event)
 
-    def wait_in_side(self) -> None:
-        self._side.wait_event(self._event)
+    def block_copy_stream(self) -> None:
+        self._copy_stream.wait_event(self._event)
 
-    def wait_on_host(self) -> None:
+    def synchronize(self) -> None:
         self._event.synchronize()
 
-    def seconds_since(self, earlier: _EventMark) -> float | None:
-        if not self._event.query():
+    def seconds_since(self, earlier: _CudaEvent) -> float | None:
+        if not self._event.query():  # type: ignore[no-untyped-call]
             return None
         return float(earlier._event.elapsed_time(self._event)) / 1e3

@@ -1,8 +1,8 @@
-"""A thread that takes batches from the loader and sends them to the device, ahead of the caller.
+"""A thread that takes batches from the loader and copies them to the device, ahead of the caller.
 
-A ready batch is never held up by one that is not: the thread waits for the loader, the caller for the thread. The first
-batch is taken by the caller itself, so that the loader's workers are forked in the thread that iterates, where torch
-looks after them; in the thread they would be forked while the caller computes.
+A batch that is ready is never held up by the next one: the thread waits for the loader, the caller waits for the
+thread. The first batch is loaded in the caller's thread, so that the loader forks its workers there, while the caller
+waits; forking in the prefetch thread would happen while the caller computes.
 """
 
 from __future__ import annotations
@@ -16,118 +16,118 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .buffers import Slot
-from .copy_stream import Side
+from .buffers import BatchBuffer
+from .copy_stream import CopyStream
 
-_LAST_RESORT_S = 10.0
+_JOIN_TIMEOUT_S = 10.0
 
 
-class Taken(NamedTuple):
-    """What the thread has for the caller.
+class PrefetchedBatch(NamedTuple):
+    """A batch whose copies to the device are queued.
 
     Attributes:
-        slot: Where the batch is.
-        key: The batch's key, if it has one.
-        state: The loader's state after this batch, if it has one.
-        loaded_at: When the loader had handed it out, by `time.perf_counter`.
+        buffer: The buffer with the batch.
+        key: The batch's 64-bit key, None if it has none.
+        state: The loader's state after this batch, None if it has none.
+        loaded_at: When the loader returned the batch, by `time.perf_counter`.
     """
 
-    slot: Slot
+    buffer: BatchBuffer
     key: int | None
     state: dict[str, Any] | None
     loaded_at: float
 
 
-class Pump:
-    """Runs for one iteration.
+class PrefetchThread:
+    """Prefetches the batches of one iteration.
 
     Args:
-        batches: The loader's iteration.
-        side: The side stream.
-        slots: The slots to fill, all of them free.
-        arrive: What is done with each batch before it is copied; returns it and its key.
+        batches: The loader's iterator.
+        copy_stream: The copy stream.
+        buffers: The buffers to fill, all of them free.
+        prepare: Called with each batch before it is copied; returns the batch to copy and its key.
         state: Returns the loader's state.
     """
 
     def __init__(
         self,
         batches: Iterator[Any],
-        side: Side,
-        slots: list[Slot],
-        arrive: Callable[[Any], tuple[Any, int | None]],
+        copy_stream: CopyStream,
+        buffers: list[BatchBuffer],
+        prepare: Callable[[Any], tuple[Any, int | None]],
         state: Callable[[], dict[str, Any] | None],
     ) -> None:
-        self._batches, self._side, self._arrive, self._state = batches, side, arrive, state
-        self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
-        self._ready: queue.SimpleQueue[Taken | BaseException | None] = queue.SimpleQueue()
+        self._batches, self._copy_stream, self._prepare, self._state = batches, copy_stream, prepare, state
+        self._free: queue.SimpleQueue[BatchBuffer | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[PrefetchedBatch | BaseException | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        for slot in slots:
-            self._free.put(slot)
+        for buffer in buffers:
+            self._free.put(buffer)
         self._thread: threading.Thread | None = None
 
-    def take(self) -> Taken | None:
-        """Return the next batch, None after the last one. Its slot has to be given back.
+    def get(self) -> PrefetchedBatch | None:
+        """Return the next batch, None after the last one. Pass its buffer to `release` afterwards.
 
         Raises:
-            Exception: What the loader or the copy raised, after all batches before it.
+            Exception: The error of the loader or the copy, after all batches before it.
         """
-        if self._thread is None and self._pump_one():
-            self._thread = threading.Thread(target=self._work, name="device-prefetcher", daemon=True)
+        if self._thread is None and self._prefetch_one():
+            self._thread = threading.Thread(target=self._run, name="device-prefetcher", daemon=True)
             self._thread.start()
-            # A daemon, so that a forgotten iteration does not keep the interpreter from ending, but not one that is
-            # still copying while torch is taken apart.
+            # A daemon, so that an abandoned iteration does not keep the interpreter alive. Joined at exit all the same:
+            # it must not copy while torch is torn down.
             weakref.finalize(self, _stop, self._stopping, self._free, self._thread)
-        taken = self._ready.get()
-        if isinstance(taken, BaseException):
+        batch = self._ready.get()
+        if isinstance(batch, BaseException):
             try:
-                raise taken
+                raise batch
             finally:
-                del taken  # its traceback has this frame, and so would keep the loader for the garbage collector
-        return taken
+                del batch  # its traceback refers to this frame: a cycle that would keep the loader alive
+        return batch
 
-    def give_back(self, slot: Slot) -> None:
-        """Let a slot be filled again."""
-        self._free.put(slot)
+    def release(self, buffer: BatchBuffer) -> None:
+        """Let the thread fill a buffer again."""
+        self._free.put(buffer)
 
     def close(self) -> None:
-        """End the thread, when the batch that it waits for has come. May be called twice."""
-        if self._stopping.is_set():  # first: as the interpreter exits, the names that are asked for next are gone
+        """Stop the thread, once the loader has returned the batch that the thread waits for. May be called twice."""
+        if self._stopping.is_set():  # first: at interpreter exit the globals used below may be gone
             return
         self._stopping.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._free.put(None)
             self._thread.join()
-        while not self._ready.empty():  # an error among these would keep everything that it went through
+        while not self._ready.empty():  # an error in the queue would keep its traceback's frames alive
             self._ready.get()
 
-    def _work(self) -> None:
-        while self._pump_one():
+    def _run(self) -> None:
+        while self._prefetch_one():
             pass
 
-    def _pump_one(self) -> bool:
-        """Take one batch from the loader and send it; return whether there may be another one."""
-        slot = self._free.get()
-        if self._stopping.is_set() or slot is None:
+    def _prefetch_one(self) -> bool:
+        """Prefetch one batch; return whether there may be another one."""
+        buffer = self._free.get()
+        if self._stopping.is_set() or buffer is None:
             return False
         try:
-            with self._side.active():  # for what is decoded on the device
+            with self._copy_stream.as_current():  # for images that are decoded on the device
                 batch = next(self._batches, self)
                 if batch is self:
                     self._ready.put(None)
                     return False
                 loaded_at, state = time.perf_counter(), self._state()
                 with torch.no_grad():
-                    batch, key = self._arrive(batch)
-                    slot.fill(batch)
+                    batch, key = self._prepare(batch)
+                    buffer.fill(batch)
         except BaseException as error:
             self._ready.put(error)
             return False
-        self._ready.put(Taken(slot, key, state, loaded_at))
+        self._ready.put(PrefetchedBatch(buffer, key, state, loaded_at))
         return True
 
 
-def _stop(stopping: threading.Event, free: queue.SimpleQueue[Slot | None], thread: threading.Thread) -> None:
+def _stop(stopping: threading.Event, free: queue.SimpleQueue[BatchBuffer | None], thread: threading.Thread) -> None:
     stopping.set()
     free.put(None)
     if thread is not threading.current_thread():
-        thread.join(_LAST_RESORT_S)
+        thread.join(_JOIN_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The stages of a prefetcher in a row: who gets which fields of a batch, and which keys."""
+"""The transforms of a prefetcher, applied in order: which fields of a batch and which keys each of them gets."""
 
 from __future__ import annotations
 
@@ -14,185 +14,194 @@ from shardflow.errors import ConfigError
 from shardflow.loading.fork_rng import fork_rng, reseed
 from shardflow.order import keyed_rng
 
-from .buffers import to_keep
+from .buffers import clone_shared
 from .transforms import rng
 from .transforms.decode_jpeg import DecodeJpeg
-from .transforms.transform import BlendStage, KeyedStage
+from .transforms.mixup import MixingTransform
+from .transforms.transform import KeyedTransform
 
 KEY_FIELD = "random_key"
 
-_FIELDS = ("image", "label")
-_DICTS = "hand out dicts, whose keys are the names of the fields"
+_DEFAULT_FIELDS = ("image", "label")
 
-Stage = KeyedStage | BlendStage | DecodeJpeg | Callable[[torch.Tensor], torch.Tensor]
+DeviceTransform = KeyedTransform | MixingTransform | DecodeJpeg | Callable[[torch.Tensor], torch.Tensor]
 
 
-class Stages:
-    """Applies stages to batches; `random_key` is used up by that.
+class TransformChain:
+    """Applies transforms to batches, and removes the field `random_key`.
 
-    Keyed stages get images and keys, blends images, labels and keys, and anything else, a Kornia or torchvision
-    augmentation for one, the images alone. What the latter draw from torch's, Python's or numpy's global generators
-    depends on the batch's key, where the batch has keys: on (seed, epoch) and the batch's first sample.
+    Keyed transforms get images and keys; mixing transforms get images, labels and keys; any other callable, such as an
+    augmentation of Kornia or torchvision, gets the images alone. Other callables draw from the global generators of
+    torch, Python and numpy. Where batches have keys, these generators are seeded from the key of the batch's first
+    sample, so the draws depend on (seed, epoch, first sample).
 
     Args:
-        stages: What to apply, in order.
-        fields: The names of what a batch consists of; None where its loader does not say: those of a dict are its keys,
-            and any other has an image and a label.
-        batch_transform: Called with the fields at the end, as arguments; returns what to hand out.
+        transforms: Applied in order.
+        fields: The names of a batch's fields; None if the loader has no `fields`. Then the fields of a dict are its
+            keys, and any other batch has an image and a label.
+        batch_transform: Called last, with the fields as arguments; returns the batch.
 
     Raises:
-        ConfigError: `DecodeJpeg` is not first, something is no stage, or the fields lack what a stage needs.
+        ConfigError: `DecodeJpeg` is not the first transform, a transform is not callable, or a transform needs a field
+            that is not in `fields`.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], fields: Sequence[str] | None, batch_transform: Callable[..., Any] | None = None
+        self,
+        transforms: Sequence[DeviceTransform],
+        fields: Sequence[str] | None,
+        batch_transform: Callable[..., Any] | None = None,
     ) -> None:
-        if not isinstance(stages, Sequence):
-            raise ConfigError(f"stages must be a list of them, found {stages!r}")
-        for stage in stages:
-            if isinstance(stage, type) or not callable(stage):
+        if not isinstance(transforms, Sequence):
+            raise ConfigError(f"transforms must be a list, found {transforms!r}")
+        for transform in transforms:
+            if isinstance(transform, type) or not callable(transform):
                 raise ConfigError(
-                    f"a stage is an object to call, such as Normalize() with parentheses; found {stage!r}"
+                    f"a transform must be a callable object, such as Normalize() with parentheses, found {transform!r}"
                 )
         if batch_transform is not None and not callable(batch_transform):
-            raise ConfigError(f"batch_transform must be something to call, found {batch_transform!r}")
-        stages = tuple(stages)
-        self._decode = stages[0] if stages and isinstance(stages[0], DecodeJpeg) else None
-        self._stages: list[tuple[Any, Any]] = [
-            (_compiled_from(stage), stage) for stage in stages if not isinstance(stage, DecodeJpeg)
-        ]
-        if any(isinstance(stage, DecodeJpeg) for stage in stages[1:]):
-            raise ConfigError("DecodeJpeg has to be the first of the stages, it makes the images that others work on")
-        self._fields = _FIELDS if fields is None else tuple(fields)
-        self._told, self._batch_transform = fields is not None, batch_transform
-        needed = {"image"} if stages else set()
-        for kind, _ in self._stages:
-            if isinstance(kind, BlendStage):
-                needed |= {"label", KEY_FIELD}
-            elif isinstance(kind, KeyedStage) and kind.needs_keys:
-                needed.add(KEY_FIELD)
-        self._needed = needed
-        if self._told and (missing := sorted(needed - set(self._fields))):
+            raise ConfigError(f"batch_transform must be callable, found {batch_transform!r}")
+        if any(isinstance(transform, DecodeJpeg) for transform in transforms[1:]):
+            raise ConfigError("DecodeJpeg must be the first transform: it makes the images that the others take")
+        first = transforms[0] if transforms else None
+        self._decode = first if isinstance(first, DecodeJpeg) else None
+        others = transforms[1:] if self._decode is not None else transforms
+        self._transforms: list[tuple[Any, Any]] = [(_uncompiled(transform), transform) for transform in others]
+        self._fields = _DEFAULT_FIELDS if fields is None else tuple(fields)
+        self._batch_transform = batch_transform
+        self._remedy = "let the loader return dicts, with the names of the fields as keys"
+        if fields is not None:
+            self._remedy = "pass batch_transform to the prefetcher, not to the loader"
+        self._needed = {"image"} if transforms else set[str]()
+        for kind, _ in self._transforms:
+            if isinstance(kind, MixingTransform):
+                self._needed |= {"label", KEY_FIELD}
+            elif isinstance(kind, KeyedTransform) and kind.needs_keys:
+                self._needed.add(KEY_FIELD)
+        if fields is not None and (missing := sorted(self._needed - set(fields))):
             raise ConfigError(
-                f"the stages need {', '.join(missing)}, the loader's fields are {', '.join(self._fields)}; "
-                f"give it fields={(*self._fields, *missing)}"
+                f"the transforms need {', '.join(missing)}, the loader's fields are {', '.join(fields)}; "
+                f"give it fields={(*fields, *missing)}"
             )
 
-    def arrive(self, batch: Any, device: torch.device) -> tuple[Any, int | None]:
-        """Do what has to be done where the batch is: decode it to the device, and read its key.
+    def prepare(self, batch: Any, device: torch.device) -> tuple[Any, int | None]:
+        """Check a batch of the loader, decode its images to the device if need be, and read its key.
 
         Returns:
-            The batch, and its 64-bit key, None where it has none.
+            The batch, and its 64-bit key, None if it has none.
         """
         if isinstance(batch, Mapping) and not isinstance(batch, dict):
-            batch = dict(batch)  # in other mappings nobody finds the tensors
+            batch = dict(batch)  # pytree finds no tensors in other mappings
         for leaf in _pytree.tree_leaves(batch):
             if not isinstance(leaf, torch.Tensor) and _holds_tensors(leaf):
                 raise ConfigError(
-                    f"a batch has a {type(leaf).__name__} in it, whose tensors would stay where they are; hand out "
+                    f"a batch contains a {type(leaf).__name__}, whose tensors cannot be moved to a device; return "
                     "tuples, lists or dicts of tensors"
                 )
-        named = self._named(batch)
-        if missing := sorted(self._needed - set(named)):
-            remedy = "leave out the loader's batch_transform, and give the prefetcher one" if self._told else _DICTS
-            raise ConfigError(f"the stages need {', '.join(missing)}, a batch has {', '.join(named)}; {remedy}")
-        keys = named.get(KEY_FIELD)
+        fields = self._split(batch)
+        if missing := sorted(self._needed - set(fields)):
+            raise ConfigError(
+                f"the transforms need {', '.join(missing)}, a batch has {', '.join(fields)}; {self._remedy}"
+            )
+        keys = fields.get(KEY_FIELD)
         key = int(keys[0]) & (2**64 - 1) if isinstance(keys, torch.Tensor) and len(keys) else None
         if self._decode is not None:
-            named["image"] = self._decode(named["image"], device)
-            batch = self._like(batch, named)
+            fields["image"] = self._decode(fields["image"], device)
+            batch = self._join(fields, batch)
         return batch, key
 
-    def __call__(self, batch: Any, key: int | None, *, lent: bool) -> Any:
-        """Return a batch that has arrived on the device, augmented.
+    def __call__(self, batch: Any, key: int | None, *, in_buffer: bool) -> Any:
+        """Return a batch on the device, transformed.
 
         Args:
-            batch: What `arrive` returned, on the device.
-            key: What it returned with it.
-            lent: Whether the memory of the batch's tensors will be used again. Those that are returned in tuples, lists
-                and dicts can be found and cloned; the batch transform may put them into objects, so it gets clones.
+            batch: The batch that `prepare` returned, on the device.
+            key: The key that `prepare` returned.
+            in_buffer: Whether the batch lies in memory that will be overwritten. The caller clones tensors that are
+                returned in tuples, lists and dicts. It cannot find those that `batch_transform` puts into other
+                objects, so `batch_transform` gets clones.
         """
-        if not self._stages and self._batch_transform is None and KEY_FIELD not in self._fields:
-            return batch  # in whatever form it came
-        named = self._named(batch)
-        keys = named.pop(KEY_FIELD, torch.zeros(0, dtype=torch.int64))  # no stage looks at those that are not there
-        with _generators(key, batch) if self._are_foreign() else contextlib.nullcontext():
-            for place, (kind, stage) in enumerate(self._stages):
-                if isinstance(kind, KeyedStage):
-                    _check_images(kind, named["image"])
-                    named["image"] = stage(named["image"], rng.fold(keys, place) if kind.needs_keys else keys)
-                elif isinstance(kind, BlendStage):
-                    _check_images(kind, named["image"])
-                    named["image"], named["label"] = stage(named["image"], named["label"], rng.fold(keys, place))
+        if not self._transforms and self._batch_transform is None and KEY_FIELD not in self._fields:
+            return batch
+        fields = self._split(batch)
+        keys = fields.pop(KEY_FIELD, torch.zeros(0, dtype=torch.int64))  # without the field, no transform uses the keys
+        with _seeded_generators(key, batch) if self._use_generators() else contextlib.nullcontext():
+            for number, (kind, transform) in enumerate(self._transforms):
+                if isinstance(kind, KeyedTransform):
+                    _check_images(kind, fields["image"])
+                    fields["image"] = transform(fields["image"], rng.fold(keys, number) if kind.needs_keys else keys)
+                elif isinstance(kind, MixingTransform):
+                    _check_images(kind, fields["image"])
+                    fields["image"], fields["label"] = transform(
+                        fields["image"], fields["label"], rng.fold(keys, number)
+                    )
                 else:
-                    image = named["image"] = stage(named["image"])
-                    if not isinstance(image, torch.Tensor):
-                        raise ConfigError(f"a stage has to return images, and {stage!r} returned {image!r:.80}")
+                    images = fields["image"] = transform(fields["image"])
+                    if not isinstance(images, torch.Tensor):
+                        raise ConfigError(
+                            f"a transform must return a tensor of images, {transform!r} returned {images!r:.80}"
+                        )
             if self._batch_transform is not None:
-                columns = list(named.values())
-                return self._batch_transform(*(to_keep(columns, batch) if lent else columns))
-        return self._like(batch, named)
+                columns = list(fields.values())
+                return self._batch_transform(*(clone_shared(columns, batch) if in_buffer else columns))
+        return self._join(fields, batch)
 
-    def _are_foreign(self) -> bool:
-        ours = (KeyedStage, BlendStage)
-        ours_alone = all(isinstance(kind, ours) for kind, _ in self._stages)
-        return self._batch_transform is not None or not ours_alone
+    def _use_generators(self) -> bool:
+        """Return whether a callable of another library may draw from the global generators."""
+        ours = (KeyedTransform, MixingTransform)
+        return self._batch_transform is not None or not all(isinstance(kind, ours) for kind, _ in self._transforms)
 
-    def _named(self, batch: Any) -> dict[str, Any]:
+    def _split(self, batch: Any) -> dict[str, Any]:
         """Return the fields of a batch by name."""
         if isinstance(batch, Mapping):
             return dict(batch)
         if isinstance(batch, (tuple, list)):
             if len(batch) == len(self._fields):
                 return dict(zip(self._fields, batch, strict=True))
-            if self._stages or self._decode is not None:
-                remedy = "leave out the loader's batch_transform, and give the prefetcher one" if self._told else _DICTS
+            if self._needed:
                 raise ConfigError(
-                    f"a batch of {len(batch)} fields came where {', '.join(self._fields)} were expected; {remedy}"
+                    f"expected batches of the fields {', '.join(self._fields)}, found one of {len(batch)} fields; "
+                    f"{self._remedy}"
                 )
             return {str(number): column for number, column in enumerate(batch)}
         return {"image": batch}
 
-    def _like(self, batch: Any, named: dict[str, Any]) -> Any:
-        """Return fields in the form that the batch has."""
+    def _join(self, fields: dict[str, Any], batch: Any) -> Any:
+        """Return fields as a dict, tuple or tensor, as the batch is."""
         if isinstance(batch, Mapping):
-            return named
-        if isinstance(batch, (tuple, list)):
-            return tuple(named.values())
-        return named["image"]
+            return fields
+        return tuple(fields.values()) if isinstance(batch, (tuple, list)) else fields["image"]
 
 
-def _compiled_from(stage: Any) -> Any:
-    """Return the stage that was compiled, by `torch.compile` of it or of its `__call__`; of all others themselves."""
-    function = inspect.unwrap(stage)
+def _uncompiled(transform: Any) -> Any:
+    """Return the transform that `torch.compile` of it, or of its `__call__`, was given; any other as it is."""
+    function = inspect.unwrap(transform)
     return getattr(function, "__self__", function)
 
 
-def _check_images(stage: object, images: torch.Tensor) -> None:
+def _check_images(transform: object, images: torch.Tensor) -> None:
     if images.dim() != 4:
-        remedy = "; files need DecodeJpeg() as the first stage" if images.dim() == 2 else ""
+        remedy = "; encoded images need DecodeJpeg() as the first transform" if images.dim() == 2 else ""
         raise ConfigError(
-            f"{type(stage).__name__} works on images [B, C, H, W], found a tensor {list(images.shape)}{remedy}"
+            f"{type(transform).__name__} takes images [B, C, H, W], found a tensor {list(images.shape)}{remedy}"
         )
 
 
 def _holds_tensors(leaf: object) -> bool:
-    held = leaf if isinstance(leaf, Mapping) else getattr(leaf, "__dict__", {})
-    return any(isinstance(value, torch.Tensor) for value in held.values())
+    members = leaf if isinstance(leaf, Mapping) else getattr(leaf, "__dict__", {})
+    return any(isinstance(member, torch.Tensor) for member in members.values())
 
 
 @contextlib.contextmanager
-def _generators(key: int | None, batch: Any) -> Iterator[None]:
-    """Set the global generators from the batch's key, the device's too, and give them back as they were."""
+def _seeded_generators(key: int | None, batch: Any) -> Iterator[None]:
+    """Seed the global generators, those of the batch's devices too, and restore them afterwards; no key, no change."""
     if key is None:
         yield
         return
     key = keyed_rng.fold(key, "device")
     devices = {leaf.device for leaf in _pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)}
-    indexes = [device.index for device in devices if device.type == "cuda"]
+    generators = [torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"]
     with fork_rng():
         reseed(key)
-        generators = [torch.cuda.default_generators[index] for index in indexes]
         saved = [generator.get_state() for generator in generators]
         try:
             for generator in generators:

@@ -1,7 +1,7 @@
-"""The stall meter: where the time of a training loop goes, told in one line.
+"""Statistics of a training loop: where its time goes, summed up in one line.
 
-Two readings of a clock per batch, so it is always on. The first batch is counted apart: it waits for workers to start,
-which says nothing about the batches after it.
+They cost two readings of a clock per batch, so they are always on. The first batch is counted apart: it waits for
+workers to start, which says nothing about later batches.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 _NOTICEABLE = 0.05
-"""Shares of the time below this are not worth turning a knob."""
+"""Shares of the time below this need no advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Where the time went since the current or last iteration began; `str` of it says what to do about it.
+    """Where the time went since the current or last iteration began; its `str` says what to do about it.
 
     Attributes:
-        batches: Batches handed out, the first included.
-        first_s: Seconds until the first one was there.
-        total_s: Seconds from then until the last request for a batch was answered.
-        waiting_s: Of these, seconds in which training stood still because the loader had no batch ready.
-        copying_s: Seconds in which it stood still because a batch was on its way to the device.
-        stages_s: Seconds in the stages: of this process on a CPU, of the device on a GPU.
+        batches: Batches handed out, with the first one.
+        first_s: Seconds until the first batch was ready.
+        total_s: Seconds from then until the last batch was handed out.
+        waiting_s: Of these, seconds in which training waited because the loader had no batch ready.
+        copying_s: Seconds in which training waited because a batch was on its way to the device.
+        transforms_s: Seconds in the transforms of `DevicePrefetcher`: of this process on a CPU, of the device on a GPU.
     """
 
     batches: int
@@ -35,16 +35,16 @@ class Stats:
     total_s: float
     waiting_s: float
     copying_s: float
-    stages_s: float
+    transforms_s: float
 
     @property
     def computing_s(self) -> float:
-        """The rest: the training steps themselves."""
-        return max(0.0, self.total_s - self.waiting_s - self.copying_s - self.stages_s)
+        """The remaining seconds: the training steps themselves."""
+        return max(0.0, self.total_s - self.waiting_s - self.copying_s - self.transforms_s)
 
     @property
     def waiting_share(self) -> float:
-        """The share of the time that waits for data, 0 … 1."""
+        """The share of the time spent waiting for data, 0 … 1."""
         return self._share(self.waiting_s)
 
     def _share(self, seconds: float) -> float:
@@ -52,41 +52,41 @@ class Stats:
 
     def __str__(self) -> str:
         if self.batches < 2:
-            return f"nothing to say yet: {self.batches} batches were handed out"
-        waiting, copying, stages = (self._share(s) for s in (self.waiting_s, self.copying_s, self.stages_s))
+            return f"no statistics yet: {self.batches} batches were handed out"
+        waiting, copying, transforms = (self._share(s) for s in (self.waiting_s, self.copying_s, self.transforms_s))
         line = (
-            f"{waiting:.0%} of the time waiting for data, {copying:.0%} for the copy, {stages:.0%} in stages, "
-            f"{self._share(self.computing_s):.0%} computing"
+            f"{waiting:.0%} of the time waiting for data, {copying:.0%} for the copy, "
+            f"{transforms:.0%} in device transforms, {self._share(self.computing_s):.0%} computing"
         )
-        if max(waiting, copying, stages) < _NOTICEABLE:
-            return f"compute-bound: {line}; faster loading would gain nothing, fewer workers might do"
-        if waiting == max(waiting, copying, stages):
+        if max(waiting, copying, transforms) < _NOTICEABLE:
+            return f"compute-bound: {line}; faster loading would gain nothing, fewer workers may be enough"
+        if waiting == max(waiting, copying, transforms):
             return (
-                f"input-bound: {line}; raise num_workers as far as there are cores, then move transforms to device "
-                "stages or pack smaller images"
+                f"input-bound: {line}; raise num_workers as far as there are cores, then move transforms to the "
+                "device or pack smaller images"
             )
-        if copying > stages:
+        if copying > transforms:
             return (
-                f"copy-bound: {line}; hand uint8 over and normalise in a stage, and leave pin_memory on; where the "
-                "device decodes, raise EncodedDecoder's cpu_share"
+                f"copy-bound: {line}; hand out uint8 and normalise on the device, and leave pin_memory on; if the "
+                "device decodes, decode in the workers"
             )
-        return f"stage-bound: {line}; torch.compile the stages, or move some to the workers"
+        return f"transform-bound: {line}; torch.compile the device transforms, or move some to the workers"
 
 
 class StatsRecorder:
-    """Adds up what `Stats` holds. One thread at a time may use it."""
+    """Adds up the times for `Stats`. One thread at a time may use it."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Start anew: an iteration begins, and its first batch is asked for."""
+        """Reset all sums: an iteration begins, and its first batch is requested."""
         self._batches = 0
-        self._first = self._total = self._waiting = self._copying = self._stages = 0.0
+        self._first = self._total = self._waiting = self._copying = self._transforms = 0.0
         self._start = time.perf_counter()
 
-    def answered(self, *, waiting_s: float, copying_s: float = 0.0, stages_s: float = 0.0) -> None:
-        """Note that a batch is being handed out, and for how long it kept the training waiting."""
+    def answered(self, *, waiting_s: float, copying_s: float = 0.0, transforms_s: float = 0.0) -> None:
+        """Record that a batch is handed out, and for how long training waited for it."""
         now = time.perf_counter()
         self._batches += 1
         if self._batches == 1:
@@ -95,10 +95,10 @@ class StatsRecorder:
         self._total = now - self._start
         self._waiting += waiting_s
         self._copying += copying_s
-        self._stages += stages_s
+        self._transforms += transforms_s
 
     def timed(self, items: Iterator[Item]) -> Iterator[Item]:
-        """Start anew, and yield the items; waiting is what it takes to get them."""
+        """Reset all sums, and yield the items; the time to get an item counts as waiting."""
         self.begin()
         while True:
             asked = time.perf_counter()
@@ -117,5 +117,5 @@ class StatsRecorder:
             total_s=self._total,
             waiting_s=self._waiting,
             copying_s=self._copying,
-            stages_s=self._stages,
+            transforms_s=self._transforms,
         )

@@ -1,4 +1,4 @@
-"""What only a GPU can show; on all other machines these are skipped."""
+"""Behaviour that only a GPU can show; skipped on other machines."""
 
 from __future__ import annotations
 
@@ -11,38 +11,29 @@ import torch
 
 import shardflow
 from shardflow.device.transforms import decode_jpeg
-from shardflow.device.transforms.jpeg_buffer import Rows
-from tests.helpers.device_batches import BLENDS, FIELDS, KEYED, pictures, png
-from tests.helpers.device_keys import random_keys
-from tests.helpers.making import jpeg, make_dataset
+from shardflow.device.transforms.jpeg_buffer import JpegBuffer
+from tests.helpers.device import KEYED, MIXING, keyed_loader, noise, png, random_keys
+from tests.helpers.making import jpeg
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 60 labelled samples in three shards."""
-    return make_dataset(tmp_path_factory.mktemp("data") / "set", [20, 9, 31])
-
-
 def loader(url: Path, **options: Any) -> shardflow.Loader:
-    """A loader whose last batch is a short one."""
-    options = {"batch_size": 7, "num_workers": 2, "tail": "short", "fields": FIELDS, **options}
-    options.setdefault("decoder", shardflow.RandomResizedCropDecoder(64))
-    return shardflow.Loader(url, **options)
+    """Return a loader with workers and larger crops."""
+    return keyed_loader(url, **{"num_workers": 2, "decoder": shardflow.RandomResizedCropDecoder(64), **options})
 
 
 def on_cpu(batches: Any) -> list[Any]:
-    """All batches, brought back."""
+    """Return all batches, on the CPU."""
     return [tuple(tensor.cpu() for tensor in batch) for batch in batches]
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
-@pytest.mark.parametrize("slots", [1, 2, 4])
-def test_batches_are_those_of_the_cpu(dataset: Path, pin_memory: bool, slots: int) -> None:
-    """Pinned by the loader or not, with any number of slots, batches kept to the end are what the CPU gets."""
+@pytest.mark.parametrize("buffers", [1, 2, 4])
+def test_batches_are_those_of_the_cpu(dataset: Path, pin_memory: bool, buffers: int) -> None:
+    """Pinned by the loader or not, with any number of buffers, batches kept to the end are those of the CPU."""
     expected = on_cpu(shardflow.DevicePrefetcher(loader(dataset), "cpu"))
-    batches = shardflow.DevicePrefetcher(loader(dataset, pin_memory=pin_memory), "cuda", slots=slots)
+    batches = shardflow.DevicePrefetcher(loader(dataset, pin_memory=pin_memory), "cuda", buffers=buffers)
     torch.testing.assert_close(on_cpu([*batches]), expected, rtol=0, atol=0)
 
 
@@ -51,8 +42,8 @@ def busy(seconds: float) -> None:
     torch.cuda._sleep(int(seconds * 1e9))
 
 
-def test_copies_and_reads_keep_out_of_each_others_way() -> None:
-    """Large batches that a busy stream reads late are not overwritten, whatever their number and the slots'."""
+def test_copies_do_not_overwrite_batches_in_use() -> None:
+    """Large batches that a busy stream reads late are not overwritten, with any number of buffers."""
 
     class Numbers:
         def __iter__(self) -> Iterator[torch.Tensor]:
@@ -63,49 +54,49 @@ def test_copies_and_reads_keep_out_of_each_others_way() -> None:
         busy(0.01)
         return images.clone()
 
-    for slots in (1, 2, 3):
-        for number, images in enumerate(shardflow.DevicePrefetcher(Numbers(), "cuda", [late], slots=slots)):
+    for buffers in (1, 2, 3):
+        for number, images in enumerate(shardflow.DevicePrefetcher(Numbers(), "cuda", [late], buffers=buffers)):
             busy(0.005)
             assert bool((images == number).all())
 
 
-@pytest.mark.parametrize("stage", KEYED.values(), ids=KEYED)
-def test_stages_agree_with_the_cpu_and_do_not_wait(stage: Any) -> None:
-    """A stage gives on the GPU what it gives on the CPU, to a step of 255, and never makes the host wait."""
-    images, keys = pictures(16, 40, 50), random_keys(16)
-    expected = stage(images, keys)
+@pytest.mark.parametrize("transform", KEYED.values(), ids=KEYED)
+def test_transforms_agree_with_the_cpu_and_do_not_wait(transform: Any) -> None:
+    """A transform gives the same on the GPU as on the CPU, to a step of 255, and never makes the host wait."""
+    images, keys = noise(16, 40, 50), random_keys(16)
+    expected = transform(images, keys)
     images, keys = images.cuda(), keys.cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = stage(images, keys)
+        found = transform(images, keys)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-4 if expected.is_floating_point() else 1)
 
 
-@pytest.mark.parametrize("stage", BLENDS.values(), ids=BLENDS)
-def test_blends_agree_with_the_cpu_and_do_not_wait(stage: Any) -> None:
-    """A blend gives on the GPU what it gives on the CPU, and never makes the host wait."""
-    given = pictures(16, 40, 50), torch.arange(16) % 9, random_keys(16)
-    expected = stage(*given)
+@pytest.mark.parametrize("transform", MIXING.values(), ids=MIXING)
+def test_mixing_agrees_with_the_cpu_and_does_not_wait(transform: Any) -> None:
+    """A mixing transform gives the same on the GPU as on the CPU, and never makes the host wait."""
+    given = noise(16, 40, 50), torch.arange(16) % 9, random_keys(16)
+    expected = transform(*given)
     given = tuple(tensor.cuda() for tensor in given)  # type: ignore[assignment]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        images, targets = stage(*given)
+        images, targets = transform(*given)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(images.cpu(), expected[0], rtol=0, atol=1)
-    if isinstance(targets, shardflow.Pairs):
-        targets = shardflow.Pairs(*(tensor.cpu() for tensor in targets))
+    if isinstance(targets, shardflow.MixedTargets):
+        targets = shardflow.MixedTargets(*(tensor.cpu() for tensor in targets))
     torch.testing.assert_close(targets.cpu() if isinstance(targets, torch.Tensor) else targets, expected[1])
 
 
-@pytest.mark.parametrize("stage", KEYED.values(), ids=KEYED)
-def test_compiled_stages_agree(stage: Any) -> None:
-    """Compiled for the GPU, a stage gives what it gives."""
-    images, keys = pictures(16, 40, 50).cuda(), random_keys(16).cuda()
-    expected = stage(images, keys)
-    compiled = torch.compile(stage.__call__, fullgraph=True)(images, keys)
+@pytest.mark.parametrize("transform", KEYED.values(), ids=KEYED)
+def test_compiled_transforms_agree(transform: Any) -> None:
+    """Compiled for the GPU, a transform gives the same."""
+    images, keys = noise(16, 40, 50).cuda(), random_keys(16).cuda()
+    expected = transform(images, keys)
+    compiled = torch.compile(transform.__call__, fullgraph=True)(images, keys)
     torch.testing.assert_close(compiled, expected, rtol=0, atol=1e-4 if expected.is_floating_point() else 1)
 
 
@@ -122,12 +113,12 @@ def test_decoding_on_the_gpu_is_near_the_cpus(dataset: Path, share: float) -> No
         assert difference.max() < (40 if share < 1 else 1)  # at edges, by how chroma is brought to full size
 
 
-def test_the_workers_share_arrives_in_its_place() -> None:
-    """Of a batch that both decode, the workers' images are the CPU's bit for bit, and the others near them."""
+def test_images_decoded_in_the_worker_keep_their_place() -> None:
+    """In a batch that both decode, the worker's images are the CPU's bit for bit, the others near them."""
     crop, keys = shardflow.RandomResizedCropDecoder(32), random_keys(24)
     payloads = [memoryview(bytearray(jpeg(number))) for number in range(24)]
     rows, _ = shardflow.EncodedDecoder(0.5, crop)(payloads, keys.numpy().view("uint64"))
-    ours = torch.from_numpy(Rows(rows).cropped)
+    ours = torch.from_numpy(JpegBuffer(rows).is_crop)
     expected, _ = crop(payloads, keys.numpy().view("uint64"))
     images = shardflow.DecodeJpeg(crop)(rows, torch.device("cuda", 0)).cpu()
     assert 4 < int(ours.sum()) < 20
@@ -135,8 +126,8 @@ def test_the_workers_share_arrives_in_its_place() -> None:
     assert (images.int() - expected.int()).abs().amax((1, 2, 3)).max() < 40
 
 
-def test_what_nvjpeg_does_not_take_is_decoded_all_the_same() -> None:
-    """Batches with other formats, and of nothing but those, come out as the CPU decodes them."""
+def test_images_that_nvjpeg_refuses_are_decoded() -> None:
+    """Batches with other formats, or of other formats alone, are decoded as by the CPU."""
     crop, keys = shardflow.CenterCropDecoder(32), random_keys(3)
     for jpegs in (0, 1):
         payloads = [memoryview(bytearray(png(number) if number >= jpegs else jpeg(number))) for number in range(3)]
@@ -147,19 +138,19 @@ def test_what_nvjpeg_does_not_take_is_decoded_all_the_same() -> None:
 
 
 def test_decoding_does_not_overwrite_what_is_still_read() -> None:
-    """While the crops of a batch wait for a busy device, the next batch is not decoded into their images' memory."""
-    stage, device = shardflow.DecodeJpeg(shardflow.RandomResizedCropDecoder(200)), torch.device("cuda", 0)
+    """While crops wait for a busy device, the next batch is not decoded into the memory of their images."""
+    decode, device = shardflow.DecodeJpeg(shardflow.RandomResizedCropDecoder(200)), torch.device("cuda", 0)
     keys = random_keys(32).numpy().view("uint64")
     first, second = (
         {n: torch.frombuffer(bytearray(jpeg(begin + n, 400, 300)), dtype=torch.uint8) for n in range(32)}
         for begin in (0, 32)
     )
     with torch.cuda.stream(torch.cuda.Stream(device)):
-        expected = stage._crop(decode_jpeg._decode_on_gpu(first, device), keys).cpu()
+        expected = decode._crop(decode_jpeg._decode_on_gpu(first, device), keys).cpu()
         for _ in range(5):
             whole = decode_jpeg._decode_on_gpu(first, device)
             busy(0.1)
-            found = stage._crop(whole, keys)
+            found = decode._crop(whole, keys)
             del whole
             decode_jpeg._decode_on_gpu(second, device)
             assert torch.equal(found.cpu(), expected)
@@ -175,7 +166,7 @@ def test_an_empty_first_batch_is_on_the_device() -> None:
 def test_state_and_early_exit(dataset: Path) -> None:
     """Left after three batches, the state is that of three batches, and a resumed run goes on from there."""
     whole = on_cpu(shardflow.DevicePrefetcher(loader(dataset), "cuda"))
-    stopped = shardflow.DevicePrefetcher(loader(dataset), "cuda", slots=3)
+    stopped = shardflow.DevicePrefetcher(loader(dataset), "cuda", buffers=3)
     for number, _ in enumerate(stopped, start=1):
         if number == 3:
             break
@@ -187,16 +178,16 @@ def test_state_and_early_exit(dataset: Path) -> None:
 
 
 def test_the_stream_is_kept(dataset: Path) -> None:
-    """One side stream serves all epochs, and memory does not grow from epoch to epoch."""
+    """One copy stream serves all epochs, and memory does not grow from epoch to epoch."""
     batches = shardflow.DevicePrefetcher(loader(dataset), "cuda")
-    stream = batches._side.stream  # type: ignore[union-attr]
+    stream = batches._copy_stream.stream  # type: ignore[union-attr]
     used = []
     for _ in range(4):
         for _ in batches:
             pass
         torch.cuda.synchronize()
         used.append(torch.cuda.memory_reserved())
-    assert batches._side.stream == stream  # type: ignore[union-attr]
+    assert batches._copy_stream.stream == stream  # type: ignore[union-attr]
     assert used[1:] == used[1:2] * 3
 
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import shardflow
 from shardflow.device import prefetcher
 from shardflow.device.transforms import decode_jpeg
-from shardflow.device.transforms.jpeg_buffer import STEP_BYTES, Rows
+from shardflow.device.transforms.jpeg_buffer import STEP_BYTES, JpegBuffer
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.order import keyed_rng
-from tests.helpers.delayed import DelayedSide
-from tests.helpers.device_batches import FIELDS, png
+from tests.helpers.delayed_copy_stream import DelayedCopyStream
+from tests.helpers.device import FIELDS, png
 from tests.helpers.making import jpeg, write_dataset
 
 CROPS: dict[str, Any] = {
@@ -31,7 +31,7 @@ CROPS: dict[str, Any] = {
 @pytest.mark.parametrize("crop", CROPS.values(), ids=CROPS)
 @pytest.mark.parametrize(("workers", "share"), [(0, 0), (0, 0.4), (2, 0), (2, 0.4), (2, 1)])
 def test_decoding_later_gives_the_same_pixels(dataset: Path, crop: Any, workers: int, share: float) -> None:
-    """Whatever share the workers decode and the prefetcher leaves, pixels are those of the crop itself, bit for bit."""
+    """With any share decoded in the workers, the pixels are those of the crop itself, bit for bit."""
     options: dict[str, Any] = {"batch_size": 6, "tail": "short", "num_workers": workers}
     at_once = [*shardflow.Loader(dataset, decoder=crop, **options)]
     loader = shardflow.Loader(dataset, decoder=shardflow.EncodedDecoder(share, crop), **options)
@@ -41,7 +41,7 @@ def test_decoding_later_gives_the_same_pixels(dataset: Path, crop: Any, workers:
 
 @pytest.mark.parametrize("crop", CROPS.values(), ids=CROPS)
 def test_crops_of_whole_images_are_the_decoders(crop: Any) -> None:
-    """What is done with whole images on a GPU, boxes, resizing and flips, is what the decoder does, within rounding."""
+    """Boxes, resizing and flips of whole images, as on a GPU, are those of the decoder, within rounding."""
     payloads = [memoryview(bytearray(jpeg(number, 48 + number, 40))) for number in range(12)]
     keys = keyed_rng.fold_array(1, np.arange(12))
     whole, failures = shardflow.ImageDecoder()(payloads, keys)
@@ -54,13 +54,13 @@ def test_crops_of_whole_images_are_the_decoders(crop: Any) -> None:
 
 
 def damaged(number: int) -> bytes:
-    """A JPEG whose tables are gone."""
+    """Return a JPEG whose tables are overwritten with zeros."""
     whole = jpeg(number)
     return whole[:2] + bytes(200) + whole[202:]
 
 
-def said(error: Exception) -> str:
-    """What an error says, but for where things happen to lie in memory."""
+def message(error: Exception) -> str:
+    """Return the message of an error, without addresses in memory."""
     return re.sub(r" at 0x\w+", "", str(error))
 
 
@@ -82,29 +82,29 @@ FILES: dict[str, Callable[[int], bytes]] = {
     name=st.sampled_from([*CROPS]),
 )
 def test_no_share_changes_a_pixel_or_an_error(kinds: list[str], share: float, seed: int, name: str) -> None:
-    """Images, and what is wrong with which of them, are the crop's own, whoever decodes them."""
+    """Images and errors are those of the crop itself, wherever the images are decoded."""
     crop, keys = CROPS[name], keyed_rng.fold_array(seed, np.arange(len(kinds)))
     payloads = [memoryview(bytearray(FILES[kind](number))) for number, kind in enumerate(kinds)]
     expected, failures = crop(payloads, keys)
     rows, here = shardflow.EncodedDecoder(share, crop)(payloads, keys)
-    assert {index: said(error) for index, error in here.items()} == {index: said(failures[index]) for index in here}
-    assert set(here) <= set(np.flatnonzero(Rows(rows).cropped).tolist())
+    assert {index: message(error) for index, error in here.items()} == {n: message(failures[n]) for n in here}
+    assert set(here) <= set(np.flatnonzero(JpegBuffer(rows).is_crop).tolist())
     if there := sorted(set(failures) - set(here)):
         with pytest.raises(DecodeError) as caught:
             shardflow.DecodeJpeg(crop)(rows, torch.device("cpu"))
-        assert said(caught.value) == f"image {there[0]} of the batch: {said(failures[there[0]])}"
+        assert message(caught.value) == f"image {there[0]} of the batch: {message(failures[there[0]])}"
     else:
         assert torch.equal(shardflow.DecodeJpeg(crop)(rows, torch.device("cpu")), expected)
 
 
-def test_the_share_is_of_samples_and_not_of_batches() -> None:
-    """Who decodes a sample depends on its key alone, about the share of them is taken, and more with a larger share."""
+def test_the_share_is_of_samples_not_of_batches() -> None:
+    """Whether the worker decodes a sample depends on its key alone; a larger share contains a smaller one."""
     keys = keyed_rng.fold_array(7, np.arange(2000))
     payloads = [memoryview(jpeg(1, 4, 4))] * len(keys)
 
     def chosen(share: float, part: slice = slice(None)) -> Any:
         rows, _ = shardflow.EncodedDecoder(share, shardflow.CenterCropDecoder(2))(payloads[part], keys[part])
-        return Rows(rows).cropped
+        return JpegBuffer(rows).is_crop
 
     quarter, half = chosen(0.25), chosen(0.5)
     assert quarter.mean() == pytest.approx(0.25, abs=0.04)
@@ -148,7 +148,7 @@ def test_the_workers_share_of_damaged_samples_is_substituted(tmp_path: Path) -> 
     ids=["default", "no flips", "larger"],
 )
 def test_crops_of_another_kind_are_refused(other: Any) -> None:
-    """Crops that the workers made otherwise than the device would are an error that says what to do."""
+    """If the workers crop with another decoder than the device, that is an error with a remedy."""
     decoder = shardflow.EncodedDecoder(1, shardflow.CenterCropDecoder(12))
     rows, _ = decoder([memoryview(jpeg(1))], np.zeros(1, np.uint64))
     with pytest.raises(ConfigError, match=r"give both the same: EncodedDecoder\(cpu_share, crop\)"):
@@ -157,15 +157,15 @@ def test_crops_of_another_kind_are_refused(other: Any) -> None:
     assert alike(rows, torch.device("cpu")).shape == (1, 3, 12, 12)
 
 
-def test_time_spent_decoding_on_the_device_is_the_copys(monkeypatch: pytest.MonkeyPatch, dataset: Path) -> None:
-    """While training waits for `DecodeJpeg`, that counts as the copy and not as waiting for the loader's data."""
+def test_decoding_on_the_device_counts_as_copying(monkeypatch: pytest.MonkeyPatch, dataset: Path) -> None:
+    """Time that training waits for `DecodeJpeg` counts as copying, not as waiting for data."""
 
     class Slow(shardflow.CenterCropDecoder):
         def __call__(self, *given: Any) -> Any:
             time.sleep(0.02)
             return super().__call__(*given)
 
-    monkeypatch.setattr(prefetcher, "side_of", lambda _: DelayedSide())
+    monkeypatch.setattr(prefetcher, "copy_stream_for", lambda _: DelayedCopyStream())
     loader = shardflow.Loader(dataset, batch_size=6, num_workers=0, decoder=shardflow.EncodedDecoder())
     batches = shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(Slow(12))])
     for _ in batches:
@@ -176,14 +176,14 @@ def test_time_spent_decoding_on_the_device_is_the_copys(monkeypatch: pytest.Monk
 
 
 def test_the_description_names_share_and_crop(dataset: Path) -> None:
-    """What a run notes of its decoder has the share and all that the crop was made with."""
+    """The description of a loader has the share and the settings of the crop."""
     decoder = shardflow.EncodedDecoder(0.5, shardflow.CenterCropDecoder(12))
     described = shardflow.Loader(dataset, batch_size=4, num_workers=0, decoder=decoder).describe()["decoder"]
     assert described == "EncodedDecoder(cpu_share=0.5, crop=CenterCropDecoder(size=12, resize=14))"
 
 
-def test_what_the_gpu_refuses_is_decoded_on_the_cpu() -> None:
-    """Files without a JPEG among them, with other formats, or with a damaged one: each is decoded, or is the error."""
+def test_images_that_the_gpu_refuses_are_decoded_on_the_cpu() -> None:
+    """In batches without a JPEG, with other formats, or with a damaged one, each image is decoded or is the error."""
     cpu = torch.device("cpu")  # torchvision's decoder on the CPU raises as its nvJPEG does
 
     def decoded(*kinds: str) -> list[torch.Tensor]:
@@ -199,8 +199,8 @@ def test_what_the_gpu_refuses_is_decoded_on_the_cpu() -> None:
         decoded("jpeg", "damaged", "png")
 
 
-def test_a_torchvision_without_nvjpeg_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torchvision cannot decode on a GPU at all, that is an error, and no silent way through the CPU."""
+def test_a_torchvision_without_nvjpeg_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If torchvision cannot decode on a GPU at all, that is an error, not a silent detour through the CPU."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("decode_jpegs_cuda: torchvision not compiled with nvJPEG support")
@@ -211,8 +211,8 @@ def test_a_torchvision_without_nvjpeg_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
-def test_a_full_device_is_said(monkeypatch: pytest.MonkeyPatch, refusals: int) -> None:
-    """A device without room for the images is an error as anywhere, for all of them or, after a refusal, for one."""
+def test_a_full_device_is_an_error(monkeypatch: pytest.MonkeyPatch, refusals: int) -> None:
+    """A device without memory for the images is an error, for the batch or, after a refusal, for one image."""
     answers = [RuntimeError("not this kind")] * refusals + [torch.cuda.OutOfMemoryError("CUDA out of memory")]
 
     def decode(*_: Any, **__: Any) -> None:
@@ -225,15 +225,15 @@ def test_a_full_device_is_said(monkeypatch: pytest.MonkeyPatch, refusals: int) -
 
 
 def test_files_travel_unchanged() -> None:
-    """Files of any length come out of the rows as they went in."""
+    """Files of any length are the same after their way through a buffer."""
     files = [b"a", b"", b"b" * 20_000, bytes(range(256))]
     rows, failures = shardflow.EncodedDecoder()([memoryview(file) for file in files], np.zeros(4, np.uint64))
     assert not failures
-    assert [bytes(Rows(rows).file(index).numpy()) for index in range(4)] == files
+    assert [bytes(JpegBuffer(rows).file(index).numpy()) for index in range(4)] == files
 
 
 def test_a_file_that_does_not_decode_is_an_error() -> None:
-    """The error says which image of the batch it was."""
+    """The error names the image by its index in the batch."""
     rows, _ = shardflow.EncodedDecoder()([memoryview(jpeg(1)), memoryview(b"no image")], np.zeros(2, np.uint64))
     batches = shardflow.DevicePrefetcher([(rows, torch.zeros(2))], "cpu", [shardflow.DecodeJpeg(CROPS["centre"])])
     with pytest.raises(DecodeError, match="image 1 of the batch: the image cannot be decoded"):
@@ -246,12 +246,12 @@ def test_an_empty_batch_passes() -> None:
     assert images.shape == (0, 3, 224, 224)
 
 
-def test_wrong_use_is_named(dataset: Path) -> None:
-    """Pixels for files, a place behind other stages, a share above 1 and an unknown crop are errors that say so."""
+def test_wrong_use_is_an_error(dataset: Path) -> None:
+    """Pixels instead of encoded images, a place after other transforms, a share above 1 and other crops are errors."""
     pixels = shardflow.Loader(dataset, batch_size=6, num_workers=0, fields=FIELDS)
-    with pytest.raises(ConfigError, match=r"takes what EncodedDecoder\(\) hands on"):
+    with pytest.raises(ConfigError, match=r"needs encoded images; give the loader decoder=EncodedDecoder\(\)"):
         next(iter(shardflow.DevicePrefetcher(pixels, "cpu", [shardflow.DecodeJpeg()])))
-    with pytest.raises(ConfigError, match="has to be the first"):
+    with pytest.raises(ConfigError, match="must be the first"):
         shardflow.DevicePrefetcher(pixels, "cpu", [shardflow.Normalize(), shardflow.DecodeJpeg()])
     with pytest.raises(ConfigError, match="crop must be"):
         shardflow.DecodeJpeg(shardflow.ImageDecoder())  # type: ignore[arg-type]

@@ -4,6 +4,8 @@ import contextlib
 import gc
 import itertools
 import json
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -20,80 +22,65 @@ from torch.utils.data import DataLoader
 
 import shardflow
 from shardflow.device import prefetcher as module
-from shardflow.device.buffers import Slot
+from shardflow.device.buffers import BatchBuffer
 from shardflow.errors import ConfigError, DecodeError, ResumeMismatchError
-from tests.helpers.delayed import DelayedSide
-from tests.helpers.making import make_dataset
-
-SIZES = [20, 9, 31]
-TOTAL = sum(SIZES)
+from tests.helpers.delayed_copy_stream import DelayedCopyStream
+from tests.helpers.device import keyed_loader, loader
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 60 labelled samples in three uneven shards."""
-    return make_dataset(tmp_path_factory.mktemp("data") / "set", SIZES)
-
-
-@pytest.fixture(params=["cpu", "delayed", "delayed, staged"])
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DelayedSide | None:
-    """The plain way of the CPU, and the streams' way with copies as late as they may be."""
+@pytest.fixture(params=["cpu", "delayed", "delayed, pinned"])
+def copy_stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DelayedCopyStream | None:
+    """No copy stream, as on the CPU, and copy streams that copy as late as they may."""
     if request.param == "cpu":
         return None
-    delayed = DelayedSide(staged=request.param == "delayed, staged")
-    monkeypatch.setattr(module, "side_of", lambda _: delayed)
+    delayed = DelayedCopyStream(pinned=request.param == "delayed, pinned")
+    monkeypatch.setattr(module, "copy_stream_for", lambda _: delayed)
     return delayed
 
 
 @pytest.fixture
-def delayed(monkeypatch: pytest.MonkeyPatch) -> DelayedSide:
-    """The streams' way."""
-    delayed = DelayedSide()
-    monkeypatch.setattr(module, "side_of", lambda _: delayed)
+def delayed(monkeypatch: pytest.MonkeyPatch) -> DelayedCopyStream:
+    """A copy stream that copies as late as it may."""
+    delayed = DelayedCopyStream()
+    monkeypatch.setattr(module, "copy_stream_for", lambda _: delayed)
     return delayed
 
 
-def loader(url: Path, **options: Any) -> shardflow.Loader:
-    """A loader whose last batch is a short one."""
-    options = {"batch_size": 7, "num_workers": 0, "tail": "short", "window": 16, **options}
-    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(12), **options)
-
-
 def contents(batches: Any) -> list[tuple[bytes, list[int]]]:
-    """The pixels and labels of all batches."""
+    """Return the pixels and labels of all batches."""
     return [(images.numpy().tobytes(), labels.tolist()) for images, labels in batches]
 
 
 def threads() -> list[str]:
-    """The prefetchers' threads that are running."""
+    """Return the names of the running prefetch threads."""
     return [thread.name for thread in threading.enumerate() if thread.name == "device-prefetcher"]
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
-@pytest.mark.usefixtures("side")
-def test_batches_are_the_loaders(dataset: Path, slots: int) -> None:
-    """Over two epochs the batches are the loader's, in order, kept all of them until the end: none is overwritten."""
+@pytest.mark.parametrize("buffers", [1, 2, 3])
+@pytest.mark.usefixtures("copy_stream")
+def test_batches_are_the_loaders(dataset: Path, buffers: int) -> None:
+    """Over two epochs the batches are the loader's, in order; kept until the end, none is overwritten."""
     plain = loader(dataset)
     expected = contents(plain) + contents(plain)
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", slots=slots)
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", buffers=buffers)
     assert len(batches) == len(plain)
     kept = [*batches, *batches]
     assert contents(kept) == expected
     assert threads() == []
 
 
-@pytest.mark.usefixtures("side")
+@pytest.mark.usefixtures("copy_stream")
 def test_workers_are_used(dataset: Path) -> None:
-    """With worker processes and their shared memory, pixels arrive as they do without."""
+    """With worker processes and their shared memory, pixels are the same as without."""
     plain = contents(loader(dataset))
     batches = shardflow.DevicePrefetcher(loader(dataset, num_workers=2), "cpu")
     assert contents([*batches]) == plain
 
 
-@pytest.mark.usefixtures("side")
+@pytest.mark.usefixtures("copy_stream")
 @pytest.mark.parametrize("end", ["exhausted", "left early", "failed"])
 def test_nothing_is_left_to_the_garbage_collector(end: str) -> None:
-    """However an iteration ends, the loader goes with the last reference: workers kept by a cycle do not end well."""
+    """However an iteration ends, the loader ends with its last reference: a cycle would keep its workers alive."""
     loader = Failing() if end == "failed" else TwoBatches()
     gone = weakref.ref(loader)
     batches = shardflow.DevicePrefetcher(loader, "cpu")
@@ -111,11 +98,11 @@ def test_nothing_is_left_to_the_garbage_collector(end: str) -> None:
         gc.enable()
 
 
-@pytest.mark.usefixtures("side")
-def test_state_counts_what_was_handed_out(dataset: Path) -> None:
-    """In the body for batch k the state stands behind batch k, however far the loader is ahead, and resumes there."""
+@pytest.mark.usefixtures("copy_stream")
+def test_state_counts_the_batches_returned(dataset: Path) -> None:
+    """While batch k is in use, the state is the one after batch k, however far ahead the loader is."""
     whole = contents(loader(dataset))
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", slots=3)
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", buffers=3)
     assert batches.state_dict()["position"] == 0
     positions = []
     for step, _ in enumerate(batches, start=1):
@@ -130,12 +117,12 @@ def test_state_counts_what_was_handed_out(dataset: Path) -> None:
     assert (batches.state_dict()["epoch"], batches.state_dict()["position"]) == (1, 0)
 
 
-@pytest.mark.usefixtures("side")
+@pytest.mark.usefixtures("copy_stream")
 def test_after_a_break_the_next_iteration_is_the_next_epoch(dataset: Path) -> None:
     """Leaving early ends the thread, keeps the state, and goes on with the next epoch, as the loader does."""
     plain = loader(dataset)
     _, second = contents(plain), contents(plain)
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", slots=3)
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", buffers=3)
     for _ in itertools.islice(batches, 8):
         time.sleep(0.005)
     assert threads() == []
@@ -145,9 +132,9 @@ def test_after_a_break_the_next_iteration_is_the_next_epoch(dataset: Path) -> No
     assert contents(batches) == second
 
 
-@pytest.mark.usefixtures("side")
-def test_loading_a_state_forgets_where_it_was(dataset: Path) -> None:
-    """A state that is loaded in the middle of an iteration is the state."""
+@pytest.mark.usefixtures("copy_stream")
+def test_loading_a_state_replaces_the_current_one(dataset: Path) -> None:
+    """A state that is loaded during an iteration replaces the iteration's."""
     batches = shardflow.DevicePrefetcher(loader(dataset), "cpu")
     begun = batches.state_dict()
     iteration = iter(batches)
@@ -157,9 +144,9 @@ def test_loading_a_state_forgets_where_it_was(dataset: Path) -> None:
     assert contents(batches) == contents(loader(dataset))
 
 
-@pytest.mark.usefixtures("side")
+@pytest.mark.usefixtures("copy_stream")
 def test_one_iteration_at_a_time(dataset: Path) -> None:
-    """Starting another iteration ends the one before it, which says so in place of ending early."""
+    """A new iteration ends the previous one, which raises an error and does not just stop."""
     batches = shardflow.DevicePrefetcher(loader(dataset), "cpu")
     first = iter(batches)
     next(first)
@@ -185,10 +172,10 @@ class Failing(TwoBatches):
         raise DecodeError("the third batch is bad")
 
 
-@pytest.mark.usefixtures("side")
+@pytest.mark.usefixtures("copy_stream")
 def test_an_error_comes_after_the_batches_before_it() -> None:
-    """What the loader raises is raised here, after all batches before it, and the next iteration starts anew."""
-    batches = shardflow.DevicePrefetcher(Failing(), "cpu", slots=3)
+    """An error of the loader is raised after all batches before it, and the next iteration starts anew."""
+    batches = shardflow.DevicePrefetcher(Failing(), "cpu", buffers=3)
     for _ in range(2):
         got = []
         with pytest.raises(DecodeError, match="the third batch is bad"):
@@ -197,9 +184,9 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
     assert threads() == []
 
 
-@pytest.mark.usefixtures("side")
-def test_an_error_of_a_stage_ends_the_iteration(dataset: Path) -> None:
-    """What a stage raises reaches the caller, and no thread is left."""
+@pytest.mark.usefixtures("copy_stream")
+def test_an_error_of_a_transform_ends_the_iteration(dataset: Path) -> None:
+    """An error of a transform reaches the caller, and no thread is left."""
 
     def broken(images: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"{len(images)} images")
@@ -210,10 +197,10 @@ def test_an_error_of_a_stage_ends_the_iteration(dataset: Path) -> None:
     assert threads() == []
 
 
-@pytest.mark.usefixtures("side")
+@pytest.mark.usefixtures("copy_stream")
 @pytest.mark.parametrize("good", [0, 2])
-def test_a_batch_that_a_stage_fails_on_is_not_counted(dataset: Path, good: int) -> None:
-    """The state then stands before that batch, the very first one of an epoch included, and a resumed run has it."""
+def test_a_batch_that_a_transform_fails_on_is_not_counted(dataset: Path, good: int) -> None:
+    """The state then is the one before that batch, even the first of an epoch, and a resumed run returns the batch."""
     whole = contents(loader(dataset))
     seen: list[int] = []
 
@@ -223,7 +210,7 @@ def test_a_batch_that_a_stage_fails_on_is_not_counted(dataset: Path, good: int) 
             raise ValueError("enough")
         return images
 
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", [fails], slots=3)
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", [fails], buffers=3)
     got = []
     with pytest.raises(ValueError, match="enough"):
         got.extend(contents(batches))
@@ -234,9 +221,9 @@ def test_a_batch_that_a_stage_fails_on_is_not_counted(dataset: Path, good: int) 
     assert contents(resumed) == whole[good:]
 
 
-@pytest.mark.usefixtures("side")
+@pytest.mark.usefixtures("copy_stream")
 def test_an_empty_loader_is_an_empty_iteration() -> None:
-    """A loader without batches gives none, twice."""
+    """A loader without batches gives none, in two iterations."""
     batches = shardflow.DevicePrefetcher([], "cpu")
     assert [*batches] == []
     assert [*batches] == []
@@ -247,9 +234,9 @@ class Nested(NamedTuple):
     extra: dict[str, Any]
 
 
-@pytest.mark.usefixtures("side")
+@pytest.mark.usefixtures("copy_stream")
 def test_any_nesting_of_tensors_passes() -> None:
-    """Dicts, lists, tuples, other values, odd shapes, strides and dtypes come out as they went in."""
+    """Dicts, lists, tuples, other values, odd shapes, strides and dtypes stay as they are."""
     wide = torch.arange(24.0).view(2, 3, 2, 2)
     given = [
         Nested(
@@ -273,9 +260,9 @@ def test_any_nesting_of_tensors_passes() -> None:
         assert after.images.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.usefixtures("side")
-def test_a_torch_dataloader_will_do() -> None:
-    """A DataLoader's batches, lists of tensors, pass and are augmented; it has no state to save, which is said."""
+@pytest.mark.usefixtures("copy_stream")
+def test_a_torch_dataloader_is_augmented() -> None:
+    """The batches of a DataLoader, lists of tensors, are augmented; asking for its state is an error."""
     pairs = [(torch.full((3, 2, 2), number, dtype=torch.uint8), number) for number in range(6)]
     batches = shardflow.DevicePrefetcher(
         DataLoader(pairs, batch_size=4), "cpu", [shardflow.Normalize((0,) * 3, (1,) * 3)]
@@ -283,11 +270,11 @@ def test_a_torch_dataloader_will_do() -> None:
     got = [(images[:, 0, 0, 0] * 255, labels) for images, labels in batches]
     torch.testing.assert_close(torch.cat([images for images, _ in got]), torch.arange(6.0))
     assert len(batches) == 2
-    with pytest.raises(ConfigError, match="a DataLoader has no state to save"):
+    with pytest.raises(ConfigError, match="a DataLoader has no state_dict"):
         batches.state_dict()
 
 
-@pytest.mark.usefixtures("side")
+@pytest.mark.usefixtures("copy_stream")
 def test_dtype_and_memory_format_come_last(dataset: Path) -> None:
     """Floats get the dtype, images the memory format; integers stay what they are, autocast or not."""
     batches = shardflow.DevicePrefetcher(
@@ -302,8 +289,8 @@ def test_dtype_and_memory_format_come_last(dataset: Path) -> None:
     assert images.dtype == torch.uint8
 
 
-def test_stages_are_kept_out_of_autocast_and_gradients(dataset: Path) -> None:
-    """A stage computes in full precision and without a graph, in whatever context the batch is asked for."""
+def test_transforms_run_without_autocast_and_gradients(dataset: Path) -> None:
+    """A transform runs in full precision and without gradients, whatever the context of the caller."""
     seen = []
 
     def look(images: torch.Tensor) -> torch.Tensor:
@@ -315,58 +302,58 @@ def test_stages_are_kept_out_of_autocast_and_gradients(dataset: Path) -> None:
     assert seen == [(False, False)]
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_a_slot_is_not_overwritten_while_it_is_read(staged: bool) -> None:
-    """Before each copy into a slot, the side stream waits for the mark behind the last reading of that very slot."""
-    side = DelayedSide(staged=staged)
-    slots = [Slot(side), Slot(side)]
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_buffer_is_not_overwritten_while_it_is_read(pinned: bool) -> None:
+    """Before each copy into a buffer, the copy stream waits for the event after the last read of that buffer."""
+    stream = DelayedCopyStream(pinned=pinned)
+    buffers = [BatchBuffer(stream), BatchBuffer(stream)]
     for number in range(6):
-        slot = slots[number % 2]
-        slot.fill(torch.full((4,), number))
-        assert slot.hand_out(lambda batch: batch * 2).tolist() == [2 * number] * 4
-    copies = [place for place, (kind, _) in enumerate(side.log) if kind == "copy"]
-    consumed = [number for kind, number in side.log if kind == "consumed"][1::2]  # the others mark the arrival
+        buffer = buffers[number % 2]
+        buffer.fill(torch.full((4,), number))
+        assert buffer.consume(lambda batch: batch * 2).tolist() == [2 * number] * 4
+    copies = [place for place, (kind, _) in enumerate(stream.log) if kind == "copy"]
+    consumed = [number for kind, number in stream.log if kind == "compute"][1::2]  # the others precede the read
     for number, place in enumerate(copies[2:]):
-        assert ("wait", consumed[number]) in side.log[copies[number + 1] : place]
+        assert ("wait", consumed[number]) in stream.log[copies[number + 1] : place]
 
 
-def test_staging_is_not_overwritten_before_it_was_copied() -> None:
-    """A slot that is filled again before its first batch was asked for waits for that copy on the host."""
-    side = DelayedSide()
-    slot = Slot(side)
-    slot.fill(torch.tensor([1, 2, 3]))
-    staging, memory = slot._leaves[0]._staging, slot._leaves[0]._memory
-    slot.fill(torch.tensor([4, 5, 6]))
+def test_staging_memory_is_not_overwritten_before_the_copy() -> None:
+    """A buffer that is filled again before its first batch was used waits for that copy on the host."""
+    stream = DelayedCopyStream()
+    buffer = BatchBuffer(stream)
+    buffer.fill(torch.tensor([1, 2, 3]))
+    staging, memory = buffer._tensors[0]._staging, buffer._tensors[0]._memory
+    buffer.fill(torch.tensor([4, 5, 6]))
     assert memory.view(torch.int64).tolist() == [1, 2, 3]
     assert staging.view(torch.int64).tolist() == [4, 5, 6]
 
 
-def test_slots_keep_their_memory() -> None:
-    """The memory of a slot grows to the largest batch, and serves smaller ones of other shapes and dtypes as it is."""
-    side = DelayedSide()
-    slot = Slot(side)
+def test_buffers_keep_their_memory() -> None:
+    """The memory of a buffer grows to the largest batch, and serves smaller ones of other shapes and dtypes."""
+    stream = DelayedCopyStream()
+    buffer = BatchBuffer(stream)
     for batch in (torch.zeros(4), torch.zeros(100), torch.zeros(3, 7, dtype=torch.int16), torch.zeros(99)):
-        slot.fill(batch)
-        assert torch.equal(slot.hand_out(lambda batch: batch), batch)
-    assert len({address for kind, address in side.log if kind == "copy"}) == 2
+        buffer.fill(batch)
+        assert torch.equal(buffer.consume(lambda batch: batch), batch)
+    assert len({address for kind, address in stream.log if kind == "copy"}) == 2
 
 
 def test_an_empty_tensor_is_on_the_device_too() -> None:
-    """The first batch of a rank may have no sample; its tensors are the device's all the same."""
+    """The first batch of a rank may have no sample; its tensors are on the device all the same."""
 
-    class Elsewhere(DelayedSide):
-        def memory(self, size: int) -> torch.Tensor:
+    class Elsewhere(DelayedCopyStream):
+        def device_memory(self, size: int) -> torch.Tensor:
             return torch.empty(size, dtype=torch.uint8, device="meta")
 
-    slot = Slot(Elsewhere())
-    slot.fill(torch.zeros(0, 3, 8, 8))
-    empty = slot.hand_out(lambda batch: batch)
+    buffer = BatchBuffer(Elsewhere())
+    buffer.fill(torch.zeros(0, 3, 8, 8))
+    empty = buffer.consume(lambda batch: batch)
     assert empty.device.type == "meta"
     assert empty.shape == (0, 3, 8, 8)
 
 
 class Slow:
-    """A loader whose second batch is kept back until it is released."""
+    """A loader whose second batch is held back until it is released."""
 
     def __init__(self) -> None:
         self.release = threading.Event()
@@ -379,7 +366,7 @@ class Slow:
 
 @pytest.mark.usefixtures("delayed")
 def test_a_ready_batch_is_not_held_up_by_the_next() -> None:
-    """The first batch is handed out although the loader has not made the second."""
+    """The first batch is returned although the loader does not have the second one yet."""
     slow = Slow()
     iteration = iter(shardflow.DevicePrefetcher(slow, "cpu"))
     assert next(iteration).tolist() == [0]
@@ -387,8 +374,8 @@ def test_a_ready_batch_is_not_held_up_by_the_next() -> None:
     assert [batch.tolist() for batch in iteration] == [[1]]
 
 
-def test_the_first_batch_is_taken_by_the_caller(delayed: DelayedSide) -> None:  # noqa: ARG001 - its effect
-    """The loader is asked for its first batch in the thread that iterates, where its workers are to be forked."""
+def test_the_first_batch_is_loaded_in_the_callers_thread(delayed: DelayedCopyStream) -> None:  # noqa: ARG001 - its effect
+    """The loader returns its first batch in the caller's thread, where its workers must be forked."""
     names = []
 
     def batches() -> Iterator[torch.Tensor]:
@@ -400,8 +387,8 @@ def test_the_first_batch_is_taken_by_the_caller(delayed: DelayedSide) -> None:  
     assert names == [True, False, False]
 
 
-def test_time_waited_is_told_apart(delayed: DelayedSide) -> None:
-    """Waiting for the loader counts as such while the device is idle, and not at all while it has work to do."""
+def test_waiting_is_counted_while_the_device_is_idle(delayed: DelayedCopyStream) -> None:
+    """Waiting for the loader counts while the device is idle, and not while it has work to do."""
 
     def slowly() -> Iterator[torch.Tensor]:
         for number in range(4):
@@ -413,59 +400,53 @@ def test_time_waited_is_told_apart(delayed: DelayedSide) -> None:
             return slowly()
 
     batches = shardflow.DevicePrefetcher(Loader(), "cpu")
-    for delayed.dry, least, most in ((True, 0.06, 0.5), (False, 0.0, 0.0)):
+    for delayed.idle, least, most in ((True, 0.06, 0.5), (False, 0.0, 0.0)):
         assert len([*batches]) == 4
         stats = batches.stats()
         assert least <= stats.waiting_s <= most
         assert stats.batches == 4
         assert stats.first_s >= 0.03
-    assert stats.stages_s == pytest.approx(0.003)  # of all batches but the first, a millisecond each
+    assert stats.transforms_s == pytest.approx(0.003)  # of all batches but the first, a millisecond each
 
 
-def test_a_missing_device_is_said() -> None:
-    """On a machine without a GPU, asking for one is an error that says what is missing and what works."""
+def test_a_missing_device_is_an_error() -> None:
+    """On a machine without a GPU, asking for one is an error with a remedy."""
     if torch.cuda.is_available():
         pytest.skip("needs CUDA to be missing")
-    with pytest.raises(ConfigError, match=r"device 'cuda' is not here.*device='cpu'"):
+    with pytest.raises(ConfigError, match=r"device 'cuda' is not available.*device='cpu'"):
         shardflow.DevicePrefetcher([], "cuda")
-
-
-def test_slots_must_be_some() -> None:
-    """No slots is an error."""
-    with pytest.raises(ConfigError, match="slots must be 1 or more, found 0"):
-        shardflow.DevicePrefetcher([], "cpu", slots=0)
 
 
 @dataclass
 class Wrapped:
-    """A batch in which no pytree finds the tensors."""
+    """A batch whose tensors pytree does not find."""
 
     images: torch.Tensor
     labels: torch.Tensor
 
 
-@pytest.mark.usefixtures("side")
-def test_what_a_batch_transform_wraps_is_the_callers_too(dataset: Path) -> None:
-    """Tensors that a batch transform puts into an object are never overwritten either."""
+@pytest.mark.usefixtures("copy_stream")
+def test_tensors_in_objects_are_not_overwritten(dataset: Path) -> None:
+    """Tensors that a batch transform puts into an object are never overwritten."""
     expected = contents(loader(dataset))
     kept = list(shardflow.DevicePrefetcher(loader(dataset), "cpu", batch_transform=Wrapped))
     assert contents((batch.images, batch.labels) for batch in kept) == expected
 
 
-@pytest.mark.usefixtures("side")
-def test_batches_in_which_no_tensors_are_found() -> None:
-    """A mapping of any kind is as good as a dict; an object that hides its tensors is named, and not left behind."""
+@pytest.mark.usefixtures("copy_stream")
+def test_batches_whose_tensors_are_not_found() -> None:
+    """Any mapping is treated as a dict; an object that hides its tensors is an error, and not left on the host."""
     (batch,) = shardflow.DevicePrefetcher([UserDict(image=torch.ones(2, 3, 4, 4), label=torch.zeros(2))], "cpu")
     assert list(batch) == ["image", "label"]
-    with pytest.raises(ConfigError, match="a batch has a Wrapped in it, whose tensors would stay"):
+    with pytest.raises(ConfigError, match="a batch contains a Wrapped, whose tensors cannot be moved"):
         list(shardflow.DevicePrefetcher([(Wrapped(torch.ones(1), torch.ones(1)), 1)], "cpu"))
 
 
-@pytest.mark.usefixtures("side")
+@pytest.mark.usefixtures("copy_stream")
 @pytest.mark.parametrize("move", ["load_state_dict", "set_epoch"])
 def test_a_refused_move_keeps_the_state(dataset: Path, move: str) -> None:
-    """When the loader refuses, the state is still that of the batch handed out last, not of those prefetched."""
-    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", slots=3)
+    """When the loader refuses, the state is still the one after the last batch returned, not after those prefetched."""
+    batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", buffers=3)
     running = iter(batches)
     next(running)
     time.sleep(0.2)
@@ -480,31 +461,50 @@ def test_a_refused_move_keeps_the_state(dataset: Path, move: str) -> None:
     ("arguments", "message"),
     [
         ({"dtype": "bfloat16"}, "dtype must be a torch.dtype"),
-        ({"slots": 1.5}, "slots must be a whole number"),
+        ({"buffers": 1.5}, "buffers must be a whole number"),
+        ({"buffers": 0}, "buffers must be 1 or more, found 0"),
         ({"device": "cdua"}, "device must be 'cuda', .* found 'cdua'"),
         ({"device": None}, "device must be 'cuda'"),
-        ({"device": "mps"}, r"device 'mps' is not here.*device='cpu'"),
-        ({"stages": shardflow.Normalize()}, "stages must be a list"),
-        ({"stages": [shardflow.Normalize]}, r"Normalize\(\) with parentheses"),
-        ({"batch_transform": 3}, "batch_transform must be something to call"),
+        ({"device": "mps"}, r"device 'mps' is not available.*device='cpu'"),
+        ({"transforms": shardflow.Normalize()}, "transforms must be a list"),
+        ({"transforms": [shardflow.Normalize]}, r"Normalize\(\) with parentheses"),
+        ({"batch_transform": 3}, "batch_transform must be callable"),
     ],
 )
-def test_wrong_arguments_are_named(dataset: Path, arguments: dict[str, Any], message: str) -> None:
-    """A wrong argument is found when the prefetcher is made, and said."""
+def test_wrong_arguments_are_refused(dataset: Path, arguments: dict[str, Any], message: str) -> None:
+    """A wrong argument is an error of the constructor."""
     with pytest.raises(ConfigError, match=message):
         shardflow.DevicePrefetcher(loader(dataset), **{"device": "cpu", **arguments})
 
 
-@pytest.mark.usefixtures("side")
+@pytest.mark.usefixtures("copy_stream")
 def test_only_images_get_the_dtype(dataset: Path) -> None:
     """Soft targets and shares stay float32: bfloat16 has two digits."""
-    keyed = loader(dataset, fields=("image", "label", "random_key"))
-    stages = [shardflow.Normalize(), shardflow.MixUp(num_classes=60)]
-    images, targets = next(iter(shardflow.DevicePrefetcher(keyed, "cpu", stages, dtype=torch.bfloat16)))
+    transforms = [shardflow.Normalize(), shardflow.MixUp(num_classes=60)]
+    images, targets = next(
+        iter(shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", transforms, dtype=torch.bfloat16))
+    )
     assert (images.dtype, targets.dtype) == (torch.bfloat16, torch.float32)
 
 
-def test_a_loader_without_epochs_says_so() -> None:
-    """A list has no epochs."""
-    with pytest.raises(ConfigError, match="a list has no epochs to set"):
+def test_a_loader_without_epochs_is_an_error() -> None:
+    """`set_epoch` of a list is an error."""
+    with pytest.raises(ConfigError, match="a list has no set_epoch"):
         shardflow.DevicePrefetcher([], "cpu").set_epoch(1)
+
+
+def test_a_script_that_ends_in_an_epoch_is_silent(dataset: Path) -> None:
+    """If the interpreter exits during an iteration that a global refers to, nothing is printed."""
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+import shardflow
+from tests.helpers.delayed_copy_stream import DelayedCopyStream
+from shardflow.device import prefetcher
+prefetcher.copy_stream_for = lambda device: DelayedCopyStream()
+loader = shardflow.Loader({str(dataset)!r}, batch_size=4, num_workers=1)
+batches = iter(shardflow.DevicePrefetcher(loader, "cpu"))
+next(batches)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=90)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -8,7 +8,7 @@ import torch
 
 from shardflow.device.transforms import rng
 from shardflow.order import keyed_rng
-from tests.helpers.device_keys import kolmogorov_smirnov, random_keys
+from tests.helpers.device import kolmogorov_smirnov, random_keys
 
 
 def test_the_hash_is_that_of_the_core() -> None:

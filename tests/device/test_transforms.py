@@ -14,66 +14,65 @@ from shardflow.device.transforms.color_jitter import jitter
 from shardflow.device.transforms.random_resized_crop import crop_and_resize, random_boxes
 from shardflow.device.transforms.rng import uniforms
 from shardflow.errors import ConfigError
-from tests.helpers.device_batches import BLENDS, KEYED, pictures
-from tests.helpers.device_keys import kolmogorov_smirnov, random_keys
+from tests.helpers.device import KEYED, MIXING, kolmogorov_smirnov, noise, random_keys
 
 DRAWS = 4000
 
 
-@pytest.mark.parametrize("stage", KEYED.values(), ids=KEYED)
+@pytest.mark.parametrize("transform", KEYED.values(), ids=KEYED)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_an_image_depends_on_its_own_key_alone(stage: Any, dtype: torch.dtype) -> None:
+def test_an_image_depends_on_its_own_key_alone(transform: Any, dtype: torch.dtype) -> None:
     """The same image with the same key comes out the same from any batch, and is not touched itself."""
-    images, keys = F.to_dtype(pictures(12), dtype, scale=True), random_keys(12)
-    before, whole = images.clone(), stage(images, keys)
+    images, keys = F.to_dtype(noise(12), dtype, scale=True), random_keys(12)
+    before, whole = images.clone(), transform(images, keys)
     assert torch.equal(images, before)
-    parts = [stage(images[part], keys[part]) for part in (slice(0, 1), slice(1, 8), slice(8, 12))]
+    parts = [transform(images[part], keys[part]) for part in (slice(0, 1), slice(1, 8), slice(8, 12))]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-6 if whole.is_floating_point() else 1)
     shuffled = torch.randperm(12, generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(
-        stage(images[shuffled], keys[shuffled]),
+        transform(images[shuffled], keys[shuffled]),
         whole[shuffled],
         rtol=0,
         atol=1e-6 if whole.is_floating_point() else 1,
     )
 
 
-@pytest.mark.parametrize("stage", [stage for name, stage in KEYED.items() if name != "normalize"])
-def test_parameters_differ_from_image_to_image(stage: Any) -> None:
+@pytest.mark.parametrize("transform", [transform for name, transform in KEYED.items() if name != "normalize"])
+def test_parameters_differ_from_image_to_image(transform: Any) -> None:
     """Twenty copies of an image come out in several ways: parameters are drawn per image, not per batch."""
-    outcomes = stage(pictures(1).expand(20, -1, -1, -1), random_keys(20))
+    outcomes = transform(noise(1).expand(20, -1, -1, -1), random_keys(20))
     assert len({outcome.numpy().tobytes() for outcome in outcomes}) >= 2
     assert outcomes.dtype == torch.uint8
 
 
-@pytest.mark.parametrize("stage", KEYED.values(), ids=KEYED)
-def test_a_batch_without_images_passes(stage: Any) -> None:
+@pytest.mark.parametrize("transform", KEYED.values(), ids=KEYED)
+def test_a_batch_without_images_passes(transform: Any) -> None:
     """The empty batch of a short tail keeps its shape and dtype."""
-    empty = stage(pictures(0), random_keys(0))
+    empty = transform(noise(0), random_keys(0))
     assert empty.shape[:2] == (0, 3)
-    assert empty.dtype == stage(pictures(1), random_keys(1)).dtype
+    assert empty.dtype == transform(noise(1), random_keys(1)).dtype
 
 
-@pytest.mark.parametrize("stage", KEYED.values(), ids=KEYED)
-def test_stages_compile_without_graph_breaks(stage: Any) -> None:
-    """torch.compile takes each stage as one graph, which gives what the stage gives."""
-    images, keys = pictures(4), random_keys(4)
-    compiled = torch.compile(stage.__call__, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(images, keys), stage(images, keys))
+@pytest.mark.parametrize("transform", KEYED.values(), ids=KEYED)
+def test_transforms_compile_without_graph_breaks(transform: Any) -> None:
+    """torch.compile takes each transform as one graph, with the same result."""
+    images, keys = noise(4), random_keys(4)
+    compiled = torch.compile(transform.__call__, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(images, keys), transform(images, keys))
 
 
-@pytest.mark.parametrize("stage", BLENDS.values(), ids=BLENDS)
-def test_blends_compile_without_graph_breaks(stage: Any) -> None:
-    """torch.compile takes each blend as one graph."""
-    given = pictures(4), torch.arange(4), random_keys(4)
-    compiled = torch.compile(stage.__call__, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*given), stage(*given))
+@pytest.mark.parametrize("transform", MIXING.values(), ids=MIXING)
+def test_mixing_compiles_without_graph_breaks(transform: Any) -> None:
+    """torch.compile takes each mixing transform as one graph."""
+    given = noise(4), torch.arange(4), random_keys(4)
+    compiled = torch.compile(transform.__call__, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given), transform(*given))
 
 
 @pytest.mark.parametrize(("height", "width", "size"), [(18, 23, 12), (40, 30, 9), (8, 8, 20)])
 def test_crops_are_resized_as_torchvision_does(height: int, width: int, size: int) -> None:
     """A box is cropped and resized as by torchvision with antialias=True: floats within 1e-5, uint8 within one step."""
-    images, keys = pictures(30, height, width), random_keys(30)
+    images, keys = noise(30, height, width), random_keys(30)
     boxes = random_boxes(uniforms(keys, 22), height, width, (0.08, 1.0), (3 / 4, 4 / 3))
     flipped = torch.arange(30) % 2 == 1
     ours = crop_and_resize(images, boxes, size, flipped)
@@ -102,8 +101,8 @@ def test_boxes_are_distributed_as_torchvisions(height: int, width: int, scale: t
 
 def test_colours_change_as_torchvisions_do() -> None:
     """Given factors and order, the colours are torchvision's for floating-point images, within 1e-5."""
-    stage, images = shardflow.ColorJitter(0.4, 0.5, 0.6, 0.3), pictures(24) / 255
-    factors, order = stage.draw(random_keys(24))
+    transform, images = shardflow.ColorJitter(0.4, 0.5, 0.6, 0.3), noise(24) / 255
+    factors, order = transform.make_params(random_keys(24))
     ours = jitter(images, factors, order, hue=True)
     adjust: list[Callable[..., Any]] = [F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue]
     for index in range(24):
@@ -121,7 +120,7 @@ def test_greys_have_no_hue_to_turn() -> None:
 
 def test_colour_factors_are_distributed_as_torchvisions() -> None:
     """Factors are distributed as ColorJitter draws them, and all 24 orders are equally likely."""
-    factors, order = shardflow.ColorJitter(0.4, 1.5, 0.2, 0.3).draw(random_keys(DRAWS))
+    factors, order = shardflow.ColorJitter(0.4, 1.5, 0.2, 0.3).make_params(random_keys(DRAWS))
     torch.manual_seed(0)
     transform = v2.ColorJitter(0.4, 1.5, 0.2, 0.3)
     drawn = [transform.make_params([]) for _ in range(DRAWS)]
@@ -135,8 +134,7 @@ def test_colour_factors_are_distributed_as_torchvisions() -> None:
 
 def test_erased_boxes_are_distributed_as_torchvisions() -> None:
     """The erased boxes, and whether there are any, are distributed as RandomErasing draws them."""
-    stage = shardflow.RandomErasing(0.6)
-    ours = stage.draw(random_keys(DRAWS), 64, 48)
+    ours = shardflow.RandomErasing(0.6).make_params(random_keys(DRAWS), 64, 48)
     erased = ours[:, 2] > 0
     assert float(erased.float().mean()) == pytest.approx(0.6, abs=0.03)
     torch.manual_seed(0)
@@ -149,16 +147,16 @@ def test_erased_boxes_are_distributed_as_torchvisions() -> None:
 
 def test_erasing_sets_exactly_the_box() -> None:
     """The box has the value and all around it stays, as torchvision's `erase` has it."""
-    stage, images, keys = shardflow.RandomErasing(0.8, value=7), pictures(20), random_keys(20)
-    ours = stage(images, keys)
-    for index, (x, y, w, h) in enumerate(stage.draw(keys, 18, 23).int().tolist()):
+    transform, images, keys = shardflow.RandomErasing(0.8, value=7), noise(20), random_keys(20)
+    ours = transform(images, keys)
+    for index, (x, y, w, h) in enumerate(transform.make_params(keys, 18, 23).int().tolist()):
         theirs = F.erase(images[index], y, x, h, w, torch.tensor(7, dtype=torch.uint8)) if w else images[index]
         assert torch.equal(ours[index], theirs)
 
 
-def test_flips_are_as_likely_as_said() -> None:
+def test_flips_have_probability_p() -> None:
     """Of many images the share `p` is mirrored, and none or all at the ends."""
-    images, keys = pictures(1, 1, 2).expand(DRAWS, -1, -1, -1), random_keys(DRAWS)
+    images, keys = noise(1, 1, 2).expand(DRAWS, -1, -1, -1), random_keys(DRAWS)
     for p in (0.0, 0.3, 1.0):
         mirrored = shardflow.RandomHorizontalFlip(p)(images, keys)[:, 0, 0, 0] != images[0, 0, 0, 0]
         assert float(mirrored.float().mean()) == pytest.approx(p, abs=0.03 if p == 0.3 else 0)
@@ -166,7 +164,7 @@ def test_flips_are_as_likely_as_said() -> None:
 
 def test_normalising_is_torchvisions() -> None:
     """uint8 and float images are normalised as torchvision normalises floats."""
-    images = pictures(3)
+    images = noise(3)
     theirs = F.normalize(images / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     torch.testing.assert_close(shardflow.Normalize()(images), theirs)
     assert shardflow.Normalize()((images / 255).bfloat16()).dtype == torch.bfloat16
@@ -174,31 +172,31 @@ def test_normalising_is_torchvisions() -> None:
 
 def test_mixup_is_torchvisions() -> None:
     """Given the share, images and soft targets are torchvision's."""
-    images, labels, keys = pictures(6) / 255, torch.tensor([0, 1, 2, 3, 4, 4]), random_keys(6)
-    ours, targets = shardflow.MixUp(num_classes=5)(images, labels, keys)
-    _, pairs = shardflow.MixUp()(images, labels, keys)
-    assert isinstance(pairs, shardflow.Pairs)
-    assert len(pairs.weight.unique()) == 1
-    weight = float(pairs.weight[0])
+    images, labels, keys = noise(6) / 255, torch.tensor([0, 1, 2, 3, 4, 4]), random_keys(6)
+    ours, soft_targets = shardflow.MixUp(num_classes=5)(images, labels, keys)
+    _, targets = shardflow.MixUp()(images, labels, keys)
+    assert isinstance(targets, shardflow.MixedTargets)
+    assert len(targets.weight.unique()) == 1
+    weight = float(targets.weight[0])
     torch.testing.assert_close(ours, images.roll(1, 0) * (1 - weight) + images * weight)
     transform = v2.MixUp(num_classes=5)
     transform.make_params = lambda _: {"lam": weight}
     theirs, their_targets = transform(images, labels)
     torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(targets, their_targets)
+    torch.testing.assert_close(soft_targets, their_targets)
 
 
 def test_cutmix_pastes_one_box_of_the_neighbour() -> None:
     """Each pixel is the image's or its neighbour's, the latter form a box, and the target's weight is its share."""
-    images, labels, keys = pictures(40, 20, 30), torch.arange(40), random_keys(40)
-    mixed, pairs = shardflow.CutMix(per_pair=True)(images, labels, keys)
-    assert isinstance(pairs, shardflow.Pairs)
-    assert torch.equal(pairs.first, labels)
-    assert torch.equal(pairs.second, labels.roll(1))
+    images, labels, keys = noise(40, 20, 30), torch.arange(40), random_keys(40)
+    mixed, targets = shardflow.CutMix(per_pair=True)(images, labels, keys)
+    assert isinstance(targets, shardflow.MixedTargets)
+    assert torch.equal(targets.first, labels)
+    assert torch.equal(targets.second, labels.roll(1))
     pasted = (mixed != images).any(1)
     assert torch.equal(mixed, torch.where(pasted[:, None], images.roll(1, 0), images))
-    assert len(pairs.weight.unique()) > 20
-    for mask, weight in zip(pasted, pairs.weight.tolist(), strict=True):
+    assert len(targets.weight.unique()) > 20
+    for mask, weight in zip(pasted, targets.weight.tolist(), strict=True):
         rows, columns = mask.any(1), mask.any(0)
         assert 1 - float(mask.float().mean()) == pytest.approx(weight, abs=0.01)  # noise may equal its neighbour
         assert float(mask[rows][:, columns].float().mean()) > 0.98 or not mask.any()
@@ -206,25 +204,25 @@ def test_cutmix_pastes_one_box_of_the_neighbour() -> None:
 
 def test_cut_shares_are_distributed_as_torchvisions() -> None:
     """The share that is kept is distributed as CutMix draws it."""
-    _, pairs = shardflow.CutMix(per_pair=True)(
+    _, targets = shardflow.CutMix(per_pair=True)(
         torch.zeros(DRAWS, 1, 32, 48), torch.zeros(DRAWS, dtype=torch.int64), random_keys(DRAWS)
     )
-    assert isinstance(pairs, shardflow.Pairs)
+    assert isinstance(targets, shardflow.MixedTargets)
     torch.manual_seed(0)
     transform, images = v2.CutMix(num_classes=2), torch.empty(1, 1, 32, 48)
     theirs = torch.tensor([transform.make_params([images])["lam_adjusted"] for _ in range(DRAWS)])
-    assert kolmogorov_smirnov(pairs.weight, theirs) < 2
+    assert kolmogorov_smirnov(targets.weight, theirs) < 2
 
 
-def test_one_of_takes_each_blend_equally_often() -> None:
-    """Over many batches, each blend is chosen half of the time and does what it does alone."""
-    blends = [shardflow.MixUp(num_classes=4), shardflow.CutMix(num_classes=4)]
-    images, labels = pictures(4), torch.arange(4)
+def test_one_of_chooses_each_transform_equally_often() -> None:
+    """Over many batches, each transform is chosen half of the time, and mixes as it does alone."""
+    transforms = [shardflow.MixUp(num_classes=4), shardflow.CutMix(num_classes=4)]
+    images, labels = noise(4), torch.arange(4)
     chosen = []
     for seed in range(100):
         keys = random_keys(4, seed)
-        mixed, _ = shardflow.OneOf(blends)(images, labels, keys)
-        chosen.append([torch.equal(mixed, blend(images, labels, keys)[0]) for blend in blends].index(True))
+        mixed, _ = shardflow.OneOf(transforms)(images, labels, keys)
+        chosen.append([torch.equal(mixed, transform(images, labels, keys)[0]) for transform in transforms].index(True))
     assert 35 < sum(chosen) < 65
 
 
@@ -242,7 +240,7 @@ def test_one_of_takes_each_blend_equally_often() -> None:
         (lambda: shardflow.RandomErasing(ratio=(0, 1)), "ratio must be a range"),
         (lambda: shardflow.MixUp(alpha=0), "alpha must be above 0"),
         (lambda: shardflow.CutMix(num_classes=0), "num_classes must be 1 or more"),
-        (lambda: shardflow.OneOf([]), "OneOf takes one or more blends"),
+        (lambda: shardflow.OneOf([]), "OneOf takes one or more transforms"),
         (lambda: shardflow.OneOf([shardflow.Normalize()]), "OneOf takes MixUp and CutMix"),
         (lambda: shardflow.RandomResizedCrop(2.5), "size must be a whole number"),
         (lambda: shardflow.RandomResizedCrop(ratio=(1, math.inf)), "ratio must be a range"),
@@ -253,26 +251,26 @@ def test_one_of_takes_each_blend_equally_often() -> None:
         (lambda: shardflow.RandomResizedCrop(scale=0.5), r"scale must be a range \(low, high\), found 0\.5"),
         (lambda: shardflow.MixUp(alpha=math.inf), "alpha must be above 0"),
         (lambda: shardflow.RandomErasing(value="random"), "value must be one number"),
-        (lambda: shardflow.Normalize([0.5], [0.5, 0.5]), "mean and std must be as many"),
-        (lambda: shardflow.Normalize([0.5] * 3, [0, 1, 1]), "std above 0"),
+        (lambda: shardflow.Normalize([0.5], [0.5, 0.5]), "mean and std must have the same length"),
+        (lambda: shardflow.Normalize([0.5] * 3, [0, 1, 1]), "std be above 0"),
     ],
 )
 def test_wrong_arguments_are_named(make: Callable[[], Any], message: str) -> None:
-    """A value out of its range is an error that says the range."""
+    """A value out of its range is an error that names the range."""
     with pytest.raises(ConfigError, match=message):
         make()
 
 
-def test_images_that_a_stage_cannot_work_on_are_named() -> None:
-    """Channels without statistics or colours, and values that a dtype has not, are errors and not other pixels."""
+def test_unsuitable_images_are_refused() -> None:
+    """Channels without statistics or colours, and values that the dtype lacks, are errors and not other pixels."""
     keys, images = torch.arange(2), torch.full((2, 1, 4, 4), 200, dtype=torch.uint8)
-    for stage, message in (
-        (shardflow.Normalize(), "Normalize has 3 means, and the images have 1 channels"),
-        (shardflow.ColorJitter(0.4), "red, green and blue, and the images have 1 channels"),
-        (shardflow.RandomErasing(1, value=-1), "images of uint8 have 0 … 255"),
+    for transform, message in (
+        (shardflow.Normalize(), "Normalize has 3 means, the images have 1 channels"),
+        (shardflow.ColorJitter(0.4), "images of red, green and blue, found 1 channels"),
+        (shardflow.RandomErasing(1, value=-1), "needs a value of 0 … 255, found -1"),
     ):
         with pytest.raises(ConfigError, match=message):
-            stage(images, keys)
+            transform(images, keys)
 
 
 def test_one_number_normalizes_all_channels() -> None:

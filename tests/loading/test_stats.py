@@ -10,19 +10,30 @@ from shardflow.loading.stats import Stats
 from tests.helpers.making import make_dataset
 
 
-def stats(waiting: float = 0.0, copying: float = 0.0, stages: float = 0.0, batches: int = 9) -> Stats:
+def stats(waiting: float = 0.0, copying: float = 0.0, transforms: float = 0.0, batches: int = 9) -> Stats:
     """Ten seconds, and where they went."""
-    return Stats(batches=batches, first_s=3.0, total_s=10.0, waiting_s=waiting, copying_s=copying, stages_s=stages)
+    return Stats(
+        batches=batches, first_s=3.0, total_s=10.0, waiting_s=waiting, copying_s=copying, transforms_s=transforms
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (stats(0.1), "compute-bound: 1% of the time waiting for data, 0% for the copy, 0% in stages, 99% computing; "),
-        (stats(4, 1), "input-bound: 40% of the time waiting for data, 10% for the copy, 0% in stages, 50% computing; "),
+        (
+            stats(0.1),
+            "compute-bound: 1% of the time waiting for data, 0% for the copy, 0% in device transforms, 99% computing; ",
+        ),
+        (
+            stats(4, 1),
+            "input-bound: 40% of the time waiting for data, 10% for the copy, 0% in device transforms, 50% computing; ",
+        ),
         (stats(1, 2), "copy-bound: 10% of the time waiting for data, 20% for the copy"),
-        (stats(1, 2, 3), "stage-bound: 10% of the time waiting for data, 20% for the copy, 30% in stages"),
-        (stats(batches=1), "nothing to say yet: 1 batches"),
+        (
+            stats(1, 2, 3),
+            "transform-bound: 10% of the time waiting for data, 20% for the copy, 30% in device transforms",
+        ),
+        (stats(batches=1), "no statistics yet: 1 batches"),
     ],
 )
 def test_one_line_says_where_the_time_goes(given: Stats, line: str) -> None:

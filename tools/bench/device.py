@@ -54,12 +54,12 @@ def ways(given: argparse.Namespace, indexes: Path) -> dict[str, Iterable[Any]]:
     """Return what is measured, by name: iterables of (images, labels) on the device, normalised."""
     crop = shardflow.RandomResizedCropDecoder(given.size)
 
-    def batches(decoder: Any, *stages: Any) -> shardflow.DevicePrefetcher:
+    def batches(decoder: Any, *transforms: Any) -> shardflow.DevicePrefetcher:
         loader = shardflow.Loader(
             given.dataset, batch_size=given.batch_size, decoder=decoder, fields=FIELDS, num_workers=given.workers
         )
         return shardflow.DevicePrefetcher(
-            loader, given.device, [*stages, shardflow.Normalize()], dtype=torch.bfloat16, channels_last=True
+            loader, given.device, [*transforms, shardflow.Normalize()], dtype=torch.bfloat16, channels_last=True
         )
 
     found: dict[str, Iterable[Any]] = {

@@ -1,1 +1,1 @@
-"""Transforms: augmentations of whole batches on a device, each sample by its own key."""
+"""Transforms: augmentations of batches of images on a device, drawn per sample from the sample's key."""

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from shardflow._validation import check_probability, check_range
 from shardflow.errors import ConfigError
 
 from . import rng
-from .transform import KeyedStage
+from .boxes import TRIES, box_mask, draw_sizes, first_fit
+from .transform import KeyedTransform
 
-_TRIES = 10
 
-
-class RandomErasing(KeyedStage):
+class RandomErasing(KeyedTransform):
     """Sets a random box of an image to one value, with probability `p` (Zhong et al., "Random erasing", 2017).
 
-    Boxes are distributed as `torchvision.transforms.v2.RandomErasing` draws them for one image.
+    The boxes are distributed as those of `torchvision.transforms.v2.RandomErasing` for one image.
 
     Args:
-        p: Probability that an image is erased at all.
-        scale: Range of the box's share of the image's area.
+        p: Probability that an image is erased, 0 … 1.
+        scale: Range of the box's share of the image's area, within [0, 1].
         ratio: Range of its height / width, above 0.
-        value: What is put there, as the images are at this stage; after `Normalize`, 0 is the mean colour.
+        value: The value of erased pixels, in the range of the images at this transform; after `Normalize`, 0 is the
+            mean colour.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -43,36 +41,23 @@ class RandomErasing(KeyedStage):
         self.scale, self.ratio = check_range("scale", scale, most=1, or_zero=True), check_range("ratio", ratio)
 
     def __call__(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Return the images, some with a box of `value`.
+        """Return the images [B, C, H, W] in their dtype, some with a box of `value`.
 
         Raises:
-            ConfigError: The images' dtype has no such value.
+            ConfigError: The dtype of the images cannot hold the value.
         """
         if images.dtype == torch.uint8 and not 0 <= self.value <= 255:
-            raise ConfigError(f"RandomErasing has the value {self.value}, and images of uint8 have 0 … 255")
+            raise ConfigError(f"RandomErasing of uint8 images needs a value of 0 … 255, found {self.value}")
         height, width = images.shape[-2:]
-        return torch.where(inside(self.draw(keys, height, width), height, width), self.value, images).to(images.dtype)
+        erased = box_mask(self.make_params(keys, height, width), height, width)
+        return torch.where(erased, self.value, images).to(images.dtype)
 
-    def draw(self, keys: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """Return the boxes, float32 [B, 4]: x, y, width, height in pixels; of width 0 where nothing is erased."""
-        drawn = rng.uniforms(keys, 2 * _TRIES + 3)
-        area = height * width * rng.between(drawn[:, :_TRIES], *self.scale)
-        log_ratio = (math.log(self.ratio[0]), math.log(self.ratio[1]))
-        aspect = torch.exp(rng.between(drawn[:, _TRIES : 2 * _TRIES], *log_ratio))
-        tried_h, tried_w = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
-        fits = (tried_h < height) & (tried_w < width)
-        first = fits.to(torch.int64).argmax(1, keepdim=True)
-        erased = fits.any(1) & (drawn[:, -1] < self.p)
-        w = torch.where(erased, tried_w.gather(1, first)[:, 0], 0.0)
-        h = torch.where(erased, tried_h.gather(1, first)[:, 0], 0.0)
-        x, y = (drawn[:, -3] * (width - w + 1)).floor(), (drawn[:, -2] * (height - h + 1)).floor()
+    def make_params(self, keys: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """Return the boxes, float32 [B, 4]: x, y, width, height in pixels; width 0 where nothing is erased."""
+        uniforms = rng.uniforms(keys, 2 * TRIES + 3)
+        heights, widths = draw_sizes(uniforms, height * width, self.scale, self.ratio)
+        found, h, w = first_fit((heights < height) & (widths < width), heights, widths)
+        erased = found & (uniforms[:, -1] < self.p)
+        w, h = torch.where(erased, w, 0.0), torch.where(erased, h, 0.0)
+        x, y = (uniforms[:, -3] * (width - w + 1)).floor(), (uniforms[:, -2] * (height - h + 1)).floor()
         return torch.stack([x, y, w, h], dim=1)
-
-
-def inside(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return which pixels lie in the boxes, [B, 4] of x, y, width, height: bool [B, 1, H, W]."""
-    x, y, w, h = boxes[:, :, None].unbind(1)
-    columns = torch.arange(width, device=boxes.device)[None]
-    rows = torch.arange(height, device=boxes.device)[None]
-    across, down = (columns >= x) & (columns < x + w), (rows >= y) & (rows < y + h)
-    return (down[:, :, None] & across[:, None, :])[:, None]

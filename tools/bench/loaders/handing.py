@@ -33,7 +33,7 @@ def ways(url: Path) -> dict[str, Iterable[Any]]:
     def loader(decoder: Any) -> shardflow.Loader:
         return shardflow.Loader(url, batch_size=BATCH, decoder=decoder, fields=FIELDS, num_workers=WORKERS)
 
-    stages = [shardflow.Normalize()]
+    transforms = [shardflow.Normalize()]
     return {
         "uint8 crops, to the training process": loader(crop),
         "encoded files, to the training process": loader(shardflow.EncodedDecoder()),
@@ -43,9 +43,9 @@ def ways(url: Path) -> dict[str, Iterable[Any]]:
             )
             for share in (0.25, 0.5)
         },
-        "uint8 crops, normalised on the CPU": shardflow.DevicePrefetcher(loader(crop), "cpu", stages),
+        "uint8 crops, normalised on the CPU": shardflow.DevicePrefetcher(loader(crop), "cpu", transforms),
         "encoded files, decoded and normalised on the CPU": shardflow.DevicePrefetcher(
-            loader(shardflow.EncodedDecoder()), "cpu", [shardflow.DecodeJpeg(crop), *stages]
+            loader(shardflow.EncodedDecoder()), "cpu", [shardflow.DecodeJpeg(crop), *transforms]
         ),
     }
 

@@ -1,0 +1,97 @@
+"""A copy stream without a GPU, as slow as one may be: it copies when an event is waited for, and not before."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import torch
+
+
+class DelayedCopyStream:
+    """Queues copies, and runs them when an event behind them is waited for.
+
+    Attributes:
+        log: What was queued on the copy stream: ("copy", address of the target) or ("wait", number of the event), and
+            on the compute stream: ("compute", number of the event).
+        idle: The answer of `compute_is_idle`.
+        pinned: Whether tensors of the host need no staging.
+    """
+
+    def __init__(self, *, pinned: bool = False) -> None:
+        self.log: list[tuple[str, int]] = []
+        self.idle = True
+        self.pinned = pinned
+        self._queue: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._done = 0
+        self._events = 0
+        self._lock = threading.RLock()
+
+    def staging_memory(self, size: int) -> torch.Tensor:
+        """Return memory full of rubbish."""
+        return torch.full((size,), 0xAA, dtype=torch.uint8)
+
+    def device_memory(self, size: int) -> torch.Tensor:
+        """Return memory full of other rubbish."""
+        return torch.full((size,), 0xBB, dtype=torch.uint8)
+
+    def needs_staging(self, tensor: torch.Tensor) -> bool:  # noqa: ARG002 - the interface's
+        """Return the opposite of `pinned`."""
+        return not self.pinned
+
+    def as_current(self) -> contextlib.AbstractContextManager[Any]:
+        """Change nothing."""
+        return contextlib.nullcontext()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a copy."""
+        with self._lock:
+            self._queue.append((target, source))
+            self.log.append(("copy", target.data_ptr()))
+
+    def record_copies(self) -> DelayedEvent:
+        """Return the end of the queue."""
+        with self._lock:
+            return DelayedEvent(self, len(self._queue), -1)
+
+    def record_compute(self) -> DelayedEvent:
+        """Return a new number; the compute stream has done all of its work."""
+        with self._lock:
+            self._events += 1
+            self.log.append(("compute", self._events))
+            return DelayedEvent(self, 0, self._events)
+
+    def compute_is_idle(self) -> bool:
+        """Return `idle`."""
+        return self.idle
+
+    def run(self, end: int) -> None:
+        """Run the copies before a position in the queue."""
+        with self._lock:
+            for target, source in self._queue[self._done : end]:
+                target.copy_(source)
+            self._done = max(self._done, end)
+
+
+class DelayedEvent:
+    """A position in the queue of copies, or a number on the compute stream, where all work is done at once."""
+
+    def __init__(self, stream: DelayedCopyStream, end: int, number: int) -> None:
+        self._stream, self._end, self._number = stream, end, number
+
+    def block_compute_stream(self) -> None:
+        """Run the copies before it."""
+        self._stream.run(self._end)
+
+    def block_copy_stream(self) -> None:
+        """Log the wait."""
+        self._stream.log.append(("wait", self._number))
+
+    def synchronize(self) -> None:
+        """Run the copies before it."""
+        self._stream.run(self._end)
+
+    def seconds_since(self, earlier: DelayedEvent) -> float | None:
+        """Return a millisecond per event."""
+        return 0.001 * (self._number - earlier._number)

@@ -1,0 +1,71 @@
+"""For tests of the device: loaders, transforms of each kind, images, keys, and a comparison of distributions."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+import shardflow
+from shardflow.device.transforms.mixup import MixingTransform
+from shardflow.order import keyed_rng
+from tests.helpers.making import jpeg
+
+FIELDS = ("image", "label", "random_key")
+KEYED: dict[str, Any] = {
+    "flip": shardflow.RandomHorizontalFlip(),
+    "crop": shardflow.RandomResizedCrop(12, hflip=0.5),
+    "jitter": shardflow.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    "jitter without hue": shardflow.ColorJitter(0.4, 0.0, 0.4),
+    "erasing": shardflow.RandomErasing(0.7),
+    "normalize": shardflow.Normalize(),
+}
+MIXING: dict[str, MixingTransform] = {
+    "mixup": shardflow.MixUp(num_classes=9),
+    "cutmix": shardflow.CutMix(num_classes=9),
+    "cutmix per pair": shardflow.CutMix(alpha=0.3, per_pair=True),
+    "one of": shardflow.OneOf([shardflow.MixUp(alpha=0.2, num_classes=9), shardflow.CutMix(num_classes=9)]),
+}
+
+
+def loader(url: Path, **options: Any) -> shardflow.Loader:
+    """Return a loader of small crops, whose last batch is short."""
+    options = {"batch_size": 7, "num_workers": 0, "tail": "short", "window": 16, **options}
+    return shardflow.Loader(url, **{"decoder": shardflow.RandomResizedCropDecoder(12), **options})
+
+
+def keyed_loader(url: Path, **options: Any) -> shardflow.Loader:
+    """Return such a loader with the field `random_key`."""
+    return loader(url, **{"fields": FIELDS, **options})
+
+
+def noise(count: int, height: int = 18, width: int = 23) -> torch.Tensor:
+    """Return images of noise, uint8 [count, 3, height, width]."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(256, (count, 3, height, width), dtype=torch.uint8, generator=generator)
+
+
+def png(number: int) -> bytes:
+    """Return a photo-like PNG."""
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(jpeg(number, 30 + number))).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def random_keys(count: int, seed: int = 0) -> torch.Tensor:
+    """Return keys as a loader's field `random_key` has them: int64 [count]."""
+    keys = keyed_rng.fold_array(keyed_rng.key(seed, "augment", 0), np.arange(count))
+    return torch.from_numpy(keys.view(np.int64))
+
+
+def kolmogorov_smirnov(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Return the greatest distance of two empirical distributions; for samples of one distribution rarely above 2."""
+    values = torch.cat([ours, theirs]).sort().values.unique()
+    first, second = (
+        torch.searchsorted(x.sort().values, values, right=True) / len(x) for x in (ours.float(), theirs.float())
+    )
+    return float((first - second).abs().max()) * (len(ours) * len(theirs) / (len(ours) + len(theirs))) ** 0.5
