@@ -16,7 +16,7 @@ setup(
             depends=[f"shardflow/native/{name}.h" for name in ("entropy", "kernel", "libjpeg", "resample")],
             extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra"],
             libraries=["dl", "m"],
-            optional=True,  # no compiler or no libjpeg-turbo headers: shardflow.native.why() says what is missing
+            optional=True,  # no compiler or no libjpeg-turbo headers: shardflow.native.describe() says what is missing
             py_limited_api=stable,
         )
     ],

@@ -7,15 +7,16 @@
     shardflow.DevicePrefetcher(...) batches of tensors -> batches on a device, augmented there
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
     shardflow.open(url)             dataset -> splits and samples by number
-    shardflow.verify(url)           dataset -> everything that is wrong with it
+    shardflow.verify(url)           dataset -> all damage in it
     shardflow.repair(url, source)   dataset -> the same dataset, undamaged
     shardflow.sync(src, dst)        dataset -> the same dataset somewhere else
-    shardflow.index(urls, to)       tars of others -> a dataset, where they are
-    shardflow.subset(src, dst)      dataset -> some of its samples as a dataset, its tars where they are
-    shardflow.split(src, dst)       dataset -> the same with a split held out, its tars where they are
-    shardflow.diff(a, b)            datasets -> how they differ
-    shardflow.merge(srcs, dst)      datasets -> one dataset, their tars where they are
+    shardflow.index(urls, to)       tars of other writers -> a dataset over them, in place
+    shardflow.subset(src, dst)      dataset -> a dataset of some of its samples, over the same tars
+    shardflow.split(src, dst)       dataset -> a dataset with a split held out, over the same tars
+    shardflow.merge(srcs, dst)      datasets -> one dataset, over the same tars
+    shardflow.diff(a, b)            datasets -> their differences
     shardflow.tune(make_loader)     your loader -> the settings that suit this machine
+    shardflow.errors                the exceptions
 
 The names that need torch are imported on first use, so that `import shardflow` does not load it.
 """
@@ -25,6 +26,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import errors
 from .dataset.builder import VirtualReport
 from .dataset.dataset import Dataset, Split
 from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
@@ -116,6 +118,7 @@ __all__ = [
     "Table",
     "VirtualReport",
     "diff",
+    "errors",
     "extend",
     "index",
     "merge",
@@ -141,4 +144,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

@@ -1,35 +1,47 @@
-"""Every error that shardflow raises on purpose.
+"""Errors: every exception that shardflow raises on purpose. All of them are public, as `shardflow.errors`.
 
     ShardflowError
-    ├── ConfigError              wrong arguments                              (ValueError)
-    │   └── ResumeMismatchError  a saved state belongs to something else
-    ├── FormatError              bytes that are not what the format says      (ValueError)
-    │   ├── ManifestError
-    │   ├── IndexError_
-    │   └── TarError
-    ├── IntegrityError           well-formed bytes that are not the packed ones
-    ├── StoreError               the place that holds the bytes failed        (OSError)
-    │   ├── NotFoundError                                                     (FileNotFoundError)
+    ├── ConfigError                wrong arguments                                  (ValueError)
+    │   └── ResumeMismatchError    a saved state belongs to something else
+    ├── FormatError                bytes that do not follow their format            (ValueError)
+    │   ├── ManifestError          shardflow.json
+    │   ├── ShardIndexError        the index of a shard
+    │   └── TarError               a shard
+    ├── IntegrityError             well-formed bytes that are not the packed ones
+    ├── StoreError                 reading or writing storage failed                (OSError)
+    │   ├── NotFoundError          nothing is there                                 (FileNotFoundError)
     │   │   └── BucketNotFoundError
-    │   ├── AccessDeniedError                                                 (PermissionError)
-    │   ├── TransientError       worth another try
-    │   └── DeadlineError                                                     (TimeoutError)
-    ├── SampleError              one sample, the others are fine              (ValueError)
-    │   ├── DecodeError
-    │   └── EncodeError
-    ├── WorkerError              a worker process died                        (RuntimeError)
-    ├── PackIncompleteError      packing stopped before the commit            (RuntimeError)
-    └── DatasetExistsError       nothing is ever overwritten                  (FileExistsError)
+    │   ├── AccessDeniedError      the storage refuses                              (PermissionError)
+    │   ├── TransientError         another attempt may succeed
+    │   └── DeadlineError          a wait reached its limit                         (TimeoutError)
+    ├── SampleError                one sample, the others are fine                  (ValueError)
+    │   ├── DecodeError            it cannot be decoded
+    │   └── EncodeError            it cannot be encoded
+    ├── WorkerError                a worker process died                            (RuntimeError)
+    ├── PackIncompleteError        packing stopped before the commit                (RuntimeError)
+    └── DatasetExistsError         the destination already holds a dataset          (FileExistsError)
 
-Messages say what was expected, what was found and what to do. Errors cross process borders, so each is built from its
-message alone and carries anything else as plain attributes. `exit_code` is what the command line exits with.
+An error can also be caught as the builtin in brackets. Its message says what was expected, what was found and what to
+do about it.
+
+>>> try:
+...     dataset = shardflow.open("s3://bucket/photos256")
+... except shardflow.errors.NotFoundError as error:
+...     print(error)                                                             # doctest: +SKIP
 """
 
 from __future__ import annotations
 
 
+# Errors cross process borders, so each is built from its message alone; everything else is a plain attribute.
 class ShardflowError(Exception):
-    """Base of all errors below. `shard` and `key` name the place, where one is known."""
+    """Base of all errors of shardflow.
+
+    Attributes:
+        shard: Path or URL of the shard in which it happened; None where that is not known.
+        key: Key of the sample with which it happened; None where that is not known.
+        exit_code: What the command line exits with.
+    """
 
     exit_code = 1
 
@@ -37,7 +49,7 @@ class ShardflowError(Exception):
     key: str | None = None
 
     def at(self, *, shard: str, key: str | None = None) -> ShardflowError:
-        """Attach where it happened, once, and return the error."""
+        """Attach the place to the error and its message, unless it has one already. Return the error."""
         if self.shard is None:
             place = shard if key is None else f"{shard}, sample {key}"
             self.args = (f"{place}: {self.args[0]}",)
@@ -49,82 +61,100 @@ class ShardflowError(Exception):
 
 
 class ConfigError(ShardflowError, ValueError):
-    """An argument is wrong; the message names it and the values allowed."""
+    """An argument or an option is wrong, alone or together with others.
+
+    The message names it and the values that are allowed. Correct the call.
+    """
 
     exit_code = 2
 
 
 class ResumeMismatchError(ConfigError):
-    """A saved loader state was made with another dataset, seed, lanes or window."""
+    """A saved state of a loader belongs to another dataset or other settings, or is damaged.
+
+    The message names each difference. Restore the settings, or start a new run.
+    """
 
 
 class FormatError(ShardflowError, ValueError):
-    """Bytes do not follow the format they claim."""
+    """Bytes do not follow the format that they should have. Restore the file from a copy."""
 
 
 class ManifestError(FormatError):
-    """`shardflow.json` cannot be read as a manifest."""
+    """`shardflow.json` is damaged, was edited, or was written by a newer shardflow; the message says which."""
 
 
-class IndexError_(FormatError):  # noqa: N801, N818 - IndexError is Python's
-    """An `.npy` index cannot be read, or contradicts its shard."""
+class ShardIndexError(FormatError):
+    """The `.npy` index of a shard cannot be read, or contradicts its shard.
+
+    An index that is missing is rebuilt from the shard, so the damaged file can be deleted.
+    """
 
 
 class TarError(FormatError):
-    """A shard is not a plain ustar archive in the WebDataset convention."""
+    """A tar is damaged, or is not one in the WebDataset convention. The message says at which byte."""
 
 
 class IntegrityError(ShardflowError):
-    """Bytes are well formed but differ from those that were packed."""
+    """Bytes are well formed but are not those that were packed: a checksum or a size differs.
+
+    `shardflow verify` names all of the damage, and `shardflow verify --repair` repairs it.
+    """
 
 
 class StoreError(ShardflowError, OSError):
-    """Reading or writing storage failed."""
+    """Reading or writing storage failed, and another attempt would fail as well."""
 
     exit_code = 4
 
 
 class NotFoundError(StoreError, FileNotFoundError):
-    """Nothing is there."""
+    """A file, an object or a directory does not exist. Check the path or URL."""
 
 
 class BucketNotFoundError(NotFoundError):
-    """There is no such bucket, so whatever was looked for in it may exist elsewhere."""
+    """The bucket does not exist. Check its name, and the endpoint in the storage options."""
 
 
 class AccessDeniedError(StoreError, PermissionError):
-    """The storage refuses."""
+    """The storage refuses. Check the credentials and their rights, or the owner and mode of the file."""
 
 
 class TransientError(StoreError):
-    """A failure that another attempt may not meet."""
+    """A failure that may not come again: a slow or overloaded store, a broken connection.
+
+    It is raised after all attempts of the retry policy have failed. The same call can be made again later.
+    """
 
 
 class DeadlineError(StoreError, TimeoutError):
-    """A wait reached its deadline."""
+    """A wait for storage or another process reached its limit. The message names what did not answer."""
 
 
 class SampleError(ShardflowError, ValueError):
-    """One sample cannot be used."""
+    """One sample cannot be used; the others can. `pack` quarantines it, up to `max_bad` of them."""
 
 
 class DecodeError(SampleError):
-    """The bytes of an image (or another part) cannot be decoded."""
+    """An image, or another part of a sample, cannot be decoded."""
 
 
 class EncodeError(SampleError):
-    """An image cannot be encoded as the recipe asks."""
+    """An image cannot be encoded as the recipe asks. Change the recipe, or leave the image out."""
 
 
 class WorkerError(ShardflowError, RuntimeError):
-    """A worker process ended without finishing its work."""
+    """A worker process died, for lack of memory in most cases. The message names what it worked on."""
 
 
 class PackIncompleteError(ShardflowError, RuntimeError):
-    """Packing ended before the dataset was committed; what was packed stays for a resume."""
+    """Packing or indexing stopped before the commit, so there is no dataset yet.
+
+    The shards that are finished stay: run the same command again to continue from them.
+    """
 
 
 class DatasetExistsError(ShardflowError, FileExistsError):
-    """The destination already holds a dataset."""
+    """The destination already holds a dataset, and nothing is ever overwritten. Choose another, or extend it."""
 
     exit_code = 3

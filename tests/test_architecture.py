@@ -210,10 +210,10 @@ def test_public_names_are_sorted(file: str) -> None:
 
 
 def test_public_names_resolve() -> None:
-    """Every name of `__all__` is there and is listed by `dir`; any other is an AttributeError."""
-    for name in shardflow.__all__:
+    """Every name of `__all__` is there, `dir` lists nothing else, and any other name is an AttributeError."""
+    assert dir(shardflow) == sorted([*shardflow.__all__, "__version__"])
+    for name in dir(shardflow):
         assert hasattr(shardflow, name)
-        assert name in dir(shardflow)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         shardflow.nothing  # noqa: B018
 

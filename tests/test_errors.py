@@ -12,7 +12,7 @@ BUILTIN = {
     "ResumeMismatchError": ValueError,
     "FormatError": ValueError,
     "ManifestError": ValueError,
-    "IndexError_": ValueError,
+    "ShardIndexError": ValueError,
     "TarError": ValueError,
     "StoreError": OSError,
     "NotFoundError": FileNotFoundError,

@@ -68,7 +68,7 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "quarantined": manifest.inputs - totals["samples"],
         "fingerprint": dataset.fingerprint,
         "tools": dict(manifest.tools),
-        "roots": {name: root.to_json() for name, root in manifest.bases.items()},
+        "roots": {name: root.to_json() for name, root in manifest.roots.items()},
         **_cached(dataset),
     }
 

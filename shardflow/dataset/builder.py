@@ -63,7 +63,7 @@ class SelectedRows(NamedTuple):
 def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
     """Return where the tars of a split lie, in order; those of a view are in its bases."""
     own = canonical_root(dataset.url)
-    bases = dataset.manifest.bases
+    bases = dataset.manifest.roots
     roots = {name: (canonical_root(root_url(dataset.url, base)), base.fingerprint) for name, base in bases.items()}
 
     def tar(shard: Shard) -> TarLocation:
@@ -150,7 +150,7 @@ def build_virtual_dataset(
             recipe=recipe,
             tools={"shardflow": __version__, "made by": made_by},
             inputs=sum(shard.samples for lines in shards.values() for shard in lines) + len(bad),
-            bases=bases,
+            roots=bases,
         )
         storage.put_new(manifest.FILE_NAME, made.to_bytes())
     return VirtualReport(

@@ -210,7 +210,7 @@ class Dataset(Mapping[str, Split]):
             raise error.at(shard=storage.url(manifest.FILE_NAME)) from error
         if version is not None and version != self.manifest.fingerprint:
             self.manifest = _kept(storage, version)
-        self.storage = storage = virtual_storage(storage, self.manifest.bases, storage_options)
+        self.storage = storage = virtual_storage(storage, self.manifest.roots, storage_options)
         shards = [shard for shards in self.manifest.splits.values() for shard in shards]
         cache = None if are_local(storage, shards) else Cache(cache_dir, cache_limit)
         self._splits = {name: Split(storage, name, shards, cache) for name, shards in self.manifest.splits.items()}

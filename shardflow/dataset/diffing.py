@@ -104,7 +104,7 @@ def diff(
 
 
 def _split_diff(a: Dataset, b: Dataset, split: str, progress: Callable[[Shard], None] | None) -> SplitDiff:
-    receipts = not (a.manifest.bases or b.manifest.bases)  # views have none
+    receipts = not (a.manifest.roots or b.manifest.roots)  # views have none
     sides = tuple(_Side(dataset, split, receipts, progress) for dataset in (a, b))
     tars = [Counter(shard.sha256 for shard in side.shards) for side in sides]
     by_source = all(side.sources is not None for side in sides)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardflow.errors import IntegrityError
-from shardflow.formats.labels import LABELS, numbers
+from shardflow.errors import DecodeError, IntegrityError
+from shardflow.formats.labels import sample_labels
 
 from .dataset import Split
 from .mapped_shard import MappedShard
@@ -32,11 +32,7 @@ def keys_of(split: Split, number: int) -> list[str]:
 
 
 def _labels(shard: MappedShard, record: int) -> tuple[int, ...]:
-    for part in LABELS:
-        if (payload := shard.part(record, part)) is not None:
-            try:
-                return numbers(part, bytes(payload))
-            except ValueError as error:
-                message = f"its part {part!r} cannot be read as labels: {error}; run `shardflow verify`"
-                raise IntegrityError(message).at(shard=shard.url, key=shard.key(record)) from error
-    return ()
+    try:
+        return sample_labels(lambda part: shard.part(record, part)) or ()
+    except DecodeError as error:
+        raise IntegrityError(f"{error}; run `shardflow verify`").at(shard=shard.url, key=shard.key(record)) from error

@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 from shardflow.errors import FormatError, IntegrityError, NotFoundError, TarError
 from shardflow.formats import shard_index, ustar
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.manifest import Shard
+from shardflow.formats.tar_samples import split_member_name
 from shardflow.storage.local_files import map_os_errors
 
 from .shard_files import ShardFiles
@@ -144,7 +146,7 @@ class MappedShard:
         sizes = np.zeros((self._shard.samples, 2), dtype=np.int64)
         # Of several images, the first is the one.
         for record, name, _, _, _, width, height in reversed(self._rows.members):
-            if name.decode() in shard_index.IMAGE_PARTS:
+            if name.decode() in IMAGE_PARTS:
                 sizes[record] = width, height
         return sizes
 
@@ -205,10 +207,9 @@ def member_key(header: bytes, row: Row) -> str:
         member = ustar.parse(header, offset)
     except TarError as error:
         raise IntegrityError(f"record {record}: {error}; run `shardflow verify`") from error
-    suffix = f".{part.decode()}"
-    key = member.name[: -len(suffix)]
-    # Parts are in lower case where tars of others are read, whatever the tar has.
-    if member.name[len(key) :].lower() != suffix.lower() or member.size != size:
+    key, found = split_member_name(member.name) or ("", "")
+    # An index of a tar of others has its parts in lower case.
+    if found.lower() != part.decode().lower() or member.size != size:
         message = f"record {record}: member {member.name!r} is not the one packed here; run `shardflow verify`"
         raise IntegrityError(message)
     return key
@@ -223,7 +224,7 @@ def packed_rows(files: ShardFiles, shard: Shard) -> Rows | None:
 
     Raises:
         StoreError: It is out of reach.
-        IndexError_: It was not made for this tar.
+        ShardIndexError: It was not made for this tar.
     """
     try:
         return rows_of(files.index(shard), shard.samples)
@@ -252,7 +253,7 @@ def _map(files: ShardFiles, shard: Shard) -> mmap.mmap:
 
 def _rebuilt_rows(files: ShardFiles, shard: Shard, tar: memoryview) -> Rows:
     try:
-        data = shard_index.rebuilt(tar, shard.index_sha256)
+        data = shard_index.rebuild(tar, shard.index_sha256)
         index = shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except (FormatError, IntegrityError) as error:
         raise error.at(shard=files.url(shard)) from None

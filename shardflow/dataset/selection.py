@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.formats.shard_index import IMAGE_PARTS, Index
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.shard_index import Index
 from shardflow.order import keyed_rng
 
 from .builder import SelectedRows, select_rows, tar_locations

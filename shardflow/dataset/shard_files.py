@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Protocol
 
-from shardflow.errors import ConfigError, IndexError_, IntegrityError, NotFoundError, ShardflowError
+from shardflow.errors import ConfigError, IntegrityError, NotFoundError, ShardflowError, ShardIndexError
 from shardflow.formats import shard_index
 from shardflow.formats.manifest import Shard
 from shardflow.formats.shard_index import Index
@@ -53,7 +53,7 @@ class ShardFiles(Protocol):
         Raises:
             NotFoundError: It is missing.
             IntegrityError: It is not the one packed.
-            IndexError_: It was not made for this tar.
+            ShardIndexError: It was not made for this tar.
             StoreError: It is out of reach.
         """
         ...
@@ -214,7 +214,7 @@ def index_of(storage: Storage, shard: Shard) -> Index:
     Raises:
         NotFoundError: It is missing.
         IntegrityError: It is not the one packed.
-        IndexError_: It was not made for this tar.
+        ShardIndexError: It was not made for this tar.
     """
     return _parsed(storage, shard, storage.read(shard.index_name))
 
@@ -222,7 +222,7 @@ def index_of(storage: Storage, shard: Shard) -> Index:
 def _parsed(storage: Storage, shard: Shard, data: bytes) -> Index:
     try:
         return shard_index.from_bytes(_checked(storage, shard, data), samples=shard.samples, tar_bytes=shard.bytes)
-    except IndexError_ as error:
+    except ShardIndexError as error:
         raise error.at(shard=storage.url(shard.name)) from None
 
 

@@ -69,8 +69,8 @@ def sync(
         StoreError: One of the ends failed.
     """
     dataset = open_dataset(src, storage_options=src_options)
-    bases = {name: replace(base, url=f"bases/{name}") for name, base in dataset.manifest.bases.items()}
-    copied = replace(dataset.manifest, bases=bases)
+    bases = {name: replace(base, url=f"bases/{name}") for name, base in dataset.manifest.roots.items()}
+    copied = replace(dataset.manifest, roots=bases)
     source, own = dataset.storage, open_storage(dst, dst_options)
     target, shards = virtual_storage(own, bases, dst_options), dataset.shards
     # Several shards of a view may share a tar: the first of them stands for it.
@@ -124,7 +124,7 @@ def _copy_tar(source: Storage, target: Storage, staging: Path, shard: Shard) -> 
 
 def _receipts(dataset: Dataset) -> list[str]:
     """Return the names that the receipts of a dataset have, as far as they are still there; views have none."""
-    if dataset.manifest.bases:
+    if dataset.manifest.roots:
         return []
     if dataset.manifest.sharding is None:
         return [shard.receipt_name for shard in dataset.shards]

@@ -17,11 +17,12 @@ from typing import IO
 
 import numpy as np
 
-from shardflow.errors import IndexError_, IntegrityError, SampleError
+from shardflow.errors import DecodeError, IntegrityError, SampleError, ShardIndexError
 from shardflow.formats import shard_index, ustar
-from shardflow.formats.labels import numbers
-from shardflow.formats.shard_index import IMAGE_PARTS, KEY_PART, Index, Row
-from shardflow.formats.tar_samples import Sample, samples_of
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import CLASS_PART, parse_labels
+from shardflow.formats.shard_index import KEY_PART, Index, Row
+from shardflow.formats.tar_samples import TarSample, read_samples
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.storage import Storage
 
@@ -57,11 +58,11 @@ def scan(storage: Storage, name: str) -> Scanned:
         StoreError: It is missing or out of reach.
     """
     with _opened(storage, name) as (file, tar):
-        samples = list(samples_of(file))
+        samples = list(read_samples(file))
         keys = Counter(sample.key for sample in samples)
         bad: dict[str, str] = {}
         labels: set[int] = set()
-        labelled: list[tuple[Sample, bool]] = []
+        labelled: list[tuple[TarSample, bool]] = []
         rows: list[list[Row]] = []
         for sample in samples:
             try:
@@ -69,7 +70,7 @@ def scan(storage: Storage, name: str) -> Scanned:
                     raise SampleError("its members do not stand together")
                 its_rows = _rows(sample, tar)
                 label = _label(sample, tar)
-            except (SampleError, IndexError_, IntegrityError) as error:
+            except (SampleError, ShardIndexError, IntegrityError) as error:
                 bad[sample.key] = str(error)
                 continue
             labels |= label
@@ -81,7 +82,7 @@ def scan(storage: Storage, name: str) -> Scanned:
                     bad[sample.key] = "has no label, and others in its tar have"
         good = [its_rows for its_rows, (sample, _) in zip(rows, labelled, strict=True) if sample.key not in bad]
         flat = [row._replace(record=record) for record, its_rows in enumerate(good) for row in its_rows]
-        named = [sample for sample in samples if sample.key] or [Sample("")]
+        named = [sample for sample in samples if sample.key] or [TarSample("")]
         first, last = named[0], named[-1]
         return Scanned(
             bytes=len(tar),
@@ -117,7 +118,7 @@ def _opened(storage: Storage, name: str) -> Iterator[tuple[IO[bytes], memoryview
             yield file, tar
 
 
-def _rows(sample: Sample, tar: memoryview) -> list[Row]:
+def _rows(sample: TarSample, tar: memoryview) -> list[Row]:
     """Return the rows of a sample; their record is not known yet."""
     if sample.problem:
         raise SampleError(sample.problem)
@@ -141,7 +142,7 @@ def _is_plain(header: bytes, row: Row, key: str) -> bool:
         return False
 
 
-def _key_row(sample: Sample, tar: memoryview) -> Row:
+def _key_row(sample: TarSample, tar: memoryview) -> Row:
     """Return the row that says where the key of a sample is, whose members have other headers than the plainest."""
     try:
         size = len(sample.key.encode())
@@ -153,14 +154,12 @@ def _key_row(sample: Sample, tar: memoryview) -> Row:
     return shard_index.make_row(0, KEY_PART.decode(), offset, tar[offset : offset + size])
 
 
-def _label(sample: Sample, tar: memoryview) -> set[int]:
+def _label(sample: TarSample, tar: memoryview) -> set[int]:
     """Return the number in `.cls`, if there is one."""
-    if "cls" not in sample.parts:
+    if CLASS_PART not in sample.parts:
         return set()
-    offset, size = sample.parts["cls"]
-    text = bytes(tar[offset : offset + size])
+    offset, size = sample.parts[CLASS_PART]
     try:
-        return set(numbers("cls", text))
-    except ValueError:
-        message = f"its label {text[:40]!r} is no number; names are numbered by `shardflow pack` alone"
-        raise SampleError(message) from None
+        return set(parse_labels(CLASS_PART, tar[offset : offset + size]))
+    except DecodeError as error:
+        raise SampleError(f"its {error}; only `shardflow pack` can number the names of classes") from None

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shardflow.errors import FormatError, IntegrityError, StoreError, TarError
+from shardflow.errors import DecodeError, FormatError, IntegrityError, StoreError, TarError
 from shardflow.formats import shard_index, ustar
-from shardflow.formats.labels import LABELS, numbers
+from shardflow.formats.labels import LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import Shard
 from shardflow.storage.storage import Storage
 
@@ -73,7 +73,7 @@ def findings_of(dataset: Dataset, *, progress: Callable[[Shard], None] | None = 
     for shard in dataset.shards:
         tars.setdefault(dataset.storage.url(shard.name), []).append(shard)
     findings: list[Finding] = []
-    classes, whole = None if dataset.classes is None else len(dataset.classes), not dataset.manifest.bases
+    classes, whole = None if dataset.classes is None else len(dataset.classes), not dataset.manifest.roots
     for shards in tars.values():
         tar = _read(dataset.storage, shards[0].name)
         for shard in shards:
@@ -207,11 +207,11 @@ def _labels(
 ) -> Iterator[Finding]:
     labelled = set()
     for record, name, offset, size, *_ in index.tolist():
-        if (part := name.decode()) in LABELS:
+        if (part := name.decode()) in LABEL_PARTS:
             labelled.add(record)
             try:
-                numbers(part, bytes(tar[offset : offset + size]), classes=classes, strict=strict)
-            except ValueError as error:
+                parse_labels(part, tar[offset : offset + size], classes=classes, strict=strict)
+            except DecodeError as error:
                 yield Finding(shard.name, str(error), key=keys[record])
     if not labelled:  # a split may have no labels, where others have
         return

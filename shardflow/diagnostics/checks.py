@@ -101,8 +101,8 @@ def _kernel() -> Iterator[Check]:
     if not native.available():
         yield Check(
             "native kernel",
-            f"the native decoder is not active ({native.why()}): apt install gcc libjpeg-dev, then install shardflow "
-            "again; it halves the decoding time",
+            f"the native decoder is not active ({native.describe()}): apt install gcc libjpeg-dev, then install "
+            "shardflow again; it halves the decoding time",
         )
 
 

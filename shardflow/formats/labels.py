@@ -1,54 +1,87 @@
-"""Labels: the numbers of a sample's classes, as its parts hold them.
+"""Labels: the classes of a sample, as numbers in one of its parts.
 
-`cls` holds one number, as the WebDataset convention has it; others than us write zeros before it, and a line break
-behind. `labels.json` is ours, and holds a list of numbers. Whoever reads labels reads them here, by one rule.
+    cls           one number, as the WebDataset convention has it; other writers put zeros before it or a line break
+                  after it
+    labels.json   a JSON list of numbers, which is shardflow's own
+
+Every label that is read or written goes through this module.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TypeAlias
 
-CLASS, CLASSES = "cls", "labels.json"
-LABELS = (CLASSES, CLASS)
-"""The parts that hold labels. The first of these that a sample has counts."""
+from shardflow.errors import DecodeError
+
+CLASS_PART, CLASSES_PART = "cls", "labels.json"
+LABEL_PARTS = (CLASSES_PART, CLASS_PART)
+"""The parts that can hold labels. Where a sample has both, the first counts."""
 
 Label: TypeAlias = "int | tuple[int, ...] | None"
-"""Number of a class; the numbers of several, ascending; or None where there are no classes."""
+"""The number of a class; the numbers of several, ascending; or None where there are no classes."""
 
-_DIGITS = 18  # as many as fit into int64; Python refuses to read numbers of thousands
-_SHOWN = 20
+_DIGITS = 18  # as many as fit into int64; Python refuses to read numbers of thousands of digits
+_SHOWN_BYTES = 20
 
 
-def numbers(part: str, payload: bytes, *, classes: int | None = None, strict: bool = False) -> tuple[int, ...]:
-    """Return the numbers of the classes that a part says: one of `cls`, any number of them of `labels.json`.
+def format_label(label: Label) -> dict[str, bytes]:
+    """Return the part that holds a label, by its name; no part for None."""
+    if label is None:
+        return {}
+    return {CLASS_PART: b"%d" % label} if isinstance(label, int) else {CLASSES_PART: json.dumps(label).encode()}
+
+
+def sample_labels(
+    read_part: Callable[[str], bytes | memoryview | None], *, classes: int | None = None
+) -> tuple[int, ...] | None:
+    """Return the numbers of the classes of a sample; None where it has no labels.
 
     Args:
-        part: One of LABELS.
-        payload: What it holds.
+        read_part: Returns a part of the sample by its name, or None where there is no such part: `sample.get`.
         classes: How many classes there are; None where that is not known.
-        strict: Take nothing but the form in which this project writes them: no blanks around a number, and a list even
-            where it is of one.
 
     Raises:
-        ValueError: It holds anything else, or a number that no class has.
+        DecodeError: As for `parse_labels`.
     """
-    if part == CLASS:
+    for part in LABEL_PARTS:
+        if (payload := read_part(part)) is not None:
+            return parse_labels(part, payload, classes=classes)
+    return None
+
+
+def parse_labels(
+    part: str, payload: bytes | memoryview, *, classes: int | None = None, strict: bool = False
+) -> tuple[int, ...]:
+    """Return the numbers of the classes in a part: one number in `cls`, any number of them in `labels.json`.
+
+    Args:
+        part: One of LABEL_PARTS.
+        payload: Its bytes.
+        classes: How many classes there are; None where that is not known.
+        strict: Accept only what `format_label` writes: no blanks around a number, and a list even of one number.
+
+    Raises:
+        DecodeError: The part holds something else, or a number that no class has.
+    """
+    payload = bytes(payload)
+    if part == CLASS_PART:
         text = payload if strict else payload.strip()
         if not (text.isdigit() and len(text) <= _DIGITS and (classes is None or int(text) < classes)):
-            raise ValueError(f"label {text[:_SHOWN]!r} is not a number{_of(classes)}")
+            raise DecodeError(f"label {text[:_SHOWN_BYTES]!r} is not a number{_range(classes)}")
         return (int(text),)
     try:
         found = json.loads(payload)
     except (ValueError, RecursionError):
         found = None
-    several = [found] if type(found) is int and not strict else found
-    most = 10**_DIGITS if classes is None else classes
-    # Truth values are numbers to Python.
-    if not (isinstance(several, list) and all(type(one) is int and 0 <= one < most for one in several)):
-        raise ValueError(f"labels {payload[:_SHOWN]!r} are not a list of numbers{_of(classes)}")
-    return tuple(several)
+    numbers = [found] if type(found) is int and not strict else found
+    end = 10**_DIGITS if classes is None else classes
+    # `type(...) is int`, because a bool is an int to isinstance.
+    if not (isinstance(numbers, list) and all(type(number) is int and 0 <= number < end for number in numbers)):
+        raise DecodeError(f"labels {payload[:_SHOWN_BYTES]!r} are not a list of numbers{_range(classes)}")
+    return tuple(numbers)
 
 
-def _of(classes: int | None) -> str:
+def _range(classes: int | None) -> str:
     return "" if classes is None else f" from 0 to {classes - 1}"

@@ -1,8 +1,8 @@
-"""The manifest: `shardflow.json`, the one file that makes a directory a dataset.
+"""The manifest: `shardflow.json`, the file that makes a directory a dataset.
 
-It is written last and create-only, so whoever can read it sees a whole dataset. JSON with sorted keys, so that equal
-datasets have equal manifests. Reading it checks every value: the names in it become paths, and nothing in a dataset
-may reach outside of it.
+It is written last and create-only, so a reader that finds it finds a whole dataset. It is JSON with sorted keys, so
+that equal datasets have equal manifests. Every value is checked as it is read: names become paths, and nothing in a
+dataset may reach outside of it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 
 from shardflow.errors import ConfigError, ManifestError
 
-from . import sharding
+from .json_object import JsonObject, entries, entry
 from .roots import Root, split_shard_name
 from .sharding import Sharding
-from .statistics import Statistics, from_json
+from .statistics import Statistics
 
 FILE_NAME = "shardflow.json"
 QUARANTINE_NAME = "quarantine.jsonl"
 VERSION = 1
 SPLITS = ("train", "val", "valid", "validation", "test")
-"""Names by which folders are taken for splits."""
+"""Names of folders that are splits, not classes."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -35,11 +35,11 @@ _MAX_BYTES = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """One tar as the manifest knows it.
+class Shard(JsonObject):
+    """The entry of one shard.
 
     Args:
-        name: Its path below the dataset, with forward slashes: "train/000000.tar".
+        name: Path of the tar below the dataset, with forward slashes: "train/000000.tar".
         samples: Number of samples, 1 … 2³²-1.
         bytes: Size of the tar, 1 … 2⁶³-1.
         sha256: Of the tar, 64 hexadecimal digits.
@@ -75,36 +75,61 @@ class Shard:
         return self.name[: -len(".tar")] + ".json"
 
 
+def _by_name(kind: type[JsonObject]) -> dict[str, Any]:
+    """Return how a mapping of names to objects is written and read."""
+    return {
+        "write": lambda objects: {name: each.to_json() for name, each in objects.items()},
+        "read": lambda content: {name: kind.from_json(each) for name, each in content.items()},
+    }
+
+
+_TUPLE = entry(
+    write=lambda value: None if value is None else list(value),
+    read=lambda value: None if value is None else tuple(value),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """What a dataset consists of.
+class Manifest(JsonObject):
+    """What a dataset consists of. The fields are the schema of `shardflow.json`.
 
     Args:
         splits: Name → shards in order.
-        classes: Class names, label 0 first; None when the samples have no labels.
-        recipe: How the images were made, as `pack.recipe` describes it.
-        tools: Versions of what made them; not part of the fingerprint.
+        classes: Class names, label 0 first; None where the samples have no labels.
+        recipe: How the images were made, as `Recipe.describe` returns it.
+        tools: Versions of the software that made them. Not part of the fingerprint.
         inputs: Number of inputs, packed and quarantined together.
-        mean, std: Of the packed images, one number in 0 … 1 per channel (RGB); None when they were not measured.
-        statistics: Split → what was counted of its images; None when nothing was.
+        mean, std: Of the packed images, one number in 0 … 1 per channel (RGB); None where they were not measured.
+        statistics: Split → counts over its images; None where nothing was counted.
         sharding: How the inputs were cut into shards; None where that is not known.
-        bases: Name → where tars lie that the dataset does not own; see `base`. Not part of the fingerprint. Where
-            there are any, all shards are in them.
+        roots: Name → a place of tars that the dataset does not own. Not part of the fingerprint. A dataset with roots
+            has all of its shards there.
 
     Raises:
         ManifestError: A value is out of its range.
     """
 
-    splits: Mapping[str, tuple[Shard, ...]]
-    classes: tuple[str, ...] | None = None
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    tools: Mapping[str, str] = field(default_factory=dict)
+    splits: Mapping[str, tuple[Shard, ...]] = field(
+        metadata=entry(
+            write=lambda splits: {split: [shard.to_json() for shard in shards] for split, shards in splits.items()},
+            read=lambda splits: {split: tuple(map(Shard.from_json, shards)) for split, shards in splits.items()},
+        )
+    )
+    classes: tuple[str, ...] | None = field(default=None, metadata=_TUPLE)
+    recipe: Mapping[str, Any] = field(default_factory=dict, metadata=entry(write=dict, read=dict))
+    tools: Mapping[str, str] = field(default_factory=dict, metadata=entry(write=dict, read=dict, sealed=False))
     inputs: int = 0
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    statistics: Mapping[str, Statistics] | None = None
-    sharding: Sharding | None = None
-    bases: Mapping[str, Root] = field(default_factory=dict)
+    mean: tuple[float, ...] | None = field(default=None, metadata=_TUPLE)
+    std: tuple[float, ...] | None = field(default=None, metadata=_TUPLE)
+    statistics: Mapping[str, Statistics] | None = field(
+        default=None, metadata=entry(**_by_name(Statistics), optional=True)
+    )
+    sharding: Sharding | None = field(
+        default=None, metadata=entry(name="layout", write=Sharding.to_json, read=Sharding.from_json, optional=True)
+    )
+    roots: Mapping[str, Root] = field(
+        default_factory=dict, metadata=entry(name="bases", **_by_name(Root), sealed=False, optional=True)
+    )
 
     def __post_init__(self) -> None:
         if not self.splits:
@@ -123,8 +148,8 @@ class Manifest:
             raise ManifestError(f"mean and std must be numbers from 0 to 1, found {self.mean!r} and {self.std!r}")
         if self.statistics is not None and self.statistics.keys() != self.splits.keys():
             raise ManifestError(f"statistics of {sorted(self.statistics)} in a dataset with {sorted(self.splits)}")
-        if self.bases and not {split_shard_name(name)[0] for name in names} <= self.bases.keys():
-            raise ManifestError(f"a shard is in none of the bases {sorted(self.bases)}")
+        if self.roots and not {split_shard_name(name)[0] for name in names} <= self.roots.keys():
+            raise ManifestError(f"a shard lies in none of the roots {sorted(self.roots)}")
 
     @property
     def samples(self) -> int:
@@ -138,102 +163,81 @@ class Manifest:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The dataset's identity: "sha256:" and the digest of everything but the tools' versions and the bases."""
-        content = {name: value for name, value in self._content().items() if name not in ("tools", "bases")}
-        return "sha256:" + hashlib.sha256(_canonical(content)).hexdigest()
+        """The dataset's identity: "sha256:" and the digest of all sealed entries, and so of every shard."""
+        return _fingerprint({"version": VERSION, **self.to_json()})
 
     def to_bytes(self) -> bytes:
         """Return the contents of `shardflow.json`."""
-        text = json.dumps({**self._content(), "fingerprint": self.fingerprint}, sort_keys=True, indent=1)
-        return text.encode() + b"\n"
-
-    def _content(self) -> dict[str, Any]:
-        counted = {split: each.to_json() for split, each in (self.statistics or {}).items()}
-        return {
-            "classes": None if self.classes is None else list(self.classes),
-            "inputs": self.inputs,
-            "mean": None if self.mean is None else list(self.mean),
-            "recipe": dict(self.recipe),
-            "splits": {
-                split: [{slot: getattr(shard, slot) for slot in Shard.__slots__} for shard in shards]
-                for split, shards in self.splits.items()
-            },
-            "std": None if self.std is None else list(self.std),
-            "tools": dict(self.tools),
-            "version": VERSION,
-            **({"statistics": counted} if counted else {}),  # manifests without them keep their fingerprints
-            **({"layout": self.sharding.to_json()} if self.sharding else {}),
-            **({"bases": {name: base.to_json() for name, base in self.bases.items()}} if self.bases else {}),
-        }
-
-
-def kept_name(fingerprint: str) -> str:
-    """Return the name under which the manifest of a version is kept that a later one has replaced.
-
-    Raises:
-        ConfigError: That is no fingerprint.
-    """
-    kind, _, digest = fingerprint.partition(":")
-    if kind != "sha256" or not _SHA256.fullmatch(digest):
-        raise ConfigError(f"version {fingerprint!r} is no fingerprint; it looks like sha256: and 64 hexadecimal digits")
-    return f"manifests/{digest}.json"
+        content = {"version": VERSION, **self.to_json(), "fingerprint": self.fingerprint}
+        return json.dumps(content, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def from_bytes(data: bytes) -> Manifest:
     """Read `shardflow.json`.
 
     Raises:
-        ManifestError: It is not a manifest of this version, or its fingerprint does not fit its content.
+        ManifestError: It is not a manifest, its fingerprint does not fit its content, or a newer shardflow wrote it.
     """
     try:
         content = json.loads(data)
-        version = content["version"]
-        if version != VERSION:
-            raise ManifestError(f"manifest version {version!r}, this shardflow reads {VERSION}; update shardflow")
-        manifest = Manifest(
-            splits={name: tuple(Shard(**entry) for entry in entries) for name, entries in content["splits"].items()},
-            classes=_tuple(content["classes"]),
-            recipe=dict(content["recipe"]),
-            tools=dict(content["tools"]),
-            inputs=content["inputs"],
-            mean=_tuple(content["mean"]),
-            std=_tuple(content["std"]),
-            statistics=_statistics(content.get("statistics")),
-            sharding=sharding.from_json(content["layout"]) if "layout" in content else None,
-            bases={name: Root(**base) for name, base in content.get("bases", {}).items()},
-        )
+        version = content.pop("version")
+        if type(version) is int and version > VERSION:
+            raise ManifestError(
+                f"manifest has version {version}, this shardflow reads {VERSION}: "
+                "it was written by a newer shardflow; update"
+            )
         claimed = content.pop("fingerprint")
-        # What was read must say all that is written, or an edit could hide in what is not looked at.
-        complete = _canonical(content) == _canonical(manifest._content())
+        found = _fingerprint({"version": version, **content})
+        if claimed != found:
+            raise ManifestError(
+                f"manifest says that its fingerprint is {claimed}, its content has {found}; it was edited or damaged: "
+                "restore it"
+            )
+        manifest = Manifest.from_json(content)
+        # What is read must be all that the file says, or an edit could hide in the rest.
+        if manifest.fingerprint != found or _canonical(_unsealed(content)) != _canonical(_unsealed(manifest.to_json())):
+            raise ManifestError("manifest has values in a form that no shardflow writes; it was edited: restore it")
     except ManifestError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ManifestError(f"not a shardflow manifest: {type(error).__name__}: {error}") from error
-    if claimed != manifest.fingerprint:
-        raise ManifestError(
-            f"the manifest says its fingerprint is {claimed}, its content has {manifest.fingerprint}; "
-            "it was edited or damaged: restore it"
-        )
-    if not complete:
-        raise ManifestError("the manifest has entries that none of its version has; it was edited: restore it")
     return manifest
+
+
+def kept_name(fingerprint: str) -> str:
+    """Return where the manifest of a version is kept after a later version has replaced it.
+
+    Raises:
+        ConfigError: The fingerprint is not one.
+    """
+    kind, _, digest = fingerprint.partition(":")
+    if kind != "sha256" or not _SHA256.fullmatch(digest):
+        raise ConfigError(
+            f"version {fingerprint!r} is not a fingerprint; expected sha256: followed by 64 hexadecimal digits"
+        )
+    return f"manifests/{digest}.json"
+
+
+def is_name(value: Any) -> bool:
+    """Return whether a value can name a file of a dataset: a path of A-Z a-z 0-9 . _ - that does not leave it."""
+    return isinstance(value, str) and bool(_NAME.fullmatch(value)) and not {".", ".."} & set(value.split("/"))
+
+
+_UNSEALED = {name for name, (_, declared) in entries(Manifest).items() if not declared.sealed}
+
+
+def _unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: content[name] for name in _UNSEALED & content.keys()}
+
+
+def _fingerprint(content: Mapping[str, Any]) -> str:
+    """Return the fingerprint of the content of a manifest, whichever entries it has."""
+    sealed = {name: value for name, value in content.items() if name not in _UNSEALED}
+    return "sha256:" + hashlib.sha256(_canonical(sealed)).hexdigest()
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-
-
-def _tuple(value: Any) -> tuple[Any, ...] | None:
-    return None if value is None else tuple(value)
-
-
-def _statistics(content: Mapping[str, Any] | None) -> dict[str, Statistics] | None:
-    return None if content is None else {split: from_json(counted) for split, counted in content.items()}
-
-
-def is_name(value: Any) -> bool:
-    """Return whether something can name a file of a dataset: a path of A-Z a-z 0-9 . _ - that leads nowhere else."""
-    return isinstance(value, str) and bool(_NAME.fullmatch(value)) and not {".", ".."} & set(value.split("/"))
 
 
 def _is_count(value: Any, least: int, most: int) -> bool:

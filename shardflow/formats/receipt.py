@@ -1,18 +1,17 @@
-"""The receipt: what one finished job left behind, and by which a resume knows that it is finished.
+"""The receipt: the outcome of one finished job of `pack`. A resume knows by it that the job is finished.
 
-It names every input of the job and what became of it, and holds nothing that differs between two runs over the same
-inputs.
+It names every input of the job and its outcome, and holds nothing that differs between two runs over the same inputs.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shardflow.errors import FormatError, ManifestError
+from shardflow.errors import FormatError
 
-from . import statistics
+from .json_object import JsonObject, entry
 from .manifest import Shard
 from .statistics import PixelSums, Statistics
 
@@ -23,9 +22,9 @@ class Quarantined(NamedTuple):
     """An input that was not packed.
 
     Attributes:
-        path: Below the source.
-        stage: Where it failed: "read", "decode" or "encode".
-        reason: What the failing code said.
+        path: Path below the source.
+        stage: The step that failed: "read", "decode" or "encode".
+        reason: Message of the error.
     """
 
     path: str
@@ -34,32 +33,42 @@ class Quarantined(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """One job's outcome.
+class Receipt(JsonObject):
+    """The outcome of a job. The fields are the schema of the file.
 
     Attributes:
         first: Ordinal of the job's first input in its split; the keys count from it.
-        items_sha256, recipe_sha256: Of the inputs that were asked for, and of how to treat them.
-        sources: Path of the input that became each record, in order.
-        quarantined: The other inputs.
-        skipped: Where these stood among the job's inputs, from 0.
+        items_sha256, recipe_sha256: Digests of the job's inputs, and of the recipe with the versions of the codecs.
+        sources: Path of the input of each record, in order.
+        quarantined: The inputs that were not packed.
+        skipped: Their positions among the job's inputs, from 0.
         bytes_in: Total size of the packed inputs.
         pixels: Sums over the packed images.
-        statistics: What was counted of them.
-        shard: The line for the manifest; None when every input was quarantined.
+        statistics: Counts over the packed images.
+        shard: The shard's entry in the manifest; None where every input was quarantined.
         index_bytes: Size of the index.
     """
 
     first: int
     items_sha256: str
     recipe_sha256: str
-    sources: tuple[str, ...]
-    quarantined: tuple[Quarantined, ...]
-    skipped: tuple[int, ...]
+    sources: tuple[str, ...] = field(metadata=entry(read=tuple))
+    quarantined: tuple[Quarantined, ...] = field(
+        metadata=entry(
+            write=lambda inputs: [each._asdict() for each in inputs],
+            read=lambda inputs: tuple(Quarantined(**each) for each in inputs),
+        )
+    )
+    skipped: tuple[int, ...] = field(metadata=entry(read=tuple))
     bytes_in: int
-    pixels: PixelSums
-    statistics: Statistics
-    shard: Shard | None
+    pixels: PixelSums = field(metadata=entry(write=PixelSums.to_json, read=PixelSums.from_json))
+    statistics: Statistics = field(metadata=entry(write=Statistics.to_json, read=Statistics.from_json))
+    shard: Shard | None = field(
+        metadata=entry(
+            write=lambda shard: None if shard is None else shard.to_json(),
+            read=lambda shard: None if shard is None else Shard.from_json(shard),
+        )
+    )
     index_bytes: int
 
     def inputs(self) -> list[str]:
@@ -73,38 +82,23 @@ class Receipt:
             count = len(self.sources) + len(self.quarantined)
             return [next(quarantined).path if slot in skipped else next(sources) for slot in range(count)]
         except StopIteration:
-            raise FormatError("a receipt whose inputs do not add up") from None
+            raise FormatError("not a receipt: its inputs do not add up") from None
 
     def to_bytes(self) -> bytes:
         """Return the contents of the file."""
-        content = {
-            **asdict(self),
-            "quarantined": [bad._asdict() for bad in self.quarantined],
-            "statistics": self.statistics.to_json(),
-            "version": VERSION,
-        }
-        return json.dumps(content, sort_keys=True, indent=1).encode() + b"\n"
+        return json.dumps({"version": VERSION, **self.to_json()}, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def from_bytes(data: bytes) -> Receipt:
     """Read a receipt.
 
     Raises:
-        FormatError: It is none of this version.
+        FormatError: It is damaged, or of another version.
     """
     try:
         content: dict[str, Any] = json.loads(data)
-        if content.pop("version") != VERSION:
-            raise FormatError("a receipt of another version")
-        shard, pixels = content.pop("shard"), content.pop("pixels")
-        return Receipt(
-            sources=tuple(content.pop("sources")),
-            quarantined=tuple(Quarantined(**bad) for bad in content.pop("quarantined")),
-            skipped=tuple(content.pop("skipped")),
-            pixels=PixelSums(pixels["count"], tuple(pixels["sums"]), tuple(pixels["squares"])),
-            statistics=statistics.from_json(content.pop("statistics")),
-            shard=None if shard is None else Shard(**shard),
-            **content,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ManifestError) as error:
+        if (version := content.pop("version")) != VERSION:
+            raise FormatError(f"a receipt of version {version}, expected {VERSION}")
+        return Receipt.from_json(content)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"not a receipt: {error}") from error

@@ -1,8 +1,8 @@
-"""The index of a shard: one row per member, so that a sample is a slice of a memory map and never a search.
+"""The index of a shard: one row per member, so that a sample is a slice of a memory map, and no tar is searched.
 
-The file is a plain `.npy` of a structured little-endian array (numpy.lib.format version 1.0), and `numpy.load` loads
-it. We write its header ourselves because the bytes must not depend on the numpy version: the manifest holds their
-SHA-256. An index can be rebuilt from its shard alone.
+The file is a plain `.npy` of a structured little-endian array (numpy.lib.format version 1.0); `numpy.load` loads it.
+Its header is written here, because the bytes must not depend on the version of numpy: the manifest has their SHA-256.
+An index can be rebuilt from its shard.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.errors import IndexError_, IntegrityError, TarError
+from shardflow.errors import IntegrityError, ShardIndexError, TarError
 
-from .image_size import image_size
+from .image_types import IMAGE_PARTS, image_size
+from .tar_samples import split_member_name
 from .ustar import walk
 
-IMAGE_PARTS = frozenset({"jpg", "jpeg", "png", "webp"})
-"""Parts that hold an image; the first of these in a sample is its image."""
-
 KEY_PART = b""
-"""The part of a row that is no member: what it leads to is the sample's key, where plain headers do not have it."""
+"""The part of a row that is not a member but the key of its sample, where the headers are not plain ones."""
 
 DTYPE = np.dtype(
     [
         ("record", "<u4"),  # ordinal of the sample in its shard, 0 … samples-1
-        ("part", "S16"),  # what follows the key and its dot: b"jpg"
+        ("part", "S16"),  # without the key and its dot: b"jpg"
         ("offset", "<u8"),  # of the payload, from the start of the shard
         ("size", "<u4"),  # of the payload, in bytes
         ("crc32", "<u4"),  # of the payload (zlib's CRC-32)
@@ -59,12 +57,12 @@ def make_row(record: int, part: str, offset: int, payload: memoryview | bytes) -
     """Return the row of one member.
 
     Raises:
-        IndexError_: The part's name is longer than the 16 bytes that the column holds, or the payload than 4 GiB.
+        ShardIndexError: The part's name is longer than the 16 bytes that the column holds, or the payload than 4 GiB.
     """
     if len(part.encode()) > 16:
-        raise IndexError_(f"part name {part!r} is longer than 16 bytes; shorten the extension")
+        raise ShardIndexError(f"part name {part!r} is longer than 16 bytes; shorten the extension")
     if len(payload) >= 1 << 32:
-        raise IndexError_(f"part {part!r} of record {record} has {len(payload)} bytes; 4 GiB is the limit")
+        raise ShardIndexError(f"part {part!r} of record {record} has {len(payload)} bytes; 4 GiB is the limit")
     width, height = image_size(payload) if part.rpartition(".")[2] in IMAGE_PARTS else (0, 0)
     if max(width, height) > _MAX_U2:
         width = height = 0
@@ -75,8 +73,8 @@ def build(tar: memoryview) -> tuple[Index, list[str]]:
     """Rebuild the index of a shard from its bytes; return it with the keys of the samples in order.
 
     Raises:
-        TarError: The shard is damaged, a name has no dot or comes twice, or the members of a sample do not stand
-            together.
+        TarError: The shard is damaged, a name has no dot or comes twice, or the members of a sample are not
+            neighbours.
     """
     rows: list[Row] = []
     keys: list[str] = []
@@ -84,16 +82,14 @@ def build(tar: memoryview) -> tuple[Index, list[str]]:
     names: set[str] = set()
     for member in walk(tar):
         if member.name in names:
-            raise TarError(f"member {member.name!r} comes twice; readers would take one for the other")
+            raise TarError(f"member {member.name!r} comes twice; each name can come once only")
         names.add(member.name)
-        directory, slash, base = member.name.rpartition("/")
-        stem, dot, part = base.partition(".")
-        if not dot or not stem or not part:
+        if (key_and_part := split_member_name(member.name)) is None:
             raise TarError(f"member {member.name!r} is not named KEY.PART, as the WebDataset convention asks")
-        key = directory + slash + stem
+        key, part = key_and_part
         if not keys or key != keys[-1]:
             if key in seen:
-                raise TarError(f"the members of sample {key!r} do not stand together")
+                raise TarError(f"the members of sample {key!r} are not neighbours")
             seen.add(key)
             keys.append(key)
         payload = tar[member.offset : member.offset + member.size]
@@ -101,12 +97,12 @@ def build(tar: memoryview) -> tuple[Index, list[str]]:
     return from_rows(rows), keys
 
 
-def rebuilt(tar: memoryview, sha256: str) -> bytes:
+def rebuild(tar: memoryview, sha256: str) -> bytes:
     """Return the contents of a lost index, rebuilt from its shard.
 
     Raises:
-        TarError, IndexError_: As for `build`.
-        IntegrityError: It has another SHA-256: the tar is damaged, or the index was made in another way, as of a view.
+        TarError, ShardIndexError: As for `build`.
+        IntegrityError: It has another SHA-256: the tar is damaged, or the index is that of a virtual dataset.
     """
     data = to_bytes(build(tar)[0])
     if hashlib.sha256(data).hexdigest() != sha256:
@@ -130,16 +126,16 @@ def from_bytes(data: bytes, *, samples: int, tar_bytes: int) -> Index:
     """Read an index and check that it can belong to a shard of `samples` samples and `tar_bytes` bytes.
 
     Raises:
-        IndexError_: It is not such an index.
+        ShardIndexError: It is not an index, or that of another shard.
     """
-    # Our headers have one form, so nothing has to be parsed: the length says how many rows there must be.
+    # Headers have one form, so none is parsed: the number of rows follows from the length of the file.
     for length in {(len(data) - len(_header(example))) // DTYPE.itemsize for example in (0, 10**9)}:
         header = _header(max(0, length))
         if data.startswith(header) and len(data) == len(header) + length * DTYPE.itemsize:
             index = np.frombuffer(data, DTYPE, offset=len(header))
             _check(index, samples, tar_bytes)
             return index
-    raise IndexError_(f"{len(data)} bytes that are no shardflow index; delete the file, it is rebuilt from the shard")
+    raise ShardIndexError(f"not a shardflow index ({len(data)} bytes); delete the file, it is rebuilt from the shard")
 
 
 def _header(length: int) -> bytes:
@@ -153,14 +149,14 @@ def _check(index: Index, samples: int, tar_bytes: int) -> None:
         records = rows["record"].astype(np.int64)
         steps = np.diff(records, prepend=-1, append=samples)
         if samples and (len(rows) == 0 or records[0] != 0 or steps[-1] != 1 or not np.isin(steps, (0, 1)).all()):
-            raise IndexError_(f"the records do not run from 0 to {samples - 1} in order; rebuild the index")
+            raise ShardIndexError(f"the records do not run from 0 to {samples - 1} in order; rebuild the index")
     if not samples and len(index):
-        raise IndexError_(f"{len(index)} members for no samples; rebuild the index")
+        raise ShardIndexError(f"{len(index)} members for no samples; rebuild the index")
     for part in set(index["part"].tolist()):
         try:
             part.decode()
         except UnicodeDecodeError:
-            raise IndexError_(f"part name {part!r} is not UTF-8; rebuild the index") from None
+            raise ShardIndexError(f"part name {part!r} is not UTF-8; rebuild the index") from None
     ends = index["offset"].astype(np.uint64) + index["size"]
     if len(index) and (index["offset"].max() > tar_bytes or ends.max() > tar_bytes):
-        raise IndexError_(f"a member reaches to byte {int(ends.max())}, the shard has {tar_bytes}; rebuild the index")
+        raise ShardIndexError(f"a member reaches to byte {int(ends.max())} of {tar_bytes}; rebuild the index")

@@ -1,12 +1,13 @@
-"""The layout: how the inputs of a dataset were cut into shards. What is added to it later is cut in the same way."""
+"""Sharding: how the inputs of a dataset were cut into shards. What is added to it later is cut in the same way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from shardflow.errors import ManifestError
+
+from .json_object import JsonObject, entry
 
 
 def job_name(split: str, number: int) -> str:
@@ -14,16 +15,20 @@ def job_name(split: str, number: int) -> str:
     return f"{split}/{number:06d}"
 
 
+def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
-    """How inputs were dealt out to jobs; each job has made one shard, or none where all of its inputs were bad.
+class Sharding(JsonObject):
+    """How inputs were dealt out to jobs. Each job packed one shard, or none where all of its inputs were quarantined.
 
     Args:
-        shard_samples: Inputs per job, but for the last one of each time that something was packed.
-        shuffle: Whether the inputs of each time were shuffled before they were cut.
-        seed: Of the shuffle.
-        jobs: Split → number of jobs.
-        inputs: Split → number of inputs, the quarantined ones included.
+        shard_samples: Inputs per job, 1 or more. The last job of a `pack` or an `extend` may have fewer.
+        shuffle: Whether the inputs of a `pack` or an `extend` were shuffled before they were cut.
+        seed: Seed of the shuffle.
+        jobs: Split → number of jobs, 1 or more.
+        inputs: Split → number of inputs, 1 or more, the quarantined ones included.
 
     Raises:
         ManifestError: A value is out of its range.
@@ -32,15 +37,17 @@ class Sharding:
     shard_samples: int
     shuffle: bool
     seed: int
-    jobs: Mapping[str, int]
-    inputs: Mapping[str, int]
+    jobs: Mapping[str, int] = field(metadata=entry(write=dict, read=_sorted))
+    inputs: Mapping[str, int] = field(metadata=entry(write=dict, read=_sorted))
 
     def __post_init__(self) -> None:
         counts = (self.shard_samples, *self.jobs.values(), *self.inputs.values())
         if not all(type(count) is int and count > 0 for count in counts) or self.jobs.keys() != self.inputs.keys():
-            raise ManifestError("a layout counts jobs and inputs of each split in integers above 0")
+            raise ManifestError("sharding: jobs and inputs of each split must be integers, 1 or more")
         if type(self.shuffle) is not bool or type(self.seed) is not int:
-            raise ManifestError(f"a layout with seed {self.seed!r} and shuffle {self.shuffle!r}")
+            raise ManifestError(
+                f"sharding: seed must be an integer and shuffle true or false, found {self.seed!r} and {self.shuffle!r}"
+            )
 
     def names(self) -> Iterator[str]:
         """Yield the names of all jobs, in order."""
@@ -49,7 +56,7 @@ class Sharding:
                 yield job_name(split, number)
 
     def extended(self, jobs: Mapping[str, int], inputs: Mapping[str, int]) -> Sharding:
-        """Return the layout after so many jobs with so many inputs were added to each split."""
+        """Return the sharding after so many jobs with so many inputs were added to each split."""
         splits = sorted({*self.jobs, *jobs})
         return Sharding(
             shard_samples=self.shard_samples,
@@ -58,20 +65,3 @@ class Sharding:
             jobs={split: self.jobs.get(split, 0) + jobs.get(split, 0) for split in splits},
             inputs={split: self.inputs.get(split, 0) + inputs.get(split, 0) for split in splits},
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `json` can write."""
-        return {**asdict(self), "jobs": dict(self.jobs), "inputs": dict(self.inputs)}
-
-
-def from_json(content: Mapping[str, Any]) -> Sharding:
-    """Return what `to_json` made.
-
-    Raises:
-        ManifestError: Something else made it.
-    """
-    try:
-        counts = {name: dict(sorted(content[name].items())) for name in ("jobs", "inputs")}
-        return Sharding(**{**content, **counts})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ManifestError(f"a layout that is none: {type(error).__name__}: {error}") from error

@@ -1,42 +1,60 @@
-"""What was counted while packing: images and bytes, sizes before and after, classes, and what was done.
+"""Statistics: counts over the packed images: bytes, sizes before and after, classes, and what was done to them.
 
-All of it is integers, so that statistics can be added in any order, by any number of workers, and come out the same.
-Sides are counted by their first five binary digits, the others zero: 341 pixels count as 336. That is exact up to 31
-pixels and within 6 % beyond, and no more than 16 numbers per doubling however many images there are.
+All of them are integers, so that statistics can be added in any order, by any number of workers, with the same result.
+Sides are counted by their first five binary digits, the others being zero: 341 pixels count as 336. That is exact up to
+31 pixels and within 6 % beyond, and a histogram has at most 16 bins per doubling however many images there are.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from shardflow.errors import ManifestError
 
+from .json_object import JsonObject, entry
+
 _DIGITS = 5
 
 
+def _write(counter: Counter[Any]) -> dict[str, int]:
+    return {str(key): counter[key] for key in sorted(counter)}
+
+
+def _read(column: Mapping[str, int], key: Callable[[str], Any] = int) -> Counter[Any]:
+    if not all(type(number) is int and number > 0 for number in column.values()):
+        raise ManifestError("statistics must be integers above 0")
+    return Counter({key(name): number for name, number in column.items()})
+
+
+_HISTOGRAM = entry(write=_write, read=_read)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
+class Statistics(JsonObject):
     """Counts over packed images; they start at zero, and `count` adds to them.
 
     Attributes:
-        counts: "images", "bytes_before" and "bytes_after" of the images alone, and what was done to how many of them:
-            "converted" from an embedded profile to sRGB, "enlarged", "first_frame" taken of several, "kept" byte for
-            byte, "profile_unusable" and therefore not looked at, "turned" as the EXIF orientation says.
+        counts: "images", "bytes_before" and "bytes_after", of the images alone; and the number of images that were
+            "converted" from an embedded profile to sRGB, "enlarged", reduced to the "first_frame" of several, "kept"
+            byte for byte, "turned" as the EXIF orientation says, or had a "profile_unusable", which was ignored.
         classes: Label → images.
         widths_before, heights_before: Rounded side in pixels → images, of the upright sources.
         widths_after, heights_after: The same of the packed images.
     """
 
-    counts: Counter[str] = field(default_factory=Counter)
-    classes: Counter[int] = field(default_factory=Counter)
-    widths_before: Counter[int] = field(default_factory=Counter)
-    heights_before: Counter[int] = field(default_factory=Counter)
-    widths_after: Counter[int] = field(default_factory=Counter)
-    heights_after: Counter[int] = field(default_factory=Counter)
+    counts: Counter[str] = field(
+        default_factory=Counter, metadata=entry(write=_write, read=functools.partial(_read, key=str))
+    )
+    classes: Counter[int] = field(default_factory=Counter, metadata=_HISTOGRAM)
+    widths_before: Counter[int] = field(default_factory=Counter, metadata=_HISTOGRAM)
+    heights_before: Counter[int] = field(default_factory=Counter, metadata=_HISTOGRAM)
+    widths_after: Counter[int] = field(default_factory=Counter, metadata=_HISTOGRAM)
+    heights_after: Counter[int] = field(default_factory=Counter, metadata=_HISTOGRAM)
 
     def count(self, *, before: tuple[int, int], after: tuple[int, int], labels: Iterable[int], **counts: int) -> None:
         """Count one image: its size before and after, (width, height); its labels; and anything else by name."""
@@ -56,34 +74,9 @@ class Statistics:
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(**{slot.name: getattr(self, slot.name) + getattr(other, slot.name) for slot in fields(self)})
 
-    def to_json(self) -> dict[str, dict[str, int]]:
-        """Return what `json` can write."""
-        columns = {slot.name: getattr(self, slot.name) for slot in fields(self)}
-        return {name: {str(key): column[key] for key in sorted(column)} for name, column in columns.items()}
-
-
-def from_json(content: Mapping[str, Mapping[str, int]]) -> Statistics:
-    """Return what `to_json` made.
-
-    Raises:
-        ManifestError: Something else made it.
-    """
-    try:
-        columns: dict[str, Any] = {
-            name: Counter({key if name == "counts" else int(key): number for key, number in column.items()})
-            for name, column in content.items()
-        }
-        statistics = Statistics(**columns)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ManifestError(f"not the statistics of a dataset: {type(error).__name__}: {error}") from error
-    numbers = [number for column in columns.values() for number in column.values()]
-    if not all(isinstance(number, int) and not isinstance(number, bool) and number > 0 for number in numbers):
-        raise ManifestError("statistics must be integers above 0")
-    return statistics
-
 
 def median(histogram: Mapping[int, int]) -> int:
-    """Return the (lower) median of what was counted; 0 when nothing was."""
+    """Return the (lower) median of a histogram, value → count; 0 where it is empty."""
     left = (sum(histogram.values()) + 1) // 2
     for value in sorted(histogram):
         left -= histogram[value]
@@ -98,15 +91,15 @@ def _rounded(side: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class PixelSums:
+class PixelSums(JsonObject):
     """Number of pixels, and per channel (RGB) the sum of the values 0 … 255 and of their squares.
 
-    From these integers follow the mean and the standard deviation, in whatever order they were added.
+    Mean and standard deviation follow from these integers, in whichever order they were added.
     """
 
     count: int = 0
-    sums: tuple[int, ...] = (0, 0, 0)
-    squares: tuple[int, ...] = (0, 0, 0)
+    sums: tuple[int, ...] = field(default=(0, 0, 0), metadata=entry(read=tuple))
+    squares: tuple[int, ...] = field(default=(0, 0, 0), metadata=entry(read=tuple))
 
     def __add__(self, other: PixelSums) -> PixelSums:
         return PixelSums(

@@ -1,4 +1,7 @@
-"""The samples of a tar in the WebDataset convention, whoever wrote it, and what is wrong with it."""
+"""Samples of a tar: the WebDataset convention, by which members named KEY.PART that follow each other are one sample.
+
+Source: https://github.com/webdataset/webdataset, "The WebDataset Format".
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,26 @@ from shardflow.errors import TarError
 from .tar_lenient import members
 
 
-@dataclass(slots=True)
-class Sample:
-    """The members of a tar that share a key: part → (offset, size) of its payload.
+def split_member_name(name: str) -> tuple[str, str] | None:
+    """Return key and part of a member's name, cut at the first dot of its last segment; None where either is empty.
 
-    `key_offset` is where the key stands in one piece, in one of their headers. `problem` says why they cannot be used;
-    a sample without parts stands for all that could not be found.
+    >>> split_member_name("train/0001.seg.png")
+    ('train/0001', 'seg.png')
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, _, part = base.partition(".")
+    return (folder + slash + stem, part) if stem and part else None
+
+
+@dataclass(slots=True)
+class TarSample:
+    """The members of a tar that share a key.
+
+    Attributes:
+        key: The common name; "" of the sample that stands for everything behind the point where a tar is damaged.
+        parts: Part, in lower case → (offset, size) of its payload, in bytes.
+        key_offset: Where the key lies in one piece, in the header of one of the members; None if it does not.
+        problem: Why the sample cannot be used; "" if it can.
     """
 
     key: str
@@ -25,32 +42,30 @@ class Sample:
     problem: str = ""
 
 
-def samples_of(file: IO[bytes]) -> Iterator[Sample]:
-    """Yield the samples of a tar in order. The last one says so when the tar is damaged or cut short."""
-    sample: Sample | None = None
-    loss = ""
+def read_samples(file: IO[bytes]) -> Iterator[TarSample]:
+    """Yield the samples of a tar in order. Where the tar is damaged or cut short, the last sample says so."""
+    sample: TarSample | None = None
+    damage = ""
     try:
         for name, offset, size, name_offset in members(file):
-            folder, slash, base = name.rpartition("/")
-            stem, dot, part = base.partition(".")
-            if not stem or not dot or not part:
-                continue  # such as __metadata__, which WebDataset passes over as well
-            key, part = folder + slash + stem, part.lower()
+            if (key_and_part := split_member_name(name)) is None:
+                continue  # such as __metadata__, which webdataset skips as well
+            key, part = key_and_part[0], key_and_part[1].lower()
             if sample is None or sample.key != key:
                 if sample is not None:
                     yield sample
-                sample = Sample(key)
+                sample = TarSample(key)
             if part in sample.parts:
                 sample.problem = f"has two parts {part!r}"
             sample.parts[part] = (offset, size)
             if sample.key_offset is None:
                 sample.key_offset = name_offset
     except TarError as error:
-        loss = str(error)
+        damage = str(error)
     if sample is not None:
-        if loss and not sample.problem:
+        if damage and not sample.problem:
             sample.problem = "parts of it may be missing: it is the last one before the tar is damaged"
         yield sample
-    if loss:
+    if damage:
         after = f"after sample {sample.key!r}" if sample is not None else "from its start"
-        yield Sample("", problem=f"{after} the tar cannot be read: {loss}; whatever follows is lost")
+        yield TarSample("", problem=f"{after} the tar cannot be read: {damage}; everything behind that is lost")

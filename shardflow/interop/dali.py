@@ -14,6 +14,7 @@ from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.mapped_shard import MappedShard
 from shardflow.dataset.shard_files import beside_shards
 from shardflow.errors import ConfigError
+from shardflow.formats.tar_samples import split_member_name
 
 _VERSION = "v1.2"
 
@@ -48,7 +49,7 @@ def _index(shard: MappedShard, samples: int) -> str:
         for member in shard.members(record):
             if any(character.isspace() for character in member.name):
                 raise ConfigError(f"{shard.url}: DALI cannot read member {member.name!r}, whose name has a blank")
-            _, _, extension = member.name.rpartition("/")[2].partition(".")
-            fields += [extension, str(member.offset), str(member.size), member.name]
+            _, part = split_member_name(member.name) or ("", "")
+            fields += [part, str(member.offset), str(member.size), member.name]
         lines.append(" ".join(fields))
     return "\n".join(lines) + "\n"

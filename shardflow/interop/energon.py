@@ -17,7 +17,8 @@ from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.shard_files import beside_shards
 from shardflow.errors import ConfigError
 from shardflow.formats import ustar
-from shardflow.formats.shard_index import IMAGE_PARTS, Index
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.shard_index import Index
 
 _META = ".nv-meta"
 
@@ -37,7 +38,7 @@ def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = N
         StoreError: An index is missing, or a file cannot be written.
         IntegrityError: An index is damaged.
     """
-    if dataset.manifest.bases:
+    if dataset.manifest.roots:
         raise ConfigError(f"{dataset.url} has no shards of its own, and Energon reads whole ones; `shardflow sync` it")
     root = beside_shards(dataset.storage, directory)
     images: set[str] = set()

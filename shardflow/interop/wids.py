@@ -29,7 +29,7 @@ def write_wids(dataset: Dataset, directory: str | os.PathLike[str] | None = None
         ConfigError: There is no directory, and the shards are not on a local disk; or they belong to other datasets.
         StoreError: A file cannot be written.
     """
-    if dataset.manifest.bases:
+    if dataset.manifest.roots:
         raise ConfigError(f"{dataset.url} has no shards of its own, and wids reads whole ones; `shardflow sync` it")
     root = beside_shards(dataset.storage, directory)
     place = relative_root(root, dataset.storage)

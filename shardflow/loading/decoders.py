@@ -22,7 +22,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from shardflow import native
 from shardflow._validation import check_probability, check_range
 from shardflow.errors import ConfigError, DecodeError
-from shardflow.formats.image_size import image_size, is_jpeg
+from shardflow.formats.image_types import image_size, is_jpeg
 from shardflow.order.keyed_rng import U64
 
 from .crop_sampling import Crops, Sizes, random_resized_crops

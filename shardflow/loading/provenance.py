@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "torchvision", "webdataset", "numpy", "pillow")
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Return which dataset it is and how it was made; without credentials, as its URL is known by them alone."""
-    bases = {name: base.to_json() for name, base in dataset.manifest.bases.items()}
+    bases = {name: base.to_json() for name, base in dataset.manifest.roots.items()}
     return {
         "url": dataset.url,
         "fingerprint": dataset.fingerprint,
@@ -31,7 +31,7 @@ def describe_versions() -> dict[str, str]:
     """Return the versions of what pixels may depend on, the native kernel's and its libjpeg-turbo's included."""
     return {
         "shardflow": metadata.version("shardflow"),
-        "native kernel": native.why() if native.available() else f"not active: {native.why()}",
+        "native kernel": native.describe() if native.available() else f"not active: {native.describe()}",
         **{package: package_version(package) for package in _PACKAGES},
     }
 

@@ -15,8 +15,8 @@ import torch
 from shardflow.dataset.dataset import Split
 from shardflow.dataset.mapped_shard import MappedShard
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
-from shardflow.formats.labels import LABELS, numbers
-from shardflow.formats.shard_index import IMAGE_PARTS
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import LABEL_PARTS, parse_labels
 
 from .batch import Batch, Sample
 from .decoders import Decoder, Empty
@@ -213,7 +213,7 @@ def _column(field: str, batch: Batch, classes: int) -> Any:
 
 def _several_hot(sample: Sample, classes: int) -> torch.Tensor:
     """Return the classes of a sample as float32 [classes], 1 for each that it has."""
-    part = next((part for part in LABELS if part in sample.parts), "cls")
+    part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
     hot = torch.zeros(classes)
     hot[list(_labels(sample, part, classes))] = 1
     return hot
@@ -222,8 +222,8 @@ def _several_hot(sample: Sample, classes: int) -> torch.Tensor:
 def _labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int, ...]:
     """Return the numbers of classes in a part."""
     try:
-        return numbers(part, bytes(_payload(sample, part)), classes=classes)
-    except ValueError as error:
+        return parse_labels(part, _payload(sample, part), classes=classes)
+    except DecodeError as error:
         raise sample.blame(DecodeError(f"{error}; run `shardflow verify`")) from error
 
 

@@ -30,14 +30,14 @@ from typing import Any
 from PIL import Image
 
 from shardflow.errors import DecodeError
-from shardflow.formats.labels import CLASS, CLASSES, LABELS, Label
-from shardflow.formats.shard_index import IMAGE_PARTS
+from shardflow.formats.image_types import IMAGE_PARTS, IMAGE_TYPES
+from shardflow.formats.labels import LABEL_PARTS, Label, format_label
 
 from .image.colour import BITS_TAG
 from .image.decoding import map_codec_errors, safe_open
 from .image.geometry import Geometry
 
-MASK_FORMATS = ("PNG", "BMP", "GIF", "TIFF")
+MASK_FORMATS = tuple(each.name for each in IMAGE_TYPES if each.for_masks)
 MASK_MODES = ("1", "L", "P", "I;16", "RGB")
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
@@ -61,14 +61,10 @@ def transform_parts(parts: Mapping[str, bytes], label: Label, geometry: Geometry
             raise DecodeError(f"part {part!r}: names of parts are up to 16 letters, digits and ._-")
         if part in IMAGE_PARTS:
             raise DecodeError(f"part {part!r} would be a second image; rename it, for example to second.{part}")
-        if part in LABELS:
+        if part in LABEL_PARTS:
             raise DecodeError(f"part {part!r} is reserved for the labels; rename it")
         transformed[part] = _transform(part, data, geometry)
-    if isinstance(label, int):
-        transformed[CLASS] = b"%d" % label
-    elif label is not None:
-        transformed[CLASSES] = json.dumps(label).encode()
-    return transformed
+    return transformed | format_label(label)
 
 
 def transform_mask(data: bytes, geometry: Geometry) -> bytes:

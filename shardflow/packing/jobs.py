@@ -254,9 +254,7 @@ class Finish:
             receipt = from_bytes(storage.read(f"{self.job.name}.json"))
             if (receipt.items_sha256, receipt.recipe_sha256) == ours:
                 return receipt
-        message = (
-            f"{self.job.staging}: fragments of {self.job.name} have vanished; make sure that no process deletes"
-        )
+        message = f"{self.job.staging}: fragments of {self.job.name} have vanished; make sure that no process deletes"
         raise StoreError(f"{message} files there, and run the same command again")
 
 

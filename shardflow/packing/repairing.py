@@ -84,7 +84,7 @@ def repair(
     """
     make_executor = executor_maker("processes", workers)
     dataset = open_dataset(url, storage_options=storage_options)
-    if bases := dataset.manifest.bases.values():
+    if bases := dataset.manifest.roots.values():
         places = ", ".join(base.url for base in bases)
         message = f"{dataset.url} is a virtual dataset without shards of its own; repair {places}"
         raise ConfigError(f"{message}, or create it again if an index is lost")
@@ -221,7 +221,7 @@ def _repair_shard(storage: Storage, shard: Shard, repair_source: RepairSource | 
                 raise NotFoundError(f"{shard.name} is lost; name a copy of the dataset, or what it was packed from")
             repair_source(shard, path)
             tar = path.read_bytes()
-        rebuilt = shard_index.rebuilt(memoryview(tar), shard.index_sha256)
+        rebuilt = shard_index.rebuild(memoryview(tar), shard.index_sha256)
         if path.exists():
             storage.upload(shard.name, path)
             repaired.append(shard.name)

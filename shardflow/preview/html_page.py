@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import Finding
-from shardflow.formats.shard_index import IMAGE_PARTS
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.statistics import Statistics
 from shardflow.storage.local_files import map_os_errors
 

@@ -16,10 +16,10 @@ import numpy as np
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.mapped_shard import Rows, packed_rows
 from shardflow.dataset.shard_files import shard_files
-from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError
-from shardflow.formats.labels import LABELS, numbers
+from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import sample_labels
 from shardflow.formats.manifest import Shard
-from shardflow.formats.shard_index import IMAGE_PARTS
 
 _THREADS = 8
 _SHARDS = 4
@@ -53,10 +53,9 @@ class RawSample(NamedTuple):
 
 def labels_of(parts: Mapping[str, bytes | memoryview]) -> list[int]:
     """Return the class numbers of a sample; none if it has no label, or one that cannot be parsed."""
-    part = next((part for part in LABELS if part in parts), None)
     try:
-        return [] if part is None else list(numbers(part, bytes(parts[part])))
-    except ValueError:
+        return list(sample_labels(parts.get) or ())
+    except DecodeError:
         return []
 
 

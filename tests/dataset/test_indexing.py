@@ -90,7 +90,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
         "a.tar/twice": "two parts 'jpg'",
         "a.tar/other\udcfc": "its name is not UTF-8",
         "a.tar/unlabelled": "has no label",
-        "a.tar/named": r"label b'cat' is no number",
+        "a.tar/named": r"label b'cat' is not a number",
         "a.tar/parted": "two tars have a part",
         "b.tar/parted": "has no image",
     }.items():
@@ -143,7 +143,7 @@ def test_tars_joined_with_cat(tmp_path: Path) -> None:
     """Of two tars one behind the other, the second is not passed over in silence."""
     path = write_tar(tmp_path / "a.tar", members_of(range(3)))
     path.write_bytes(path.read_bytes() + write_tar(tmp_path / "b.tar", members_of(range(3, 6))).read_bytes())
-    with pytest.raises(PackIncompleteError, match=r"2, allowed are 0: .*several tars were put one behind the other"):
+    with pytest.raises(PackIncompleteError, match=r"2, allowed are 0: .*several tars were joined"):
         sf.index(path, tmp_path / "view")
     report = sf.index(path, tmp_path / "view", max_bad=2)
     assert report.samples == {"train": 2}  # of the third it is not known whether it is whole

@@ -35,7 +35,7 @@ def test_two_datasets_as_one(tmp_path: Path) -> None:
     both = sf.open(tmp_path / "both")
     assert [int(sample["cls"]) for sample in both["train"]] == [*range(9), *range(7)]
     assert both.classes == sf.open(one).classes
-    assert {base.url for base in both.manifest.bases.values()} == {"../one", "../two"}
+    assert {base.url for base in both.manifest.roots.values()} == {"../one", "../two"}
     assert sf.verify(tmp_path / "both") == []
 
 

@@ -60,7 +60,7 @@ def test_labels_that_cannot_be_trusted(tmp_path: Path) -> None:
     """A label that is damaged, or is no number, is an error that names the sample."""
     samples = [(f"{n}", {"jpg": jpeg(n), "cls": label}) for n, label in enumerate((b"0", b"1", b"zero"))]
     dataset = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x", "y"))
-    with pytest.raises(IntegrityError, match=r"000000\.tar, sample 2: its part 'cls' cannot be read as labels: .*zero"):
+    with pytest.raises(IntegrityError, match=r"000000\.tar, sample 2: label b'zero' is not a number"):
         sf.split(dataset, tmp_path / "view")
     tar = dataset / "train/000000.tar"
     data = bytearray(tar.read_bytes())

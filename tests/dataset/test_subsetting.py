@@ -75,7 +75,7 @@ def test_a_view_of_a_view_leads_to_the_tars(dataset: Path, tmp_path: Path) -> No
     sf.subset(tmp_path / "view", tmp_path / "deep/er", limit=3)
     expected = keys(tmp_path / "deep/er")
     (tmp_path / "view").rename(tmp_path / "gone")
-    (base,) = sf.open(tmp_path / "deep/er").manifest.bases.values()
+    (base,) = sf.open(tmp_path / "deep/er").manifest.roots.values()
     assert (tmp_path / "deep/er" / base.url).resolve() == dataset
     assert base.fingerprint == sf.open(dataset).fingerprint
     assert keys(tmp_path / "deep/er") == expected

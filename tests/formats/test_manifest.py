@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shardflow.errors import ManifestError
 from shardflow.formats import manifest
 from shardflow.formats.manifest import Manifest, Shard
+from shardflow.formats.sharding import Sharding
 from shardflow.formats.statistics import Statistics
 
 ZERO, ONE = "0" * 64, "1" * 64
@@ -49,7 +50,7 @@ def edited(edit: Callable[[dict[str, Any]], Any]) -> bytes:
 def sealed(content: Any) -> bytes:
     """Any JSON with the fingerprint that its content has."""
     text = json.dumps(
-        {name: value for name, value in content.items() if name not in ("tools", "fingerprint")},
+        {name: value for name, value in content.items() if name not in ("tools", "bases", "fingerprint")},
         sort_keys=True,
         separators=(",", ":"),
     )
@@ -220,11 +221,56 @@ def test_every_truncation_is_found() -> None:
             manifest.from_bytes(data[:length])
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, 1.5, [1]])
-def test_other_versions_are_named(version: Any) -> None:
-    """A manifest of another version is refused with both versions and the advice to update."""
-    with pytest.raises(ManifestError, match=r"version .* reads 1; update"):
-        manifest.from_bytes(edited(lambda content: content.update(version=version)))
+NEWER = "written by a newer shardflow; update"
+
+
+@pytest.mark.parametrize("version", [2, 7])
+@pytest.mark.parametrize("form", [edited, lambda edit: sealed(json.loads(edited(edit))), lambda _: None])
+def test_newer_versions_are_named(version: int, form: Callable[[Any], bytes | None]) -> None:
+    """A manifest of a newer version, which may have any content, is refused with both versions and the remedy."""
+    data = form(lambda content: content.update(version=version)) or json.dumps({"version": version}).encode()
+    with pytest.raises(ManifestError, match=rf"version {version}, this shardflow reads 1: .*{NEWER}"):
+        manifest.from_bytes(data)
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", "2", None, True, 1.0, 1.5, 2.5, [1]])
+def test_versions_that_never_were_are_refused(version: Any) -> None:
+    """A version that no shardflow writes is damage or an edit, with the old fingerprint and with a fitting one."""
+    data = edited(lambda content: content.update(version=version))
+    with pytest.raises(ManifestError, match="edited or damaged"):
+        manifest.from_bytes(data)
+    with pytest.raises(ManifestError, match="it was edited: restore it"):
+        manifest.from_bytes(sealed(json.loads(data)))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda content: content.update(columns={"train": "labels.npy"}),
+        lambda content: content["splits"]["train"][0].update(labels_sha256=ZERO),
+        lambda content: content["layout"].update(order="random"),
+        lambda content: content["statistics"]["train"].update(depths={}),
+    ],
+)
+def test_entries_of_newer_versions_are_named(edit: Callable[[dict[str, Any]], Any]) -> None:
+    """Unknown entries under a right fingerprint are a newer shardflow's; under a wrong one, damage or an edit."""
+    statistics = {"train": Statistics(), "val": Statistics()}
+    sharding = Sharding(shard_samples=4, shuffle=False, seed=0, jobs={"train": 2}, inputs={"train": 5})
+    content = json.loads(example(statistics=statistics, sharding=sharding).to_bytes())
+    assert manifest.from_bytes(sealed(content)).sharding == sharding
+    edit(content)
+    with pytest.raises(ManifestError, match=rf"does not know \(.*{NEWER}"):
+        manifest.from_bytes(sealed(content))
+    with pytest.raises(ManifestError, match="edited or damaged"):
+        manifest.from_bytes(json.dumps(content).encode())
+
+
+def test_values_in_another_form_are_refused() -> None:
+    """An entry that is not what would be written is refused, although what is read of it is the same."""
+    content = json.loads(example().to_bytes())
+    for entry in ({"statistics": None}, {"layout": None}, {"bases": {}}, {"tools": [["shardflow", "1"]]}):
+        with pytest.raises(ManifestError, match=r"restore it|not a "):
+            manifest.from_bytes(sealed({**content, **entry}))
 
 
 HOSTILE = [

@@ -17,11 +17,11 @@ def shard(name: str) -> Shard:
     return Shard(name=name, samples=3, bytes=10_240, sha256="0" * 64, index_sha256="1" * 64)
 
 
-def view(**values: object) -> Manifest:
-    """The manifest of a view of two places."""
+def virtual(**values: object) -> Manifest:
+    """The manifest of a virtual dataset with two roots."""
     given: dict[str, object] = {
         "splits": {"train": (shard("train/0/train/000000.tar"), shard("train/1/00000.tar"))},
-        "bases": {"0": Root(url="../photos256", fingerprint=FINGERPRINT), "1": Root(url="s3://bucket/tars")},
+        "roots": {"0": Root(url="../photos256", fingerprint=FINGERPRINT), "1": Root(url="s3://bucket/tars")},
     }
     return Manifest(**{**given, **values})  # type: ignore[arg-type]
 
@@ -67,35 +67,35 @@ def test_places_that_may_not_be_named(url: object) -> None:
         Root(url=url)  # type: ignore[arg-type]
 
 
-def test_a_shard_of_a_view_names_its_base() -> None:
-    """SPLIT/BASE/PATH.tar is PATH.tar in the base; anything else has none."""
+def test_a_shard_names_its_root() -> None:
+    """SPLIT/ROOT/PATH.tar is PATH.tar in the root; any other name is refused."""
     assert split_shard_name("train/0/a/b.tar") == ("0", "a/b.tar")
-    with pytest.raises(ManifestError, match="SPLIT/BASE/PATH"):
+    with pytest.raises(ManifestError, match="SPLIT/ROOT/PATH"):
         split_shard_name("train/000000.tar")
 
 
-def test_bases_round_trip_and_are_no_part_of_the_identity() -> None:
-    """Bases are written and read again, and other ones leave the fingerprint what it is."""
-    written = view()
+def test_roots_round_trip_and_are_no_part_of_the_identity() -> None:
+    """Roots are written and read again, and other roots leave the fingerprint what it is."""
+    written = virtual()
     assert manifest.from_bytes(written.to_bytes()) == written
-    moved = view(bases={"0": Root(url="bases/0"), "1": Root(url=".")})
+    moved = virtual(roots={"0": Root(url="bases/0"), "1": Root(url=".")})
     assert moved.fingerprint == written.fingerprint
     assert moved.to_bytes() != written.to_bytes()
 
 
-def test_wrong_bases_are_refused() -> None:
-    """A shard in no base, an unsafe URL written by hand, an unknown entry and an empty list are not read."""
-    with pytest.raises(ManifestError, match="in none of the bases"):
-        view(bases={"0": Root(url=".")})
-    for bases in (
+def test_wrong_roots_are_refused() -> None:
+    """A shard in no root, an unsafe URL written by hand, an unknown entry and an empty list are not read."""
+    with pytest.raises(ManifestError, match="in none of the roots"):
+        virtual(roots={"0": Root(url=".")})
+    for roots in (
         {"0": {"url": "/etc"}, "1": {"url": "."}},
         {"0": {"url": ".", "x": 1}, "1": {"url": "."}},
         {},
         [1],
         "x",
     ):
-        content = {**json.loads(view().to_bytes()), "bases": bases}
+        content = {**json.loads(virtual().to_bytes()), "bases": roots}
         with pytest.raises(ManifestError):
             manifest.from_bytes(json.dumps(content).encode())
-    with pytest.raises(ManifestError, match="no fingerprint"):
+    with pytest.raises(ManifestError, match="not a fingerprint"):
         Root(url=".", fingerprint="abc")

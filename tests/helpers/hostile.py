@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageCms, ImageDraw, ImageOps
+from PIL import Image, ImageCms, ImageDraw, ImageOps, features
 
 from tests.helpers.folders import encoded, photo, png16, png_chunk
 
@@ -24,6 +24,8 @@ EITHER = "packed, decode or encode"
 """A decoder may still make a picture of it, of any size, and cannot be asked for the right one."""
 
 FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "TIFF": "tif", "BMP": "bmp", "PPM": "ppm"}
+if features.version("avif"):
+    FORMATS["AVIF"] = "avif"
 Corpus = dict[str, tuple[bytes, str]]  # path below the source -> contents, and what must become of it
 
 

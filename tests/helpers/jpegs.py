@@ -17,7 +17,7 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual name
 
-from shardflow import native
+from shardflow.native import binding
 
 
 def pixels(number: int, width: int, height: int) -> NDArray[np.uint8]:
@@ -83,12 +83,12 @@ def without_segments(payload: bytes, marker: int) -> bytes:
 
 
 @contextmanager
-def decoder(*, fast: bool) -> Iterator[native._Decoder]:
+def decoder(*, fast: bool) -> Iterator[binding.Decoder]:
     """Make this thread decode in the fast ways, or in the plain ones."""
-    kernel = native._load()
-    assert isinstance(kernel, native._Kernel)
-    native._threads.decoder = made = native._Decoder(kernel, fast=fast)
+    kernel = binding.load()
+    assert isinstance(kernel, binding.Kernel)
+    binding._threads.decoder = decoder = binding.Decoder(kernel, fast=fast)
     try:
-        yield made
+        yield decoder
     finally:
-        del native._threads.decoder
+        del binding._threads.decoder

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from shardflow import native
+from shardflow.native import binding
 
 
 @contextlib.contextmanager
 def without_kernel() -> Iterator[None]:
     """Let this process have no kernel for a while."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_load", lambda: "switched off by a test")
+        patch.setattr(binding, "load", lambda: "switched off by a test")
         yield
 
 
@@ -27,4 +28,4 @@ def either_decoder(request: pytest.FixtureRequest) -> Iterator[None]:
     elif native.available():
         yield
     else:
-        pytest.skip(native.why())
+        pytest.skip(native.describe())

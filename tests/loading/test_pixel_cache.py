@@ -26,6 +26,7 @@ from shardflow import native
 from shardflow.errors import ConfigError
 from shardflow.loading import pixel_cache as decoded_module
 from shardflow.loading.decoders import decode_whole
+from shardflow.native import binding
 from shardflow.order import keyed_rng
 from tests.helpers import jpegs
 from tests.helpers.making import make_dataset, write_dataset
@@ -230,12 +231,12 @@ def test_pixels_are_found_wherever_their_decoder_lies(
     """The same version of libjpeg-turbo in another environment uses what was kept, whatever its path."""
     epoch(loader(dataset, decoded_cache="1GB"), 0)
     before = files(dataset)
-    ours = native._load()
+    ours = binding.load()
     assert not isinstance(ours, str)
     copy = shutil.copy(ours.libjpeg, tmp_path / "elsewhere.so")
-    theirs = native._open(Path(native.__file__).parent, [str(copy)])
-    monkeypatch.setattr(native, "_load", lambda: theirs)
-    assert str(copy) in native.why()
+    theirs = binding.open_kernel(Path(native.__file__).parent, [str(copy)])
+    monkeypatch.setattr(binding, "load", lambda: theirs)
+    assert str(copy) in native.describe()
     epoch(loader(dataset, decoded_cache="1GB"), 0)
     assert files(dataset) == before
 

@@ -10,4 +10,4 @@ from shardflow import native
 @pytest.fixture(autouse=True)
 def _needs_kernel() -> None:
     if not native.available():
-        pytest.skip(native.why())
+        pytest.skip(native.describe())

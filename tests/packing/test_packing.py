@@ -230,7 +230,7 @@ def test_resume_with_other_settings(tmp_path: Path) -> None:
         assert contents(tmp_path / str(number)) == contents(tmp_path / f"fresh{number}")
 
 
-@pytest.mark.skipif(not native.available(), reason=native.why())
+@pytest.mark.skipif(not native.available(), reason=native.describe())
 def test_resume_with_another_decoder(tmp_path: Path) -> None:
     """A pack that was begun with the kernel and goes on without it starts anew: no dataset mixes the two."""
     src = _flat(tmp_path / "src")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps, JpegImagePlugin
+from PIL import Image, ImageOps, JpegImagePlugin, features
 
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError
 from shardflow.packing.image.decoding import FILTERS, Filter
@@ -24,6 +24,9 @@ Pixels = npt.NDArray[np.uint8]
 FINE = Recipe(short_side=32, quality=100, subsampling="4:4:4")  # what differs is then not the codec's doing
 
 pytestmark = pytest.mark.usefixtures("either_decoder")
+
+
+with_avif = pytest.mark.skipif(not features.version("avif"), reason="this build of Pillow cannot read AVIF")
 
 
 def _shades(width: int = 96, height: int = 64) -> Pixels:
@@ -157,7 +160,7 @@ def test_orientation(orientation: int, format_name: str) -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "TIFF", pytest.param("AVIF", marks=with_avif)])
 @pytest.mark.parametrize("form", XMP_FORMS)
 def test_orientation_in_xmp(orientation: int, format_name: str, form: str) -> None:
     """The image is turned by XMP where EXIF has no orientation, and counted so; EXIF comes first."""
@@ -167,8 +170,9 @@ def test_orientation_in_xmp(orientation: int, format_name: str, form: str) -> No
     assert np.abs(decoded(by_xmp.image).astype(float) - decoded(by_exif.image)).mean() < 1
     assert by_xmp.geometry.size == by_exif.geometry.size == ((48, 32) if orientation < 5 else (32, 48))
     assert by_xmp.done == by_exif.done == (() if orientation == 1 else ("turned",))
-    both = FINE.process(xmp_file(format_name, RGB, 9 - orientation, form, exif=turned(orientation), **options))
-    assert both.image == by_exif.image
+    if (format_name, orientation) != ("AVIF", 1):  # which Pillow writes without an orientation
+        both = FINE.process(xmp_file(format_name, RGB, 9 - orientation, form, exif=turned(orientation), **options))
+        assert both.image == by_exif.image
 
 
 def test_odd_metadata_around_xmp() -> None:

@@ -38,7 +38,7 @@ def test_a_subset_of_a_bucket(tmp_path: Path, server: Server, prefix: str) -> No
     sf.subset(url, there, **settings, dst_options=options)
     sf.subset(url, tmp_path / "few", **settings)
     near, far = sf.open(tmp_path / "few", storage_options=options), sf.open(there, storage_options=options)
-    assert (near.manifest.bases["0"].url, far.manifest.bases["0"].url) == (url, "../set")
+    assert (near.manifest.roots["0"].url, far.manifest.roots["0"].url) == (url, "../set")
     assert near.fingerprint == far.fingerprint
     assert labels(there, tmp_path, server) == labels(tmp_path / "few", tmp_path, server)
     assert len(labels(there, tmp_path, server)) == 8

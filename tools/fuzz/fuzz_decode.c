@@ -1,7 +1,7 @@
-/* libFuzzer's entry: the input is a JPEG in front of which a few bytes say what is asked of it.
+/* libFuzzer's entry: the input is 16 bytes that choose a crop and its settings, and a JPEG.
  *
  * One decoder lives through all inputs, as in a worker process, so that what an image leaves behind is tested with the
- * next one. Inputs are decoded by the fast ways and by the plain ones, which must agree, and every fourth between two
+ * next one. Inputs are decoded by the fast code and by the plain code, which must agree, and every fourth between two
  * copies of a good image, whose pixels must not change. The output is allocated to the byte, so that the address
  * sanitizer sees a write beside it.
  */
@@ -12,7 +12,7 @@
 
 #include "kernel.h"
 
-enum { ASKED_BYTES = 16, GOOD_BYTES_MAX = 1 << 16 };
+enum { CHOICE_BYTES = 16, GOOD_BYTES_MAX = 1 << 16 };
 
 static sf_decoder *decoders[2];
 static uint8_t good[GOOD_BYTES_MAX];
@@ -44,7 +44,7 @@ static void check(int truth, const char *what) {
     abort();
 }
 
-/* A number below `limit` that is often at its ends. */
+/* Return a number from 0 to limit - 1, often one of the two. */
 static int32_t below(int32_t limit, uint8_t byte, uint8_t fine) {
     if (limit <= 1 || byte == 0) return 0;
     if (byte == 255) return limit - 1;
@@ -52,35 +52,35 @@ static int32_t below(int32_t limit, uint8_t byte, uint8_t fine) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    if (size < ASKED_BYTES) return 0;
-    const uint8_t *asked = data;
+    if (size < CHOICE_BYTES) return 0;
+    const uint8_t *choice = data;
     /* A copy of its own size, so that a read beyond the image is seen too. */
-    const size_t image_size = size - ASKED_BYTES;
+    const size_t image_size = size - CHOICE_BYTES;
     uint8_t *image = malloc(image_size ? image_size : 1);
     if (!image) return 0;
-    memcpy(image, data + ASKED_BYTES, image_size);
+    memcpy(image, data + CHOICE_BYTES, image_size);
 
     sf_header header = {.width = 1, .height = 1};
     sf_problem problem;
     sf_read_header(decoders[0], image, image_size, &header, &problem);
 
-    const int32_t width = 1 + asked[0] % 40, height = 1 + asked[1] % 40;
+    const int32_t width = 1 + choice[0] % 40, height = 1 + choice[1] % 40;
     int32_t boxes[12] = {0, 0, good_header.width, good_header.height, 0, 0, 0, 0,
                          0, 0, good_header.width, good_header.height};
     int32_t resized[12] = {width, height, 0, 0, width, height, 0, 0, width, height, 0, 0};
     int32_t *box = boxes + 4, *window = resized + 4;
-    box[0] = below(header.width, asked[2], asked[3]);
-    box[1] = below(header.height, asked[4], asked[5]);
-    box[2] = 1 + below(header.width - box[0], asked[6], asked[7]);
-    box[3] = 1 + below(header.height - box[1], asked[8], asked[9]);
-    window[2] = asked[10] % 16;
-    window[3] = asked[11] % 16;
-    window[0] += window[2] + asked[12] % 16;
-    window[1] += window[3] + asked[12] / 16;
-    if (asked[13] > 250) box[asked[2] % 4] = (int32_t)0x80000000 >> (asked[3] % 32); /* now and then a senseless one */
-    const uint8_t flips[3] = {0, asked[14] & 1, 0};
+    box[0] = below(header.width, choice[2], choice[3]);
+    box[1] = below(header.height, choice[4], choice[5]);
+    box[2] = 1 + below(header.width - box[0], choice[6], choice[7]);
+    box[3] = 1 + below(header.height - box[1], choice[8], choice[9]);
+    window[2] = choice[10] % 16;
+    window[3] = choice[11] % 16;
+    window[0] += window[2] + choice[12] % 16;
+    window[1] += window[3] + choice[12] / 16;
+    if (choice[13] > 250) box[choice[2] % 4] = (int32_t)0x80000000 >> (choice[3] % 32); /* sometimes an invalid one */
+    const uint8_t flips[3] = {0, choice[14] & 1, 0};
 
-    const int32_t first = asked[13] & 3 ? 1 : 0, count = first ? 1 : 3;
+    const int32_t first = choice[13] & 3 ? 1 : 0, count = first ? 1 : 3;
     const size_t image_bytes = 3 * (size_t)width * (size_t)height;
     const uint8_t *const images[3] = {good, image, good};
     const size_t sizes[3] = {good_size, image_size, good_size};
@@ -93,7 +93,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         const sf_batch batch = {
             .images = images + first,
             .sizes = sizes + first,
-            .boxes = asked[13] & 4 ? NULL : boxes + 4 * first,
+            .boxes = choice[13] & 4 ? NULL : boxes + 4 * first,
             .resized = resized + 4 * first,
             .flips = flips + first,
             .out = out[fast],
@@ -102,9 +102,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             .count = count,
             .width = width,
             .height = height,
-            .interleaved = asked[14] >> 1 & 1,
-            .filter = (asked[14] >> 2) % 3,
-            .oversampling = asked[15] % 4,
+            .interleaved = choice[14] >> 1 & 1,
+            .filter = (choice[14] >> 2) % 3,
+            .oversampling = choice[15] % 4,
         };
         found[fast] = sf_decode(decoders[fast], &batch, problems[fast]);
     }

@@ -5,12 +5,12 @@
 #
 # Needs clang with compiler-rt (CLANG), the headers of libjpeg-turbo, and for the seeds a Python with Pillow and numpy
 # (PYTHON). LIBJPEG is the library to use; one that was itself built with CFLAGS="-fsanitize=fuzzer-no-link,address"
-# lets the fuzzer see into libjpeg-turbo too. The corpus and whatever breaks the kernel stay in WORK (default:
-# build/fuzz), so that the next run goes on from there.
+# lets the fuzzer see into libjpeg-turbo too. The corpus and the inputs that break the kernel stay in WORK
+# (default: build/fuzz), so that the next run continues from them.
 set -eu
 
 seconds=${1:-600}
-libjpeg=${2:-libjpeg.so.62} # looked for as dlopen does
+libjpeg=${2:-libjpeg.so.62} # a path, or a name for dlopen
 here=$(cd "$(dirname "$0")" && pwd)
 native=$here/../../shardflow/native
 work=${WORK:-$here/../../build/fuzz}

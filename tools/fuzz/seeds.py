@@ -1,8 +1,8 @@
-"""Write the corpus the fuzzer starts from: small JPEGs of every coding, each behind sixteen bytes that ask for a crop.
+"""Write the corpus that the fuzzer starts from: small JPEGs of every coding, each after 16 bytes that choose a crop.
 
     python tools/fuzz/seeds.py DIRECTORY
 
-`DIRECTORY/good.jpg` is the image that must survive its neighbours; the corpus is in `DIRECTORY/corpus`.
+`DIRECTORY/good.jpg` is the image that the others must not change; the corpus is in `DIRECTORY/corpus`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardflow._validation import check_probability
 from shardflow.errors import ConfigError, DecodeError
-from shardflow.formats.image_size import is_jpeg
+from shardflow.formats.image_types import is_jpeg
 from shardflow.loading.decoders import CenterCropDecoder, Empty, ImageDecoder, RandomResizedCropDecoder, new
 from shardflow.loading.provenance import describe_object
 from shardflow.order import keyed_rng

@@ -22,16 +22,20 @@ import warnings
 from collections.abc import Iterator
 
 import numpy as np
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError, features
 
 from shardflow import native
 from shardflow.errors import DecodeError, SampleError
-from shardflow.formats.image_size import is_jpeg
+from shardflow.formats.image_types import IMAGE_TYPES, image_type, is_jpeg
 
 from .colour import to_8_bits
 from .geometry import Size
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+FORMATS = tuple(
+    each.name for each in IMAGE_TYPES if each.pillow_feature is None or features.version(each.pillow_feature)
+)
+"""Pillow's names of the formats that this build of Pillow can read."""
+
 MAX_PIXELS = 178_956_970
 """Pillow's own limit: 700 MB of memory for one image."""
 
@@ -43,7 +47,8 @@ FILTERS: dict[Filter, Image.Resampling] = {
 }
 """The filters that kernel and Pillow have in common, all antialiased."""
 
-_ANIMATED = ("GIF", "WEBP", "PNG", "TIFF")  # not JPEG: phones store a gain map or a second view behind the image
+# JPEG is not among them: phones store a gain map or a second view behind the image.
+_ANIMATED = frozenset(each.name for each in IMAGE_TYPES if each.animated)
 
 
 def safe_open(data: bytes, formats: tuple[str, ...] = FORMATS) -> ImageFile.ImageFile:
@@ -58,6 +63,9 @@ def safe_open(data: bytes, formats: tuple[str, ...] = FORMATS) -> ImageFile.Imag
     try:
         image = Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError as error:
+        found = image_type(data)
+        if found is not None and found.name not in FORMATS:
+            raise DecodeError(f"this build of Pillow cannot read {found.name}; install a newer Pillow") from error
         raise DecodeError(f"not an image in one of the formats {', '.join(formats)}") from error
     if image.width * image.height > MAX_PIXELS:
         image.close()

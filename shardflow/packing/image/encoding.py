@@ -113,6 +113,7 @@ def pixel_sums(image: Image.Image) -> PixelSums:
 def codec_versions() -> dict[str, str]:
     """Return the versions of the libraries that the packed bytes depend on; "none" for a missing one."""
     names = {
+        "libavif": ("avif",),
         "libjpeg": ("libjpeg_turbo", "jpg"),
         "littlecms": ("littlecms2",),
         "webp": ("webp",),

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shardflow.dataset.label_numbering import Classes, LabelNumbering
 from shardflow.errors import ConfigError, NotFoundError
+from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.labels import Label
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.local_files import map_os_errors
@@ -31,8 +32,6 @@ from shardflow.storage.storage import Storage
 from .items import Draft, Drafts, encode_more
 from .reader import Reader
 from .source import Source
-
-EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 Ends: TypeAlias = "tuple[str | None, str | None]"
 """The two folders of a path that may be its split and class: the first, and the second; None where there is none."""
@@ -120,7 +119,7 @@ class Folder:
             extension = os.path.splitext(file.path)[1].lower()
             if part is not None:
                 beside[file.path] = file
-            elif extension in EXTENSIONS:
+            elif extension[1:] in SOURCE_PARTS:
                 yield file
             else:
                 skipped[extension] += 1
@@ -141,7 +140,7 @@ class Folder:
 
 def _no_images(storage: Storage, skipped: Counter[str]) -> NoImagesError:
     found = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in skipped.most_common(5))
-    known = " ".join(sorted(EXTENSIONS))
+    known = " ".join(f".{part}" for part in sorted(SOURCE_PARTS))
     error = NoImagesError(f"{storage} holds no images ({known}), but {found or 'no files at all'}; {_LAYOUTS}")
     error.skipped = skipped
     return error

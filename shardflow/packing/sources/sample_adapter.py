@@ -19,9 +19,10 @@ from PIL import Image
 
 from shardflow.dataset.label_numbering import Named
 from shardflow.errors import SampleError
+from shardflow.formats.image_types import IMAGE_TYPES
 from shardflow.packing.image.orientation import upright
 
-IMAGE_KEYS = ("image", "img", "jpg", "jpeg", "png", "webp")
+IMAGE_KEYS = ("image", "img", *(part for each in IMAGE_TYPES if each.in_shards for part in each.parts))
 LABEL_KEYS = ("label", "cls")
 
 _PLAIN_MODES = ("L", "RGB")

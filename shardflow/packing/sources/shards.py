@@ -22,26 +22,25 @@ import numpy as np
 
 from shardflow.dataset.label_numbering import Classes, Named
 from shardflow.dataset.shard_files import index_of
-from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, SampleError
+from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError, SampleError
 from shardflow.formats import manifest, shard_index
-from shardflow.formats.labels import CLASS, LABELS, numbers
+from shardflow.formats.image_types import SOURCE_PARTS
+from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
-from shardflow.formats.tar_samples import samples_of
+from shardflow.formats.tar_samples import read_samples
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
 from shardflow.storage.virtual import root_url, virtual_storage
 
-from .folder import EXTENSIONS
 from .items import Draft, Drafts, encode_more
 from .labelling import SplitLabel, labelled_draft, number_labels
 from .reader import Reader
 from .source import Source
 
 _NUMBER = re.compile(r"0|[1-9][0-9]*")
-_IMAGE_PARTS = frozenset(extension[1:] for extension in EXTENSIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class Shards:
 
     def _list_dataset(self, storage: Storage, reader: Reader) -> Source:
         dataset = manifest.from_bytes(storage.read(manifest.FILE_NAME))
-        tars = virtual_storage(storage, dataset.bases, self.storage_options)
+        tars = virtual_storage(storage, dataset.roots, self.storage_options)
         drafts = Drafts.of(
             draft
             for split, shards in dataset.splits.items()
@@ -167,7 +166,7 @@ def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[
     with _opened(storage, name) as file:
         is_local = storage.local_path(name) is not None
         changed_ns = os.fstat(file.fileno()).st_ctime_ns if is_local else 0
-        for sample in list(samples_of(file)):
+        for sample in list(read_samples(file)):
             path = f"{name}/{sample.key}" if sample.key else name
             if sample.problem:
                 yield labelled_draft(split, None, path, -1, changed_ns, encode_more(bad=sample.problem, tag=tag))
@@ -181,12 +180,12 @@ def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[
 
 def _place(storage: Storage, dataset: manifest.Manifest, shard: manifest.Shard) -> str:
     """Return the place of a shard's tar for the reader; of a virtual dataset, relative to its root where possible."""
-    if not dataset.bases:
+    if not dataset.roots:
         return shard.name
     name, path = split_shard_name(shard.name)
-    base = dataset.bases[name]
+    root = dataset.roots[name]
     is_local = storage.local_path("") is not None
-    return f"{base.url if is_local else root_url(str(storage), base)}/{path}"
+    return f"{root.url if is_local else root_url(str(storage), root)}/{path}"
 
 
 def _indexed_samples(storage: Storage, shard: manifest.Shard, split: str, place: str) -> Iterator[Draft[SplitLabel]]:
@@ -194,7 +193,7 @@ def _indexed_samples(storage: Storage, shard: manifest.Shard, split: str, place:
     index: shard_index.Index | None
     try:
         index = index_of(storage, shard)
-        tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABELS]).any())
+        tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABEL_PARTS]).any())
     except (NotFoundError, IntegrityError):
         index, tar_is_read = None, True
     with _opened(storage, shard.name) if tar_is_read else contextlib.nullcontext(io.BytesIO()) as file:
@@ -208,7 +207,7 @@ def _indexed_samples(storage: Storage, shard: manifest.Shard, split: str, place:
 
 def _rebuilt(storage: Storage, shard: manifest.Shard, tar: bytes) -> shard_index.Index:
     try:
-        data = shard_index.rebuilt(memoryview(tar), shard.index_sha256)
+        data = shard_index.rebuild(memoryview(tar), shard.index_sha256)
     except (FormatError, IntegrityError) as error:
         raise error.at(shard=storage.url(shard.name)) from None
     return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
@@ -227,7 +226,7 @@ def _draft(
     """Return a sample from the locations of its parts. `own`: it is from a shardflow dataset."""
     try:
         label = _pop_label(file, locations, own=own)
-        image = next((part for part in locations if part in _IMAGE_PARTS), None)
+        image = next((part for part in locations if part in SOURCE_PARTS), None)
         if image is None:
             raise SampleError(f"has no image among its parts: {', '.join(locations)}")
     except SampleError as error:
@@ -239,7 +238,7 @@ def _draft(
 
 def _pop_label(file: IO[bytes], locations: dict[str, Any], *, own: bool) -> Named:
     """Remove the label from the parts of a sample and return it. "007" is a number in our shards, a name in others."""
-    part = next((part for part in LABELS if part in locations), None)
+    part = next((part for part in LABEL_PARTS if part in locations), None)
     if part is None:
         return None
     _, offset, size, *crc32 = locations.pop(part)
@@ -247,13 +246,13 @@ def _pop_label(file: IO[bytes], locations: dict[str, Any], *, own: bool) -> Name
     if crc32 not in ([], [zlib.crc32(payload)]):
         raise SampleError(f"its part {part!r} is damaged: its CRC-32 differs")
     text = payload.decode(errors="replace").strip()
-    if part == CLASS and not own and not _NUMBER.fullmatch(text):
+    if part == CLASS_PART and not own and not _NUMBER.fullmatch(text):
         return text
     try:
-        found = numbers(part, payload)
-    except ValueError as error:
+        found = parse_labels(part, payload)
+    except DecodeError as error:
         raise SampleError(f"its part {part!r} cannot be read: {error}") from error
-    return found[0] if part == CLASS else found
+    return found[0] if part == CLASS_PART else found
 
 
 def _payload(file: IO[bytes], offset: int, size: int) -> bytes:

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 import shardflow as sf
 from shardflow.errors import DecodeError
+from shardflow.packing.image import decoding
 from shardflow.packing.recipe import Recipe
 from tests.helpers import profiles
-from tests.helpers.folders import encoded, photo, png16, turned, write_tree, xmp_file
+from tests.helpers.folders import encoded, photo, png16, quarantined, turned, write_tree, xmp_file
+from tests.helpers.tars import write_tar
 
 RGB = Image.open(io.BytesIO(photo(3)))
 KEEP = Recipe(short_side=64, format="keep")
@@ -120,3 +122,55 @@ def test_loader_reads_every_format(tmp_path: Path, format_name: str) -> None:
     images, failures = whole(payloads, np.zeros(9, np.uint64))
     assert not failures
     assert {tuple(image.shape) for image in images} == {(3, 48, 72)}
+
+
+with_avif = pytest.mark.skipif(not features.version("avif"), reason="this build of Pillow cannot read AVIF")
+
+
+@with_avif
+def test_avif_is_packed(tmp_path: Path) -> None:
+    """AVIF files of a folder and of a tar are packed as any other image, turned and reduced to their first frame."""
+    files = {
+        "plain": encoded(RGB, "AVIF"),
+        "turned": encoded(RGB, "AVIF", exif=turned(6)),
+        "animated": encoded(RGB, "AVIF", save_all=True, append_images=[RGB.rotate(180)]),
+    }
+    src = write_tree(tmp_path / "src", {f"{name}.avif": data for name, data in files.items()})
+    tar = write_tar(tmp_path / "tars" / "0.tar", [(f"{name}.avif", data) for name, data in sorted(files.items())])
+    datasets = []
+    for number, source in enumerate((src, tar.parent)):
+        dst = tmp_path / str(number)
+        report = sf.pack(source, dst, executor="serial", short_side=32, shuffle=False)
+        assert (report.packed, report.quarantined) == (3, 0)
+        datasets.append([sample["jpg"] for sample in sf.open(dst)["train"]])
+    assert datasets[0] == datasets[1]
+    assert [Image.open(io.BytesIO(image)).size for image in datasets[0]] == [(48, 32), (48, 32), (32, 48)]
+    assert KEEP.process(files["plain"]).part == "png"
+    assert "first_frame" in KEEP.process(files["animated"]).done
+
+
+@with_avif
+def test_avif_is_read_where_it_lies(tmp_path: Path) -> None:
+    """A tar with AVIF images is indexed in place and loaded."""
+    members = [(f"{number}.avif", encoded(RGB, "AVIF")) for number in range(3)]
+    write_tar(tmp_path / "tars" / "0.tar", members)
+    sf.index(tmp_path / "tars", tmp_path / "indexed")
+    assert not sf.verify(tmp_path / "indexed")
+    loader = sf.Loader(
+        tmp_path / "indexed", batch_size=3, decoder=sf.CenterCropDecoder(32), fields=("image",), num_workers=0
+    )
+    (batch,) = [images for (images,) in loader]
+    assert batch.shape == (3, 3, 32, 32)
+
+
+@with_avif
+def test_avif_that_pillow_cannot_read_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without AVIF in Pillow such an image is quarantined, and the report counts it with the remedy."""
+    monkeypatch.setattr(decoding, "FORMATS", tuple(name for name in decoding.FORMATS if name != "AVIF"))
+    monkeypatch.setattr(decoding.safe_open, "__defaults__", (decoding.FORMATS,))
+    src = write_tree(tmp_path / "src", {"a.avif": encoded(RGB, "AVIF"), "b.jpg": photo(1)})
+    report = sf.pack(src, tmp_path / "dst", executor="serial", max_bad=1)
+    (bad,) = quarantined(tmp_path / "dst")
+    assert bad["path"] == "a.avif"
+    assert bad["reason"] == "this build of Pillow cannot read AVIF; install a newer Pillow"
+    assert report.reasons == {f"decode: {bad['reason']}": 1}

@@ -17,7 +17,7 @@ from tests.helpers.folders import encoded, photo
 from tests.helpers.kernel import without_kernel
 from tests.helpers.reference import decoded
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=native.why())
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.describe())
 
 FINE = Recipe(short_side=32, quality=100, subsampling="4:4:4")  # what differs is then not the codec's doing
 LEVELS = 8  # two, and what YCbCr makes of them
@@ -94,5 +94,5 @@ def test_kernel_is_part_of_the_digest() -> None:
         assert codec_versions() == {**with_kernel, "kernel": "none"}
         assert Recipe().digest != digest
     assert with_kernel["kernel"].startswith("libjpeg-turbo ")
-    assert with_kernel["kernel"] in native.why()
+    assert with_kernel["kernel"] in native.describe()
     assert Recipe().digest == digest

@@ -15,7 +15,6 @@ from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
-from shardflow.formats.tar_samples import samples_of
 from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import contents, image_folder, photo, quarantined
 from tests.helpers.making import flip, make_dataset
@@ -148,22 +147,6 @@ def test_incomplete_samples(tmp_path: Path) -> None:
     (row,) = quarantined(tmp_path / "dst")
     assert (row["path"], row["stage"]) == ("0.tar/none", "read")
     assert row["reason"] == "has no image among its parts: txt"
-
-
-def test_a_tar_cut_anywhere(tmp_path: Path) -> None:
-    """Wherever a tar is cut, no sample that may lack a part is taken for whole, and the loss is an input by itself."""
-    data = _foreign(tmp_path / "whole.tar", _samples(4)).read_bytes()
-    end = len(data.rstrip(b"\0")) // BLOCK * BLOCK + BLOCK
-    for cut in range(0, end + BLOCK, BLOCK):
-        *samples, loss = samples_of(io.BytesIO(data[:cut]))
-        assert loss.problem, cut
-        assert not loss.key, cut
-        for sample in samples:
-            whole = sorted(sample.parts) == ["jpg", "json", "txt"] and all(
-                offset + size <= cut for offset, size in sample.parts.values()
-            )
-            assert whole or sample.problem, (cut, sample)
-    assert [sample.problem for sample in samples_of(io.BytesIO(data))] == [""] * 4
 
 
 def test_a_damaged_tar_loses_nothing_silently(tmp_path: Path) -> None:

@@ -34,6 +34,6 @@ def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
     if variant == "fallback":
         native.available = lambda: False
     elif not native.available():
-        raise RuntimeError(native.why())
+        raise RuntimeError(native.describe())
     loader = shardflow.Loader(data / "packed", batch_size=BATCH, tail="short", num_workers=WORKERS)
     return lambda: iter(loader)

@@ -20,7 +20,7 @@ def pack(source: Path, destination: Path, variant: str) -> None:
     from shardflow import native
 
     if native.available() != (variant == "kernel"):
-        raise RuntimeError(native.why())
+        raise RuntimeError(native.describe())
     shardflow.pack(source, destination, workers=WORKERS, shard_samples=SHARD_SAMPLES)
 
 

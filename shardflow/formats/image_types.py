@@ -1,0 +1,133 @@
+"""Image types: one table of the formats that are read, and what the first bytes of an image say.
+
+To add a format, add a row: folders, tars and samples then know it. Pillow decodes every format here but JPEG, which the
+native kernel decodes, and torchvision where the kernel cannot. The formats that `pack` writes are in
+`packing.image.encoding`.
+
+Width and height are read from the headers of JPEG (ITU-T T.81, B.2.2, frame header) and PNG (W3C PNG 11.2.2, IHDR).
+They are a hint for planning a crop; the decoder has the last word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_NO_FRAME = {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC lie among the SOFn codes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageType:
+    """An image format.
+
+    Attributes:
+        name: Pillow's name of the format: "JPEG".
+        parts: The names of a part of a sample that holds such an image, which are also the extensions of files: "jpg".
+        signature: What the first bytes match.
+        read_size: Returns width and height from the header; None where only a decoder knows them.
+        in_shards: Whether readers of a dataset take such a part for the image of a sample. `pack` takes all of them.
+        animated: Whether a file can hold an animation or several pages, of which the first is packed.
+        for_masks: Whether a mask can be such a file: it has to be lossless.
+        pillow_feature: Pillow's name of the codec, if some builds of Pillow lack it.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    signature: re.Pattern[bytes]
+    read_size: Callable[[memoryview | bytes], tuple[int, int]] | None = None
+    in_shards: bool = False
+    animated: bool = False
+    for_masks: bool = False
+    pillow_feature: str | None = None
+
+
+def _jpeg_size(payload: memoryview | bytes) -> tuple[int, int]:
+    position = 2
+    while position + 9 <= len(payload) and payload[position] == 0xFF:
+        marker = payload[position + 1]
+        if marker == 0xFF:  # fill byte
+            position += 1
+            continue
+        if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME:
+            height = int.from_bytes(payload[position + 5 : position + 7], "big")
+            return int.from_bytes(payload[position + 7 : position + 9], "big"), height
+        if marker == 0xDA:
+            break
+        position += 2 + int.from_bytes(payload[position + 2 : position + 4], "big")
+    return 0, 0
+
+
+def _png_size(payload: memoryview | bytes) -> tuple[int, int]:
+    if len(payload) < 24 or payload[12:16] != b"IHDR":
+        return 0, 0
+    return int.from_bytes(payload[16:20], "big"), int.from_bytes(payload[20:24], "big")
+
+
+def _start(pattern: bytes) -> re.Pattern[bytes]:
+    return re.compile(pattern, re.DOTALL)
+
+
+IMAGE_TYPES = (
+    ImageType(
+        name="JPEG",
+        parts=("jpg", "jpeg"),
+        signature=_start(rb"\xff\xd8"),
+        read_size=_jpeg_size,
+        in_shards=True,
+    ),
+    ImageType(
+        name="PNG",
+        parts=("png",),
+        signature=_start(rb"\x89PNG\r\n\x1a\n"),
+        read_size=_png_size,
+        in_shards=True,
+        animated=True,
+        for_masks=True,
+    ),
+    ImageType(name="WEBP", parts=("webp",), signature=_start(rb"RIFF....WEBP"), in_shards=True, animated=True),
+    ImageType(name="BMP", parts=("bmp",), signature=_start(rb"BM"), for_masks=True),
+    ImageType(name="GIF", parts=("gif",), signature=_start(rb"GIF8[79]a"), animated=True, for_masks=True),
+    ImageType(
+        name="TIFF", parts=("tif", "tiff"), signature=_start(rb"II[*+]\0|MM\0[*+]"), animated=True, for_masks=True
+    ),
+    ImageType(name="PPM", parts=("ppm", "pgm"), signature=_start(rb"P[1-6]\s")),
+    ImageType(
+        name="AVIF",
+        parts=("avif",),
+        signature=_start(rb"....ftypavi[fs]"),
+        in_shards=True,
+        animated=True,
+        pillow_feature="avif",
+    ),
+)
+"""All formats that are read, in the order in which messages name them."""
+
+_JPEG = IMAGE_TYPES[0]
+
+SOURCE_PARTS = tuple(part for each in IMAGE_TYPES for part in each.parts)
+"""Parts of a sample, and extensions of files, that `pack` takes for images."""
+
+IMAGE_PARTS = frozenset(part for each in IMAGE_TYPES if each.in_shards for part in each.parts)
+"""Parts that hold an image in a dataset; the first of these in a sample is its image."""
+
+
+def image_type(payload: memoryview | bytes) -> ImageType | None:
+    """Return the format that an encoded image begins as; None when it is none of `IMAGE_TYPES`."""
+    for each in IMAGE_TYPES:
+        if each.signature.match(payload):
+            return each
+    return None
+
+
+def is_jpeg(payload: memoryview | bytes) -> bool:
+    """Return whether an encoded image begins as a JPEG does."""
+    return _JPEG.signature.match(payload) is not None
+
+
+def image_size(payload: memoryview | bytes) -> tuple[int, int]:
+    """Return (width, height) in pixels as stored, before any EXIF orientation; (0, 0) when they are not known."""
+    found = image_type(payload)
+    width, height = found.read_size(payload) if found is not None and found.read_size is not None else (0, 0)
+    # A JPEG may give its height behind its first scan (DNL) and say 0 until then.
+    return (width, height) if width and height else (0, 0)

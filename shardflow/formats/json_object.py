@@ -1,0 +1,96 @@
+"""JSON objects: dataclasses that are written to a file. Each field declares its own entry there.
+
+To add an entry to such a file, add a field to its class.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple, TypeVar
+
+from shardflow.errors import ManifestError
+
+_Object = TypeVar("_Object", bound="JsonObject")
+
+
+class Entry(NamedTuple):
+    """How a field stands in a file.
+
+    Attributes:
+        name: Name of the entry; that of the field if empty.
+        write: Turns the value of the field into one that `json` writes; None where it is one.
+        read: The inverse of `write`.
+        sealed: Whether the entry counts for a fingerprint.
+        optional: Whether the entry is left out of the file where the value is empty or None.
+    """
+
+    name: str = ""
+    write: Callable[[Any], Any] | None = None
+    read: Callable[[Any], Any] | None = None
+    sealed: bool = True
+    optional: bool = False
+
+
+_PLAIN = Entry()
+
+
+def entry(
+    *,
+    name: str = "",
+    write: Callable[[Any], Any] | None = None,
+    read: Callable[[Any], Any] | None = None,
+    sealed: bool = True,
+    optional: bool = False,
+) -> dict[type[Entry], Entry]:
+    """Return an `Entry` as the metadata of a dataclass field."""
+    return {Entry: Entry(name, write, read, sealed, optional)}
+
+
+@functools.cache
+def entries(kind: Any) -> dict[str, tuple[str, Entry]]:
+    """Return the entries of a dataclass: name → the field's name and its declaration."""
+    declared = {each.name: each.metadata.get(Entry, _PLAIN) for each in fields(kind)}
+    return {each.name or field: (field, each) for field, each in declared.items()}
+
+
+class JsonObject:
+    """Base of dataclasses that are written as JSON objects."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `json` writes."""
+        content = {}
+        for name, (field, declared) in entries(type(self)).items():  # type: ignore[arg-type]
+            value = getattr(self, field)
+            if value or not declared.optional:
+                content[name] = value if declared.write is None else declared.write(value)
+        return content
+
+    @classmethod
+    def from_json(cls: type[_Object], content: Mapping[str, Any]) -> _Object:
+        """Return the object that `to_json` wrote.
+
+        Raises:
+            ManifestError: An entry is missing, has another type, or is one that this version does not know.
+        """
+        known, called = entries(cls), cls.__name__.lower()  # type: ignore[arg-type]
+        try:
+            if unknown := content.keys() - known.keys():
+                raise ManifestError(
+                    f"{called} has entries that this version does not know ({', '.join(sorted(unknown))}): "
+                    "it was written by a newer shardflow; update"
+                )
+            values = {}
+            for name, (field, declared) in known.items():
+                if name in content:
+                    values[field] = content[name] if declared.read is None else declared.read(content[name])
+                elif not declared.optional:
+                    raise ManifestError(f"{called} has no entry {name!r}; it is damaged: restore it")
+            return cls(**values)
+        except ManifestError:
+            raise
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ManifestError(f"not a {called}: {type(error).__name__}: {error}") from error

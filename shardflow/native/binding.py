@@ -1,0 +1,288 @@
+"""The binding of the native kernel: kernel.h in ctypes, and the search for the two libraries that it needs.
+
+The kernel is a shared library without Python in it (`setup.py` builds it), so ctypes loads it and releases the GIL for
+the length of a call. libjpeg-turbo is loaded at run time: from Pillow's wheel first, because that one is recent and
+belongs to the environment, then from torchvision's, then from the system.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import importlib.machinery
+import importlib.util
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardflow.errors import DecodeError, ShardflowError
+
+Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
+"""An encoded image, or a decoded one: uint8 [H, W, 3], RGB, contiguous."""
+
+FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
+
+_ABI = 3  # SF_ABI
+_MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
+
+
+class Status(enum.IntEnum):
+    """The problem of an image. With `DAMAGED` its pixels are complete, with all others they are zero."""
+
+    DAMAGED = 1  # corrupt data after which libjpeg-turbo went on
+    CORRUPT = 2  # not a JPEG, or not one that can be decoded
+    TRUNCATED = 3  # the bytes end before the image does
+    UNSUPPORTED = 4  # for a general decoder: CMYK, 12 bits, arithmetic coding
+    TOO_LARGE = 5  # more pixels, scans or working memory than allowed
+    BAD_BOX = 6  # a crop outside of the image, or a window outside of the resized crop
+    NO_MEMORY = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is wrong with an image of a batch.
+
+    Attributes:
+        index: Position of the image in the batch.
+        status: Kind of the problem.
+        message: The problem in words.
+    """
+
+    index: int
+    status: Status
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The header of a JPEG.
+
+    Attributes:
+        width, height: In pixels, before any EXIF orientation.
+        components: 1 of grey, 3 of colour, 4 of CMYK images.
+        progressive: Whether it is progressive, not baseline.
+    """
+
+    width: int
+    height: int
+    components: int
+    progressive: bool
+
+
+class Batch(ctypes.Structure):
+    """sf_batch of kernel.h."""
+
+    _fields_ = (
+        ("images", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("boxes", ctypes.c_void_p),
+        ("resized", ctypes.c_void_p),
+        ("decoded", ctypes.c_void_p),
+        ("flips", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("image_stride", ctypes.c_size_t),
+        ("max_pixels", ctypes.c_int64),
+        ("count", ctypes.c_int32),
+        ("width", ctypes.c_int32),
+        ("height", ctypes.c_int32),
+        ("interleaved", ctypes.c_int32),
+        ("filter", ctypes.c_int32),
+        ("oversampling", ctypes.c_int32),
+    )
+
+
+class _Problem(ctypes.Structure):
+    """sf_problem of kernel.h."""
+
+    _fields_ = (
+        ("index", ctypes.c_int32),
+        ("status", ctypes.c_int32),
+        ("message", ctypes.c_char * _MESSAGE_BYTES),
+    )
+
+
+class _Header(ctypes.Structure):
+    """sf_header of kernel.h."""
+
+    _fields_ = (
+        ("width", ctypes.c_int32),
+        ("height", ctypes.c_int32),
+        ("components", ctypes.c_int32),
+        ("progressive", ctypes.c_int32),
+    )
+
+
+class Kernel:
+    """The loaded kernel and the libjpeg-turbo it uses."""
+
+    def __init__(self, dll: ctypes.CDLL, library: int, libjpeg: str) -> None:
+        self.dll = dll
+        self.library = library
+        self.libjpeg = libjpeg
+        self.about = Decoder(self).about
+
+    @functools.cached_property
+    def version(self) -> str:
+        """Name and version of the library."""
+        found = re.search(rb"libjpeg-turbo version ([\d.]+)", Path(self.libjpeg).read_bytes())
+        return f"libjpeg-turbo {found[1].decode() if found else '(unknown version)'}"
+
+
+class Decoder:
+    """The working memory of one thread.
+
+    Args:
+        kernel: The loaded kernel.
+        fast: False for the plain C loops and libjpeg-turbo's Huffman decoding, which give the same pixels.
+    """
+
+    def __init__(self, kernel: Kernel, *, fast: bool = True) -> None:
+        self._dll = kernel.dll
+        self._problems = (_Problem * 0)()
+        self._handle = self._dll.sf_decoder_new(kernel.library, fast)
+        if not self._handle:
+            raise MemoryError
+        self.about: str = self._dll.sf_decoder_about(self._handle).decode()
+
+    def __del__(self) -> None:
+        self._dll.sf_decoder_free(self._handle)
+
+    @property
+    def faults(self) -> int:
+        """Number of images that libjpeg-turbo decoded again, because of a fault in their Huffman codes."""
+        return int(self._dll.sf_decoder_faults(self._handle))
+
+    def decode(self, batch: Batch) -> list[Problem]:
+        """Decode a batch, and return the problems by ascending index."""
+        if len(self._problems) < batch.count:
+            self._problems = (_Problem * batch.count)()
+        found = self._dll.sf_decode(self._handle, ctypes.byref(batch), self._problems)
+        return [_problem(self._problems[i]) for i in range(found)]
+
+    def read_header(self, payload: bytes | memoryview) -> Header:
+        """Return the header of a JPEG.
+
+        Raises:
+            DecodeError: It cannot be read.
+        """
+        images, sizes = addresses([payload])
+        header, problem = _Header(), _Problem()
+        found = self._dll.sf_read_header(
+            self._handle,
+            ctypes.cast(images, ctypes.POINTER(ctypes.c_void_p))[0],
+            sizes[0],
+            ctypes.byref(header),
+            ctypes.byref(problem),
+        )
+        if found:
+            raise DecodeError(_problem(problem).message)
+        return Header(
+            width=header.width,
+            height=header.height,
+            components=header.components,
+            progressive=bool(header.progressive),
+        )
+
+
+def _problem(found: _Problem) -> Problem:
+    message = found.message.decode(errors="replace")
+    return Problem(index=found.index, status=Status(found.status), message=message)
+
+
+def addresses(
+    payloads: Sequence[Payload],
+) -> tuple[ctypes.Array[Any], ctypes.Array[ctypes.c_size_t]]:
+    """Return addresses and sizes of payloads. Nothing is copied: they are valid as long as the caller holds them."""
+    count = len(payloads)
+    sizes = (ctypes.c_size_t * count)(*map(len, payloads))
+    strings: Callable[..., ctypes.Array[ctypes.c_char_p]] = ctypes.c_char_p * count
+    try:
+        return strings(*payloads), sizes  # 0.2 us each, but takes nothing other than `bytes`
+    except TypeError:
+        pass
+    images = (ctypes.c_void_p * count)()
+    for i, payload in enumerate(payloads):  # 1 us each
+        data = payload if isinstance(payload, np.ndarray) else np.frombuffer(payload, np.uint8)
+        images[i] = data.ctypes.data if sizes[i] else None
+    return images, sizes
+
+
+_threads = threading.local()
+
+
+def thread_decoder() -> Decoder:
+    """Return the decoder of this thread.
+
+    Raises:
+        ShardflowError: There is no kernel; the message says why.
+    """
+    decoder: Decoder | None = getattr(_threads, "decoder", None)
+    if decoder is None:
+        kernel = load()
+        if isinstance(kernel, str):
+            raise ShardflowError(kernel)
+        decoder = _threads.decoder = Decoder(kernel)
+    return decoder
+
+
+@functools.cache
+def load() -> Kernel | str:
+    """Return the kernel of this installation, or the reason why there is none."""
+    return open_kernel(Path(__file__).parent, libjpeg_candidates())
+
+
+def open_kernel(folder: Path, candidates: Iterable[str]) -> Kernel | str:
+    """Return the kernel in a folder with the first libjpeg-turbo that it can use, or the reason why there is none."""
+    built = [
+        path for suffix in importlib.machinery.EXTENSION_SUFFIXES if (path := folder / f"_kernel{suffix}").exists()
+    ]
+    if not built:
+        return (
+            "the native kernel is not built; install a C compiler and the headers of libjpeg-turbo (on Debian: "
+            "libjpeg62-turbo-dev), then install shardflow again"
+        )
+    try:
+        dll = _declare(ctypes.CDLL(str(built[0])))
+    except (AttributeError, OSError) as error:
+        return f"the native kernel {built[0]} cannot be loaded ({error}); install shardflow again"
+    if dll.sf_abi() != _ABI:
+        return f"the native kernel {built[0]} was built from other sources; install shardflow again"
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    refused = []
+    for candidate in candidates:
+        library = dll.sf_library_open(candidate.encode(), message)
+        if library:
+            return Kernel(dll, library, str(Path(message.value.decode()).resolve()))
+        refused.append(f"{candidate}: {message.value.decode(errors='replace')}")
+    return f"no libjpeg-turbo that the native kernel can use ({'; '.join(refused)}); install Pillow from its wheel"
+
+
+def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the types of the functions of kernel.h; an AttributeError says that the library lacks one."""
+    pointer, integer = ctypes.c_void_p, ctypes.c_int32
+    dll.sf_abi.argtypes = []
+    dll.sf_library_open.argtypes, dll.sf_library_open.restype = [ctypes.c_char_p, ctypes.c_char_p], pointer
+    dll.sf_decoder_new.argtypes, dll.sf_decoder_new.restype = [pointer, integer], pointer
+    dll.sf_decoder_free.argtypes, dll.sf_decoder_free.restype = [pointer], None
+    dll.sf_decoder_about.argtypes, dll.sf_decoder_about.restype = [pointer], ctypes.c_char_p
+    dll.sf_decoder_faults.argtypes, dll.sf_decoder_faults.restype = [pointer], ctypes.c_int64
+    dll.sf_decode.argtypes, dll.sf_decode.restype = [pointer, pointer, pointer], integer
+    dll.sf_read_header.argtypes = [pointer, pointer, ctypes.c_size_t, pointer, pointer]
+    return dll
+
+
+def libjpeg_candidates() -> Iterator[str]:
+    """Yield the libraries to try, in order. Debian builds version 62 of the interface, Ubuntu and conda version 8."""
+    for package, folder in (("PIL", "pillow.libs"), ("torchvision", "torchvision.libs")):
+        spec = importlib.util.find_spec(package)
+        for location in (spec.submodule_search_locations or []) if spec else []:
+            yield from sorted(map(str, Path(location).parent.joinpath(folder).glob("libjpeg*.so*")))
+    yield "libjpeg.so.62"
+    yield "libjpeg.so.8"

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from webdataset.tariterators import base_plus_ext
+
+from shardflow.formats.tar_samples import TarSample, read_samples, split_member_name
+from tests.helpers.tars import members_of, write_tar
+
+BLOCK = 512
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("0001.jpg", ("0001", "jpg")),
+        ("train.d/0001.seg.PNG", ("train.d/0001", "seg.PNG")),
+        ("./a b.jpg", ("./a b", "jpg")),
+        *((name, None) for name in ("", "README", "__metadata__", ".hidden", "d/.hidden.jpg", "a.", "a.jpg/", "a.d/")),
+    ],
+)
+def test_key_and_part(name: str, expected: tuple[str, str] | None) -> None:
+    """A name is cut at the first dot of its last segment; without a key or a part there is no sample."""
+    assert split_member_name(name) == expected
+
+
+@given(name=st.text(st.sampled_from("ab./ü"), max_size=12))
+def test_names_are_split_as_webdataset_does(name: str) -> None:
+    """Key and part are those that the webdataset library reads, which takes an empty part and a hidden file as well."""
+    key, part = base_plus_ext(name)
+    if "/." in name and name.rpartition("/")[2].startswith("."):
+        key = None
+    assert split_member_name(name) == ((key, part) if key and part else None)
+
+
+def test_a_tar_cut_anywhere(tmp_path: Path) -> None:
+    """Wherever a tar is cut, a sample that may lack a part has a problem, and so has one that stands for the rest."""
+    data = write_tar(tmp_path / "whole.tar", members_of(range(4))).read_bytes()
+    end = len(data.rstrip(b"\0")) // BLOCK * BLOCK + BLOCK
+    for cut in range(0, end + BLOCK, BLOCK):
+        *samples, loss = read_samples(io.BytesIO(data[:cut]))
+        assert loss.problem, cut
+        assert not loss.key, cut
+        for sample in samples:
+            whole = sorted(sample.parts) == ["cls", "jpg", "json", "txt"] and all(
+                offset + size <= cut for offset, size in sample.parts.values()
+            )
+            assert whole or sample.problem, (cut, sample)
+    assert [sample.problem for sample in read_samples(io.BytesIO(data))] == [""] * 4
+
+
+def test_members_of_a_sample_stand_together(tmp_path: Path) -> None:
+    """Members of one key in a row are a sample, parts in lower case; a part that comes twice is its problem."""
+    members = [("a.JPG", b"1"), ("a.cls", b"2"), ("note", b""), ("b.jpg", b"3"), ("b.JPG", b"4"), ("a.txt", b"5")]
+    data = write_tar(tmp_path / "a.tar", members, mtime=1).read_bytes()
+    samples = list(read_samples(io.BytesIO(data)))
+    assert samples == [
+        TarSample("a", {"jpg": (512, 1), "cls": (1536, 1)}, 0),
+        TarSample("b", {"jpg": (4096, 1)}, 2560, "has two parts 'jpg'"),
+        TarSample("a", {"txt": (5120, 1)}, 4608),
+    ]
