@@ -107,6 +107,13 @@ class PieceResult(NamedTuple):
     statistics: Statistics
 
 
+Outcome = PieceResult | Receipt
+"""The result of a piece, or of a whole job."""
+
+Done = Callable[[Job, Outcome], None]
+"""Called with each outcome and its job, in the calling thread, in any order; last comes the receipt of the job."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A few inputs of a job.

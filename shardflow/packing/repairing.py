@@ -125,7 +125,7 @@ def _open_source(
 
 
 def _copy_shards(copy: Dataset) -> RepairSource:
-    """Return a function that fetches a shard from a copy, whatever its name is there."""
+    """Return a function that fetches a shard from a copy, where it may have another name."""
     by_hash = {shard.sha256: shard for shard in copy.shards}
 
     def fetch(shard: Shard, target: Path) -> None:
@@ -181,7 +181,7 @@ class _Repacker:
             )
             if job.items_sha256 != receipt.items_sha256:
                 raise IntegrityError(f"the inputs of {shard.name} have changed since they were packed")
-            self._make_executor(lock).run([job], lambda _: None, lambda *_: None)
+            self._make_executor(lock).run([job], lambda *_: None)
             tar = folder / shard.name
             if not tar.exists() or file_sha256(tar) != shard.sha256:
                 ours = codec_versions()

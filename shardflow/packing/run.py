@@ -11,7 +11,7 @@ from shardflow.errors import StoreError
 from shardflow.formats.receipt import Receipt
 
 from .executors import Executor
-from .jobs import Job, PieceResult
+from .jobs import Job, Outcome
 from .ledger import Ledger, remove_temporaries
 
 
@@ -66,21 +66,24 @@ def run_jobs(
     resumed = inputs - sum(len(job.items) for job in unfinished)
     so_far = Progress(inputs=inputs, resumed=resumed, done=resumed)
 
-    def count(result: PieceResult | None) -> None:
-        nonlocal so_far
-        if result is not None:
-            so_far = replace(
-                so_far,
-                done=so_far.done + len(result.sources) + len(result.quarantined),
-                bytes_in=so_far.bytes_in + result.statistics.counts["bytes_before"],
-                bytes_out=so_far.bytes_out + result.fragment.size,
-            )
-        if progress is not None:
-            progress(so_far)
+    progress = progress or (lambda _: None)
 
-    count(None)
+    def done(job: Job, outcome: Outcome) -> None:
+        nonlocal so_far
+        if isinstance(outcome, Receipt):
+            on_receipt(job.name, outcome)
+            return
+        so_far = replace(
+            so_far,
+            done=so_far.done + len(outcome.sources) + len(outcome.quarantined),
+            bytes_in=so_far.bytes_in + outcome.statistics.counts["bytes_before"],
+            bytes_out=so_far.bytes_out + outcome.fragment.size,
+        )
+        progress(so_far)
+
+    progress(so_far)
     try:
-        executor.run(unfinished, count, on_receipt)
+        executor.run(unfinished, done)
     finally:
         with contextlib.suppress(StoreError):  # an error of the run matters more
             remove_temporaries(staging)

@@ -138,7 +138,7 @@ class Deadly(Recipe):
 
 
 class Doomed(Recipe):
-    """A recipe under which every process dies at once, whatever the input."""
+    """A recipe under which every process dies at every input."""
 
     __slots__ = ()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.packing.executors import Executor
-from shardflow.packing.jobs import Job, PieceResult, plan_jobs
+from shardflow.packing.jobs import Job, Outcome, PieceResult, plan_jobs
 from shardflow.packing.recipe import Recipe
 from shardflow.packing.sources.resolve import list_source
 
@@ -31,11 +31,14 @@ def run_jobs(
     results: list[PieceResult] = []
     receipts: dict[str, Receipt] = {}
 
-    def note(result: PieceResult) -> None:
-        results.append(result)
+    def done(job: Job, outcome: Outcome) -> None:
+        if isinstance(outcome, Receipt):
+            receipts[job.name] = outcome
+            return
+        results.append(outcome)
         if on_piece is not None:
-            on_piece(result)
+            on_piece(outcome)
 
-    executor.run(jobs, note, receipts.__setitem__)
+    executor.run(jobs, done)
     assert receipts == {job.name: from_bytes(Path(job.dst, f"{job.name}.json").read_bytes()) for job in jobs}
     return results

@@ -43,7 +43,7 @@ def test_coordinates_follow() -> None:
     }
 
 
-def test_what_is_cut_off_keeps_its_place() -> None:
+def test_cropped_boxes_keep_their_place() -> None:
     """A box outside of the crop becomes zeros, so that labels beside it stay in step; an empty list stays one."""
     assert _moved(boxes=[[0, 0, 40, 40], [60, 0, 80, 20]], labels=[7, 8]) == {
         "boxes": [[0, 0, 0, 0], [5, 0, 15, 10]],
@@ -53,7 +53,7 @@ def test_what_is_cut_off_keeps_its_place() -> None:
 
 
 def test_other_json_is_not_touched() -> None:
-    """JSON without coordinates keeps its bytes, and other parts do, whatever is in them."""
+    """JSON without coordinates keeps its bytes, and so do all other parts."""
     parts = {"json": b'{ "caption":"a \\"box\\"" }', "txt": b"\xff", "meta.json": b"not even JSON"}
     assert transform_parts(parts, None, HALF) == parts
 
@@ -84,7 +84,7 @@ def test_labels() -> None:
         ({"seventeen.letters": b""}, "names of parts are up to 16"),
     ],
 )
-def test_parts_that_cannot_be(parts: dict[str, bytes], message: str) -> None:
+def test_invalid_parts(parts: dict[str, bytes], message: str) -> None:
     """A part that is not what its name says, or that no sample can have, is named with the reason."""
     with pytest.raises(DecodeError, match=message):
         transform_parts(parts, None, HALF)

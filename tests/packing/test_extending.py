@@ -212,7 +212,7 @@ def test_what_cannot_be_extended(packed: Path, dst: Path, tmp_path: Path) -> Non
 
 
 def test_one_extender_at_a_time(packed: Path, dst: Path) -> None:
-    """While somebody else writes to a directory, an extension is refused."""
+    """While another process writes to a directory, an extension is refused."""
     with LocalStorage(dst).exclusive_writer(), pytest.raises(StoreError, match="another process is writing"):
         sf.extend(packed / "src", dst)
 

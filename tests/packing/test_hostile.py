@@ -87,7 +87,7 @@ def test_the_source_is_untouched(packing: Packing) -> None:
 
 
 def test_every_packed_image_decodes(packing: Packing) -> None:
-    """The dataset is sound, and the loader decodes each sample of it, whatever it was made from."""
+    """The dataset is sound, and the loader decodes each of its samples."""
     assert sf.verify(packing.dst) == []
     loader = sf.Loader(
         packing.dst,

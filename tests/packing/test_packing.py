@@ -167,7 +167,7 @@ def test_shard_without_a_sample(tmp_path: Path) -> None:
 
 
 def test_nothing_packed(tmp_path: Path) -> None:
-    """A dataset without a single sample is not committed, whatever `max_bad` allows."""
+    """A dataset without a single sample is not committed, even if `max_bad` allows it."""
     write_tree(tmp_path / "src", {"1.jpg": b"no image"})
     with pytest.raises(PackIncompleteError, match="none of the 1 inputs could be packed"):
         sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=5)
@@ -186,7 +186,7 @@ def test_dataset_is_never_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["notes.txt", "train/000000.tar", ".tmp-mine", "train/.tmp-mine"])
 def test_foreign_files_are_left_alone(tmp_path: Path, name: str) -> None:
-    """A directory with files of somebody else is refused, even where they are named like a pack's."""
+    """A directory with other files is refused, even where they are named like a pack's."""
     src = image_folder(tmp_path / "src", 5)
     write_tree(tmp_path / "dst", {name: b"precious"})
     with pytest.raises(ConfigError, match="which no pack wrote"):

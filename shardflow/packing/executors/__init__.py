@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
 
 from shardflow.errors import ConfigError
-from shardflow.formats.receipt import Receipt
-from shardflow.packing.jobs import Job, PieceResult
+from shardflow.packing.jobs import Done, Job
 
 from .processes import Processes
 from .ray import Ray
@@ -25,18 +24,8 @@ EXECUTORS = ("processes", "ray", "serial")
 class Executor(Protocol):
     """Runs jobs. After an error, finished jobs stay finished, and the others can be run again."""
 
-    def run(
-        self,
-        jobs: Iterable[Job],
-        on_piece: Callable[[PieceResult], None],
-        on_receipt: Callable[[str, Receipt], None],
-    ) -> None:
-        """Run all jobs.
-
-        Args:
-            jobs: The jobs.
-            on_piece: Called with each piece that is done, in this thread, in any order.
-            on_receipt: Called with the name of each job that is done and its receipt, likewise.
+    def run(self, jobs: Iterable[Job], done: Done) -> None:
+        """Run all jobs; `done` gets their outcomes.
 
         Raises:
             StoreError: The destination failed.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
 from shardflow._cores import allowed_cores
 from shardflow.errors import PackIncompleteError, WorkerError
 from shardflow.formats.receipt import Receipt
-from shardflow.packing.jobs import Finish, Job, Piece, PieceResult
+from shardflow.packing.jobs import Done, Finish, Job, Outcome, Piece, PieceResult
 
-from .worker_process import Outcome, Task, Worker
+from .worker_process import Task, Worker
 
 ITEM_DEADLINE_S = 300.0
 _FINISH_DEADLINE_S = 3600.0  # a shard of any size on a slow disk
@@ -52,30 +52,18 @@ class Processes:
         self.inherited = inherited
         self.item_deadline_s = item_deadline_s
 
-    def run(
-        self,
-        jobs: Iterable[Job],
-        on_piece: Callable[[PieceResult], None],
-        on_receipt: Callable[[str, Receipt], None],
-    ) -> None:
+    def run(self, jobs: Iterable[Job], done: Done) -> None:
         """See `Executor`."""
-        _Run(self, jobs, on_piece, on_receipt).run()
+        _Run(self, jobs, done).run()
 
 
 class _Run:
     """One run of `Processes`: its open jobs, its workers, and their deaths."""
 
-    def __init__(
-        self,
-        pool: Processes,
-        jobs: Iterable[Job],
-        on_piece: Callable[[PieceResult], None],
-        on_receipt: Callable[[str, Receipt], None],
-    ) -> None:
+    def __init__(self, pool: Processes, jobs: Iterable[Job], done: Done) -> None:
         self._pool = pool
         self._jobs = iter(jobs)
-        self._on_piece = on_piece
-        self._on_receipt = on_receipt
+        self._done = done
         self._tasks: deque[Task] = deque()
         self._open: dict[str, _OpenJob] = {}
         self._workers: list[Worker] = []
@@ -123,18 +111,18 @@ class _Run:
             self._replace(worker, task, worker.stop("it did not end in time"))
 
     def _complete(self, task: Task, outcome: Outcome) -> None:
+        opened = self._open[task.job.name]
         if isinstance(outcome, Receipt):
             del self._open[task.job.name]
-            self._on_receipt(task.job.name, outcome)
+            self._done(opened.job, outcome)
             return
-        opened = self._open[task.job.name]
         opened.results[task.job.first] = outcome
         opened.missing -= 1
         if not opened.missing:
             results = tuple(opened.results[first] for first in sorted(opened.results))
             self._tasks.appendleft(Finish(job=opened.job, results=results))
         self._inputs_done += len(task.job.items)
-        self._on_piece(outcome)
+        self._done(opened.job, outcome)
 
     def _replace(self, worker: Worker, task: Task, reason: str) -> None:
         """Drop a dead worker, and put its task back; a second death at the same input marks the input as deadly."""

@@ -13,15 +13,14 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
 from shardflow.errors import ConfigError, PackIncompleteError, ShardflowError
-from shardflow.formats.receipt import Receipt
-from shardflow.packing.jobs import Job, PieceResult
+from shardflow.packing.jobs import Done, Job, Outcome
 from shardflow.storage.staging import temporary_staging
 
 from .processes import Processes
@@ -45,13 +44,8 @@ class Ray:
         self.workers = workers
         self.address = address
 
-    def run(
-        self,
-        jobs: Iterable[Job],
-        on_piece: Callable[[PieceResult], None],
-        on_receipt: Callable[[str, Receipt], None],
-    ) -> None:
-        """See `Executor`; `on_piece` is called for the pieces of a job when all are done.
+    def run(self, jobs: Iterable[Job], done: Done) -> None:
+        """See `Executor`; the outcomes of a job come when all of it is done.
 
         Raises:
             ConfigError: Ray is not installed, there is no cluster, or a node has other codecs or another source.
@@ -61,28 +55,26 @@ class Ray:
         if first is None:
             return
         with _connected(self.address, self.workers) as ours, preflight(first) as checks:
-            _run(chain((first,), jobs), checks, self.workers, on_piece, on_receipt, cancel=not ours)
+            _run(chain((first,), jobs), checks, self.workers, done, cancel=not ours)
 
 
-def _run_job(job: Job, checks: Preflight) -> tuple[list[PieceResult], dict[str, Receipt]] | ShardflowError:
+def _run_job(job: Job, checks: Preflight) -> list[Outcome] | ShardflowError:
     """Do a job, on a node. Errors are returned, because Ray would wrap them."""
-    results: list[PieceResult] = []
-    receipts: dict[str, Receipt] = {}
+    outcomes: list[Outcome] = []
     try:
         checks.check(job)
         with temporary_staging() as (staging, lock):
-            Processes(1, (lock,)).run([replace(job, staging=staging)], results.append, receipts.__setitem__)
+            Processes(1, (lock,)).run([replace(job, staging=staging)], lambda _, outcome: outcomes.append(outcome))
     except ShardflowError as error:
         return error
-    return results, receipts
+    return outcomes
 
 
 def _run(
     jobs: Iterator[Job],
     checks: Preflight,
     workers: int | None,
-    on_piece: Callable[[PieceResult], None],
-    on_receipt: Callable[[str, Receipt], None],
+    done: Done,
     *,
     cancel: bool,
 ) -> None:
@@ -91,24 +83,21 @@ def _run(
 
     task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_run_job)
     shared = ray.put(checks)
-    running: set[Any] = set()
+    running: dict[Any, Job] = {}
     try:
         while True:
             most = workers or _JOBS_PER_CORE * max(1, int(ray.cluster_resources().get("CPU", 0)))
             while len(running) < most and (job := next(jobs, None)) is not None:
-                running.add(task.remote(job, shared))
+                running[task.remote(job, shared)] = job
             if not running:
                 break
             for ended in ray.wait(list(running))[0]:
-                outcome = ray.get(ended)
-                running.remove(ended)
-                if isinstance(outcome, ShardflowError):
-                    raise outcome
-                results, receipts = outcome
-                for result in results:
-                    on_piece(result)
-                for name, receipt in receipts.items():
-                    on_receipt(name, receipt)
+                outcomes = ray.get(ended)
+                job = running.pop(ended)
+                if isinstance(outcomes, ShardflowError):
+                    raise outcomes
+                for outcome in outcomes:
+                    done(job, outcome)
     except ray.exceptions.RayTaskError as error:
         if not isinstance(error.cause, ImportError):
             raise  # a defect: the exception has its traceback

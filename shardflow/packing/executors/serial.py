@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from shardflow.formats.receipt import Receipt
-from shardflow.packing.jobs import Finish, Job, PieceResult
+from shardflow.packing.jobs import Done, Finish, Job
 
 
 class Serial:
     """One job after the other, in the calling process."""
 
-    def run(
-        self,
-        jobs: Iterable[Job],
-        on_piece: Callable[[PieceResult], None],
-        on_receipt: Callable[[str, Receipt], None],
-    ) -> None:
+    def run(self, jobs: Iterable[Job], done: Done) -> None:
         """See `Executor`."""
         for job in jobs:
             results = []
             for piece in job.pieces():
                 results.append(piece.run(_ignore))
-                on_piece(results[-1])
-            on_receipt(job.name, Finish(job=job, results=tuple(results)).run(_ignore))
+                done(job, results[-1])
+            done(job, Finish(job=job, results=tuple(results)).run(_ignore))
 
 
 def _ignore(ordinal: int | None) -> None:

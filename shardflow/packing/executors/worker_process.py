@@ -20,11 +20,9 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 
 from shardflow.errors import ShardflowError, WorkerError
-from shardflow.formats.receipt import Receipt
-from shardflow.packing.jobs import Finish, Piece, PieceResult
+from shardflow.packing.jobs import Finish, Outcome, Piece
 
 Task = Piece | Finish
-Outcome = PieceResult | Receipt
 
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[3:]; from shardflow.packing.executors.worker_process import serve; "

@@ -5,7 +5,7 @@ refused rather than guessed at.
 
 An embedded ICC profile is converted to sRGB, which loaders and models expect. Colours are converted after the resize,
 where there are fewer pixels. A profile that leaves colours as they are, as the sRGB profile that most cameras write, is
-recognised by that, whatever its name, and costs nothing further. A profile that is broken, or meant for pixels of
+recognised by that, regardless of its name, and costs nothing further. A profile that is broken, or meant for pixels of
 another kind, is ignored, as viewers do. Conversion is relative colorimetric with black point compensation, by Little
 CMS. Colours outside of sRGB are clipped.
 """

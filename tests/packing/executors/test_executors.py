@@ -65,7 +65,7 @@ def test_hanging_input_is_quarantined(tmp_path: Path) -> None:
 
 
 def test_deaths_that_no_input_explains_end_the_pack(tmp_path: Path) -> None:
-    """When every worker dies, whatever it does, the pack gives up instead of quarantining everything."""
+    """When every worker dies at any input, the pack gives up instead of quarantining everything."""
     src = image_folder(tmp_path / "src", 300, 16, 16)
     with pytest.raises(
         PackIncompleteError, match=r"workers died while 0 inputs were done, .*'[abc]/\d+\.jpg'.*SIGKILL"

@@ -189,7 +189,7 @@ def test_command_on_the_cluster(tmp_path: Path, cluster: str) -> None:
 
 
 def test_terminated_while_results_come(tmp_path: Path, cluster: str) -> None:
-    """`ray.get` ends with 1 whatever a handler exits with; the command has the code of its signal all the same."""
+    """`ray.get` always exits with 1 after a signal; the command still has the code of its signal."""
     command = _command(image_folder(tmp_path / "src", 8), tmp_path / "dst", cluster, TERMINATED_IN_GET)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 143, done.stderr
@@ -197,7 +197,7 @@ def test_terminated_while_results_come(tmp_path: Path, cluster: str) -> None:
 
 
 def test_no_cluster_there(tmp_path: Path) -> None:
-    """An address at which nobody listens is a usage error within seconds."""
+    """An address without a cluster is a usage error within seconds."""
     src = image_folder(tmp_path / "src", 3)
     done = subprocess.run(_command(src, tmp_path / "dst", "127.0.0.1:1"), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

@@ -98,7 +98,7 @@ def test_the_error_of_an_empty_folder_crosses_processes(tmp_path: Path) -> None:
 
 
 def test_order_is_by_bytes(tmp_path: Path) -> None:
-    """Inputs are sorted by the bytes of their paths, whatever the locale, and names need not be UTF-8."""
+    """Inputs are sorted by the bytes of their paths in any locale, and names need not be UTF-8."""
     names = [b"a/\xff.jpg", "a/é.jpg".encode(), b"a/Z.jpg", b"a/a b.jpg", b"a/a\n.jpg", b"B/x.y.jpg"]
     listed = _listed(tmp_path, *map(os.fsdecode, names))["train"]
     assert [os.fsencode(path) for path, _ in listed] == sorted(names)

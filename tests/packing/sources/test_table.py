@@ -189,7 +189,7 @@ def test_a_changed_row_is_done_again(tmp_path: Path) -> None:
 
 
 class _Meeting(http.server.SimpleHTTPRequestHandler):
-    """Serves photos by number, and answers nobody before several have asked."""
+    """Serves photos by number, and answers only when several requests have come."""
 
     gate = threading.Barrier(8)
 
