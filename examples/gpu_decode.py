@@ -1,12 +1,11 @@
-"""Train with images that are decoded, cropped and augmented on the GPU; the workers only read, or decode a share.
+"""Train with images that are decoded, cropped and augmented on the GPU; the workers only read.
 
     python examples/gpu_decode.py photos256
-    python examples/gpu_decode.py photos256 --cpu-share 0.25
 
 Without a GPU the same code decodes on the CPU, with the same pixels bit for bit. What to look at:
 
 - `EncodedDecoder` hands the files on as they are, and `DecodeJpeg`, the first of the prefetcher's transforms, decodes
-  them with nvJPEG and crops there. Both have the same crop, because it is also what the workers do with their share.
+  them with nvJPEG and crops there.
 - The transforms after it draw from each sample's key, so a sample is augmented the same whoever decoded it, in whatever
   batch it comes. MixUp and CutMix make soft targets of the labels, which cross_entropy takes as they are.
 - `stats()` says who is waited for: time for the copy is the GPU's decoding, time for data the workers'.
@@ -29,21 +28,19 @@ def main() -> None:
     parser.add_argument("dataset", help="path or URL of a labelled dataset")
     parser.add_argument("--batch-size", type=int, default=32, help="samples per step")
     parser.add_argument("--size", type=int, default=64, help="height and width of the crops in pixels")
-    parser.add_argument("--cpu-share", type=float, default=0.0, help="of the images, decoded by the workers")
     parser.add_argument("--workers", type=int, default=None, help="worker processes")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    crop = shardflow.RandomResizedCropDecoder(given.size)
     loader = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,
-        decoder=shardflow.EncodedDecoder(cpu_share=given.cpu_share, crop=crop),
+        decoder=shardflow.EncodedDecoder(),
         fields=("image", "label", "random_key"),
         num_workers=given.workers,
     )
     classes = len(loader.dataset.classes or ())
     transforms = [
-        shardflow.DecodeJpeg(crop),
+        shardflow.DecodeJpeg(shardflow.RandomResizedCropDecoder(given.size)),
         shardflow.ColorJitter(0.4, 0.4, 0.4),
         shardflow.Normalize(),
         shardflow.OneOf([shardflow.MixUp(num_classes=classes), shardflow.CutMix(num_classes=classes)]),

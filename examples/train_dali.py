@@ -66,7 +66,7 @@ def batches_of(folder: Path, indexes: Path, size: int, batch_size: int, threads:
     """Return what iterates through the training split of a dataset; `ends` say how an epoch ends."""
     train = shardflow.open(folder)["train"]
     made = pipeline(
-        [train.url(number) for number in range(len(train.shards))],  # those of a subset or split lie elsewhere
+        [train.reader.url(number) for number in range(len(train.shards))],  # those of a subset or split lie elsewhere
         [str(indexes / Path(shard.name).with_suffix(".idx")) for shard in train.shards],
         size,
         gpu,

@@ -6,6 +6,7 @@
     shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
     shardflow.DevicePrefetcher(...) batches of tensors -> batches on a device, augmented there
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
+    shardflow.Cache(directory)      where shards and decoded images are kept
     shardflow.open(url)             dataset -> splits and samples by number
     shardflow.verify(url)           dataset -> all damage in it
     shardflow.repair(url, source)   dataset -> the same dataset, undamaged
@@ -27,7 +28,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .dataset.builder import VirtualReport
 from .dataset.dataset import Dataset, Split
 from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
 from .dataset.diffing import Diff, SplitDiff, diff
@@ -37,6 +37,7 @@ from .dataset.splitting import split
 from .dataset.subsetting import subset
 from .dataset.syncing import SyncReport, sync
 from .dataset.verifying import Finding, verify
+from .dataset.virtual_dataset import VirtualReport
 from .packing.extending import ExtendReport, extend
 from .packing.packing import PackReport, pack
 from .packing.repairing import RepairReport, repair
@@ -44,6 +45,7 @@ from .packing.sources.collection import Collection
 from .packing.sources.folder import Folder
 from .packing.sources.shards import Shards
 from .packing.sources.table import Table
+from .storage.cache import Cache
 
 if TYPE_CHECKING:
     from .device.prefetcher import DevicePrefetcher
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from .loading.loader import Loader
     from .loading.mix import Mix
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
+    from .loading.sampler import Shuffle
 
 __version__ = "0.1.0"
 
@@ -80,11 +83,13 @@ _LAZY = {
     "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
     "RandomResizedCrop": ("device.transforms.random_resized_crop", "RandomResizedCrop"),
     "RandomResizedCropDecoder": ("loading.decoders", "RandomResizedCropDecoder"),
+    "Shuffle": ("loading.sampler", "Shuffle"),
     "samples": ("loading.sample_stream", "Samples"),
     "tune": ("diagnostics.tuning", "tune"),
 }
 
 __all__ = [
+    "Cache",
     "CenterCropDecoder",
     "Collection",
     "ColorJitter",
@@ -112,6 +117,7 @@ __all__ = [
     "RandomResizedCropDecoder",
     "RepairReport",
     "Shards",
+    "Shuffle",
     "Split",
     "SplitDiff",
     "SyncReport",

@@ -1,4 +1,4 @@
-"""Arguments that are numbers: one check and one wording for all that loads, crops and augments by them."""
+"""Argument checks: one rule and one wording for numbers, ranges, sizes and callables, wherever they are passed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from numbers import Real
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from .errors import ConfigError
 
@@ -14,10 +14,10 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def check_integer(name: str, value: SupportsIndex, least: int | None = None) -> int:
-    """Return the value as Python's own integer, which numpy's are not; a state is saved with what comes of it.
+    """Return the value as an `int`: integers of numpy are accepted, and a saved state must not contain them.
 
     Raises:
-        ConfigError: It is no whole number, or less than `least`.
+        ConfigError: The value is not a whole number, or is less than `least`.
     """
     try:
         number = operator.index(value)
@@ -29,10 +29,10 @@ def check_integer(name: str, value: SupportsIndex, least: int | None = None) -> 
 
 
 def check_probability(name: str, value: float, *, most: float = 1) -> float:
-    """Return the value if it is a probability, or within 0 … `most`.
+    """Return the value if it is within 0 … `most`.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The value is not a number, or is out of this range.
     """
     if not isinstance(value, Real) or not 0 <= value <= most:
         raise ConfigError(f"{name} must be 0 … {most}, found {value}")
@@ -42,10 +42,10 @@ def check_probability(name: str, value: float, *, most: float = 1) -> float:
 def check_range(
     name: str, value: tuple[float, float], *, most: float = math.inf, or_zero: bool = False
 ) -> tuple[float, float]:
-    """Return the value if it is a range (low, high) above 0, or from 0 on, up to `most`.
+    """Return the value if it is a pair with 0 < low <= high <= `most`; `or_zero` allows low = 0.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The value is not such a pair.
     """
     try:
         low, high = value
@@ -55,6 +55,16 @@ def check_range(
         within = "above 0" if most == math.inf else f"within {'[' if or_zero else '('}0, {most}]"
         raise ConfigError(f"{name} must be a range (low, high) {within}, found {value}")
     return value
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Check that an optional argument is None or callable.
+
+    Raises:
+        ConfigError: The value is neither.
+    """
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} must be callable, found {value!r}")
 
 
 def size_in_bytes(size: int | str) -> int:

@@ -110,7 +110,7 @@ def warm(url: str, split: str | None, limit: int, cache_dir: str | None) -> None
     Example:
       shardflow cache warm s3://bucket/photos256 --split train
     """
-    dataset = shardflow.open(url, cache_dir=cache_dir, cache_limit=limit)
+    dataset = shardflow.open(url, cache=Cache(cache_dir, limit))
     splits = [dataset[split]] if split is not None else list(dataset.values())
     shards = [shard for each in splits for shard in each.shards]
     with shard_bar(shards, "warming") as progress:

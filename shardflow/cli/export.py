@@ -1,4 +1,4 @@
-"""`shardflow export dali URL [DIRECTORY]`, and the same for `energon` and `wids`."""
+"""`shardflow export dali URL [DIRECTORY]`, and the same for `energon`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import click
 import shardflow
 from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.energon import write_energon
-from shardflow.interop.wids import write_wids
 
 from .output import plural, shard_bar
 
@@ -22,7 +21,6 @@ def export() -> None:
     Examples:
       shardflow export dali photos256/
       shardflow export energon photos256/
-      shardflow export wids photos256/
     """
 
 
@@ -66,20 +64,3 @@ def energon(url: str, directory: str | None) -> None:
             if shard is not None:  # the last file written describes the whole dataset
                 progress(shard)
     click.echo(f"wrote .nv-meta and {plural(len(dataset.shards), 'index file')} to {directory or url}")
-
-
-@export.command()
-@click.argument("url", type=click.Path())
-@click.argument("directory", type=click.Path(file_okay=False), required=False)
-def wids(url: str, directory: str | None) -> None:
-    """Write shard lists for wids, the random access of WebDataset.
-
-    There is one for each split, SPLIT.wids.json, in DIRECTORY or beside the shards.
-
-    \b
-    Examples:
-      shardflow export wids photos256/
-      shardflow export wids s3://bucket/photos256 lists/
-    """
-    for path in write_wids(shardflow.open(url), directory):
-        click.echo(f"wrote {path}")

@@ -75,12 +75,12 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
 
 def _cached(dataset: shardflow.Dataset) -> dict[str, Any]:
     """Return the cache of a remote dataset, and the bytes of its shards there; nothing for a local one."""
-    directories = {str(split.cache.directory) for split in dataset.values() if split.cache is not None}
+    readers = [split.reader for split in dataset.values()]
+    directories = {str(reader.cache.directory) for reader in readers if reader.cache is not None}
     if not directories:
         return {}
-    splits = dataset.values()
-    cached = sum(shard.bytes for split in splits for number, shard in enumerate(split.shards) if split.at_hand(number))
-    return {"in_cache_bytes": cached, "cache": directories.pop()}
+    local = [shard for reader in readers for number, shard in enumerate(reader.shards) if reader.is_local(number)]
+    return {"in_cache_bytes": sum(shard.bytes for shard in local), "cache": directories.pop()}
 
 
 def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ import click
 
 import shardflow
 from shardflow.dataset.dataset import Dataset
-from shardflow.dataset.verifying import findings_of
+from shardflow.dataset.verifying import verify_dataset
 from shardflow.errors import ConfigError
 from shardflow.loading.provenance import describe_versions
 from shardflow.storage.resolve import open_storage
@@ -170,7 +170,7 @@ def _write_page(
     findings = None
     if verify:
         with shard_bar(dataset.shards, "verifying") as progress:
-            findings = findings_of(dataset, progress=progress)
+            findings = verify_dataset(dataset, progress=progress)
     installed = describe_versions()
     versions = {name: installed[name] for name in _VERSIONS}
     write_page(dataset, path, split=split, count=count, findings=findings, versions=versions, augmented=augmented)

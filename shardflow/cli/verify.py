@@ -11,7 +11,7 @@ from dataclasses import asdict
 import click
 
 import shardflow
-from shardflow.dataset.verifying import findings_of
+from shardflow.dataset.verifying import verify_dataset
 
 from .options import json_option
 from .output import megabytes, plural, shard_bar, total_bytes
@@ -47,7 +47,7 @@ def verify(url: str, as_json: bool, source: str | None) -> int:
     repairs: dict[str, object] = {}
     with shard_bar(shards, "verifying", disable=as_json) as progress:
         if source is None:
-            findings: Sequence[shardflow.Finding] = findings_of(dataset, progress=progress)
+            findings: Sequence[shardflow.Finding] = verify_dataset(dataset, progress=progress)
         else:
             report = shardflow.repair(url, source or None, progress=progress)
             findings = report.left

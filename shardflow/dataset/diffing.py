@@ -1,4 +1,4 @@
-"""Diff: how two datasets differ, told from manifests, indexes and receipts; no tar is read."""
+"""Diff: compare two datasets by their manifests, indexes and receipts. No tar is read."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardflow.errors import FormatError, NotFoundError
+from shardflow.formats import receipt
 from shardflow.formats.manifest import Shard
-from shardflow.formats.receipt import from_bytes
 
 from .dataset import Dataset, open_dataset
-from .selection import contents
+from .selection import image_checksums
 
-_NAMED = 5
+_EXAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitDiff:
-    """How a split differs; pairs are (of the first dataset, of the second).
+    """The differences of a split; a pair is (of the first dataset, of the second).
 
     Attributes:
-        samples, shards: Numbers.
-        same_shards: Shards whose tars are the same, byte for byte.
-        by: How samples were told apart: "source" by the path of the input, where both have receipts, else "content" by
-            size and CRC-32 of the image.
-        both: Samples that both have.
-        changed: Of those, told by source, how many have another image now.
-        only: Samples that one alone has.
-        examples: Some of the sources of those.
+        samples, shards: Numbers of samples and of shards.
+        same_shards: How many shards have tars that are the same, byte for byte.
+        by: How samples were compared: "source" by the path of the input, if both datasets have receipts, else "content"
+            by size and CRC-32 of the image.
+        both: How many samples both datasets have.
+        changed: How many of these have another image; only if they were compared by source.
+        only: How many samples only one dataset has.
+        examples: Some of their sources.
     """
 
     samples: tuple[int, int]
@@ -45,14 +45,14 @@ class SplitDiff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diff:
-    """How two datasets differ; pairs are (of the first dataset, of the second).
+    """The differences of two datasets; a pair is (of the first dataset, of the second).
 
     Attributes:
-        fingerprints: They are the same when the datasets are.
-        recipe: Setting → its values, where they differ; None where one does not say.
-        classes_only: Names of the classes that one alone has.
-        renumbered: Classes of both that have another number.
-        splits: How each split differs, also those that one alone has.
+        fingerprints: The fingerprints; they are equal if the datasets are.
+        recipe: Setting → its two values, if they differ; None if a recipe lacks it.
+        classes_only: Names of the classes that only one dataset has.
+        renumbered: Names of the classes that have another number in each.
+        splits: Split → its differences; also for a split that only one dataset has.
     """
 
     fingerprints: tuple[str, str]
@@ -63,7 +63,7 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether there is no difference."""
+        """Whether the datasets are the same."""
         return self.fingerprints[0] == self.fingerprints[1]
 
 
@@ -75,11 +75,14 @@ def diff(
     b_options: Mapping[str, Any] | None = None,
     progress: Callable[[Shard], None] | None = None,
 ) -> Diff:
-    """Say how two datasets differ.
+    """Compare two datasets.
+
+    >>> shardflow.diff("photos256", "s3://bucket/photos256").same      # doctest: +SKIP
+    True
 
     Args:
-        a, b: Datasets.
-        a_options, b_options: What fsspec's file systems take, where these are URLs.
+        a, b: The datasets.
+        a_options, b_options: Options of fsspec's file systems, where `a` or `b` is a URL.
         progress: Called after each shard whose index was read.
 
     Raises:
@@ -88,12 +91,12 @@ def diff(
         StoreError: One of them is out of reach.
     """
     first, second = open_dataset(a, storage_options=a_options), open_dataset(b, storage_options=b_options)
-    pairs = {name: (first.recipe.get(name), second.recipe.get(name)) for name in {**first.recipe, **second.recipe}}
+    settings = {name: (first.recipe.get(name), second.recipe.get(name)) for name in {**first.recipe, **second.recipe}}
     ours, theirs = ({name: number for number, name in enumerate(one.classes or ())} for one in (first, second))
     splits = dict.fromkeys((*first.splits, *second.splits))
     return Diff(
         fingerprints=(first.fingerprint, second.fingerprint),
-        recipe={name: pair for name, pair in pairs.items() if pair[0] != pair[1]},
+        recipe={name: pair for name, pair in settings.items() if pair[0] != pair[1]},
         classes_only=(
             tuple(name for name in ours if name not in theirs),
             tuple(name for name in theirs if name not in ours),
@@ -104,38 +107,44 @@ def diff(
 
 
 def _split_diff(a: Dataset, b: Dataset, split: str, progress: Callable[[Shard], None] | None) -> SplitDiff:
-    receipts = not (a.manifest.roots or b.manifest.roots)  # views have none
-    sides = tuple(_Side(dataset, split, receipts, progress) for dataset in (a, b))
+    has_receipts = not (a.manifest.roots or b.manifest.roots)
+    sides = tuple(_Side(dataset, split, has_receipts, progress) for dataset in (a, b))
     tars = [Counter(shard.sha256 for shard in side.shards) for side in sides]
     by_source = all(side.sources is not None for side in sides)
-    first, second = (Counter[Any](side.sources if by_source else side.contents) for side in sides)
+    first, second = (Counter[Any](side.sources if by_source else side.images) for side in sides)
     changed = 0
     if by_source:
-        now = dict(zip(sides[1].sources or (), sides[1].contents, strict=True))
-        before = zip(sides[0].sources or (), sides[0].contents, strict=True)
-        changed = sum(now.get(source, content) != content for source, content in before)
+        images = dict(zip(sides[1].sources or (), sides[1].images, strict=True))
+        before = zip(sides[0].sources or (), sides[0].images, strict=True)
+        changed = sum(images.get(source, image) != image for source, image in before)
     only = (first - second, second - first)
     return SplitDiff(
-        samples=(len(sides[0].contents), len(sides[1].contents)),
+        samples=(len(sides[0].images), len(sides[1].images)),
         shards=(len(sides[0].shards), len(sides[1].shards)),
         same_shards=(tars[0] & tars[1]).total(),
         by="source" if by_source else "content",
         both=(first & second).total(),
         changed=changed,
         only=(only[0].total(), only[1].total()),
-        examples=tuple(tuple(sorted(map(str, one))[:_NAMED]) if by_source else () for one in only),  # type: ignore[arg-type]
+        examples=tuple(tuple(sorted(map(str, one))[:_EXAMPLES]) if by_source else () for one in only),  # type: ignore[arg-type]
     )
 
 
 class _Side:
-    """A split of one of the datasets; `sources` are the inputs of its samples, None where a receipt is of no use."""
+    """A split of one of the datasets.
+
+    Attributes:
+        shards: Its shards; none if the dataset lacks the split.
+        images: A checksum of the image of each sample.
+        sources: The input of each sample; None if a receipt is missing or does not fit its shard.
+    """
 
     def __init__(self, dataset: Dataset, split: str, receipts: bool, progress: Callable[[Shard], None] | None) -> None:
         self.shards = dataset[split].shards if split in dataset else ()
-        self.contents: list[int] = []
+        self.images: list[int] = []
         self.sources: list[str] | None = [] if receipts else None
         for number, shard in enumerate(self.shards):
-            self.contents += contents(dataset[split].index(number)).tolist()
+            self.images += image_checksums(dataset[split].reader.index(number)).tolist()
             if self.sources is not None:
                 if (sources := _sources(dataset, shard)) is None:
                     self.sources = None
@@ -146,9 +155,9 @@ class _Side:
 
 
 def _sources(dataset: Dataset, shard: Shard) -> tuple[str, ...] | None:
-    """Return the inputs of the samples of a shard; None where its receipt is missing, or is not of this shard."""
+    """Return the inputs of the samples of a shard; None if its receipt is missing or does not fit."""
     try:
-        sources = from_bytes(dataset.storage.read(shard.receipt_name)).sources
+        sources = receipt.from_bytes(dataset.storage.read(shard.receipt_name)).sources
     except (NotFoundError, FormatError):
         return None
     return sources if len(sources) == shard.samples else None

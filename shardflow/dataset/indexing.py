@@ -1,38 +1,39 @@
-"""Index: tars in the WebDataset convention that somebody else wrote, made a dataset without copying them."""
+"""Index: make a dataset of tars in the WebDataset convention, whatever wrote them, without copying the tars."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError
-from shardflow.formats import shard_index
-from shardflow.formats.manifest import FILE_NAME, SPLITS
+from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
+from shardflow.formats.manifest import FILE_NAME, SPLITS, is_name
 from shardflow.formats.receipt import Quarantined
+from shardflow.formats.shard_index import Index
 from shardflow.storage.resolve import open_storage
+from shardflow.storage.storage import Storage
 from shardflow.storage.transfers import TransferPool
-from shardflow.storage.urls import canonical_root
+from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
+from shardflow.storage.urls import canonical_root, remote_options
 
-from .builder import SelectedRows, TarLocation, build_virtual_dataset
 from .label_numbering import Classes, LabelNumbering
-from .tar_files import TarFile, find_tars
-from .tar_scan import Scanned, scan, without_end
+from .tar_scan import ScannedTar, scan_tar, without_first, without_last
+from .virtual_dataset import SelectedRows, TarLocation, build_virtual_dataset
 
-_AT_ONCE = 4
-_NAMED = 3
+_TARS_AT_A_TIME = 4
+_SHOWN_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexReport:
-    """What was found in existing tars.
+    """A dataset made of existing tars.
 
     Attributes:
-        url: Where the manifest is.
-        fingerprint: Of the dataset.
-        samples, shards: Numbers, by split.
-        bad: The samples that were left out, with their reasons, as `quarantine.jsonl` has them.
+        url: Where its manifest is.
+        fingerprint: Its fingerprint.
+        samples, shards: Numbers of samples and of shards, by split.
+        bad: The samples that were left out, with the reasons, as in `quarantine.jsonl`.
     """
 
     url: str
@@ -40,6 +41,25 @@ class IndexReport:
     samples: Mapping[str, int]
     shards: Mapping[str, int]
     bad: tuple[Quarantined, ...]
+
+
+class _TarFile(NamedTuple):
+    """A tar to index.
+
+    Attributes:
+        storage: The storage that it is in.
+        name: Its name there.
+        split: The split that it belongs to.
+    """
+
+    storage: Storage
+    name: str
+    split: str
+
+    @property
+    def url(self) -> str:
+        """The path or URL of the tar."""
+        return f"{self.storage}/{self.name}"
 
 
 def index(
@@ -52,54 +72,55 @@ def index(
     dst_options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> IndexReport:
-    """Make existing tars readable: each is read through once, and what is in it is sealed by a manifest.
+    """Make a dataset of existing tars. Each tar is read once, checksummed and indexed; none is copied or changed.
 
-    A sample is what stands together in a tar under one key, and has an image. Samples that are incomplete, there twice,
-    torn apart, or of a damaged part of a tar are left out and named. Tars in folders named like splits (`train`, `val`,
-    `test`, …) are of these splits, all others are for training. Files whose names are not KEY.PART are passed over.
-    Tars behind a URL are read into memory whole, four at a time.
+    A sample is what stands together in a tar under one key and has an image. A sample that is incomplete, comes twice,
+    is split between two tars, or lies in the damaged part of a tar is left out and reported. Tars in folders named like
+    splits (`train`, `val`, `test`, …) belong to these splits, all others to `train`. Files whose names are not KEY.PART
+    are ignored. Tars behind a URL are read into memory whole, four at a time.
 
     >>> shardflow.index("laion/{00000..00099}.tar")                                       # doctest: +SKIP
     >>> shardflow.index("https://host/tars/{00000..00099}.tar", "laion-index")            # doctest: +SKIP
 
     Args:
-        urls: Directories, tars, or patterns with braces or wildcards; on a disk, in a bucket, behind https.
+        urls: Directories, tars, or patterns with braces or wildcards; on a disk, in a bucket, or behind https.
         to: A directory or URL for the manifest and the indexes; by default beside the tars.
-        classes: Class names in the order of their labels, or a file with one a line. Without them, the numbers in
-            `.cls` are their own names.
-        max_bad: Samples that may be left out before nothing is written.
-        src_options, dst_options: What fsspec's file systems take, where these are URLs.
-        progress: Called at first and after each tar with how many are done, and how many there are.
+        classes: Class names in the order of their labels, or a file with one name a line. By default the numbers in
+            `.cls` are the names.
+        max_bad: How many samples may be left out; if there are more, nothing is written.
+        src_options, dst_options: Options of fsspec's file systems, where the tars or `to` are URLs.
+        progress: Called with the numbers of finished tars and of all tars: at first, and after each tar.
 
     Raises:
-        ConfigError: There are no such tars, a label has no class, only some tars have labels, or `to` must be said.
+        ConfigError: There are no such tars, a label has no class, only some tars of a split have labels, or `to` is
+            missing.
         DatasetExistsError: There is a dataset already.
         PackIncompleteError: More than `max_bad` samples cannot be used.
-        StoreError: A tar cannot be read, or the manifest not be written.
+        StoreError: A tar cannot be read, or the manifest cannot be written.
     """
-    given = [urls] if isinstance(urls, str | os.PathLike) else urls
-    tars = [tar for url in given for tar in find_tars(url, SPLITS, src_options)]
-    if len({(tar.root, tar.name) for tar in tars}) < len(tars):
-        raise ConfigError(f"{' '.join(map(str, given))}: these name a tar twice")
-    dst = _destination(tars) if to is None else to
+    patterns = [urls] if isinstance(urls, str | os.PathLike) else urls
+    tars = [tar for pattern in patterns for tar in _find_tars(pattern, src_options)]
+    if len({tar.url for tar in tars}) < len(tars):
+        raise ConfigError(f"{' '.join(map(str, patterns))}: these name a tar twice")
+    dst = _default_destination(tars) if to is None else to
     if open_storage(dst, dst_options if to is not None else src_options).size(FILE_NAME) is not None:
         raise DatasetExistsError(f"{dst} already holds a dataset; choose another destination with --to")
-    scanned = _scanned(tars, progress)
-    indexes, bad = _whole(tars, scanned)
-    labels = {number for one in scanned for number in one.labels}
-    _refuse_half_labelled(tars, scanned)
+    scans = _scan(tars, progress)
+    indexes, bad = _without_torn_samples(tars, scans)
+    labels = {number for scan in scans for number in scan.labels}
+    _check_labels(tars, scans)
     if len(bad) > max_bad:
-        named = "; ".join(f"{entry.path}: {entry.reason}" for entry in bad[:_NAMED])
-        more = f"; {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        shown = "; ".join(f"{entry.path}: {entry.reason}" for entry in bad[:_SHOWN_NAMES])
+        more = f"; {len(bad) - _SHOWN_NAMES} more" if len(bad) > _SHOWN_NAMES else ""
         raise PackIncompleteError(
-            f"samples that cannot be used: {len(bad)}, allowed are {max_bad}: {named}{more}. "
+            f"samples that cannot be used: {len(bad)}, allowed are {max_bad}: {shown}{more}. "
             f"Leave them out with --max-bad {len(bad)}"
         )
     report = build_virtual_dataset(
         dst,
-        (chosen for split in SPLITS for chosen in _chosen(tars, scanned, indexes, split)),
+        (rows for split in SPLITS for rows in _selected_rows(tars, scans, indexes, split)),
         splits=SPLITS,
-        classes=LabelNumbering(classes, labels, " ".join(map(str, given))).classes,
+        classes=LabelNumbering(classes, labels, " ".join(map(str, patterns))).classes,
         recipe={},
         made_by="index of existing tars",
         bad=[entry._asdict() for entry in bad],
@@ -114,65 +135,103 @@ def index(
     )
 
 
-def _destination(tars: Sequence[TarFile]) -> str:
-    """Return where the manifest goes when nobody says: beside the tars."""
-    roots = sorted({tar.root for tar in tars})
+def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[_TarFile]:
+    """Yield the tars that a directory, tar or pattern stands for, sorted by name.
+
+    Raises:
+        ConfigError: There are none, the pattern is not valid, or a name has characters other than A-Z a-z 0-9 . _ -
+        NotFoundError: The directory does not exist, or is empty.
+        StoreError: It is out of reach.
+    """
+    root, pattern = split_pattern(url)
+    storage = open_storage(root, remote_options(root, storage_options))
+    names = sorted(_tar_names(storage, pattern or ALL))
+    for name in names:
+        if not is_name(name):
+            raise ConfigError(f"{storage.url(name)}: a name may only have the characters A-Z a-z 0-9 . _ -, rename it")
+    folders = [(name.partition("/")[0] if "/" in name else root.rpartition("/")[2]).lower() for name in names]
+    are_splits = set(folders) <= set(SPLITS)
+    for name, folder in zip(names, folders, strict=True):
+        yield _TarFile(storage, name, folder if are_splits else SPLITS[0])
+
+
+def _tar_names(storage: Storage, pattern: str) -> set[str]:
+    """Return the names of the tars that match a pattern. Braces alone need no listing, which not every server gives."""
+    patterns = expand_braces(pattern)
+    names = {name for name in patterns if not has_wildcards(name)}
+    wildcards = [name for name in patterns if has_wildcards(name)]
+    if wildcards:
+        listing = storage.listing()
+        if not listing:
+            raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
+        for wildcard in wildcards:
+            matching = matching_tars(wildcard, listing)
+            if not matching:
+                raise ConfigError(f"{storage} has no tar {wildcard!r} among its {len(listing)} files")
+            names.update(matching)
+    return names
+
+
+def _default_destination(tars: Sequence[_TarFile]) -> str:
+    """Return the directory of the tars, or their URL."""
+    roots = sorted({str(tar.storage) for tar in tars})
     if len(roots) > 1 or roots[0].startswith(("http:", "https:")):
-        reason = "nothing can be written there" if len(roots) == 1 else f"{roots[1]} is another place"
-        raise ConfigError(f"{roots[0]}: {reason}; say with --to where the manifest is to be")
+        reason = "it cannot be written to" if len(roots) == 1 else f"other tars are in {roots[1]}"
+        raise ConfigError(f"{roots[0]}: {reason}; name a directory or URL for the manifest with --to")
     return roots[0]
 
 
-def _scanned(tars: Sequence[TarFile], progress: Callable[[int, int], None] | None) -> list[Scanned]:
-    done = []
+def _scan(tars: Sequence[_TarFile], progress: Callable[[int, int], None] | None) -> list[ScannedTar]:
+    scans: list[ScannedTar] = []
     if progress is not None:
         progress(0, len(tars))
-    with TransferPool(_AT_ONCE) as pool:
-        for one in pool.map(lambda tar: scan(tar.storage, tar.name), tars):
-            done.append(one)
+    with TransferPool(_TARS_AT_A_TIME) as pool:
+        for scan in pool.map(lambda tar: scan_tar(tar.storage, tar.name), tars):
+            scans.append(scan)
             if progress is not None:
-                progress(len(done), len(tars))
-    return done
+                progress(len(scans), len(tars))
+    return scans
 
 
-def _whole(tars: Sequence[TarFile], scanned: Sequence[Scanned]) -> tuple[list[shard_index.Index], list[Quarantined]]:
-    """Return the indexes without samples that two tars have a part of each, and everything that is bad."""
-    indexes = [one.index for one in scanned]
+def _without_torn_samples(
+    tars: Sequence[_TarFile], scans: Sequence[ScannedTar]
+) -> tuple[list[Index], list[Quarantined]]:
+    """Return the indexes without the samples of which two tars have a part each, and all bad samples."""
+    indexes = [scan.index for scan in scans]
     bad = [
-        Quarantined(f"{tar.root}/{tar.name}" + (f"/{key}" if key else ""), "read", reason)
-        for tar, one in zip(tars, scanned, strict=True)
-        for key, reason in one.bad.items()
+        Quarantined(f"{tar.url}/{key}" if key else tar.url, "read", reason)
+        for tar, scan in zip(tars, scans, strict=True)
+        for key, reason in scan.bad.items()
     ]
     for number in range(1, len(tars)):
-        (key, some), (again, others) = scanned[number - 1].ends[1], scanned[number].ends[0]
-        same_place = tars[number - 1].root == tars[number].root and tars[number - 1].split == tars[number].split
-        if same_place and key and key == again and not some & others:
-            for which, end, of in ((number - 1, -1, 1), (number, 0, 0)):
-                if scanned[which].used[of]:
-                    indexes[which] = without_end(indexes[which], end)
-                    path = f"{tars[which].root}/{tars[which].name}/{key}"
-                    bad.append(Quarantined(path, "read", "it is torn apart: two tars have a part of it each"))
+        tar, next_tar = tars[number - 1 : number + 1]
+        last, first = scans[number - 1].last, scans[number].first
+        neighbours = str(tar.storage) == str(next_tar.storage) and tar.split == next_tar.split
+        if neighbours and last.key and last.key == first.key and not last.parts & first.parts:
+            reason = "it is split between two tars, which have a part of it each"
+            if last.indexed:
+                indexes[number - 1] = without_last(indexes[number - 1])
+                bad.append(Quarantined(f"{tar.url}/{last.key}", "read", reason))
+            if first.indexed:
+                indexes[number] = without_first(indexes[number])
+                bad.append(Quarantined(f"{next_tar.url}/{first.key}", "read", reason))
     return indexes, sorted(bad)
 
 
-def _refuse_half_labelled(tars: Sequence[TarFile], scanned: Sequence[Scanned]) -> None:
-    """Refuse a split in which only some tars have labels: whoever asks for labels would fail in the others."""
+def _check_labels(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> None:
+    """Raise a ConfigError if only some tars of a split have labels: a loader of labels would fail in the others."""
     for split in {tar.split for tar in tars}:
-        filled = [(tar, one) for tar, one in zip(tars, scanned, strict=True) if tar.split == split and len(one.index)]
-        without = [tar for tar, one in filled if not one.labels]
+        filled = [(tar, scan) for tar, scan in zip(tars, scans, strict=True) if tar.split == split and len(scan.index)]
+        without = [tar for tar, scan in filled if not scan.labels]
         if without and len(without) < len(filled):
-            labelled = next(tar for tar, one in filled if one.labels)
-            raise ConfigError(
-                f"{without[0].storage.url(without[0].name)} has no labels and "
-                f"{labelled.storage.url(labelled.name)} has; index them as two datasets"
-            )
+            labelled = next(tar for tar, scan in filled if scan.labels)
+            raise ConfigError(f"{without[0].url} has no labels and {labelled.url} has; index them as two datasets")
 
 
-def _chosen(
-    tars: Sequence[TarFile], scanned: Sequence[Scanned], indexes: Sequence[shard_index.Index], split: str
+def _selected_rows(
+    tars: Sequence[_TarFile], scans: Sequence[ScannedTar], indexes: Sequence[Index], split: str
 ) -> Iterator[SelectedRows]:
-    for tar, one, rows in zip(tars, scanned, indexes, strict=True):
+    for tar, scan, rows in zip(tars, scans, indexes, strict=True):
         if tar.split == split and len(rows):
-            yield SelectedRows(
-                split, TarLocation(canonical_root(tar.root), None, tar.name, one.bytes, one.sha256), rows
-            )
+            root = canonical_root(str(tar.storage))
+            yield SelectedRows(split, TarLocation(root, None, tar.name, scan.bytes, scan.sha256), rows)

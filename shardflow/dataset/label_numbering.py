@@ -1,4 +1,4 @@
-"""Class names: which number a class has, the same in every split."""
+"""Label numbering: the number of each class, the same in all splits of a source."""
 
 from __future__ import annotations
 
@@ -12,52 +12,55 @@ from shardflow.formats.labels import Label
 from shardflow.storage.local_files import map_os_errors
 
 Classes: TypeAlias = "Sequence[str] | str | os.PathLike[str] | None"
-"""Names in the order of their labels, a file with one a line, or None for those that are found."""
+"""Class names in the order of their labels, a file with one name a line, or None to find them in the source."""
 
 Named: TypeAlias = "str | int | Sequence[str | int] | None"
-"""A label as a source has it: a class's name or number, or a list of them."""
+"""A label as a source has it: the name or the number of a class, a list of these, or None."""
 
 MAX_CLASSES = 1_000_000
 
 
 class LabelNumbering:
-    """What the classes of a source are, once all of them have been seen.
+    """The classes of a source, and their numbers.
 
-    Names are sorted by their bytes. Numbers stay what they are, and are their own names.
+    Class names are sorted by their bytes. Labels that are numbers stay as they are, and are the names too.
 
     Args:
-        classes: Names that are known already.
-        found: Every label there is.
-        where: How messages name the source.
+        classes: The class names if they are known.
+        found: All labels of the source.
+        where: The source, as messages name it.
+
+    Attributes:
+        classes: The class names, label 0 first; None if nothing is labelled.
 
     Raises:
-        ConfigError: A label is not among the classes that are known, or names and numbers are mixed.
+        ConfigError: A label is not among the known classes, or the labels are both numbers and names.
     """
 
     def __init__(self, classes: Classes, found: Iterable[Named], where: object) -> None:
-        known = _names(classes)
-        seen = {one for label in found for one in _each(label, where)}
-        numbers = {one for one in seen if isinstance(one, int)}
-        if numbers and len(numbers) < len(seen):
-            name = min(one for one in seen if isinstance(one, str))
-            raise ConfigError(f"{where} has both numbers and names as labels, such as {min(numbers)} and {name!r}")
+        known = _class_names(classes)
+        labels = {one for label in found for one in _classes_of(label, where)}
+        numbers = {label for label in labels if isinstance(label, int)}
+        names = {label for label in labels if isinstance(label, str)}
+        if numbers and names:
+            raise ConfigError(f"{where} has both numbers and names as labels: {min(numbers)} and {min(names)!r}")
         if numbers and (min(numbers) < 0 or max(numbers) >= MAX_CLASSES):
             wrong = min(numbers) if min(numbers) < 0 else max(numbers)
-            raise ConfigError(f"{where} has the label {wrong}; numbers of classes go from 0 to {MAX_CLASSES - 1}")
+            raise ConfigError(f"{where} has the label {wrong}; expected a number from 0 to {MAX_CLASSES - 1}")
         if known is None and numbers:
             known = tuple(map(str, range(max(numbers) + 1)))
         elif known is None:
-            known = tuple(sorted((one for one in seen if isinstance(one, str)), key=os.fsencode))
-        self.classes = known if seen or classes is not None else None
+            known = tuple(sorted(names, key=os.fsencode))
+        self.classes = known if labels or classes is not None else None
         self._numbers = {name: number for number, name in enumerate(known)}
-        strange = sorted(one for one in seen if isinstance(one, str) and one not in self._numbers)
-        if strange:
-            raise ConfigError(f"{where} has the class {strange[0]!r}, not one of the {len(known)} given")
+        unknown = sorted(names - self._numbers.keys())
+        if unknown:
+            raise ConfigError(f"{where} has the class {unknown[0]!r}, not one of the {len(known)} given")
         if numbers and max(numbers) >= len(known):
             raise ConfigError(f"{where} has the label {max(numbers)}, but only {len(known)} classes were given")
 
     def number(self, label: Named) -> Label:
-        """Return a label as the number, or the ascending numbers, of its class or classes."""
+        """Return the number of a class, or the ascending numbers of several."""
         if label is None or isinstance(label, int):
             return label
         if isinstance(label, str):
@@ -65,15 +68,15 @@ class LabelNumbering:
         return tuple(sorted({self._numbers[one] if isinstance(one, str) else one for one in label}))
 
 
-def _each(label: Named, where: object) -> Sequence[str | int]:
-    several = () if label is None else label if isinstance(label, list | tuple) else (label,)
-    for one in several:
+def _classes_of(label: Named, where: object) -> Sequence[str | int]:
+    classes = () if label is None else label if isinstance(label, list | tuple) else (label,)
+    for one in classes:
         if not isinstance(one, str | int):
             raise ConfigError(f"{where} has the label {one!r}; expected the number or the name of a class")
-    return several
+    return classes
 
 
-def _names(classes: Classes) -> tuple[str, ...] | None:
+def _class_names(classes: Classes) -> tuple[str, ...] | None:
     if classes is None:
         return None
     if isinstance(classes, str | os.PathLike):
@@ -83,11 +86,9 @@ def _names(classes: Classes) -> tuple[str, ...] | None:
         names = tuple(line.strip() for line in text.splitlines() if line.strip())
     else:
         path, names = None, tuple(classes)
-    if not names or len(set(names)) < len(names):
-        problem = "no class" if not names else f"the class {_twice(names)!r} twice"
-        raise ConfigError(f"{path or 'classes'} names {problem}; expected each name once")
+    if not names:
+        raise ConfigError(f"{path or 'classes'} has no class; expected one name or more")
+    if len(set(names)) < len(names):
+        repeated = next(name for number, name in enumerate(names) if name in names[:number])
+        raise ConfigError(f"{path or 'classes'} has the class {repeated!r} twice; expected each name once")
     return names
-
-
-def _twice(names: Sequence[str]) -> str:
-    return next(name for number, name in enumerate(names) if name in names[:number])

@@ -1,9 +1,9 @@
-"""A shard on its way into the cache: samples whose own bytes are there already, while the rest of it is not.
+"""A shard that is still being downloaded: its samples can be read as soon as their own bytes are there.
 
-A large shard takes seconds to arrive, and the first batches of an epoch need the head of each alone. So they read the
-file as it grows, whichever process writes it, and not a byte is fetched twice. Nobody has verified that file as a whole
-yet, and who writes it may start over: a sample is copied out of it, and checked by what the sealed index says of it.
-What is not there, or not right, is no error: it will come with the whole shard.
+A large shard takes seconds to arrive, and the first batches of an epoch need only the head of each. So they read the
+file as it grows, whichever process writes it, and no byte is fetched twice. The file has not been verified as a whole,
+and its writer may start over, so a sample is copied out of it and checked against the index, which the manifest
+verifies. A sample that is not there yet, or is damaged, is no error: it will come with the whole shard.
 """
 
 from __future__ import annotations
@@ -12,52 +12,32 @@ import os
 from typing import IO
 
 from shardflow.errors import IntegrityError
-from shardflow.formats.manifest import Shard
 
-from .mapped_shard import Sample, packed_rows
-from .shard_files import ShardFiles
-
-
-class PartialSample:
-    """One sample, read before the rest of its shard was there; it is asked as a mapped shard is, which has many."""
-
-    def __init__(self, url: str, parts: Sample, key: str) -> None:
-        self.url, self._parts, self._key = url, parts, key
-
-    def sample(self, record: int, *, check: bool) -> Sample:  # noqa: ARG002 - it is this one, and was checked
-        """Return the parts of the sample."""
-        return self._parts
-
-    def key(self, record: int) -> str:  # noqa: ARG002 - it is this one
-        """Return the key of the sample."""
-        return self._key
+from .sample import Sample
+from .shard_rows import ShardRows
 
 
 class PartialShard:
-    """What is known of a shard before it is there.
+    """A shard of which only the index is complete.
 
     Args:
-        files: Where its files are opened.
-        shard: The shard's line in the manifest.
-
-    Raises:
-        StoreError: The index is out of reach.
+        rows: The rows of its index; None if it is missing or damaged, so that only the whole tar can be read.
+        number: Its number in the split.
+        url: How messages name it.
     """
 
-    def __init__(self, files: ShardFiles, shard: Shard) -> None:
-        self._url, self._shard = files.url(shard), shard
-        self._rows = packed_rows(files, shard)
+    def __init__(self, rows: ShardRows | None, *, number: int, url: str) -> None:
+        self.rows, self._number, self._url = rows, number, url
 
-    def sample(self, file: IO[bytes], record: int) -> PartialSample | None:
-        """Return a sample from the file as it is now; None when it is not there yet, or not right."""
-        if self._rows is None:
-            return None  # the index is damaged or missing: it is rebuilt from the whole tar
-        begin, end = self._rows.span(record)
+    def sample(self, file: IO[bytes], record: int) -> Sample | None:
+        """Return a sample from the file as it is now; None if it is not there yet, or damaged."""
+        if self.rows is None:
+            return None
+        begin, end = self.rows.span(record)
         data = bytearray(end - begin)
         if os.preadv(file.fileno(), [data], begin) != len(data):
             return None
         try:
-            key, parts = self._rows.cut(record, memoryview(data), self._url)
+            return self.rows.sample_of_span(record, memoryview(data), shard=self._number, url=self._url)
         except IntegrityError:
             return None
-        return PartialSample(self._url, parts, key)

@@ -1,7 +1,8 @@
-"""Chosen: which records of a dataset a view gets, and the drawing of lots.
+"""Selection: which records of a dataset a virtual dataset gets: by label, by key, or at random.
 
-A sample's lot depends on its image and on the seed, not on where it lies. So a choice stays what it was when others are
-added, smaller shares are parts of larger ones, and copies of one image go the same way, but at the very border.
+The random choice depends on a hash of the sample's image and of the seed, not on where the sample lies. So it stays the
+same when samples are added, a smaller share is part of a larger one, and copies of one image are chosen together,
+except at the very border.
 """
 
 from __future__ import annotations
@@ -11,54 +12,98 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from shardflow.errors import DecodeError, IntegrityError
 from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import sample_labels
 from shardflow.formats.shard_index import Index
 from shardflow.order import keyed_rng
 
-from .builder import SelectedRows, select_rows, tar_locations
-from .dataset import Dataset
+from .dataset import Dataset, Split
+from .virtual_dataset import SelectedRows, tar_locations
 
-Records = npt.NDArray[np.bool_]
-"""Whether each sample of a split is chosen."""
+Mask = npt.NDArray[np.bool_]
+"""For each sample of a split, whether it is selected."""
+
+
+def shard_labels(split: Split, shard: int) -> list[tuple[int, ...]]:
+    """Return the classes of each record of a shard: none, one or several. A remote tar is downloaded into the cache.
+
+    Raises:
+        StoreError: The tar is missing or out of reach.
+        IntegrityError: A label is damaged, or is not a number.
+    """
+    return [_labels(split, shard, record) for record in range(split.shards[shard].samples)]
+
+
+def shard_keys(split: Split, shard: int) -> list[str]:
+    """Return the key of each record of a shard. A remote tar is downloaded into the cache.
+
+    Raises:
+        StoreError: The tar is missing or out of reach.
+        IntegrityError: A header is damaged.
+    """
+    return [split.reader.key(shard, record) for record in range(split.shards[shard].samples)]
 
 
 def sample_hashes(dataset: Dataset, split: str, seed: int) -> keyed_rng.U64:
-    """Return the lot of each sample of a split, from its index alone.
+    """Return a random number for each sample of a split, from its image and the seed. Only the index is read.
 
     Raises:
         StoreError: An index is missing or out of reach.
-        IntegrityError: It is not the one packed.
+        IntegrityError: An index is not the one packed.
     """
     key = keyed_rng.key(seed, "view")
-    drawn = [contents(dataset[split].index(number)) for number in range(len(dataset[split].shards))]
-    return keyed_rng.fold_array(key, np.concatenate([np.empty(0, dtype=np.uint64), *drawn]))
+    reader = dataset[split].reader
+    images = [image_checksums(reader.index(shard)) for shard in range(len(reader.shards))]
+    return keyed_rng.fold_array(key, np.concatenate([np.empty(0, dtype=np.uint64), *images]))
 
 
-def lowest(records: Records, drawn: keyed_rng.U64, count: int) -> Records:
-    """Return those `count` of the chosen records that have the lowest lots."""
-    candidates = np.flatnonzero(records)
-    few = np.zeros_like(records)
-    few[candidates[np.argsort(drawn[candidates], kind="stable")[:count]]] = True
-    return few
+def select_lowest(mask: Mask, hashes: keyed_rng.U64, count: int) -> Mask:
+    """Return the mask of the `count` samples with the lowest hashes among those that `mask` selects."""
+    candidates = np.flatnonzero(mask)
+    lowest = np.zeros_like(mask)
+    lowest[candidates[np.argsort(hashes[candidates], kind="stable")[:count]]] = True
+    return lowest
 
 
-def select_shards(dataset: Dataset, choice: Mapping[str, tuple[str, Records]]) -> Iterator[SelectedRows]:
-    """Yield the shards of a view: for each of its splits, which records of which split of a dataset it gets."""
-    for name, (source, records) in choice.items():
+def select_shards(dataset: Dataset, selection: Mapping[str, tuple[str, Mask]]) -> Iterator[SelectedRows]:
+    """Yield the shards of a virtual dataset.
+
+    Args:
+        dataset: The dataset from which it selects.
+        selection: Split of the virtual dataset → split of the dataset, and which of its samples are selected.
+    """
+    for name, (source, mask) in selection.items():
         split, tars, begin = dataset[source], tar_locations(dataset, source), 0
         for number, shard in enumerate(split.shards):
-            mine = records[begin : begin + shard.samples]
+            records = mask[begin : begin + shard.samples]
             begin += shard.samples
-            if mine.any():
-                yield SelectedRows(name, tars[number], select_rows(split.index(number), mine))
+            if records.any():
+                yield SelectedRows(name, tars[number], select_rows(split.reader.index(number), records))
 
 
-def contents(index: Index) -> keyed_rng.U64:
-    """Return a number for what each record is: the CRC-32 and the size of its image, or of its first part."""
+def select_rows(index: Index, records: Mask) -> Index:
+    """Return the rows of the selected records of an index, renumbered from 0."""
+    rows: Index = index[records[index["record"]]].copy()
+    rows["record"] = (np.cumsum(records) - 1)[rows["record"]]
+    return rows
+
+
+def image_checksums(index: Index) -> keyed_rng.U64:
+    """Return for each record the CRC-32 and the size of its image, or of its first part, as one number."""
     records = int(index["record"][-1]) + 1 if len(index) else 0
     rows = np.searchsorted(index["record"], np.arange(records))
     images = np.flatnonzero(np.isin(index["part"], [part.encode() for part in IMAGE_PARTS]))
     with_image, first = np.unique(index["record"][images], return_index=True)
     rows[with_image] = images[first]
-    numbers: keyed_rng.U64 = index["crc32"][rows].astype(np.uint64) << np.uint64(32) | index["size"][rows]
-    return numbers
+    checksums: keyed_rng.U64 = index["crc32"][rows].astype(np.uint64) << np.uint64(32) | index["size"][rows]
+    return checksums
+
+
+def _labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
+    reader = split.reader
+    try:
+        return sample_labels(lambda part: reader.part(shard, record, part)) or ()
+    except DecodeError as error:
+        message = f"{error}; run `shardflow verify`"
+        raise IntegrityError(message).at(shard=reader.url(shard), key=reader.key(shard, record)) from error

@@ -1,4 +1,4 @@
-"""Split: the samples of a dataset parted into training and validation, as a dataset over the same tars."""
+"""Split: hold a part of the training samples out for validation, in a dataset over the same tars."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Shard
 from shardflow.order import keyed_rng
 
-from .builder import VirtualReport, build_virtual_dataset
 from .dataset import Dataset, open_dataset
-from .label_scan import labels_of
-from .selection import Records, lowest, sample_hashes, select_shards
+from .selection import Mask, sample_hashes, select_lowest, select_shards, shard_labels
+from .virtual_dataset import VirtualReport, build_virtual_dataset
 
 
 def split(
@@ -29,36 +28,39 @@ def split(
     dst_options: Mapping[str, Any] | None = None,
     progress: Callable[[Shard], None] | None = None,
 ) -> VirtualReport:
-    """Make a dataset at `dst` that holds a part of the train split at `src` out, as its split val. No tar is copied.
+    """Make a dataset at `dst` in which a part of the split `train` of `src` is the split `val`. No tar is copied.
 
-    Every class gives the same share, as nearly as whole samples allow, and copies of one image go the same way. Other
-    splits are taken along as they are.
+    Each class gives the same share, as nearly as whole samples allow, and copies of one image go the same way. Other
+    splits are kept as they are.
 
     >>> shardflow.split("photos256", "photos256-held-out", val=0.1)      # doctest: +SKIP
 
     Args:
-        src: A dataset with a split train and none named val.
-        dst: A directory or URL without a dataset; of a dataset on this machine, on this machine too.
-        val: Share of the samples that is held out, above 0 and below 1.
-        seed: Another one holds out others.
-        src_options, dst_options: What fsspec's file systems take, where an end is a URL.
-        progress: Called after each shard that is read, for its labels.
+        src: A dataset with a split `train` and no split `val`.
+        dst: A directory or URL without a dataset; on this machine if `src` is.
+        val: Share of the samples to hold out, above 0 and below 1.
+        seed: Random seed; another seed holds out other samples.
+        src_options, dst_options: Options of fsspec's file systems, where `src` or `dst` is a URL.
+        progress: Called after each shard whose labels were read.
+
+    Returns:
+        The fingerprint of the new dataset, and the numbers of its samples and shards.
 
     Raises:
         NotFoundError: There is no dataset.
-        ConfigError: An argument is wrong, one of the parts is empty, or `dst` cannot lead to the tars.
+        ConfigError: An argument is wrong, `train` or `val` would be empty, or `dst` cannot name the tars.
         DatasetExistsError: `dst` holds a dataset.
-        StoreError: One of the ends failed.
+        StoreError: `src` cannot be read, or `dst` cannot be written.
     """
     if not 0 < val < 1:
-        raise ConfigError(f"val is the share that is held out, above 0 and below 1, found {val}")
+        raise ConfigError(f"val must be above 0 and below 1, found {val}")
     dataset = open_dataset(src, storage_options=src_options)
     if "val" in dataset:
-        raise ConfigError(f"{dataset.url} has a split val already, with {len(dataset['val'])} samples")
-    drawn = sample_hashes(dataset, "train", seed)
-    held_out = _stratified(_groups(dataset, progress), drawn, val, seed)
+        raise ConfigError(f"{dataset.url} already has a split val, with {len(dataset['val'])} samples")
+    hashes = sample_hashes(dataset, "train", seed)
+    held_out = _stratified(_first_classes(dataset, progress), hashes, val, seed)
     if not held_out.any() or held_out.all():
-        raise ConfigError(f"{val} of {len(held_out)} samples leaves one of train and val empty; choose another share")
+        raise ConfigError(f"val={val} of {len(held_out)} samples leaves train or val empty; choose another share")
     others = {name: (name, np.ones(len(dataset[name]), dtype=np.bool_)) for name in dataset if name != "train"}
     return build_virtual_dataset(
         dst,
@@ -71,29 +73,29 @@ def split(
     )
 
 
-def _groups(dataset: Dataset, progress: Callable[[Shard], None] | None) -> npt.NDArray[np.int64]:
-    """Return the class of each training sample: the first of several, -1 without any."""
+def _first_classes(dataset: Dataset, progress: Callable[[Shard], None] | None) -> npt.NDArray[np.int64]:
+    """Return the class of each training sample: the lowest of several, -1 if it has none."""
     train = dataset["train"]
     if dataset.classes is None:
         return np.full(len(train), -1, dtype=np.int64)
-    groups: list[int] = []
+    classes: list[int] = []
     for number, shard in enumerate(train.shards):
-        groups += [min(several, default=-1) for several in labels_of(train, number)]
-        train.let_go(number)
+        classes += [min(labels, default=-1) for labels in shard_labels(train, number)]
+        train.reader.unmap(number)
         if progress is not None:
             progress(shard)
-    return np.array(groups, dtype=np.int64)
+    return np.array(classes, dtype=np.int64)
 
 
-def _stratified(groups: npt.NDArray[np.int64], drawn: keyed_rng.U64, share: float, seed: int) -> Records:
-    """Return which samples are held out: of each group its share, and of all together too (largest remainders)."""
-    names, sizes = np.unique(groups, return_counts=True)
+def _stratified(classes: npt.NDArray[np.int64], hashes: keyed_rng.U64, share: float, seed: int) -> Mask:
+    """Return which samples are held out: the share of each class, and of all samples (largest remainders)."""
+    names, sizes = np.unique(classes, return_counts=True)
     exact = sizes * share
     counts = np.floor(exact).astype(np.int64)
-    left = round(len(groups) * share) - int(counts.sum())
-    among_equals = keyed_rng.fold_array(keyed_rng.key(seed, "remainders"), names)
-    counts[np.lexsort((among_equals, counts - exact))[:left]] += 1
-    held_out = np.zeros(len(groups), dtype=np.bool_)
+    missing = round(len(classes) * share) - int(counts.sum())
+    tie_breaks = keyed_rng.fold_array(keyed_rng.key(seed, "remainders"), names)
+    counts[np.lexsort((tie_breaks, counts - exact))[:missing]] += 1
+    held_out = np.zeros(len(classes), dtype=np.bool_)
     for name, count in zip(names.tolist(), counts.tolist(), strict=True):
-        held_out |= lowest(groups == name, drawn, count)
+        held_out |= select_lowest(classes == name, hashes, count)
     return held_out

@@ -1,9 +1,9 @@
-"""Subset: some of the samples of a dataset, as a dataset of its own over the same tars."""
+"""Subset: some samples of a dataset, as a dataset over the same tars."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,11 @@ import numpy as np
 from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Shard
 
-from .builder import VirtualReport, build_virtual_dataset
-from .dataset import Dataset, open_dataset
-from .label_scan import keys_of, labels_of
-from .selection import Records, lowest, sample_hashes, select_shards
+from .dataset import Dataset, Split, open_dataset
+from .selection import Mask, sample_hashes, select_lowest, select_shards, shard_keys, shard_labels
+from .virtual_dataset import VirtualReport, build_virtual_dataset
 
-_NAMED = 3
+_SHOWN_NAMES = 3
 
 
 def subset(
@@ -32,114 +31,114 @@ def subset(
     dst_options: Mapping[str, Any] | None = None,
     progress: Callable[[Shard], None] | None = None,
 ) -> VirtualReport:
-    """Make a dataset at `dst` of some samples of the one at `src`. Its tars stay where they are, and are not copied.
+    """Make a dataset at `dst` of some samples of the dataset at `src`. Its tars stay where they are.
 
-    What is said is applied in the order of the arguments, to each split. The numbers of the classes stay what they are,
-    because they are inside the tars.
+    The conditions are applied to each split, in the order of the arguments. The classes keep their numbers, which are
+    inside the tars.
 
     >>> shardflow.subset("photos256", "cats256", classes=["cat", "kitten"])      # doctest: +SKIP
     >>> shardflow.subset("s3://bucket/photos256", "tenth256", fraction=0.1)      # doctest: +SKIP
 
     Args:
-        src: A dataset. A subset of a subset leads to the tars themselves.
-        dst: A directory or URL without a dataset; of a dataset on this machine, on this machine too.
-        classes: Take the samples of these classes, given by their names.
-        samples: Take the samples with these keys; "train:000000042" where a key is in several splits.
-        fraction: Take this share, above 0 and below 1, rounded to whole samples. The same seed takes the same ones, and
-            smaller shares are parts of larger ones.
-        limit: Take so many samples at most of each split, in the same way.
-        seed: Of `fraction` and `limit`.
-        src_options, dst_options: What fsspec's file systems take, where an end is a URL.
-        progress: Called after each shard that is read, which is done for `classes` and `samples` alone.
+        src: A dataset. A subset of a subset names the tars themselves.
+        dst: A directory or URL without a dataset; on this machine if `src` is.
+        classes: Names of classes: keep their samples.
+        samples: Keys: keep these samples; "train:000000042" if several splits have the key.
+        fraction: Keep this share at random, above 0 and below 1, rounded to whole samples. The same seed keeps the same
+            samples, and a smaller share is part of a larger one.
+        limit: Keep at most this many samples of each split, at random in the same way.
+        seed: Random seed of `fraction` and `limit`.
+        src_options, dst_options: Options of fsspec's file systems, where `src` or `dst` is a URL.
+        progress: Called after each shard that was read; only `classes` and `samples` need to read shards.
+
+    Returns:
+        The fingerprint of the new dataset, and the numbers of its samples and shards.
 
     Raises:
         NotFoundError: There is no dataset.
-        ConfigError: An argument is wrong, nothing is left, or `dst` cannot lead to the tars.
+        ConfigError: An argument is wrong, no sample is selected, or `dst` cannot name the tars.
         DatasetExistsError: `dst` holds a dataset.
-        StoreError: One of the ends failed.
+        StoreError: `src` cannot be read, or `dst` cannot be written.
     """
-    if all(wanted is None for wanted in (classes, samples, fraction, limit)):
-        raise ConfigError("say what to take: classes, samples, a fraction or a limit")
+    if all(condition is None for condition in (classes, samples, fraction, limit)):
+        raise ConfigError("nothing says which samples to keep; give classes, samples, fraction or limit")
     if fraction is not None and not 0 < fraction < 1:
-        raise ConfigError(f"fraction is above 0 and below 1, found {fraction}")
+        raise ConfigError(f"fraction must be above 0 and below 1, found {fraction}")
     if limit is not None and limit < 1:
-        raise ConfigError(f"limit is 1 or more, found {limit}")
+        raise ConfigError(f"limit must be 1 or more, found {limit}")
     dataset = open_dataset(src, storage_options=src_options)
-    choice = {split: np.ones(len(dataset[split]), dtype=np.bool_) for split in dataset}
+    masks = {split: np.ones(len(dataset[split]), dtype=np.bool_) for split in dataset}
     if classes is not None:
-        _keep_classes(dataset, choice, classes, progress)
+        _keep_classes(dataset, masks, classes, progress)
     if samples is not None:
-        _keep_samples(dataset, choice, samples, progress)
+        _keep_samples(dataset, masks, samples, progress)
     if fraction is not None or limit is not None:
-        for split, records in choice.items():
-            count = int(records.sum())
+        for split, mask in masks.items():
+            count = int(mask.sum())
             if fraction is not None:
                 count = round(count * fraction)
-            choice[split] = lowest(records, sample_hashes(dataset, split, seed), min(count, limit or count))
-    said = {"classes": classes, "samples": samples, "fraction": fraction, "limit": limit, "seed": seed or None}
+            masks[split] = select_lowest(mask, sample_hashes(dataset, split, seed), min(count, limit or count))
+    conditions = {"classes": classes, "samples": samples, "fraction": fraction, "limit": limit, "seed": seed or None}
     return build_virtual_dataset(
         dst,
-        select_shards(dataset, {split: (split, records) for split, records in choice.items()}),
+        select_shards(dataset, {split: (split, mask) for split, mask in masks.items()}),
         splits=dataset.splits,
         classes=dataset.classes,
         recipe=dataset.recipe,
-        made_by=f"subset of {dataset.fingerprint}: {_spoken(said)}",
+        made_by=f"subset of {dataset.fingerprint}: {_summary(conditions)}",
         storage_options=dst_options,
     )
 
 
 def _keep_classes(
-    dataset: Dataset,
-    choice: dict[str, Records],
-    classes: Collection[str],
-    progress: Callable[[Shard], None] | None,
+    dataset: Dataset, masks: dict[str, Mask], classes: Collection[str], progress: Callable[[Shard], None] | None
 ) -> None:
     if dataset.classes is None:
         raise ConfigError(f"{dataset.url} has no classes to choose from")
-    strange = sorted(set(classes) - set(dataset.classes))
-    if strange:
-        known = ", ".join(dataset.classes[:_NAMED])
-        raise ConfigError(f"{dataset.url} has no class {strange[0]!r}; its {len(dataset.classes)} begin with {known}")
+    unknown = sorted(set(classes) - set(dataset.classes))
+    if unknown:
+        known = ", ".join(dataset.classes[:_SHOWN_NAMES])
+        raise ConfigError(f"{dataset.url} has no class {unknown[0]!r}; its {len(dataset.classes)} begin with {known}")
     wanted = {dataset.classes.index(name) for name in classes}
     for name, split in dataset.items():
         kept: list[bool] = []
-        for number, shard in enumerate(split.shards):
-            kept += [not wanted.isdisjoint(several) for several in labels_of(split, number)]
-            split.let_go(number)
-            if progress is not None:
-                progress(shard)
-        choice[name] &= np.array(kept, dtype=np.bool_)
+        for number in _shards(split, progress):
+            kept += [not wanted.isdisjoint(labels) for labels in shard_labels(split, number)]
+        masks[name] &= np.array(kept, dtype=np.bool_)
 
 
 def _keep_samples(
-    dataset: Dataset,
-    choice: dict[str, Records],
-    samples: Collection[str],
-    progress: Callable[[Shard], None] | None,
+    dataset: Dataset, masks: dict[str, Mask], samples: Collection[str], progress: Callable[[Shard], None] | None
 ) -> None:
-    wanted, found, twice = set(samples), set[str](), set[str]()
+    wanted, found, repeated = set(samples), set[str](), set[str]()
     for name, split in dataset.items():
         kept: list[bool] = []
-        for number, shard in enumerate(split.shards):
-            for key in keys_of(split, number):
-                here = {key, f"{name}:{key}"} & wanted
-                kept.append(bool(here))
-                twice |= here & found
-                found |= here
-            split.let_go(number)
-            if progress is not None:
-                progress(shard)
-        choice[name] &= np.array(kept, dtype=np.bool_)
+        for number in _shards(split, progress):
+            for key in shard_keys(split, number):
+                matches = {key, f"{name}:{key}"} & wanted
+                kept.append(bool(matches))
+                repeated |= matches & found
+                found |= matches
+        masks[name] &= np.array(kept, dtype=np.bool_)
     if missing := sorted(wanted - found):
-        named = ", ".join(map(repr, missing[:_NAMED]))
-        raise ConfigError(f"{dataset.url} lacks {len(missing)} of the {len(wanted)} samples named, such as {named}")
-    if twice:
-        key = min(twice)
-        raise ConfigError(f"{dataset.url} has more than one sample {key!r}; say of which split, as in 'train:{key}'")
+        shown = ", ".join(map(repr, missing[:_SHOWN_NAMES]))
+        raise ConfigError(f"{dataset.url} lacks {len(missing)} of the {len(wanted)} samples, such as {shown}")
+    if repeated:
+        key = min(repeated)
+        raise ConfigError(f"{dataset.url} has more than one sample {key!r}; name its split, as in 'train:{key}'")
 
 
-def _spoken(said: Mapping[str, Any]) -> str:
-    """Return what was asked for in a few words; of long lists, how long they are."""
-    given = {name: value for name, value in said.items() if value is not None}
-    texts = {name: value if isinstance(value, float | int) else f"{len(value)} given" for name, value in given.items()}
+def _shards(split: Split, progress: Callable[[Shard], None] | None) -> Iterator[int]:
+    """Yield the number of each shard; unmap the shard after the caller has read it."""
+    for number, shard in enumerate(split.shards):
+        yield number
+        split.reader.unmap(number)
+        if progress is not None:
+            progress(shard)
+
+
+def _summary(conditions: Mapping[str, Any]) -> str:
+    """Return the conditions in a few words; of long lists, only their length."""
+    used = {name: value for name, value in conditions.items() if value is not None}
+    texts = {name: value if isinstance(value, float | int) else f"{len(value)} given" for name, value in used.items()}
     return ", ".join(f"{name} {text}" for name, text in texts.items())

@@ -1,7 +1,7 @@
-"""Sync: a dataset copied from one place to another, verified on its way, the manifest last.
+"""Sync: copy a dataset to another place, verified on its way, the manifest last.
 
-What is copied is what the manifest names, and the accounts of how it was packed where they are still there. A sync that
-was stopped, by whatever, goes on in the same way; the copy has the same bytes and the same fingerprint.
+It copies the files that the manifest names, and the receipts and the quarantine if they are still there. The same call
+continues a sync that was stopped. The copy has the same bytes and the same fingerprint.
 """
 
 from __future__ import annotations
@@ -21,18 +21,24 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import TEMPORARY, Storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.virtual import virtual_storage
-from shardflow.storage.write_lock import FILE_NAME as LOCK
+from shardflow.storage.write_lock import FILE_NAME as LOCK_NAME
 from shardflow.storage.write_lock import abort_uploads, acquire, clean_up, release
 
 from .dataset import Dataset, open_dataset
-from .shard_files import packed_index
+from .shard_rows import read_index_bytes
 
-_AT_ONCE = 4
+_SHARDS_AT_A_TIME = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
-    """What a sync did: tars copied and tars that were there, their bytes, and the dataset's fingerprint."""
+    """A sync that is finished.
+
+    Attributes:
+        copied, copied_bytes: Tars that were copied.
+        found, found_bytes: Tars that were already there.
+        fingerprint: The dataset's fingerprint.
+    """
 
     copied: int
     copied_bytes: int
@@ -49,71 +55,71 @@ def sync(
     dst_options: Mapping[str, Any] | None = None,
     progress: Callable[[Shard], None] | None = None,
 ) -> SyncReport:
-    """Copy the dataset at `src` to `dst`, each a directory or a URL; the same call goes on where one was stopped.
+    """Copy the dataset at `src` to `dst`, each a directory or a URL. The same call continues a sync that was stopped.
 
-    Of a dataset that was extended the newest version is copied, without the manifests of the older ones. The copy of a
-    view has its own copies of the tars, whole, in `bases/`: it needs nothing else, and keeps the fingerprint.
+    If the dataset was extended, the newest version is copied, without the manifests of older versions. The copy of a
+    virtual dataset has copies of the whole tars, in `bases/`: it needs nothing else, and keeps the fingerprint.
 
     Args:
         src: A dataset.
-        dst: New, empty, or a copy of the same dataset, whole or not. What is missing of it, or has another size, is
-            copied; `verify` finds what is damaged otherwise.
-        src_options, dst_options: What fsspec's file systems take, where an end is a URL.
+        dst: A new or empty directory or URL, or a copy of the same dataset, finished or not. Files that are missing
+            there, or have another size, are copied; other damage is found by `verify`.
+        src_options, dst_options: Options of fsspec's file systems, where `src` or `dst` is a URL.
         progress: Called after each shard, in this thread.
 
     Raises:
-        NotFoundError: There is no dataset, or a shard of it is missing.
+        NotFoundError: There is no dataset, or one of its shards is missing.
         IntegrityError: A shard is not the one packed; it is not copied.
         DatasetExistsError: `dst` holds another dataset.
-        ConfigError: `dst` holds something else.
-        StoreError: One of the ends failed.
+        ConfigError: `dst` holds other files.
+        StoreError: `src` cannot be read, or `dst` cannot be written.
     """
     dataset = open_dataset(src, storage_options=src_options)
-    bases = {name: replace(base, url=f"bases/{name}") for name, base in dataset.manifest.roots.items()}
-    copied = replace(dataset.manifest, roots=bases)
+    roots = {name: replace(root, url=f"bases/{name}") for name, root in dataset.manifest.roots.items()}
     source, own = dataset.storage, open_storage(dst, dst_options)
-    target, shards = virtual_storage(own, bases, dst_options), dataset.shards
-    # Several shards of a view may share a tar: the first of them stands for it.
-    firsts = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())
+    target, shards = virtual_storage(own, roots, dst_options), dataset.shards
+    # Shards of a virtual dataset can share a tar: it is copied with the first of them.
+    first_of_tar = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())
     with own.exclusive_writer() as writer:
         finished = target.size(manifest.FILE_NAME) is not None
         if not finished:
             _begin(own, dataset.fingerprint)
         elif manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
             raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")
-        # What a finished copy still has is told by a listing alone: reading all of it is what `verify` is for.
+        # One listing tells what a finished copy has lost: to read all of it is the job of `verify`.
         sizes = {own.url(name): listed.size for name, listed in own.listing().items()} if finished else {}
 
         def has_tar(shard: Shard) -> bool:
-            return sizes.get(target.url(shard.name)) == shard.bytes if finished else _is_there(target, shard)
+            return sizes.get(target.url(shard.name)) == shard.bytes if finished else _is_copied(target, shard)
 
         def copy(shard: Shard) -> bool:
-            fresh = shard.name in firsts and not has_tar(shard)
-            if fresh:
+            """Copy what is missing of a shard; return whether its tar was copied."""
+            is_missing = shard.name in first_of_tar and not has_tar(shard)
+            if is_missing:
                 _copy_tar(source, target, writer.staging, shard)
             if target.url(shard.index_name) not in sizes:
-                target.put(shard.index_name, packed_index(source, shard))
-            return fresh
+                target.put(shard.index_name, read_index_bytes(source, shard))
+            return is_missing
 
-        done: list[tuple[Shard, bool]] = []
-        with TransferPool(_AT_ONCE) as pool:
+        tars: list[tuple[Shard, bool]] = []
+        with TransferPool(_SHARDS_AT_A_TIME) as pool:
             copies = [pool.submit(copy, shard) for shard in shards]
-            for shard, copied_one in zip(shards, copies, strict=True):
-                fresh = copied_one.result()
-                if shard.name in firsts:
-                    done.append((shard, fresh))
+            for shard, copied in zip(shards, copies, strict=True):
+                was_copied = copied.result()
+                if shard.name in first_of_tar:
+                    tars.append((shard, was_copied))
                 if progress is not None:
                     progress(shard)
         if finished:
             clean_up(target)
-            return _report(dataset.fingerprint, done)
+            return _report(dataset.fingerprint, tars)
         for name in (manifest.QUARANTINE_NAME, *_receipts(dataset)):
             with contextlib.suppress(NotFoundError):
                 target.put(name, source.read(name))
         abort_uploads(target, {shard.name for shard in shards})
-        target.put_new(manifest.FILE_NAME, copied.to_bytes())
+        target.put_new(manifest.FILE_NAME, replace(dataset.manifest, roots=roots).to_bytes())
         release(target)
-    return _report(dataset.fingerprint, done)
+    return _report(dataset.fingerprint, tars)
 
 
 def _copy_tar(source: Storage, target: Storage, staging: Path, shard: Shard) -> None:
@@ -123,17 +129,17 @@ def _copy_tar(source: Storage, target: Storage, staging: Path, shard: Shard) -> 
 
 
 def _receipts(dataset: Dataset) -> list[str]:
-    """Return the names that the receipts of a dataset have, as far as they are still there; views have none."""
+    """Return the names of the receipts of a dataset; some may be gone. A virtual dataset has none."""
     if dataset.manifest.roots:
         return []
     if dataset.manifest.sharding is None:
         return [shard.receipt_name for shard in dataset.shards]
-    # It knows of jobs as well of whose inputs none could be packed.
+    # A job whose inputs could not be packed has a receipt and no shard.
     return [f"{job}.json" for job in dataset.manifest.sharding.names()]
 
 
-def _is_there(target: Storage, shard: Shard) -> bool:
-    """Return whether an earlier attempt has copied a shard. Stores publish whole blobs; what a disk holds is read."""
+def _is_copied(target: Storage, shard: Shard) -> bool:
+    """Return whether an earlier attempt has copied a shard. A remote storage publishes whole blobs; a disk is read."""
     if target.size(shard.name) != shard.bytes:
         return False
     path = target.local_path(shard.name)
@@ -141,10 +147,10 @@ def _is_there(target: Storage, shard: Shard) -> bool:
 
 
 def _begin(target: Storage, fingerprint: str) -> None:
-    """Make sure that the target is for this copy."""
+    """Acquire the write lock for this copy, in an empty target or one where this copy was stopped."""
     names = target.listing()
-    foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{LOCK}.")]  # left by a kill while claiming
-    if foreign and LOCK not in names:
+    foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{LOCK_NAME}.")]  # of a killed `acquire`
+    if foreign and LOCK_NAME not in names:
         raise ConfigError(f"{target} is not empty: it holds {foreign[0]!r}; choose an empty or a new destination")
     for name in names:
         if name.rpartition("/")[2].startswith(TEMPORARY):
@@ -152,8 +158,8 @@ def _begin(target: Storage, fingerprint: str) -> None:
     acquire(target, fingerprint)
 
 
-def _report(fingerprint: str, done: list[tuple[Shard, bool]]) -> SyncReport:
-    copied, found = ([shard.bytes for shard, fresh in done if fresh is wanted] for wanted in (True, False))
+def _report(fingerprint: str, tars: list[tuple[Shard, bool]]) -> SyncReport:
+    copied, found = ([shard.bytes for shard, was_copied in tars if was_copied is kind] for kind in (True, False))
     return SyncReport(
         copied=len(copied), copied_bytes=sum(copied), found=len(found), found_bytes=sum(found), fingerprint=fingerprint
     )

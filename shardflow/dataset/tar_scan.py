@@ -1,7 +1,7 @@
-"""Scan: a tar that somebody else wrote, read through: its checksum, and an index of the samples that are whole.
+"""Tar scan: read a tar of another writer, checksum it, and index the samples that can be used.
 
-What cannot be used is named with its reason and left out of the index. Nothing is guessed: a sample whose members do
-not stand together, or which has no image, may be anything.
+A sample that cannot be used is left out of the index and reported with the reason. Nothing is guessed: a sample whose
+members do not stand together, or that has no image, may be anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import mmap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -26,20 +26,28 @@ from shardflow.formats.tar_samples import TarSample, read_samples
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.storage import Storage
 
-from .mapped_shard import member_key
+from .shard_rows import member_key
+
+
+class EndSample(NamedTuple):
+    """The first or the last sample of a tar: its key, its parts, and whether it is in the index."""
+
+    key: str
+    parts: frozenset[str]
+    indexed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scanned:
-    """What is in a tar.
+class ScannedTar:
+    """The content of a tar.
 
     Attributes:
-        bytes, sha256: Of the tar.
-        index: Of the samples that can be used.
+        bytes, sha256: Size and SHA-256 of the tar.
+        index: The index of the samples that can be used.
         labels: The numbers in their `.cls`.
-        bad: Key → what is wrong, of the others; "" for what lies beyond the point where the tar is damaged.
-        ends: Keys of the first and the last sample, each with its parts.
-        used: Whether these two are in the index.
+        bad: Key → why the sample cannot be used; the key "" stands for everything behind the point where the tar is
+            damaged.
+        first, last: The samples at its ends.
     """
 
     bytes: int
@@ -47,11 +55,11 @@ class Scanned:
     index: Index
     labels: frozenset[int]
     bad: dict[str, str]
-    ends: tuple[tuple[str, frozenset[str]], tuple[str, frozenset[str]]]
-    used: tuple[bool, bool]
+    first: EndSample
+    last: EndSample
 
 
-def scan(storage: Storage, name: str) -> Scanned:
+def scan_tar(storage: Storage, name: str) -> ScannedTar:
     """Read a tar.
 
     Raises:
@@ -61,57 +69,56 @@ def scan(storage: Storage, name: str) -> Scanned:
         samples = list(read_samples(file))
         keys = Counter(sample.key for sample in samples)
         bad: dict[str, str] = {}
-        labels: set[int] = set()
-        labelled: list[tuple[TarSample, bool]] = []
-        rows: list[list[Row]] = []
+        usable: list[tuple[str, list[Row], set[int]]] = []
         for sample in samples:
             try:
                 if keys[sample.key] > 1:
                     raise SampleError("its members do not stand together")
-                its_rows = _rows(sample, tar)
-                label = _label(sample, tar)
+                usable.append((sample.key, _rows(sample, tar), _label(sample, tar)))
             except (SampleError, ShardIndexError, IntegrityError) as error:
                 bad[sample.key] = str(error)
-                continue
-            labels |= label
-            labelled.append((sample, bool(label)))
-            rows.append(its_rows)
+        labels = frozenset(number for _, _, label in usable for number in label)
         if labels:
-            for sample, has_one in labelled:
-                if not has_one:
-                    bad[sample.key] = "has no label, and others in its tar have"
-        good = [its_rows for its_rows, (sample, _) in zip(rows, labelled, strict=True) if sample.key not in bad]
-        flat = [row._replace(record=record) for record, its_rows in enumerate(good) for row in its_rows]
+            bad.update({key: "has no label, and others in its tar have" for key, _, label in usable if not label})
+        indexed = [rows for key, rows, _ in usable if key not in bad]
         named = [sample for sample in samples if sample.key] or [TarSample("")]
-        first, last = named[0], named[-1]
-        return Scanned(
+        first, last = (EndSample(end.key, frozenset(end.parts), end.key not in bad) for end in (named[0], named[-1]))
+        return ScannedTar(
             bytes=len(tar),
             sha256=hashlib.sha256(tar).hexdigest(),
-            index=shard_index.from_rows(flat),
-            labels=frozenset(labels),
+            index=shard_index.from_rows(
+                [row._replace(record=record) for record, rows in enumerate(indexed) for row in rows]
+            ),
+            labels=labels,
             bad=bad,
-            ends=((first.key, frozenset(first.parts)), (last.key, frozenset(last.parts))),
-            used=(first.key not in bad, last.key not in bad),
+            first=first,
+            last=last,
         )
 
 
-def without_end(index: Index, end: int) -> Index:
-    """Return an index without its first record (end 0) or its last one (end -1)."""
-    cut: Index = index[index["record"] != (0 if end == 0 else index["record"][-1])].copy()
-    cut["record"] -= np.uint32(1 if end == 0 else 0)
-    return cut
+def without_first(index: Index) -> Index:
+    """Return an index without its first record."""
+    rest: Index = index[index["record"] != 0].copy()
+    rest["record"] -= np.uint32(1)
+    return rest
+
+
+def without_last(index: Index) -> Index:
+    """Return an index without its last record."""
+    rest: Index = index[index["record"] != index["record"][-1]]
+    return rest
 
 
 @contextlib.contextmanager
 def _opened(storage: Storage, name: str) -> Iterator[tuple[IO[bytes], memoryview]]:
-    """Lend a tar as a file and as bytes; one that is far away is read whole, into memory."""
+    """Lend a tar as a file and as bytes; a remote tar is read into memory whole."""
     path = storage.local_path(name)
     if path is None:
         data = storage.read(name)
         yield io.BytesIO(data), memoryview(data)
         return
     with map_os_errors(path), open(path, "rb") as file:
-        if not path.stat().st_size:  # which cannot be mapped
+        if not path.stat().st_size:  # an empty file cannot be mapped
             yield file, memoryview(b"")
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as tar:
@@ -119,23 +126,23 @@ def _opened(storage: Storage, name: str) -> Iterator[tuple[IO[bytes], memoryview
 
 
 def _rows(sample: TarSample, tar: memoryview) -> list[Row]:
-    """Return the rows of a sample; their record is not known yet."""
+    """Return the rows of a sample, with record 0: the number of the record is not known yet."""
     if sample.problem:
         raise SampleError(sample.problem)
     if not IMAGE_PARTS & sample.parts.keys():
         raise SampleError(f"has no image among its parts: {', '.join(sample.parts)}")
-    rows, plain = [], True
+    rows, has_plain_headers = [], True
     for part, (offset, size) in sample.parts.items():
         if offset + size > len(tar):
             raise SampleError(f"its part {part!r} is cut short")
         row = shard_index.make_row(0, part, offset, tar[offset : offset + size])
-        # Readers look for the key where the plainest tars have it: in the block before the payload.
-        plain = plain and _is_plain(bytes(tar[offset - ustar.BLOCK : offset]), row, sample.key)
+        has_plain_headers = has_plain_headers and _has_key(bytes(tar[offset - ustar.BLOCK : offset]), row, sample.key)
         rows.append(row)
-    return rows if plain else sorted([*rows, _key_row(sample, tar)], key=lambda row: row.offset)
+    # Readers look for the key in the block before the payload. With extended headers it is elsewhere.
+    return rows if has_plain_headers else sorted([*rows, _key_row(sample, tar)], key=lambda row: row.offset)
 
 
-def _is_plain(header: bytes, row: Row, key: str) -> bool:
+def _has_key(header: bytes, row: Row, key: str) -> bool:
     try:
         return member_key(header, row) == key
     except IntegrityError:
@@ -143,7 +150,7 @@ def _is_plain(header: bytes, row: Row, key: str) -> bool:
 
 
 def _key_row(sample: TarSample, tar: memoryview) -> Row:
-    """Return the row that says where the key of a sample is, whose members have other headers than the plainest."""
+    """Return the row that says where the key of a sample with extended headers is."""
     try:
         size = len(sample.key.encode())
     except UnicodeEncodeError:
@@ -155,7 +162,7 @@ def _key_row(sample: TarSample, tar: memoryview) -> Row:
 
 
 def _label(sample: TarSample, tar: memoryview) -> set[int]:
-    """Return the number in `.cls`, if there is one."""
+    """Return the number in `.cls`; nothing without that part."""
     if CLASS_PART not in sample.parts:
         return set()
     offset, size = sample.parts[CLASS_PART]

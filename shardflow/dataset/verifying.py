@@ -1,7 +1,7 @@
-"""Verification: everything that is wrong with a dataset, not only the first thing.
+"""Verify: find everything that is wrong with a dataset, not only the first problem.
 
-Each shard is held against the manifest (size, SHA-256), against the tar format, against its index, and each member
-against its CRC-32. A finding names the file and, where one is touched, the sample.
+Each shard is compared with the manifest (size, SHA-256), with the tar format and with its index, and each member with
+its CRC-32. A finding names the file and, if it concerns one sample, the sample.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from shardflow.errors import DecodeError, FormatError, IntegrityError, StoreErro
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import Shard
+from shardflow.formats.shard_index import Index
 from shardflow.storage.storage import Storage
 
 from .dataset import Dataset, open_dataset
-from .mapped_shard import member_key, rows_of
+from .shard_rows import ShardRows, member_key
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem of a dataset.
 
     Attributes:
-        file: Name below the dataset.
+        file: Name of the file, below the dataset.
         problem: What was expected and what was found.
-        key: The sample it touches, where it is one sample.
+        key: The key of the sample; None if the problem does not concern one sample.
     """
 
     file: str
@@ -52,41 +53,53 @@ def verify(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[Shard], None] | None = None,
 ) -> list[Finding]:
-    """Read a whole dataset and return everything that is wrong with it; empty when it is sound.
+    """Read a whole dataset and return everything that is wrong with it.
+
+    >>> shardflow.verify("photos256")      # doctest: +SKIP
+    []
 
     Args:
-        url: Where the dataset lies; a directory or a URL. What a URL names is read there, not in the cache.
-        storage_options: What fsspec's file system takes, where it is a URL.
+        url: A directory or a URL. A remote dataset is read at its URL, not in the cache.
+        storage_options: Options of fsspec's file system, if it is a URL.
         progress: Called after each shard.
+
+    Returns:
+        The findings, by split and shard; an empty list if the dataset is intact.
 
     Raises:
         NotFoundError: There is no dataset.
-        ManifestError: The manifest itself is damaged, so nothing can be held against it.
-        StoreError: The store is out of reach; a single file that cannot be read is a finding.
+        ManifestError: The manifest itself is damaged, so that nothing can be compared with it.
+        StoreError: The dataset is out of reach. A single file that cannot be read is a finding.
     """
-    return findings_of(open_dataset(url, storage_options=storage_options), progress=progress)
+    return verify_dataset(open_dataset(url, storage_options=storage_options), progress=progress)
 
 
-def findings_of(dataset: Dataset, *, progress: Callable[[Shard], None] | None = None) -> list[Finding]:
-    """Return everything that is wrong with a dataset that is open already; see `verify`."""
-    tars: dict[str, list[Shard]] = {}  # of a view, several shards may be of one tar, which is read once
+def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None = None) -> list[Finding]:
+    """Return everything that is wrong with an open dataset; see `verify`."""
+    tars: dict[str, list[Shard]] = {}  # shards of a virtual dataset can share a tar, which is read once
     for shard in dataset.shards:
         tars.setdefault(dataset.storage.url(shard.name), []).append(shard)
     findings: list[Finding] = []
-    classes, whole = None if dataset.classes is None else len(dataset.classes), not dataset.manifest.roots
+    classes = None if dataset.classes is None else len(dataset.classes)
     for shards in tars.values():
-        tar = _read(dataset.storage, shards[0].name)
+        tar = _read_tar(dataset.storage, shards[0].name)
         for shard in shards:
-            findings += _findings(dataset.storage, shard, tar, classes, whole=whole)
+            findings += _verify(dataset.storage, shard, tar, classes, is_virtual=bool(dataset.manifest.roots))
             if progress is not None:
                 progress(shard)
-        del tar  # before the next one takes as much memory
+        del tar  # frees its memory before the next one is read
     return findings
 
 
 def verify_shard(storage: Storage, shard: Shard, classes: int | None) -> Iterator[Finding]:
-    """Yield everything that is wrong with a shard of a dataset with so many classes, or none, that is no view."""
-    yield from _findings(storage, shard, _read(storage, shard.name), classes, whole=True)
+    """Yield everything that is wrong with a shard of a dataset that is not virtual.
+
+    Args:
+        storage: The storage of the dataset.
+        shard: The shard.
+        classes: How many classes the dataset has; None without labels.
+    """
+    yield from _verify(storage, shard, _read_tar(storage, shard.name), classes, is_virtual=False)
 
 
 class _Tar(NamedTuple):
@@ -96,7 +109,7 @@ class _Tar(NamedTuple):
     sha256: str
 
 
-def _read(storage: Storage, name: str) -> _Tar | StoreError:
+def _read_tar(storage: Storage, name: str) -> _Tar | StoreError:
     try:
         data = storage.read(name)
     except StoreError as error:
@@ -104,12 +117,11 @@ def _read(storage: Storage, name: str) -> _Tar | StoreError:
     return _Tar(memoryview(data), hashlib.sha256(data).hexdigest())
 
 
-def _findings(
-    storage: Storage, shard: Shard, tar: _Tar | StoreError, classes: int | None, *, whole: bool
+def _verify(
+    storage: Storage, shard: Shard, tar: _Tar | StoreError, classes: int | None, *, is_virtual: bool
 ) -> Iterator[Finding]:
-    """Yield what is wrong with a shard; `whole` says that its index is of all that the tar holds."""
-    problems, index = _index(storage, shard)
-    yield from problems
+    index_findings, index = _read_index(storage, shard)
+    yield from index_findings
     if isinstance(tar, StoreError):
         yield Finding(shard.name, str(tar))
         return
@@ -117,27 +129,27 @@ def _findings(
         yield Finding(shard.name, f"has {len(tar.bytes)} bytes, the manifest says {shard.bytes}")
     if tar.sha256 != shard.sha256:
         yield Finding(shard.name, "its SHA-256 differs from the manifest's")
-    if not whole:
+    if is_virtual:  # its index has only some samples of the tar
         if index is not None:
-            yield from _records(index, shard, tar.bytes, classes)
+            yield from _verify_records(index, shard, tar.bytes, classes)
         return
     try:
         rebuilt, keys = shard_index.build(tar.bytes)
     except FormatError as error:
         yield Finding(shard.name, str(error))
-        if index is not None and not problems and len(tar.bytes) == shard.bytes:
-            yield from _members_by_index(index, shard, tar.bytes, str(error))
+        if index is not None and not index_findings and len(tar.bytes) == shard.bytes:
+            yield from _verify_members(index, shard, tar.bytes, reported=str(error))
         return
     if len(keys) != shard.samples:
         yield Finding(shard.name, f"holds {len(keys)} samples, the manifest says {shard.samples}")
     if index is not None:
-        yield from _members(index, shard, rebuilt, keys)
+        yield from _compare_indexes(index, shard, rebuilt, keys)
     if classes is not None:
-        yield from _labels(shard, tar.bytes, rebuilt, keys, classes)
+        yield from _verify_labels(shard, tar.bytes, rebuilt, keys, classes, strict=True)
 
 
-def _index(storage: Storage, shard: Shard) -> tuple[list[Finding], shard_index.Index | None]:
-    """Return what is wrong with an index, and the index as far as it can be read."""
+def _read_index(storage: Storage, shard: Shard) -> tuple[list[Finding], Index | None]:
+    """Return the problems of an index, and the index if it can be read."""
     try:
         data = storage.read(shard.index_name)
     except StoreError as error:
@@ -152,58 +164,55 @@ def _index(storage: Storage, shard: Shard) -> tuple[list[Finding], shard_index.I
         return [*findings, Finding(shard.index_name, str(error))], None
 
 
-def _members(index: shard_index.Index, shard: Shard, rebuilt: shard_index.Index, keys: list[str]) -> Iterator[Finding]:
-    """Hold each member of the tar against its row in the index."""
+def _compare_indexes(index: Index, shard: Shard, rebuilt: Index, keys: list[str]) -> Iterator[Finding]:
+    """Compare the index of a shard with the index rebuilt from its tar, member by member."""
     if len(index) != len(rebuilt):
         yield Finding(shard.index_name, f"has {len(index)} members, the shard has {len(rebuilt)}")
+    columns = shard_index.DTYPE.names or ()
     for expected, found in zip(index.tolist(), rebuilt.tolist(), strict=False):
         if expected != found:
-            part = found[1].decode()
-            differing = [
-                name for name, a, b in zip(shard_index.DTYPE.names or (), expected, found, strict=True) if a != b
-            ]
-            problem = f"part {part!r} differs from the index in {', '.join(differing)}"
+            differing = [name for name, a, b in zip(columns, expected, found, strict=True) if a != b]
+            problem = f"part {found[1].decode()!r} differs from the index in {', '.join(differing)}"
             yield Finding(shard.name, problem, key=keys[found[0]])
 
 
-def _members_by_index(index: shard_index.Index, shard: Shard, tar: memoryview, known: str) -> Iterator[Finding]:
-    """Look at each member where the packed index has it: a tar cannot be walked beyond its first damaged header."""
+def _verify_members(index: Index, shard: Shard, tar: memoryview, *, reported: str) -> Iterator[Finding]:
+    """Check each member where the index has it: the walk through a tar ends at the first damaged header.
+
+    Args:
+        index, shard, tar: The index of a shard, the shard, and the bytes of its tar.
+        reported: The problem of that header, which is reported already.
+    """
     for record, name, offset, size, crc32, *_ in index.tolist():
         where = f"record {record}, part {name.decode()!r}"
         try:
             ustar.parse(bytes(tar[offset - ustar.BLOCK : offset]), offset)
         except TarError as error:
-            if str(error) != known:
+            if str(error) != reported:
                 yield Finding(shard.name, f"{where}: {error}")
         if zlib.crc32(tar[offset : offset + size]) != crc32:
             yield Finding(shard.name, f"{where}: its CRC-32 differs")
 
 
-def _records(index: shard_index.Index, shard: Shard, tar: memoryview, classes: int | None) -> Iterator[Finding]:
-    """Look at the records that the index has, and at nothing else in the tar."""
-    rows, keys = rows_of(index, shard.samples), [f"record {record}" for record in range(shard.samples)]
+def _verify_records(index: Index, shard: Shard, tar: memoryview, classes: int | None) -> Iterator[Finding]:
+    """Check the records that the index has, and nothing else in the tar."""
+    rows, keys = ShardRows.from_index(index, shard.samples), [f"record {record}" for record in range(shard.samples)]
     for record in range(shard.samples):
         try:
             keys[record] = rows.key(record, tar)
-            for row in () if record in rows.keys else rows.of(record):
+            for row in () if record in rows.keys else rows.of_record(record):
                 member_key(bytes(tar[row[2] - ustar.BLOCK : row[2]]), row)
         except IntegrityError as error:
             yield Finding(shard.name, str(error))
-        for _, name, offset, size, crc32, *_ in rows.of(record):
+        for _, name, offset, size, crc32, *_ in rows.of_record(record):
             if zlib.crc32(tar[offset : offset + size]) != crc32:
                 yield Finding(shard.name, f"part {name.decode()!r}: its CRC-32 differs", key=keys[record])
     if classes is not None:
-        yield from _labels(shard, tar, index, keys, classes, strict=False)  # others write them otherwise
+        yield from _verify_labels(shard, tar, index, keys, classes, strict=False)  # tars of other writers
 
 
-def _labels(
-    shard: Shard,
-    tar: memoryview,
-    index: shard_index.Index,
-    keys: list[str],
-    classes: int,
-    *,
-    strict: bool = True,
+def _verify_labels(
+    shard: Shard, tar: memoryview, index: Index, keys: list[str], classes: int, *, strict: bool
 ) -> Iterator[Finding]:
     labelled = set()
     for record, name, offset, size, *_ in index.tolist():
@@ -213,7 +222,6 @@ def _labels(
                 parse_labels(part, tar[offset : offset + size], classes=classes, strict=strict)
             except DecodeError as error:
                 yield Finding(shard.name, str(error), key=keys[record])
-    if not labelled:  # a split may have no labels, where others have
-        return
-    for record in sorted(set(range(len(keys))) - labelled):
-        yield Finding(shard.name, "has no label", key=keys[record])
+    if labelled:  # a split may have no labels at all
+        for record in sorted(set(range(len(keys))) - labelled):
+            yield Finding(shard.name, "has no label", key=keys[record])

@@ -1,4 +1,4 @@
-"""Warming: all shards of a dataset fetched into the cache before anybody reads them."""
+"""Warming: download all shards of a dataset into the cache before they are read."""
 
 from __future__ import annotations
 
@@ -16,36 +16,40 @@ _AT_A_TIME = 8
 
 
 def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = None) -> None:
-    """Have all shards of these splits in the cache. Those that are there already are marked as used and cost nothing.
+    """Download all shards of these splits into the cache. Shards that are there are marked as used and cost nothing.
 
     Args:
-        splits: Of one dataset.
+        splits: Splits of one dataset.
         progress: Called after each shard.
 
     Raises:
-        ConfigError: They are read where they lie, or are more than the cache may hold.
-        StoreError: A shard is out of reach, or the disk is full, or who fetches a shard already does not get on.
+        ConfigError: The shards are read where they lie, or are larger than the limit of the cache.
+        StoreError: A shard is out of reach, or the disk is full, or another process that downloads a shard does not
+            get on.
         IntegrityError: A shard is not the one packed.
     """
-    places = [(split, number) for split in splits for number in range(len(split.shards))]
-    for cache in {split.cache for split, _ in places}:
+    splits = list(splits)
+    for cache in {split.reader.cache for split in splits}:
         if cache is None:
             raise ConfigError("a dataset on a local disk is read where it lies; there is nothing to be cached")
-        needed = sum(split.shards[number].bytes for split, number in places)
+        needed = sum(shard.bytes for split in splits for shard in split.shards)
         if needed > cache.limit_bytes:
             raise ConfigError(f"the shards have {needed} bytes, the cache holds {cache.limit_bytes}; raise its limit")
     with TransferPool(_AT_A_TIME) as pool:
-        for done in as_completed([pool.submit(_fetch, split, number) for split, number in places]):
-            shard = done.result()
+        downloads = [pool.submit(_fetch, split, number) for split in splits for number in range(len(split.shards))]
+        for download in as_completed(downloads):
+            shard = download.result()
             if progress is not None:
                 progress(shard)
 
 
 def _fetch(split: Split, number: int) -> Shard:
-    fetched = split.fetch(number, stall_timeout_s=STALL_TIMEOUT_S)
-    if fetched is FetchResult.BUSY:
-        message = f"another process fetches it, and has not got on for {STALL_TIMEOUT_S:g} s"
-        raise DeadlineError(f"{split.url(number)}: {message}; end that process, if it was stopped, and try again")
-    if fetched is FetchResult.FULL:
+    result = split.reader.fetch(number, stall_timeout_s=STALL_TIMEOUT_S)
+    if result is FetchResult.BUSY:
+        raise DeadlineError(
+            f"{split.reader.url(number)}: another process downloads it, and its file has not grown for "
+            f"{STALL_TIMEOUT_S:g} s; end that process if it was stopped, and try again"
+        )
+    if result is FetchResult.FULL:
         raise StoreError("the disk of the cache has no room; free some space, or choose another cache directory")
     return split.shards[number]

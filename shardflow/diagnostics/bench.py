@@ -147,10 +147,10 @@ def bench(
             raise ConfigError(f"{name} must be above 0, found {value}")
     if "image" not in loader.fields:
         raise ConfigError("the loader returns no images, so it has no decode baseline: add 'image' to its fields")
-    if loader.decoded_cache is not None:
+    if loader.pixel_cache is not None:
         raise ConfigError(
             "the loader caches decoded images, so a decode baseline means nothing for it: measure a loader without "
-            "decoded_cache"
+            "Cache(pixels=...)"
         )
     report_step = progress or (lambda: None)
     cores = usable_cores()

@@ -125,21 +125,21 @@ def _shards(split: Split) -> Iterator[Check]:
 
 def _storage(split: Split) -> Iterator[Check]:
     size = sum(shard.bytes for shard in split.shards)
-    if split.cache is not None:
-        if split.cache.limit_bytes < size:
+    if split.reader.cache is not None:
+        if split.reader.cache.limit_bytes < size:
             yield Check(
                 "cache",
-                f"the cache is limited to {split.cache.limit_bytes / 1e9:.1f} GB, the split has {size / 1e9:.1f} GB: "
-                "every epoch downloads it again; raise cache_limit",
+                f"the cache is limited to {split.reader.cache.limit_bytes / 1e9:.1f} GB, the split has "
+                f"{size / 1e9:.1f} GB: every epoch downloads it again; raise its limit",
             )
-        directory = Path(split.cache.directory)
+        directory = Path(split.reader.cache.directory)
     else:
-        directory = Path(split.url(0))
+        directory = Path(split.reader.url(0))
     if on_rotating_disk(directory):
         yield Check(
             "rotating disk",
             f"{directory} is on a rotating disk, which is slow until the page cache holds the data "
-            f"({size / 1e9:.1f} GB): move it to an SSD, or read fewer shards at a time with lanes=1",
+            f"({size / 1e9:.1f} GB): move it to an SSD, or read fewer shards at a time with Shuffle(lanes=1)",
         )
 
 

@@ -18,10 +18,10 @@ import torch
 
 from shardflow.dataset.dataset import Split
 from shardflow.errors import DeadlineError
-from shardflow.loading.batch import Sample
+from shardflow.formats.image_types import image_size
 from shardflow.loading.decoders import Decoder
-from shardflow.loading.exit_with_parent import exit_with_parent
 from shardflow.loading.stages import image_part
+from shardflow.loading.workers import exit_with_parent
 
 from .measurement import Measurement
 
@@ -39,14 +39,14 @@ def payloads(split: Split) -> list[bytes]:
         IntegrityError: An image is damaged.
         DecodeError: A sample has no image.
     """
-    local = [number for number in range(len(split.shards)) if split.at_hand(number)] or [0]
+    local = [number for number in range(len(split.shards)) if split.reader.is_local(number)] or [0]
     chosen = local[:: -(-len(local) // _SHARDS)]
     images = []
     for number in chosen:
-        shard, samples = split.shard(number), split.shards[number].samples
+        samples = split.shards[number].samples
         for record in range(0, samples, -(-samples * len(chosen) // _IMAGES)):
-            parts = shard.sample(record, check=True)
-            images.append(bytes(parts[image_part(Sample(parts, shard, record))]))
+            sample = split.reader.read(number, record)
+            images.append(bytes(sample.parts[image_part(sample)]))
     return images
 
 
@@ -112,14 +112,15 @@ def _decode_on_request(
         return buffers[shape]
 
     views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, like the views of a mapped shard
-    batches = [views[begin : begin + BATCH] for begin in range(0, len(views), BATCH)]
+    sizes = np.array([image_size(view) for view in views], dtype=np.int64)  # a loader has them from the index
+    batches = [(views[begin : begin + BATCH], sizes[begin : begin + BATCH]) for begin in range(0, len(views), BATCH)]
     keys = np.random.default_rng(seed)
     while True:
         seconds = requests.recv()
         cpu, begin = time.process_time(), time.perf_counter()
         now, images, turn = begin, 0, seed  # each process starts with another batch
         while now - begin < seconds:
-            batch = batches[turn % len(batches)]
-            decoder(batch, keys.integers(0, 1 << 63, len(batch), dtype=np.uint64), empty)
+            batch, batch_sizes = batches[turn % len(batches)]
+            decoder(batch, batch_sizes, keys.integers(0, 1 << 63, len(batch), dtype=np.uint64), empty)
             images, turn, now = images + len(batch), turn + 1, time.perf_counter()
         requests.send((images, now - begin, time.process_time() - cpu))

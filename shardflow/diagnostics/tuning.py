@@ -246,7 +246,7 @@ def _bottleneck(best: Trial, loader: Loader, cores: int) -> tuple[str, str]:
     others = (measured.machine_cpu_s - measured.cpu_s) / measured.wall_s
     if others >= _OTHER_LOAD * cores:
         return "other processes", f"they keep {others:.1f} cores busy: end them, and tune again"
-    if not all(split.at_hand(number) for number in range(len(split.shards))):
+    if not all(split.reader.is_local(number) for number in range(len(split.shards))):
         return "network", (
             "shards were still being downloaded: `shardflow cache warm URL` downloads all of them in advance; "
             "later epochs need no network"

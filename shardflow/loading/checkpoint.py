@@ -1,4 +1,4 @@
-"""The cursor: (epoch, position), and how iterating, leaving early, `set_epoch` and resuming move it."""
+"""The checkpoint of a loader: the cursor (epoch, position), and the settings that give a position its meaning."""
 
 from __future__ import annotations
 
@@ -7,29 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardflow._validation import check_integer
+from shardflow.dataset.dataset import Dataset
 from shardflow.errors import ConfigError, ResumeMismatchError
 
+from .sampler import EpochOrder, EpochStart
 
-def saved_integers(state: Mapping[str, Any], *names: str) -> list[int]:
-    """Return the numbers of a saved state that have these names.
-
-    Raises:
-        ResumeMismatchError: One is missing, or is none that is saved.
-    """
-    try:
-        return [check_integer(name, state.get(name), 0) for name in names]  # type: ignore[arg-type] # None is none
-    except ConfigError as error:
-        raise ResumeMismatchError(f"the state is damaged: {error}") from None
+STATE_VERSION = 2  # 1: the first windows of a lane were longer, so a position meant another sample
 
 
 @dataclass(slots=True)
 class Cursor:
-    """Where the next batch starts.
+    """Where the next batch starts, and how iterating, leaving early, `set_epoch` and resuming move that.
 
     Attributes:
         epoch: From 0.
-        position: Within the epoch; how far it has been handed out.
-        begun: Whether anything was handed out since the cursor was set, loaded or moved on to a new epoch.
+        position: First position of the epoch that has not been handed out.
+        begun: Whether a batch was handed out since the cursor was set, loaded or moved to a new epoch.
     """
 
     epoch: int = 0
@@ -37,14 +30,14 @@ class Cursor:
     begun: bool = False
 
     def set(self, epoch: int, position: int = 0) -> None:
-        """Put the cursor somewhere; the next iteration starts there."""
+        """Make the next iteration start at this position."""
         self.epoch, self.position, self.begun = epoch, position, False
 
     def set_epoch(self, epoch: int) -> bool:
         """Move to the start of an epoch, and return whether that changed anything.
 
-        Naming the epoch of a state that was just loaded leaves its position alone, so that the usual
-        `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes where it should.
+        Setting the epoch of a state that was just loaded keeps its position, so that the usual
+        `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes at the right place.
         """
         epoch = check_integer("epoch", epoch, 0)
         if epoch == self.epoch and not self.begun:
@@ -52,6 +45,83 @@ class Cursor:
         self.set(epoch)
         return True
 
-    def hand_out(self, position: int) -> None:
-        """Note that everything before `position` has been handed out."""
+    def advance(self, position: int) -> None:
+        """Record that all positions before `position` have been handed out."""
         self.position, self.begun = position, True
+
+
+def identity(dataset: Dataset, order: EpochOrder, lanes: int) -> dict[str, Any]:
+    """Return the settings that must be equal for a position to mean the same sample."""
+    return {
+        "version": STATE_VERSION,
+        "fingerprint": dataset.fingerprint,
+        "split": order.split.name,
+        "limit": order.limit,
+        "samples_per_epoch": order.samples_per_epoch,
+        "shuffle": order.shuffle,
+        "seed": order.seed,
+        "lanes": lanes,
+        "window": order.window,
+    }
+
+
+def save(dataset: Dataset, order: EpochOrder, lanes: int, cursor: Cursor) -> dict[str, Any]:
+    """Return the state of a loader: plain values, for `restore`."""
+    return {**identity(dataset, order, lanes), "epoch": cursor.epoch, "position": cursor.position}
+
+
+def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes: int) -> EpochStart:
+    """Return where a saved state starts.
+
+    Lanes, and without shuffling the window, are taken from the state unless the run sets them itself.
+
+    Raises:
+        ResumeMismatchError: The state belongs to another dataset, split or order, or is damaged.
+    """
+    if not isinstance(state, Mapping):
+        raise ResumeMismatchError(f"a state is a dict from Loader.state_dict(), found {state!r}")
+    expected = identity(dataset, order, lanes)
+    missing = sorted({*expected, "epoch", "position"} - set(state))
+    if missing:
+        raise ResumeMismatchError(f"the state has no {', '.join(missing)}; it is not from Loader.state_dict()")
+    if state["version"] != STATE_VERSION:
+        raise ResumeMismatchError(
+            f"the state has version {state['version']!r}, this shardflow reads version {STATE_VERSION}, which orders "
+            "samples differently: start an epoch anew, or continue with the shardflow that saved the state"
+        )
+    ignored = {"lanes"} if order.lanes is None else set()
+    if not order.shuffle:
+        ignored.add("window")
+    differences = compare(state, {name: value for name, value in expected.items() if name not in ignored})
+    if differences:
+        remedy = "make these equal"
+        if state["fingerprint"] != dataset.fingerprint and dataset.has_version(str(state["fingerprint"])):
+            remedy = f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads that version"
+        raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differences)}; {remedy}")
+    start = EpochStart(*saved_integers(state, "epoch", "position", "lanes"))
+    if start.position > order.length:
+        raise ResumeMismatchError(
+            f"the state is damaged: position {start.position} in an epoch of {order.length} samples"
+        )
+    return start
+
+
+def compare(state: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """Return a description of each entry of a state that is not as expected."""
+    return [
+        f"{name} is {state.get(name)!r} in the state and {value!r} here"
+        for name, value in expected.items()
+        if state.get(name) != value
+    ]
+
+
+def saved_integers(state: Mapping[str, Any], *names: str) -> list[int]:
+    """Return the entries of a saved state that must be whole numbers from 0.
+
+    Raises:
+        ResumeMismatchError: An entry is missing, or is not such a number.
+    """
+    try:
+        return [check_integer(name, state.get(name), 0) for name in names]  # type: ignore[arg-type] # None is refused
+    except ConfigError as error:
+        raise ResumeMismatchError(f"the state is damaged: {error}") from None

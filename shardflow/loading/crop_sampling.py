@@ -1,14 +1,11 @@
-"""Crops: where to cut, for a whole batch at once, as a pure function of the samples' keys; and cutting one image."""
+"""Random crops: boxes for a whole batch at once, as a pure function of the samples' keys."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from shardflow.order import keyed_rng
 
@@ -21,32 +18,6 @@ Sizes = npt.NDArray[np.int64]
 _TRIES = 10
 
 
-class Crops(NamedTuple):
-    """What becomes of each image of a batch: a box is cut out and resized, and of that a square window is taken.
-
-    Attributes:
-        size: Height and width of the window in pixels.
-        boxes: Within the images.
-        resized: int32 [N, 4]: width and height of the resized box, left and top of the window in it.
-        flips: bool [N], which windows are mirrored.
-    """
-
-    size: int
-    boxes: Boxes
-    resized: npt.NDArray[np.int32]
-    flips: npt.NDArray[np.bool_]
-
-    def cut(
-        self, index: int, image: torch.Tensor, resize: Callable[[torch.Tensor, int, int], torch.Tensor]
-    ) -> torch.Tensor:
-        """Return the crop of a whole image, uint8 [3, H, W], of which `resize` makes one of a height and a width."""
-        x, y, w, h = self.boxes[index].tolist()
-        width, height, left, top = self.resized[index].tolist()
-        resized = resize(image[:, y : y + h, x : x + w], height, width)
-        window = resized[:, top : top + self.size, left : left + self.size]
-        return window.flip(-1) if self.flips[index] else window
-
-
 def random_resized_crops(
     sizes: Sizes, keys: keyed_rng.U64, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[Boxes, npt.NDArray[np.float64]]:
@@ -56,13 +27,13 @@ def random_resized_crops(
     torchvision's.
 
     Args:
-        sizes: Of the images, 1 or more.
+        sizes: Width and height of the images, 1 or more.
         keys: uint64 [N], the samples' keys.
         scale: Range of the crop's share of the image's area.
-        ratio: Range of its width / height; drawn uniformly in the logarithm.
+        ratio: Range of the crop's width / height; drawn uniformly in the logarithm.
 
     Returns:
-        The boxes, and one more uniform number in [0, 1) per image for the flip.
+        The boxes, and one uniform number in [0, 1) per image for the flip: float64 [N].
     """
     drawn = keyed_rng.uniforms(keys, 2 * _TRIES + 3)
     width, height = sizes[:, :1].astype(np.float64), sizes[:, 1:].astype(np.float64)

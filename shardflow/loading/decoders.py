@@ -1,7 +1,7 @@
 """Decoders: from encoded images to uint8 tensors, a batch at a time, cropping included.
 
-A decoder is called with the encoded images of a batch and the samples' keys. Decoding and cropping are one step so that
-a crop can be decoded without decoding the rest. A bad image is that image's failure alone.
+Decoding and cropping are one step, so that a crop can be decoded without decoding the rest of its image. An image that
+does not decode is a failure of its own; the other images of the batch are not affected.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,48 +20,59 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardflow import native
-from shardflow._validation import check_probability, check_range
+from shardflow._validation import check_integer, check_probability, check_range
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.image_types import image_size, is_jpeg
 from shardflow.order.keyed_rng import U64
 
-from .crop_sampling import Crops, Sizes, random_resized_crops
+from .crop_sampling import Sizes, random_resized_crops
+from .geometry import Geometry
 
 Images = torch.Tensor | list[torch.Tensor]
 """uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]."""
 
-
 Empty = Callable[[tuple[int, ...]], torch.Tensor]
-"""Makes a uint8 tensor of a shape, its values arbitrary."""
+"""Returns a uint8 tensor of a shape, its values arbitrary."""
 
 Pixels = npt.NDArray[np.uint8]
 """A decoded image: [H, W, 3], RGB, contiguous."""
 
 Payload = memoryview | Pixels
-"""An encoded image, or a decoded one in its place: the decoders of this module take either."""
+"""An encoded image, or a decoded one in its place: the decoders of this module accept either."""
 
 
 def new(shape: tuple[int, ...]) -> torch.Tensor:
-    """Return fresh memory: the plainest `Empty`."""
+    """Return fresh memory: the simplest `Empty`."""
     return torch.empty(shape, dtype=torch.uint8)
+
+
+class Decoded(NamedTuple):
+    """A decoded batch.
+
+    Attributes:
+        images: The images.
+        geometry: How they were cropped; None for a decoder that does not say.
+        failures: The error of each image that did not decode, by its index in the batch; the image itself is arbitrary.
+    """
+
+    images: Images
+    geometry: Geometry | None
+    failures: dict[int, DecodeError]
 
 
 class Decoder(Protocol):
     """Turns encoded images into tensors."""
 
-    def __call__(
-        self, payloads: Sequence[memoryview], keys: U64, empty: Empty = new
-    ) -> tuple[Images, dict[int, DecodeError]]:
+    def __call__(self, payloads: Sequence[memoryview], sizes: Sizes, keys: U64, empty: Empty = new) -> Decoded:
         """Decode a batch of one or more images.
 
         Args:
             payloads: The encoded images.
+            sizes: int64 [B, 2], width and height of the images as the dataset's index has them, 0 where not known. They
+                help to plan a crop; the image itself is decisive.
             keys: uint64 [B], the only source of randomness.
-            empty: What it makes, once per call, need not be copied on its way to the training process. It is lent for
-                this batch: keep no view of it.
-
-        Returns:
-            The images, and what went wrong by index; the image of a failed index is arbitrary.
+            empty: Returns memory that need not be copied on its way to the training process; to be called at most once.
+                The memory is on loan for this batch: keep no view of it.
         """
 
 
@@ -74,7 +85,7 @@ class RandomResizedCropDecoder:
     Args:
         size: Height and width of the result in pixels, 1 or more.
         scale: Range of the crop's share of the image's area, within (0, 1].
-        ratio: Range of its width / height, above 0.
+        ratio: Range of the crop's width / height, above 0.
         hflip: Probability of a horizontal flip, 0 … 1.
 
     Raises:
@@ -89,23 +100,20 @@ class RandomResizedCropDecoder:
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         hflip: float = 0.5,
     ) -> None:
-        if size < 1:
-            raise ConfigError(f"size must be 1 or more, found {size}")
-        self.size = size
+        self.size = check_integer("size", size, 1)
         self.scale, self.ratio = check_range("scale", scale, most=1), check_range("ratio", ratio)
         self.hflip = check_probability("hflip", hflip)
 
-    def __call__(
-        self, payloads: Sequence[Payload], keys: U64, empty: Empty = new
-    ) -> tuple[torch.Tensor, dict[int, DecodeError]]:
+    def __call__(self, payloads: Sequence[Payload], sizes: Sizes, keys: U64, empty: Empty = new) -> Decoded:
         """Return uint8 [B, 3, size, size]."""
-        return _cropped(self, payloads, keys, empty)
+        return _decode_crops(self, payloads, sizes, keys, empty)
 
-    def crops(self, sizes: Sizes, keys: U64) -> Crops:
-        """Return what becomes of images of these sizes."""
+    def geometry(self, sizes: Sizes, keys: U64) -> Geometry:
+        """Return the crops of images of these sizes."""
         boxes, flip = random_resized_crops(np.maximum(sizes, 1), keys, self.scale, self.ratio)
-        resized = np.full((len(sizes), 4), (self.size, self.size, 0, 0), dtype=np.int32)
-        return Crops(self.size, boxes, resized, flip < self.hflip)
+        resized = np.full((len(sizes), 2), self.size, dtype=np.int32)
+        window = np.zeros((len(sizes), 2), dtype=np.int32)
+        return Geometry(box=boxes, resized=resized, window=window, flip=flip < self.hflip, size=(self.size, self.size))
 
 
 class CenterCropDecoder:
@@ -113,7 +121,7 @@ class CenterCropDecoder:
 
     Args:
         size: Height and width of the result in pixels, 1 or more.
-        resize: Short side before the crop; by default 8/7 of `size` (256 for 224).
+        resize: Short side before the crop, `size` or more; by default 8/7 of `size` (256 for 224).
 
     Raises:
         ConfigError: A value is out of its range.
@@ -125,20 +133,21 @@ class CenterCropDecoder:
         if not 1 <= self.size <= self.resize:
             raise ConfigError(f"size must be 1 … resize, found size {self.size} and resize {self.resize}")
 
-    def __call__(
-        self, payloads: Sequence[Payload], keys: U64, empty: Empty = new
-    ) -> tuple[torch.Tensor, dict[int, DecodeError]]:
+    def __call__(self, payloads: Sequence[Payload], sizes: Sizes, keys: U64, empty: Empty = new) -> Decoded:
         """Return uint8 [B, 3, size, size]."""
-        return _cropped(self, payloads, keys, empty)
+        return _decode_crops(self, payloads, sizes, keys, empty)
 
-    def crops(self, sizes: Sizes, keys: U64) -> Crops:  # noqa: ARG002 - nothing random here
-        """Return what becomes of images of these sizes."""
-        whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)
+    def geometry(self, sizes: Sizes, keys: U64) -> Geometry:  # noqa: ARG002 - nothing random here
+        """Return the crops of images of these sizes."""
         # Rounded down as torchvision's Resize does.
         resized = sizes * self.resize // np.maximum(sizes.min(axis=1, keepdims=True), 1)
-        window = np.rint((resized - self.size) / 2).astype(np.int64)
-        placed = np.concatenate([resized, window], axis=1).astype(np.int32)
-        return Crops(self.size, whole, placed, np.zeros(len(sizes), dtype=np.bool_))
+        return Geometry(
+            box=np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32),
+            resized=resized.astype(np.int32),
+            window=np.rint((resized - self.size) / 2).astype(np.int32),
+            flip=np.zeros(len(sizes), dtype=np.bool_),
+            size=(self.size, self.size),
+        )
 
 
 class ImageDecoder:
@@ -147,38 +156,39 @@ class ImageDecoder:
     def __call__(
         self,
         payloads: Sequence[Payload],
+        sizes: Sizes,  # noqa: ARG002 - no crop to plan
         keys: U64,  # noqa: ARG002 - nothing random here
-        empty: Empty = new,  # noqa: ARG002 - nothing that is one size
-    ) -> tuple[Images, dict[int, DecodeError]]:
+        empty: Empty = new,  # noqa: ARG002 - images of different sizes
+    ) -> Decoded:
         """Return a list of uint8 [3, H, W]."""
         images, failures = [], {}
         for index, payload in enumerate(payloads):
             try:
                 image = _decode(payload)
-                # Pixels are lent for this batch; what is handed out here is kept.
+                # Pixels from the pixel cache are overwritten by the next batch, and a transform may keep this image.
                 images.append(image.clone() if isinstance(payload, np.ndarray) else image)
             except DecodeError as error:
                 images.append(torch.zeros((3, 1, 1), dtype=torch.uint8))
                 failures[index] = error
-        return images, failures
+        return Decoded(images, None, failures)
 
 
 def decoder_versions(decoder: Decoder) -> str | None:
-    """Name what `decode_whole` decodes with: other versions may give other pixels. None when the decoder takes none."""
+    """Return the versions that `decode_whole` depends on; None for a decoder that does not accept pixels."""
     if type(decoder) not in (RandomResizedCropDecoder, CenterCropDecoder, ImageDecoder):
-        return None  # not those derived from them either, which may expect bytes
-    kernel = native.version() if _natively(decoder) else "none"
+        return None  # nor subclasses, which may expect bytes
+    kernel = native.version() if _uses_kernel(decoder) else "none"
     return f"kernel {kernel}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}"
 
 
 def decode_whole(decoder: Decoder, payload: memoryview, width: int, height: int) -> Pixels | None:
-    """Return the pixels that this decoder sees in an encoded image; None when it is damaged or not of that size.
+    """Return the pixels of an encoded image; None when it is damaged or not of that size.
 
-    Called with them in the image's place, the decoder returns what it returns for the encoded image, bit by bit.
+    Called with the pixels instead of the encoded image, the decoder returns the same crop, bit by bit.
     """
     if image_size(payload) != (width, height):
         return None
-    if _natively(decoder):
+    if _uses_kernel(decoder):
         pixels = np.empty((height, width, 3), dtype=np.uint8)
         problem = native.decode_resized(payload, pixels, oversampling=0)
         if problem is None:
@@ -192,50 +202,75 @@ def decode_whole(decoder: Decoder, payload: memoryview, width: int, height: int)
     return np.ascontiguousarray(image.permute(1, 2, 0).numpy()) if image.shape[1:] == (height, width) else None
 
 
-def _natively(decoder: Decoder) -> bool:
+def _uses_kernel(decoder: Decoder) -> bool:
     return native.available() and not isinstance(decoder, ImageDecoder)
 
 
-def _sizes(payloads: Sequence[Payload]) -> Sizes:
-    """Return sizes as the headers say, zeros where not known."""
-    return np.array(
-        [payload.shape[1::-1] if isinstance(payload, np.ndarray) else image_size(payload) for payload in payloads],
-        dtype=np.int64,
-    )
-
-
-def _cropped(
-    decoder: RandomResizedCropDecoder | CenterCropDecoder, payloads: Sequence[Payload], keys: U64, empty: Empty
-) -> tuple[torch.Tensor, dict[int, DecodeError]]:
-    """Decode and crop a batch: with the native kernel, and what that leaves as whole images. Failed ones are black."""
-    sizes = _sizes(payloads)
-    crops, batch = decoder.crops(sizes, keys), empty((len(payloads), 3, decoder.size, decoder.size))
-    failures = {}
-    for index in _left_by_the_kernel(payloads, sizes, crops, batch):
+def _decode_crops(
+    decoder: RandomResizedCropDecoder | CenterCropDecoder,
+    payloads: Sequence[Payload],
+    sizes: Sizes,
+    keys: U64,
+    empty: Empty,
+) -> Decoded:
+    """Decode and crop a batch: in the native kernel, or else as whole images. Images that fail are black."""
+    expected = _complete_sizes(payloads, sizes)
+    geometry, images = decoder.geometry(expected, keys), empty((len(payloads), 3, decoder.size, decoder.size))
+    failures: dict[int, DecodeError] = {}
+    for index, status in _decode_in_kernel(payloads, expected, geometry, images).items():
+        if status is native.Status.WRONG_SIZE and sizes[index].all():  # the index is wrong: the header decides
+            alone = _decode_crops(decoder, [payloads[index]], np.zeros_like(sizes[:1]), keys[index : index + 1], new)
+            assert alone.geometry is not None
+            images[index] = alone.images[0]
+            geometry.copy_row(index, alone.geometry, 0)
+            if alone.failures:
+                failures[index] = alone.failures[0]
+            continue
         try:
             image = _decode(payloads[index])
         except DecodeError as error:
-            batch[index] = 0
+            images[index] = 0
             failures[index] = error
             continue
         size = np.array([image.shape[:0:-1]])
-        if (size == sizes[index]).all():
-            batch[index] = crops.cut(index, image, _resize)
-        else:  # what the header says was not known, or not true
-            batch[index] = decoder.crops(size, keys[index : index + 1]).cut(0, image, _resize)
-    return batch, failures
+        if (size != expected[index]).any():  # the size was not known, or the header is wrong
+            geometry.copy_row(index, decoder.geometry(size, keys[index : index + 1]), 0)
+        images[index] = geometry.crop(index, image, _resize)
+    return Decoded(images, geometry, failures)
 
 
-def _left_by_the_kernel(payloads: Sequence[Payload], sizes: Sizes, crops: Crops, batch: torch.Tensor) -> list[int]:
-    """Decode into the batch with the native kernel, and return the indexes of the images that it leaves."""
+def _complete_sizes(payloads: Sequence[Payload], sizes: Sizes) -> Sizes:
+    """Return the sizes, those that are not known read from the headers; 0 where the header does not say either."""
+    unknown = np.flatnonzero(~sizes.all(axis=1)).tolist()
+    if not unknown:
+        return sizes
+    sizes = sizes.copy()
+    for index in unknown:
+        payload = payloads[index]
+        sizes[index] = payload.shape[1::-1] if isinstance(payload, np.ndarray) else image_size(payload)
+    return sizes
+
+
+def _decode_in_kernel(
+    payloads: Sequence[Payload], sizes: Sizes, geometry: Geometry, images: torch.Tensor
+) -> dict[int, native.Status | None]:
+    """Decode into `images` with the native kernel, and return the images that remain, with the kernel's reason."""
     if not native.available():
-        return list(range(len(payloads)))
-    # Other formats are problems to it; that they are none to their neighbours keeps pixels independent of the batch.
-    problems = native.decode_crops(payloads, crops.boxes, crops.flips, batch.numpy(), resized=crops.resized)
+        return dict.fromkeys(range(len(payloads)))
+    # Formats other than JPEG are problems of their own; so an image's pixels do not depend on the rest of the batch.
+    problems = native.decode_crops(
+        payloads,
+        geometry.box,
+        geometry.flip,
+        images.numpy(),
+        resized=np.concatenate([geometry.resized, geometry.window], axis=1),
+        expected=sizes.astype(np.int32),
+    )
+    # The crop of a JPEG whose header does not say its size was planned for an image of 1 x 1.
+    remaining: dict[int, native.Status | None] = dict.fromkeys(np.flatnonzero(~sizes.all(axis=1)).tolist())
     # Corrupt data that decodes all the same is accepted, as torchvision and Pillow do: the CRC says it was packed so.
-    left = {problem.index for problem in problems if problem.status is not native.Status.DAMAGED}
-    # The crop of a JPEG whose header does not say its size was made up.
-    return sorted(left.union(np.flatnonzero(~sizes.all(axis=1)).tolist()))
+    remaining |= {found.index: found.status for found in problems if found.status is not native.Status.DAMAGED}
+    return dict(sorted(remaining.items()))
 
 
 def _decode(payload: Payload) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Randomness for transforms: the generators they draw from, set from a sample's key.
+"""Random state for transforms: seeds the global generators from a sample's key, and restores them afterwards.
 
-Transforms draw from global generators: torch's, Python's `random`, numpy's. Setting all three before each sample makes
-what they draw a function of (seed, epoch, sample). The training process's own random state is put back afterwards.
+Transforms draw from global generators: torch's, Python's `random`, numpy's. Seeding all three before each sample makes
+the random numbers of a transform a function of (seed, epoch, sample).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 
 def reseed(key: int) -> None:
-    """Set the three generators from a 64-bit key."""
-    # Not torch.manual_seed: that one would reset the generators of the GPUs too.
+    """Seed the three generators from a 64-bit key."""
+    # Not torch.manual_seed, which would reset the generators of the GPUs too.
     torch.default_generator.manual_seed(key)
     random.seed(key)
     np.random.seed([key & 0xFFFFFFFF, key >> 32])
@@ -24,7 +24,7 @@ def reseed(key: int) -> None:
 
 @contextlib.contextmanager
 def fork_rng() -> Iterator[None]:
-    """Give the three generators back as they were."""
+    """Restore the state of the three generators at the end of the body."""
     saved = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
     try:
         yield

@@ -1,44 +1,63 @@
 """The loader: `for images, labels in loader`.
 
 The cursor (epoch, position) is the whole state. It lives here, in the training process, and moves when a batch is
-handed to the caller; workers are told where an iteration starts and compute everything else.
+handed out; workers receive the start of an iteration and compute everything else.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-import webdataset as wds
 from torch.utils.data import DataLoader
 
-from shardflow._validation import check_integer
+from shardflow._validation import check_callable, check_integer
 from shardflow.dataset.dataset import open_dataset
-from shardflow.errors import ConfigError, IntegrityError, ResumeMismatchError, WorkerError
-from shardflow.order.plan import WINDOW, default_lanes
+from shardflow.errors import ConfigError, IntegrityError, WorkerError
 from shardflow.order.schedule import Schedule
-from shardflow.storage.cache import LIMIT, Cache
+from shardflow.storage.cache import Cache
 
-from .batch_sampler import BatchSampler
-from .checkpoint import Cursor, saved_integers
-from .decoders import CenterCropDecoder, Decoder, RandomResizedCropDecoder, new
+from . import checkpoint
+from .checkpoint import Cursor
+from .decoders import CenterCropDecoder, Decoder, RandomResizedCropDecoder
+from .pipeline import build_pipeline, resolve_fields
 from .pixel_cache import PixelCache
 from .provenance import describe_dataset, describe_object, describe_versions
-from .sampler import EpochOrder, EpochStart, PlanSampler, WorkerControl
-from .shared_memory import SLOTS_BEYOND_PREFETCH, BatchSender
-from .stages import Augment, Collate, Decode, Read, guard
+from .sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
+from .shared_memory import SLOTS_BEYOND_PREFETCH
 from .stats import Stats, StatsRecorder
 from .topology import resolve_rank, usable_cores
-from .workers import end_workers, receive_batches
+from .workers import WorkerPool
 
 logger = logging.getLogger(__name__)
 
-STATE_VERSION = 2  # 1: the first windows of a lane were longer, so a position meant another sample
+
+class SetsEpoch(Protocol):
+    """An object whose next epoch can be set."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration run through `epoch`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSampler:
+    """The one attribute of a torch DataLoader that trainers look for on a loader.
+
+    Lightning calls `loader.batch_sampler.sampler.set_epoch` and reads `loader.batch_sampler.batch_size`. There is no
+    `loader.sampler`: where that exists, Lightning replaces it to shuffle by itself.
+
+    Attributes:
+        sampler: The loader or mix itself.
+        batch_size: Samples per batch and rank.
+    """
+
+    sampler: SetsEpoch
+    batch_size: int
 
 
 class Loader:
@@ -49,65 +68,58 @@ class Loader:
     ...     train_step(images, labels)
 
     Args:
-        url: Where the dataset lies: a directory, or any URL that fsspec serves, "s3://bucket/photos256".
-        split: Which split to read.
-        version: Fingerprint of the version to read, where the dataset was extended since; by default the newest.
-        batch_size: Samples per batch and rank.
-        decoder: Makes uint8 images of encoded ones, cropping included; called as `decode.Decoder` says. By default
-            `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`. To decode on the device,
-            `EncodedDecoder()`, with `DecodeJpeg` among the stages of `DevicePrefetcher`.
-        transform: Called with each image, a uint8 tensor [3, H, W]; any torchvision v2 transform. What it draws from
-            torch's, Python's or numpy's global generator depends on (seed, epoch, sample) alone.
-        batch_transform: Called with the fields of each batch as arguments, in the worker; returns what to hand out.
+        url: The dataset: a directory, or any URL that fsspec serves, such as "s3://bucket/photos256".
+        split: Name of the split to read.
+        version: Fingerprint of the version to read, if the dataset was extended since; by default the newest.
+        batch_size: Samples per batch and rank, 1 or more.
+        decoder: Decodes and crops the images of a batch, as the protocol `loading.decoders.Decoder` describes. By
+            default `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`. To decode on the
+            device, `EncodedDecoder()` here and `DecodeJpeg` among the stages of `DevicePrefetcher`.
+        transform: Called with each image, a uint8 tensor [3, H, W]; any torchvision v2 transform. Random numbers that
+            it draws from torch's, Python's or numpy's global generator depend on (seed, epoch, sample) alone.
+        batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch.
         fields: What a batch consists of, in order: "image", "label" (int64 [B], from `.cls`), "labels" (float32
             [B, classes], 1 for each class of a sample, from `.labels.json` or `.cls`), "key" (list of str),
-            "valid" (bool [B], False for the repeats of a padded tail), "random_key" (int64 [B], from (seed, epoch,
+            "valid" (bool [B], False for the repeats in a padded tail), "random_key" (int64 [B], from (seed, epoch,
             sample) alone, for stages on a device), and the name of any part: "txt" (list of str),
-            "json" (list of its values), others (list of bytes). By default image and label, or image and key for a
+            "json" (list of parsed values), others (list of bytes). By default image and label, or image and key for a
             dataset without labels; with tail="pad", "valid" comes third.
-        shuffle: False reads in order.
-        window: Samples of a lane that are shuffled among each other; larger mixes better, smaller opens fewer shards.
-        lanes: Parallel streams the epoch is cut into; by default eight per rank, or one without shuffling. A resumed
-            run keeps the lanes of the run that was saved.
-        seed: Of the order and of all augmentation.
-        tail: What happens to the samples that do not fill a last global batch: "drop" leaves them out, "pad" fills the
-            batch by starting over, "short" deals them out (a rank may get an empty batch).
-        limit: Use the first `limit` samples of the split alone, for a trial run.
+        shuffle: True, False for the split's own order, or `Shuffle(window=..., lanes=...)`.
+        seed: Seed of the order and of all augmentation.
+        tail: How to treat samples that do not fill a last global batch: "drop" omits them, "pad" fills the batch with
+            samples from the start of the epoch, "short" distributes them (a rank may get an empty batch).
+        limit: Use only the first `limit` samples of the split, for a trial run.
         samples_per_epoch: Length of an epoch over all ranks, for runs that count steps: each iteration hands out that
-            many samples and the next one goes on after them, from pass to pass over the split without a gap. By default
-            an epoch is one pass.
-        on_error: "raise" stops at a sample that is damaged or does not decode. "substitute" puts another sample of the
-            batch in its place, so that all ranks keep their steps and shapes, and notes it in `substituted`.
-        max_substituted: How many different samples may be substituted before the loader stops after all.
-        num_workers: Worker processes; by default one per core that this rank may use. 0 works in this process.
-        prefetch_factor: Batches prefetched by each worker.
+            many samples and the next one continues after them, from pass to pass over the split without a gap. By
+            default an epoch is one pass.
+        max_bad: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
+            keep their steps and shapes; `substituted` names them. With 0, the first damaged sample raises its error.
+        num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process.
+        prefetch_factor: Batches prefetched by each worker, 1 or more.
         persistent_workers: Keep the workers from epoch to epoch.
         pin_memory: Put batches into pinned memory; by default where there is a GPU.
         multiprocessing_context: Start method of the workers, as for `torch.utils.data.DataLoader`.
-        rank, world_size: By default torch.distributed's when it is initialised, else RANK and WORLD_SIZE from the
+        rank, world_size: By default those of torch.distributed if it is initialised, else RANK and WORLD_SIZE from the
             environment, else 0 and 1.
-        cache_dir: Where shards that are not on a local disk are kept, shared by all ranks and workers of a host and by
-            all runs; by default `shardflow` in the user's cache directory. Directories are read where they lie.
-        cache_limit: The most bytes the cache may hold, as a number or as in "500GB". A dataset that is larger streams
-            through it once per epoch.
-        decoded_cache: Keep images as pixels too, in at most that many bytes ("20GB") of the cache directory's disk, so
-            that later epochs and runs crop without decoding; batches stay the same, bit by bit. An image of 256 x 341
-            takes 262 kB; those that do not fit are decoded every time. By default none are kept.
-        storage_options: What fsspec's file system takes (`endpoint_url`, `anon`, …); not for directories.
-        verify: Check the CRC-32 of every part that is read. Images that are kept as pixels were checked when they were
-            decoded, and are checked as such.
+        cache: Where shards that are not on a local disk are kept: a directory, or `Cache(directory, limit=...,
+            pixels=...)`. Ranks, workers and runs on a host share it. By default `shardflow` in the user's cache
+            directory, up to 100 GB. A dataset larger than the limit streams through it once per epoch. With `pixels`,
+            decoded images are kept too, also those of a local dataset, so that later epochs and runs crop without
+            decoding; batches are the same, bit by bit. An image of 256 x 341 pixels takes 262 kB; images that do not
+            fit are decoded every time.
+        storage_options: Options of fsspec's file system (`endpoint_url`, `anon`, …); not for directories.
 
     Attributes:
-        dataset, split: What was opened, and the split of it that is read.
+        dataset, split: The open dataset, and the split that is read.
         fields: What a batch consists of.
-        decoder: What makes the images.
-        decoded_cache: Where they are kept as pixels, if they are.
-        substituted: What was wrong with each sample that another one has stood in for.
+        decoder: The decoder in use.
+        pixel_cache: The cache of decoded images; None without one.
+        substituted: The problem of each sample that was replaced by another.
 
     Raises:
         ConfigError: An argument is wrong.
-        NotFoundError: There is no dataset.
-        StoreError: It is out of reach.
+        NotFoundError: There is no dataset at `url`.
+        StoreError: The dataset cannot be reached.
     """
 
     def __init__(
@@ -121,15 +133,12 @@ class Loader:
         transform: Callable[[torch.Tensor], Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
         fields: Sequence[str] | None = None,
-        shuffle: bool = True,
-        window: int = WINDOW,
-        lanes: int | None = None,
+        shuffle: bool | Shuffle = True,
         seed: int = 0,
         tail: str = "drop",
         limit: int | None = None,
         samples_per_epoch: int | None = None,
-        on_error: str = "raise",
-        max_substituted: int = 100,
+        max_bad: int = 0,
         num_workers: int | None = None,
         prefetch_factor: int = 4,
         persistent_workers: bool = True,
@@ -137,102 +146,79 @@ class Loader:
         multiprocessing_context: Any = None,
         rank: int | None = None,
         world_size: int | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_limit: int | str = LIMIT,
-        decoded_cache: int | str | None = None,
+        cache: Cache | str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        verify: bool = True,
     ) -> None:
         batch_size = check_integer("batch_size", batch_size, 1)
         num_workers = usable_cores() if num_workers is None else check_integer("num_workers", num_workers, 0)
         prefetch_factor = check_integer("prefetch_factor", prefetch_factor, 1)
-        lanes = None if lanes is None else check_integer("lanes", lanes)
         for name, value in (("decoder", decoder), ("transform", transform), ("batch_transform", batch_transform)):
-            if value is not None and not callable(value):
-                raise ConfigError(f"{name} must be something to call, such as an object of its class; found {value!r}")
-        if on_error not in ("raise", "substitute"):
-            raise ConfigError(f"on_error must be 'raise' or 'substitute', found {on_error!r}")
-        self.dataset = open_dataset(
-            url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version
-        )
+            check_callable(name, value)
+        self._max_bad = check_integer("max_bad", max_bad, 0)
+        self._transform, self._batch_transform, self._persistent = transform, batch_transform, persistent_workers
+
+        self.dataset = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
         self.split = self.dataset[split]
         rank, world_size = resolve_rank(rank, world_size)
         self._order = EpochOrder(
-            self.split,
-            seed=seed,
-            window=window,
-            shuffle=shuffle,
-            limit=limit,
-            samples_per_epoch=samples_per_epoch,
+            self.split, seed=seed, shuffle=shuffle, limit=limit, samples_per_epoch=samples_per_epoch
         )
         self._schedule = Schedule(
             length=self._order.length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail
         )
-        if samples_per_epoch is not None and not self._order.pass_length:
-            raise ConfigError(f"split {split!r} has no samples to make epochs of; choose another split")
+        self._check_epoch()
+        self._lanes = self._order.default_lanes(world_size)
+        self._cursor = Cursor()
+        self._control = WorkerControl(num_workers)
+        self._sampler = PlanSampler(self._order, self._schedule, self._control)
+
+        classes = self.dataset.classes
+        self.fields = resolve_fields(fields, labelled=classes is not None, tail=tail)
+        if decoder is None:
+            decoder = RandomResizedCropDecoder() if self._order.shuffle else CenterCropDecoder()
+        self.decoder = decoder
+        self.pixel_cache: PixelCache | None = None
+        if isinstance(cache, Cache) and cache.pixel_limit_bytes is not None:
+            if "image" not in self.fields:
+                raise ConfigError(f"Cache(pixels=...) needs 'image' among the fields, found {self.fields}")
+            self.pixel_cache = PixelCache(self.split, cache, decoder)
+        self.substituted: set[str] = set()
+        self._stats = StatsRecorder()
+        pipeline = build_pipeline(
+            self._sampler,
+            self.split,
+            fields=self.fields,
+            classes=len(classes or ()),
+            decoder=decoder,
+            pixel_cache=self.pixel_cache,
+            transform=transform,
+            batch_transform=batch_transform,
+            substitute=self._max_bad > 0,
+            slots=prefetch_factor + SLOTS_BEYOND_PREFETCH,
+        )
+        self._workers = WorkerPool(
+            pipeline,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            pin_memory=pin_memory,
+            multiprocessing_context=multiprocessing_context,
+        )
+
+    def _check_epoch(self) -> None:
+        """Check that an epoch has a batch for each rank, and that none of its samples is lost at a border."""
+        order, schedule = self._order, self._schedule
+        if order.samples_per_epoch is not None and not order.pass_length:
+            raise ConfigError(f"split {self.split.name!r} has no samples to form epochs of; choose another split")
         if not len(self):
             raise ConfigError(
-                f"split {split!r} has {self._order.length} samples, less than one batch of {batch_size} for each of "
-                f"{world_size} ranks; lower batch_size or set tail='pad' or 'short'"
+                f"split {self.split.name!r} has {order.length} samples, less than one batch of {schedule.batch_size} "
+                f"for each of {schedule.world_size} ranks; lower batch_size or set tail='pad' or 'short'"
             )
-        if samples_per_epoch is not None and tail == "drop" and samples_per_epoch % self._schedule.global_batch:
+        if order.samples_per_epoch is not None and schedule.tail == "drop" and order.length % schedule.global_batch:
             raise ConfigError(
-                f"samples_per_epoch={samples_per_epoch} is no multiple of the {self._schedule.global_batch} samples "
-                "that all ranks take in a step, so each epoch would drop some; choose a multiple, or another tail"
+                f"samples_per_epoch={order.length} is no multiple of the {schedule.global_batch} samples that all "
+                "ranks take in a step, so each epoch would drop some; choose a multiple, or another tail"
             )
-        self._lanes_given = lanes
-        self._lanes = default_lanes(world_size, shuffle) if lanes is None else lanes
-        self._cursor = Cursor()
-        self._shared = WorkerControl(num_workers)
-        self._source = PlanSampler(self._order, self._schedule, self._shared)
-        self._source.batch(self._begin_at(), 0)  # a wrong window or lanes is found here and not in a worker
-        self._max_substituted = check_integer("max_substituted", max_substituted, 0)
-        self.substituted: set[str] = set()
-        classes = self.dataset.classes
-        self.fields = fields = _default_fields(classes is not None, tail) if fields is None else _checked_fields(fields)
-        self._meter = StatsRecorder()
-        if decoder is None:
-            decoder = RandomResizedCropDecoder() if shuffle else CenterCropDecoder()
-        decoded = None
-        if decoded_cache is not None:
-            if "image" not in fields:
-                raise ConfigError(f"decoded_cache needs 'image' among the fields, found {fields}")
-            beside = self.split.cache or Cache(cache_dir)
-            decoded = PixelCache(beside, decoded_cache, len(self.split), decoder)
-        self.decoder, self.decoded_cache = decoder, decoded
-        handover = BatchSender(slots=prefetch_factor + SLOTS_BEYOND_PREFETCH)
-        # Transforms may keep what they were given, so only batches that meet none are decoded into memory that is lent.
-        empty = handover.empty if transform is None and batch_transform is None else new
-        may_substitute = on_error == "substitute"
-        self._batches = wds.WebLoader(
-            wds.DataPipeline(
-                self._source,
-                Read(
-                    self.split,
-                    verify=verify,
-                    keys="key" in fields,
-                    substitute=may_substitute,
-                    decoded=decoded,
-                    fields=fields,
-                ),
-                Decode(decoder, empty, substitute=may_substitute, decoded=decoded) if "image" in fields else None,
-                Augment(transform) if transform is not None and "image" in fields else None,
-                Collate(fields, batch_transform, len(classes or ())),
-                guard,
-                handover,
-            ),
-            batch_size=None,
-            collate_fn=_untouched,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor if num_workers else None,
-            persistent_workers=num_workers > 0,
-            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
-            multiprocessing_context=_checked_context(multiprocessing_context) if num_workers else None,
-            # A generator of its own: making an iterator draws from it, and that must not disturb the user's.
-            generator=torch.Generator(),
-        )
-        self._persistent = persistent_workers
-        self._transform, self._batch_transform, self._on_error = transform, batch_transform, on_error
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch."""
@@ -241,40 +227,40 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
 
-        Where that is gets settled when the first batch is asked for: Lightning calls `iter` before it sets the epoch.
+        The start is fixed when the first batch is requested: Lightning calls `iter` before it sets the epoch.
         One iteration at a time: starting another, or moving the loader, ends the one before it.
         """
         if self._cursor.begun:
             self._cursor.set(self._cursor.epoch + 1)
-        start = self._begin_at()
-        iteration = self._shared.begin(start)
+        start = self._start()
+        iteration = self._control.begin(start)
         steps = self._schedule.steps(start.position)
         handed_out = 0
-        batches = receive_batches(self._batches)
+        batches = self._workers.batches()
         try:
-            for made in self._meter.timed(batches):
-                if made.substituted:
-                    self._note(made.substituted)
+            for output in self._stats.timed(batches):
+                if output.substituted:
+                    self._record_substituted(output.substituted)
                 handed_out += 1
-                self._cursor.hand_out(self._schedule.after(start.position, handed_out))
-                yield made.columns
-                if self._shared.iteration() != iteration:
+                self._cursor.advance(self._schedule.after(start.position, handed_out))
+                yield output.columns
+                if self._control.iteration() != iteration:
                     break
             else:
                 if handed_out != steps:
                     raise WorkerError(
                         f"the workers ended after {handed_out} of {steps} batches; start the iteration again"
                     )
-        except GeneratorExit:  # first: as the interpreter exits, the name that is asked for next is gone
+        except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
             raise
         except Exception as error:
-            end_workers(self._batches)  # they are in no known state
+            self._workers.end()  # their state is unknown
             if isinstance(error, WorkerError):
-                raise WorkerError(f"{error}. {self._in_the_making(start)}") from error
+                raise WorkerError(f"{error}. {self._batches_in_progress(start)}") from error
             raise
         finally:
             batches.close()
-        if self._shared.iteration() != iteration:
+        if self._control.iteration() != iteration:
             if handed_out < steps:
                 raise ConfigError(
                     "the loader was iterated again, or moved by set_epoch or load_state_dict, which ended this "
@@ -283,45 +269,45 @@ class Loader:
             return
         self._cursor.set(start.epoch + 1)
         if not self._persistent:
-            end_workers(self._batches)
+            self._workers.end()
 
-    def _note(self, substituted: Sequence[str]) -> None:
-        for problem in substituted:
+    def _record_substituted(self, problems: Sequence[str]) -> None:
+        for problem in problems:
             if problem not in self.substituted:
                 self.substituted.add(problem)
                 logger.warning("substituted: %s", problem)
-        if len(self.substituted) > self._max_substituted:
+        if len(self.substituted) > self._max_bad:
             raise IntegrityError(
-                f"{len(self.substituted)} samples had to be substituted, {self._max_substituted} are allowed "
-                f"(max_substituted); the last: {substituted[-1]}"
+                f"{len(self.substituted)} samples are damaged, {self._max_bad} are allowed (max_bad); the last: "
+                f"{problems[-1]}"
             )
 
-    def _in_the_making(self, start: EpochStart) -> str:
-        """Say which samples the workers began last: among them are those that a dead worker died on."""
-        places = []
-        for worker in range(self._shared.workers):
-            if (step := self._shared.made_by(worker)) >= 0:
-                batch = self._source.batch(start, step)
-                split, shard, record = self.split, int(batch.shards[0]), int(batch.records[0])
-                # The worker may have died for want of the very shard: an error message does not wait for it.
-                sample = f"sample {split.shard(shard).key(record)}" if split.at_hand(shard) else f"record {record}"
+    def _batches_in_progress(self, start: EpochStart) -> str:
+        """Describe the batches that the workers began last: a dead worker died on one of them."""
+        batches = []
+        for worker in range(self._control.workers):
+            if (step := self._control.last_step(worker)) >= 0:
+                batch = self._sampler.batch(start, step)
+                reader, shard, record = self.split.reader, int(batch.shards[0]), int(batch.records[0])
+                # A missing shard may be what the worker died of: an error message must not wait for it.
+                sample = f"sample {reader.key(shard, record)}" if reader.is_local(shard) else f"record {record}"
                 others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
-                places.append(f"worker {worker}: {split.url(shard)}, {sample}{others}")
-        return f"In the making were {'; '.join(places)}" if places else "No batch had been begun"
+                batches.append(f"worker {worker}: {reader.url(shard)}, {sample}{others}")
+        return f"Batches in progress: {'; '.join(batches)}" if batches else "No batch was in progress"
 
     def stats(self) -> Stats:
-        """Return where the time went since the iteration began; `print` it to know what to do about it."""
-        return self._meter.stats()
+        """Return where the time went since the iteration began; its `str` says what to do about it."""
+        return self._stats.stats()
 
     def describe(self) -> dict[str, Any]:
-        """Return what a run's log needs to name its data, and to have it again: plain JSON, without credentials.
+        """Return what a run's log needs to name its data and to load it again: plain JSON, without credentials.
 
-        The same from start to end of a run, and for all its ranks on machines that are alike. `fingerprint` is what
-        `version=` takes.
+        The same from start to end of a run, and for all its ranks on equal machines. `version=` takes `fingerprint`.
 
         >>> mlflow.log_dict(loader.describe(), "data.json")      # doctest: +SKIP
         """
-        plan = {name: value for name, value in self._identity().items() if name != "version"}
+        plan = checkpoint.identity(self.dataset, self._order, self._lanes)
+        del plan["version"]
         return {
             **describe_dataset(self.dataset),
             "fields": list(self.fields),
@@ -331,7 +317,7 @@ class Loader:
             "batch_size": self._schedule.batch_size,
             "world_size": self._schedule.world_size,
             "tail": self._schedule.tail,
-            "on_error": self._on_error,
+            "max_bad": self._max_bad,
             "num_workers": self.data_loader.num_workers,
             **plan,
             "samples": self._order.pass_length,
@@ -339,126 +325,61 @@ class Loader:
         }
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the one that the next iteration runs through, from its start.
+        """Make the next iteration run through `epoch`, from its start.
 
-        Naming the epoch of a state that was just loaded leaves its position alone, so that the usual
-        `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes where it should.
+        Setting the epoch of a state that was just loaded keeps its position, so that the usual
+        `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes at the right place.
         """
         if self._cursor.set_epoch(epoch):
-            self._shared.end()
+            self._control.end()
 
     @property
     def batch_sampler(self) -> BatchSampler:
-        """Where Lightning looks for `set_epoch`: this loader, and its batch size."""
+        """Where Lightning looks for `set_epoch` and the batch size."""
         return BatchSampler(sampler=self, batch_size=self._schedule.batch_size)
 
     @property
     def data_loader(self) -> DataLoader[Any]:
-        """The DataLoader inside, whose settings can be read; the stages of a worker are its `dataset.pipeline`."""
-        inside: DataLoader[Any] = self._batches.pipeline[0]
-        return inside
+        """The DataLoader inside, for reading its settings; its `dataset.pipeline` has the stages of a worker."""
+        return self._workers.data_loader
 
     def close(self) -> None:
-        """End the worker processes now, and not when this object goes; another iteration starts new ones."""
-        end_workers(self._batches)
+        """End the worker processes now; another iteration starts new ones."""
+        self._workers.end()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch starts: a few plain values, to be saved with the model.
 
-        It counts the batches handed to the caller, not those prefetched.
+        Batches count when they are handed out, not when they are prefetched.
         """
-        return {**self._identity(), "epoch": self._cursor.epoch, "position": self._cursor.position}
+        return checkpoint.save(self.dataset, self._order, self._lanes, self._cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration start where the saved one stood; rank, world size, batch size and workers may differ.
+        """Make the next iteration start where the state was saved; rank, world size, batch size and workers may differ.
 
         Raises:
             ResumeMismatchError: The state belongs to another dataset, split or order.
         """
-        self.go_to(self.place_of(state))
+        self.move_to(self.start_of(state))
 
-    def place_of(self, state: Mapping[str, Any]) -> EpochStart:
-        """Return where a saved state stood.
+    def start_of(self, state: Mapping[str, Any]) -> EpochStart:
+        """Return where a saved state starts, without moving the loader.
 
         Raises:
             ResumeMismatchError: The state belongs to another dataset, split or order.
         """
-        if not isinstance(state, Mapping):
-            raise ResumeMismatchError(f"a state is a dict from Loader.state_dict(), found {state!r}")
-        missing = sorted({*self._identity(), "epoch", "position"} - set(state))
-        if missing:
-            raise ResumeMismatchError(f"the state has no {', '.join(missing)}; it is not from Loader.state_dict()")
-        if state["version"] != STATE_VERSION:
-            raise ResumeMismatchError(
-                f"the state has version {state['version']!r}, and this shardflow reads {STATE_VERSION}, by which "
-                "samples come in another order: begin an epoch anew, or go on with the shardflow that saved the state"
-            )
-        ours = self._identity()
-        if self._lanes_given is None:
-            ours["lanes"] = state["lanes"]
-        differing = [
-            f"{name} is {state[name]!r} in the state and {value!r} here"
-            for name, value in ours.items()
-            if state[name] != value
-        ]
-        if differing:
-            remedy = "make these equal"
-            if state["fingerprint"] != ours["fingerprint"] and self.dataset.has_version(str(state["fingerprint"])):
-                remedy = f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads the old"
-            raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differing)}; {remedy}")
-        start = EpochStart(*saved_integers(state, "epoch", "position", "lanes"))
-        if start.position > self._order.length:
-            raise ResumeMismatchError(
-                f"the state is damaged: position {start.position} in an epoch of {self._order.length} samples"
-            )
-        return start
+        return checkpoint.restore(state, self.dataset, self._order, self._lanes)
 
-    def go_to(self, place: EpochStart) -> None:
-        """Make the next iteration start there."""
-        self._lanes = place.lanes
-        self._cursor.set(place.epoch, place.position)
-        self._shared.end()
-
-    def _identity(self) -> dict[str, Any]:
-        """Return what has to be equal for a position to mean the same."""
-        order = self._order
-        return {
-            "version": STATE_VERSION,
-            "fingerprint": self.dataset.fingerprint,
-            "split": self.split.name,
-            "limit": order.limit,
-            "samples_per_epoch": order.samples_per_epoch,
-            "shuffle": order.shuffle,
-            "seed": order.seed,
-            "lanes": self._lanes,
-            "window": order.window,
-        }
-
-    def _begin_at(self) -> EpochStart:
-        return EpochStart(self._cursor.epoch, self._cursor.position, self._lanes)
+    def move_to(self, start: EpochStart) -> None:
+        """Make the next iteration begin at this start."""
+        self._lanes = start.lanes
+        self._cursor.set(start.epoch, start.position)
+        self._control.end()
 
     def seek(self, steps: int) -> None:
-        """Make the next iteration start where this many batches from the very first epoch on have been handed out."""
+        """Make the next iteration start after this many batches, counted from the start of epoch 0."""
         epoch, step = divmod(steps, len(self))
-        self.go_to(EpochStart(epoch, self._schedule.after(0, step), self._lanes))
+        self.move_to(EpochStart(epoch, self._schedule.after(0, step), self._lanes))
 
-
-def _default_fields(labelled: bool, tail: str) -> tuple[str, ...]:
-    return ("image", "label" if labelled else "key", *(("valid",) if tail == "pad" else ()))
-
-
-def _checked_fields(fields: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(fields, str) or len(set(fields)) != len(fields):
-        raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {fields!r}")
-    return tuple(fields)
-
-
-def _checked_context(context: Any) -> Any:
-    methods = multiprocessing.get_all_start_methods()
-    if isinstance(context, str) and context not in methods:
-        raise ConfigError(f"multiprocessing_context must be one of {', '.join(methods)}, found {context!r}")
-    return context
-
-
-def _untouched(item: Any) -> Any:
-    return item
+    def _start(self) -> EpochStart:
+        return EpochStart(self._cursor.epoch, self._cursor.position, self._lanes)

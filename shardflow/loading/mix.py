@@ -1,4 +1,4 @@
-"""Several datasets as one: batches of each, interleaved by weight."""
+"""A mix of several datasets: batches of each, interleaved by weight."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import numpy.typing as npt
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, ResumeMismatchError
 
-from .batch_sampler import BatchSampler
-from .checkpoint import Cursor, saved_integers
-from .loader import Loader
+from .checkpoint import Cursor, compare, saved_integers
+from .loader import BatchSampler, Loader
 from .stats import Stats, StatsRecorder
 
 STATE_VERSION = 1
@@ -25,22 +24,22 @@ _CHUNK = 1 << 20
 
 
 class Mix:
-    """Interleaves whole batches of several loaders, each as often as its weight says; usable wherever a loader is.
+    """Interleaves whole batches of several loaders in proportion to their weights; usable wherever a loader is.
 
-    Which loader a step takes its batch from is a pure function of the step's number: the step's place in a Weyl
-    sequence (k / golden ratio, modulo 1; Weyl, "Über die Gleichverteilung von Zahlen mod. Eins", 1916), looked up among
-    the weights. Any stretch of steps has the right shares to within a few batches, all ranks agree without talking, and
-    any step can be reached by arithmetic. Each loader runs through its own epochs, exactly.
+    The loader of a step is a pure function of the step's number: the step's value in a Weyl sequence (k / golden ratio,
+    modulo 1; Weyl, "Über die Gleichverteilung von Zahlen mod. Eins", 1916), looked up among the weights. Any section
+    of steps has the right shares to within a few batches, all ranks agree without communication, and any step can be
+    reached by arithmetic. Each loader runs through its own epochs, exactly.
 
     >>> mix = shardflow.Mix([("photos256", 3), ("sketches256", 1)], batch_size=256)      # doctest: +SKIP
 
     Args:
-        sources: Pairs of a loader, or of a path or URL from which one is made, and a weight above 0.
-        steps_per_epoch: Batches per iteration; by default those of all sources' epochs together.
-        options: Arguments of the loaders that are made here.
+        sources: Pairs (loader, weight) or (path or URL of a dataset, weight), with weights above 0.
+        steps_per_epoch: Batches per iteration, 1 or more; by default the sum of all loaders' epochs.
+        options: Arguments of `Loader`, for the sources that are paths or URLs.
 
     Raises:
-        ConfigError: No sources, a weight that is not above 0, options without a use, or loaders whose fields differ.
+        ConfigError: There are no sources, a weight is not above 0, options have no effect, or fields differ.
     """
 
     def __init__(
@@ -51,14 +50,14 @@ class Mix:
         **options: Any,
     ) -> None:
         if not sources or not all(0 < weight < math.inf for _, weight in sources):
-            raise ConfigError(f"a mix takes one or more sources with weights above 0, found {[w for _, w in sources]}")
+            raise ConfigError(f"a mix needs one or more sources with weights above 0, found {[w for _, w in sources]}")
         if options and all(isinstance(source, Loader) for source, _ in sources):
             raise ConfigError(f"all sources are loaders already, so {', '.join(options)} would have no effect")
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, 1)
         self.loaders = [source if isinstance(source, Loader) else Loader(source, **options) for source, _ in sources]
         if len(found := {loader.fields for loader in self.loaders}) > 1:
-            raise ConfigError(f"the loaders' fields differ: {'; '.join(map(str, sorted(found)))}; give all the same")
+            raise ConfigError(f"the loaders' fields differ: {'; '.join(map(str, sorted(found)))}; make them equal")
         self._weights = [float(weight) for _, weight in sources]
         shares = np.cumsum(self._weights) / sum(self._weights)
         self._bounds = np.array([min(int(share * 2**64), 2**64 - 1) for share in shares[:-1]], dtype=np.uint64)
@@ -66,7 +65,7 @@ class Mix:
         self._cursor = Cursor()  # its position counts steps
         self._running: list[Iterator[Any] | None] = [None] * len(sources)
         self._iterations = 0
-        self._meter = StatsRecorder()
+        self._stats = StatsRecorder()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -75,7 +74,7 @@ class Mix:
 
     @property
     def substituted(self) -> set[str]:
-        """What was wrong with each sample that another one has stood in for."""
+        """The problem of each sample that was replaced by another."""
         return set().union(*(loader.substituted for loader in self.loaders))
 
     def __len__(self) -> int:
@@ -83,10 +82,10 @@ class Mix:
         return self._steps
 
     def source_of(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return, for step numbers counted from the very first, which loader each takes its batch from."""
-        places = steps.astype(np.uint64) * np.uint64(_GOLDEN)
-        chosen: npt.NDArray[np.int64] = np.searchsorted(self._bounds, places, side="right")
-        return chosen
+        """Return the number of the loader of each step; steps are counted from the start of epoch 0."""
+        values = steps.astype(np.uint64) * np.uint64(_GOLDEN)
+        sources: npt.NDArray[np.int64] = np.searchsorted(self._bounds, values, side="right")
+        return sources
 
     def __iter__(self) -> Iterator[Any]:
         """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
@@ -98,8 +97,8 @@ class Mix:
         self._iterations += 1
         iteration = self._iterations
         epoch, first = self._cursor.epoch, self._cursor.position
-        for step, batch in enumerate(self._meter.timed(self._batches(epoch, first)), start=first + 1):
-            self._cursor.hand_out(step)
+        for step, batch in enumerate(self._stats.timed(self._batches(epoch, first)), start=first + 1):
+            self._cursor.advance(step)
             yield batch
             if self._iterations == iteration:
                 continue
@@ -124,28 +123,28 @@ class Mix:
             try:
                 return next(running)
             except StopIteration:
-                self._running[source] = None  # its epoch is over; it goes on with its next
+                self._running[source] = None  # its epoch is over, and the next one follows
             except BaseException:
                 self._running[source] = None
                 raise
 
     def describe(self) -> dict[str, Any]:
-        """Return what a run's log needs to name its data: that of each loader, and how they are mixed."""
+        """Return what a run's log needs to name its data: the description of each loader, and the weights."""
         sources = [loader.describe() for loader in self.loaders]
         return {"weights": self._weights, "steps_per_epoch": self._steps, "sources": sources}
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the one that the next iteration runs through; as for a loader."""
+        """Make the next iteration run through `epoch`, as for a loader."""
         if self._cursor.set_epoch(epoch):
             self._seek(epoch)
 
     @property
     def batch_sampler(self) -> BatchSampler:
-        """Where Lightning looks for `set_epoch`: this mix, and the batch size of its first loader."""
+        """Where Lightning looks for `set_epoch` and the batch size (that of the first loader)."""
         return BatchSampler(sampler=self, batch_size=self.loaders[0].batch_sampler.batch_size)
 
     def _seek(self, epoch: int) -> None:
-        """Put every loader where it stands at the start of an epoch."""
+        """Move every loader to where it is at the start of an epoch."""
         counts = np.zeros(len(self.loaders), dtype=np.int64)
         end = epoch * self._steps
         for begin in range(0, end, _CHUNK):
@@ -156,14 +155,14 @@ class Mix:
         self._move(epoch)
 
     def _move(self, epoch: int, position: int = 0) -> None:
-        """Put the cursor somewhere, where the loaders are already."""
+        """Move the cursor; the loaders have been moved already."""
         self._cursor.set(epoch, position)
         self._running = [None] * len(self.loaders)
         self._iterations += 1
 
     def stats(self) -> Stats:
-        """Return where the time went since the iteration began; `print` it to know what to do about it."""
-        return self._meter.stats()
+        """Return where the time went since the iteration began; its `str` says what to do about it."""
+        return self._stats.stats()
 
     def close(self) -> None:
         """End the worker processes of all loaders now; another iteration starts new ones."""
@@ -173,35 +172,30 @@ class Mix:
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch starts, in the mix and in each of its loaders."""
         return {
-            "version": STATE_VERSION,
-            "weights": self._weights,
-            "steps_per_epoch": self._steps,
+            **self._identity(),
             "epoch": self._cursor.epoch,
             "position": self._cursor.position,
             "sources": [loader.state_dict() for loader in self.loaders],
         }
 
+    def _identity(self) -> dict[str, Any]:
+        """Return the settings that must be equal for a position to mean the same step."""
+        return {"version": STATE_VERSION, "weights": self._weights, "steps_per_epoch": self._steps}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration start where the saved one stood.
+        """Make the next iteration start where the state was saved.
 
         Raises:
             ResumeMismatchError: The state belongs to another mix.
         """
-        for name, value in (
-            ("version", STATE_VERSION),
-            ("weights", self._weights),
-            ("steps_per_epoch", self._steps),
-        ):
-            if state.get(name) != value:
-                raise ResumeMismatchError(
-                    f"{name} is {state.get(name)!r} in the state and {value!r} here; make it equal"
-                )
+        if differences := compare(state, self._identity()):
+            raise ResumeMismatchError(f"the state belongs to another mix: {'; '.join(differences)}; make these equal")
         sources = state.get("sources", ())
         if len(sources) != len(self.loaders):
-            raise ResumeMismatchError(f"the state is of {len(sources)} sources, and here are {len(self.loaders)}")
+            raise ResumeMismatchError(f"the state has {len(sources)} sources, this mix {len(self.loaders)}")
         epoch, position = saved_integers(state, "epoch", "position")
-        # All are looked at before any is moved.
-        places = [loader.place_of(its_state) for loader, its_state in zip(self.loaders, sources, strict=True)]
-        for loader, place in zip(self.loaders, places, strict=True):
-            loader.go_to(place)
+        # All states are checked before any loader is moved.
+        starts = [loader.start_of(source) for loader, source in zip(self.loaders, sources, strict=True)]
+        for loader, start in zip(self.loaders, starts, strict=True):
+            loader.move_to(start)
         self._move(epoch, position)

@@ -1,18 +1,18 @@
-"""The cache of decoded images: later epochs crop what the first one decoded, so augmentation stays random.
+"""The pixel cache: decoded images on disk, so that later epochs crop without decoding; augmentation stays random.
 
-One file per shard, named by the shard's content and by what decodes, shared by all processes that may open it:
+One file per shard, named by the shard's content and by the decoder's version, shared by all processes that may open it:
 
-    sums      uint64 [samples]: 0 until the pixels of the record are there, then their sum
+    sums      uint64 [samples]: the checksum of a record's pixels, 0 until they are written
     pixels    uint8 [height, width, 3] per record, in order, each at a multiple of 8 bytes
 
-Where a record lies follows from the shard's index, and which records are kept from the manifest, the index and the
-limit: each shard has its share of the limit, for its first records. So nobody has to agree with anybody, and the limit
-holds by construction. Files have holes where nothing was written yet.
+The place of a record follows from the shard's index, and the records that are kept follow from the manifest, the index
+and the limit: each shard has its share of the limit, for its first records. So processes need not coordinate, and the
+limit holds by construction. Files have holes where nothing was written yet.
 
-Pixels are written before their sum, and used only while it is theirs. If it is not, whatever the reason (a write that
-is still under way or was cut off, a disk that lost it), the image is decoded and written again. Files are read with
-`pread(2)` and not mapped, so that a disk's error is an error and not a signal that ends the process. Only what decodes
-without complaint, from bytes whose CRC-32 was checked, gets in.
+Pixels are written before their checksum, and used only while it matches. If it does not, whatever the reason (a write
+that is in progress or was cut off, a disk that lost it), the image is decoded and written again. Files are read with
+`pread(2)` and not mapped, so that a disk error is an exception and not a signal that ends the process. Only images that
+decode without complaint, from bytes whose CRC-32 was checked, are written.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._validation import size_in_bytes
-from shardflow.dataset.mapped_shard import MappedShard
+from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.storage.cache import Cache
 from shardflow.storage.cache_eviction import spare_bytes
@@ -48,37 +47,36 @@ Words = npt.NDArray[np.uint64]
 
 
 class PixelCache:
-    """Images of a split as pixels, as one decoder sees them. Can be sent to other processes; each opens its own files.
+    """Decoded images of a split, for one decoder. Can be sent to other processes; each opens its own files.
 
-    What goes wrong with the files is no error: images are then decoded, as without the cache.
+    Problems with the files are no errors: images are then decoded, as without the cache.
 
     Args:
-        cache: Beside whose shards the files lie.
-        limit: The most bytes that the files may take, as a number or as in "20GB".
-        samples: In the whole split.
+        split: The split whose images are kept.
+        cache: The cache whose directory holds the files, with a limit for pixels.
         decoder: Crops the images.
 
     Raises:
-        ConfigError: The limit is no size, or the decoder takes no pixels.
+        ConfigError: The decoder accepts encoded images only.
     """
 
-    def __init__(self, cache: Cache, limit: int | str, samples: int, decoder: Decoder) -> None:
+    def __init__(self, split: Split, cache: Cache, decoder: Decoder) -> None:
         versions = decoder_versions(decoder)
         if versions is None:
             raise ConfigError(
-                f"decoded_cache: {type(decoder).__name__} takes encoded images alone; use RandomResizedCropDecoder, "
-                "CenterCropDecoder or ImageDecoder themselves, or leave decoded_cache out"
+                f"Cache(pixels=...): {type(decoder).__name__} accepts encoded images only; use "
+                "RandomResizedCropDecoder, CenterCropDecoder or ImageDecoder themselves, or leave pixels out"
             )
-        self._directory, self._limit_bytes, self._samples = cache.decoded_directory, size_in_bytes(limit), samples
+        self._split, self._directory, self._limit_bytes = split, cache.decoded_directory, cache.pixel_limit_bytes or 0
         self._decoder, self._versions = decoder, hashlib.sha256(versions.encode()).hexdigest()[:16]
         self._files: OrderedDict[str, _ShardPixels | None] = OrderedDict()
         self._memory: list[Words] = []
         self._full = False
 
-    def read(self, shard: MappedShard, record: int, place: int) -> Pixels | None:
-        """Return the pixels of an image; None when they are not here.
+    def read(self, shard: int, record: int, place: int) -> Pixels | None:
+        """Return the pixels of a record of a shard; None when they are not in the cache.
 
-        They are lent: the next call with the same `place`, the number of the sample in its batch, overwrites them.
+        The next call with the same `place`, the number of the sample in its batch, overwrites them.
         """
         file = self._file(shard)
         if file is None or not file.has(record):
@@ -89,8 +87,8 @@ class PixelCache:
             self._memory[place] = np.empty(file.words[record], dtype=np.uint64)
         return file.read(record, self._memory[place])
 
-    def add(self, shard: MappedShard, record: int, payload: memoryview) -> Pixels | None:
-        """Decode an image, keep its pixels and return them; None when it is not to be kept, or is damaged."""
+    def add(self, shard: int, record: int, payload: memoryview) -> Pixels | None:
+        """Decode an image, write its pixels and return them; None when it does not fit in, or is damaged."""
         file = None if self._full else self._file(shard)
         if file is None or not file.kept[record]:
             return None
@@ -104,17 +102,17 @@ class PixelCache:
                 self._give_up(error)
         return pixels
 
-    def _file(self, shard: MappedShard) -> _ShardPixels | None:
+    def _file(self, shard: int) -> _ShardPixels | None:
         """Return the file of a shard; None when it cannot be opened."""
-        name = f"{shard.sha256}.{self._versions}"
+        name = f"{self._split.shards[shard].sha256}.{self._versions}"
         if name in self._files:
             self._files.move_to_end(name)
             return self._files[name]
         if len(self._files) == _OPEN_FILES:
             self._files.popitem(last=False)
-        sizes = shard.image_sizes()
+        sizes = self._split.reader.image_sizes(shard)
         try:
-            share_bytes = self._limit_bytes * len(sizes) // self._samples
+            share_bytes = self._limit_bytes * len(sizes) // len(self._split)
             self._files[name] = _ShardPixels(self._directory / name, sizes, share_bytes)
         except OSError as error:
             self._files[name] = None
@@ -126,7 +124,7 @@ class PixelCache:
             self._full = True
             logger.warning(
                 "no more decoded images are kept in %s (%s); the others are decoded whenever they are needed: free "
-                "some space, lower decoded_cache, or choose a cache_dir on another disk",
+                "some space, lower the limit for pixels, or choose a cache directory on another disk",
                 self._directory,
                 error.strerror,
             )
@@ -140,8 +138,8 @@ class _ShardPixels:
 
     Attributes:
         sizes: int64 [samples, 2], width and height of each image.
-        words: int64 [samples], what it takes, in 8 bytes.
-        kept: bool [samples], whether it is to be here.
+        words: int64 [samples], length of its pixels in units of 8 bytes.
+        kept: bool [samples], whether it fits into the shard's share of the limit.
     """
 
     def __init__(self, path: Path, sizes: npt.NDArray[np.int64], share_bytes: int) -> None:
@@ -152,19 +150,19 @@ class _ShardPixels:
         self.kept = (self.words > 0) & (ends <= share_bytes // _BLOCK_BYTES * _BLOCK_BYTES)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         weakref.finalize(self, os.close, self._descriptor)
-        os.utime(self._descriptor)  # who prunes the cache begins with what was used least recently
+        os.utime(self._descriptor)  # pruning the cache removes the least recently used files first
         self._sums = np.zeros(len(sizes), dtype=np.uint64)
         os.preadv(self._descriptor, [self._sums.data], 0)
 
     def has(self, record: int) -> bool:
-        """Return whether the pixels of a record may be here by now."""
+        """Return whether the pixels of a record are written, as far as their checksum says."""
         if self.kept[record] and not self._sums[record]:
-            with contextlib.suppress(OSError):  # what cannot be read is not here
+            with contextlib.suppress(OSError):  # pixels that cannot be read count as missing
                 os.preadv(self._descriptor, [self._sums[record : record + 1].data], record * _WORD_BYTES)
         return bool(self.kept[record] and self._sums[record])
 
     def read(self, record: int, memory: Words) -> Pixels | None:
-        """Read the pixels of a record into memory and return them; None when they are not those that were written."""
+        """Read the pixels of a record into memory and return them; None when their checksum does not match."""
         words = memory[: self.words[record]]
         try:
             whole = os.preadv(self._descriptor, [words.data], self._begins[record]) == words.nbytes
@@ -177,7 +175,7 @@ class _ShardPixels:
         return words.view(np.uint8)[: 3 * width * height].reshape(height, width, 3)
 
     def write(self, record: int, pixels: Pixels) -> None:
-        """Write the pixels of a record, and then their sum."""
+        """Write the pixels of a record, and then their checksum."""
         words = np.zeros(self.words[record], dtype=np.uint64)
         words.view(np.uint8)[: pixels.size] = pixels.reshape(-1)
         self._write(words, self._begins[record])
@@ -189,6 +187,6 @@ class _ShardPixels:
 
 
 def _sum(words: Words) -> np.uint64:
-    """Return the sum modulo 2^64; 1 in place of 0, which says that nothing is there. It costs a quarter of a CRC-32."""
+    """Return the sum modulo 2^64; 1 in place of 0, which marks a missing record. It costs a quarter of a CRC-32."""
     total: np.uint64 = words.sum(dtype=np.uint64)
     return total or np.uint64(1)

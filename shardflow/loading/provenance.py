@@ -1,4 +1,4 @@
-"""Described: what a run has to note down of its data, as plain JSON."""
+"""Provenance: what a run should log about its data, as plain JSON."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _PACKAGES = ("torch", "torchvision", "webdataset", "numpy", "pillow")
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
-    """Return which dataset it is and how it was made; without credentials, as its URL is known by them alone."""
-    bases = {name: base.to_json() for name, base in dataset.manifest.roots.items()}
+    """Return the identity of a dataset and how it was made; `Dataset.url` has no credentials."""
+    roots = {name: root.to_json() for name, root in dataset.manifest.roots.items()}
     return {
         "url": dataset.url,
         "fingerprint": dataset.fingerprint,
         "recipe": json.loads(json.dumps(dict(dataset.recipe))),
         "classes": None if dataset.classes is None else len(dataset.classes),
-        **({"bases": bases} if bases else {}),
+        **({"bases": roots} if roots else {}),
     }
 
 
 def describe_versions() -> dict[str, str]:
-    """Return the versions of what pixels may depend on, the native kernel's and its libjpeg-turbo's included."""
+    """Return the versions of all that pixels may depend on, with the native kernel and its libjpeg-turbo."""
     return {
         "shardflow": metadata.version("shardflow"),
         "native kernel": native.describe() if native.available() else f"not active: {native.describe()}",
@@ -37,7 +37,7 @@ def describe_versions() -> dict[str, str]:
 
 
 def package_version(package: str) -> str:
-    """Return the version of an installed package, "not installed" without it."""
+    """Return the version of an installed package, or "not installed"."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -45,12 +45,12 @@ def package_version(package: str) -> str:
 
 
 def describe_object(thing: Any) -> str | None:
-    """Return what a decoder or a transform is, in words that are the same in every process."""
+    """Return a decoder or a transform as text that is the same in every process."""
     if thing is None:
         return None
     if isinstance(thing, functools.partial):
-        given = [*map(repr, thing.args), *(f"{name}={value!r}" for name, value in thing.keywords.items())]
-        text = f"partial({', '.join([str(describe_object(thing.func)), *given])})"
+        arguments = [*map(repr, thing.args), *(f"{name}={value!r}" for name, value in thing.keywords.items())]
+        text = f"partial({', '.join([str(describe_object(thing.func)), *arguments])})"
     elif inspect.isroutine(thing):
         text = f"{thing.__module__}.{thing.__qualname__}"
     elif type(thing).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]

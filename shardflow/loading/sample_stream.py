@@ -12,10 +12,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import open_dataset
-from shardflow.order.plan import I64, WINDOW, default_lanes
-from shardflow.storage.cache import LIMIT
+from shardflow.order.plan import I64
+from shardflow.storage.cache import Cache
 
-from .sampler import EpochOrder
+from .sampler import EpochOrder, Shuffle
 from .shard_prefetcher import prefetching
 from .topology import resolve_rank
 
@@ -23,22 +23,21 @@ _CHUNK = 256
 
 
 class Samples(IterableDataset[dict[str, Any]]):
-    """The head of a `wds.DataPipeline`: yields sample dicts in the order in which `Loader` would use them.
+    """The first stage of a `wds.DataPipeline`: yields sample dicts in the order in which `Loader` would use them.
 
     >>> source = shardflow.samples("photos256", split="train")                                        # doctest: +SKIP
     >>> pipeline = wds.DataPipeline(source, wds.decode("torchrgb8"), wds.to_tuple("jpg", "cls"))      # doctest: +SKIP
 
     Each rank and each DataLoader worker yields its own share, so that together they yield every sample exactly once;
-    shares differ by one sample at most. Each iteration takes the next epoch where the process lives on from one to the
+    shares differ by one sample at most. Each iteration yields the next epoch if the process lives on from one to the
     next (no workers, or persistent ones); `set_epoch` works everywhere.
 
     Args:
-        url, split, version, shuffle, window, lanes, seed, limit, rank, world_size, cache_dir, cache_limit,
-            storage_options, verify: As for `Loader`.
+        url, split, version, shuffle, seed, limit, rank, world_size, cache, storage_options: As for `Loader`.
 
     Raises:
         ConfigError: An argument is wrong.
-        NotFoundError: There is no dataset.
+        NotFoundError: There is no dataset at `url`.
     """
 
     def __init__(
@@ -47,30 +46,24 @@ class Samples(IterableDataset[dict[str, Any]]):
         *,
         split: str = "train",
         version: str | None = None,
-        shuffle: bool = True,
-        window: int = WINDOW,
-        lanes: int | None = None,
+        shuffle: bool | Shuffle = True,
         seed: int = 0,
         limit: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_limit: int | str = LIMIT,
+        cache: Cache | str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        verify: bool = True,
     ) -> None:
-        dataset = open_dataset(
-            url, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit, version=version
-        )
-        self._order = EpochOrder(dataset[split], seed=seed, window=window, shuffle=shuffle, limit=limit)
+        dataset = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
+        self._order = EpochOrder(dataset[split], seed=seed, shuffle=shuffle, limit=limit)
         self._rank, self._world_size = resolve_rank(rank, world_size)
-        self._lanes = default_lanes(self._world_size, shuffle) if lanes is None else check_integer("lanes", lanes)
-        self._verify = verify
-        self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call] # the epoch, and how often it was set
-        self._iterated = [0, 0]  # how often it had been set at the last iteration, and iterations since
+        self._lanes = self._order.default_lanes(self._world_size)
+        # The epoch, and how often it was set.
+        self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._iterated = [0, 0]  # how often the epoch had been set at the last iteration, and iterations since
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the one that the next iteration yields."""
+        """Make the next iteration yield `epoch`."""
         epoch = check_integer("epoch", epoch, 0)
         self._epoch += torch.tensor([epoch - int(self._epoch[0]), 1])
 
@@ -88,16 +81,15 @@ class Samples(IterableDataset[dict[str, Any]]):
     def _run(self, epoch: int, positions: I64, workers: int) -> Iterator[dict[str, Any]]:
         needs = self._order.needs(epoch, 0, self._lanes, self._rank, self._world_size)
         period = self._order.pass_length
-        with prefetching(self._order.split, needs, workers=workers, period=period) as reach:
+        with prefetching(self._order.split, needs, workers=workers, period=period) as advance:
             for begin in range(0, len(positions), _CHUNK):
                 chunk = positions[begin : begin + _CHUNK]
-                reach(int(chunk[0]), int(chunk[-1]) + 1)
+                advance(int(chunk[0]), int(chunk[-1]) + 1)
                 yield from self._read(epoch, chunk)
 
     def _read(self, epoch: int, positions: I64) -> Iterator[dict[str, Any]]:
         shards, records, _ = self._order.locate(epoch, positions, self._lanes)
-        for number, record in zip(shards.tolist(), records.tolist(), strict=True):
-            shard = self._order.split.soonest(number, record)
-            parts = shard.sample(record, check=self._verify)
-            payloads = {part: bytes(payload) for part, payload in parts.items()}
-            yield {"__key__": shard.key(record), "__url__": shard.url, **payloads}
+        for shard, record in zip(shards.tolist(), records.tolist(), strict=True):
+            sample = self._order.split.reader.read(shard, record, sequential=True)
+            payloads = {part: bytes(payload) for part, payload in sample.parts.items()}
+            yield {"__key__": sample.key, "__url__": sample.url, **payloads}

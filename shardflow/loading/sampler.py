@@ -1,10 +1,7 @@
-"""The head of the pipeline: which samples, in which order, for this rank and this worker."""
+"""The sampler, the first stage of the pipeline: which samples, in which order, for this rank and this worker."""
 
 from __future__ import annotations
 
-import functools
-import gc
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,17 +11,48 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Split
+from shardflow.errors import ConfigError
 from shardflow.order import keyed_rng
-from shardflow.order.plan import I64, Plan
+from shardflow.order.plan import I64, WINDOW, Plan, default_lanes
 from shardflow.order.schedule import Schedule
 
 from .batch import Batch
-from .exit_with_parent import exit_with_parent
 from .shard_prefetcher import ShardSpan, prefetching
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shuffle:
+    """How a loader shuffles; `shuffle=True` stands for `Shuffle()`.
+
+    >>> loader = shardflow.Loader("photos256", batch_size=256, shuffle=shardflow.Shuffle(lanes=64))  # doctest: +SKIP
+
+    Attributes:
+        window: Samples of a lane that are shuffled together, 1 or more. A larger window mixes better, a smaller one
+            keeps fewer shards open.
+        lanes: Parallel streams into which the epoch is cut, 1 or more; None for eight per rank. A resumed run that
+            leaves this at None keeps the lanes of the saved run.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    window: int = WINDOW
+    lanes: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "window", check_integer("window", self.window, 1))
+        if self.lanes is not None:
+            object.__setattr__(self, "lanes", check_integer("lanes", self.lanes, 1))
+
+
 def augmentation_keys(seed: int, number: int, samples: I64) -> keyed_rng.U64:
-    """Return the keys that a pass over the split has for samples, given by their numbers in it: uint64 [B]."""
+    """Return the keys of samples in pass `number` over the split: uint64 [B].
+
+    Args:
+        seed: The loader's seed.
+        number: Of the pass, from 0: the epoch, where an epoch is one pass.
+        samples: int64 [B], numbers of the samples in the split.
+    """
     return keyed_rng.fold_array(keyed_rng.key(seed, "augment", number), samples)
 
 
@@ -32,11 +60,20 @@ class EpochOrder:
     """The order of a loader's epochs, and which samples of the split take part.
 
     Args:
-        split: What is read.
-        seed, window, shuffle: As in the plan.
-        limit: Use the first `limit` samples of the split alone; None for all.
-        samples_per_epoch: Length of the loader's epochs; None for one pass over the samples. Otherwise the passes, each
-            in its own order, form one endless stream, of which epoch e is the e-th stretch of that length.
+        split: The split that is read.
+        seed: Any integer; another seed, another order.
+        shuffle: False for the split's own order.
+        limit: Use only the first `limit` samples of the split; None for all.
+        samples_per_epoch: Length of an epoch; None for one pass over the samples. Otherwise the passes, each in its own
+            order, form one endless stream, and epoch e is the e-th section of that length.
+
+    Attributes:
+        shuffle, window: As the plan takes them.
+        lanes: The number of lanes that was set; None where `default_lanes` decides.
+        pass_length, length: Samples in a pass, and in an epoch.
+
+    Raises:
+        ConfigError: An argument is wrong.
     """
 
     def __init__(
@@ -44,13 +81,15 @@ class EpochOrder:
         split: Split,
         *,
         seed: int,
-        window: int,
-        shuffle: bool,
+        shuffle: bool | Shuffle = True,
         limit: int | None = None,
         samples_per_epoch: int | None = None,
     ) -> None:
-        self.split, self.shuffle = split, shuffle
-        self.seed, self.window = check_integer("seed", seed), check_integer("window", window)
+        if not isinstance(shuffle, bool | np.bool_ | Shuffle):
+            raise ConfigError(f"shuffle must be True, False or Shuffle(...), found {shuffle!r}")
+        settings = shuffle if isinstance(shuffle, Shuffle) else Shuffle()
+        self.split, self.seed = split, check_integer("seed", seed)
+        self.shuffle, self.window, self.lanes = bool(shuffle), settings.window, settings.lanes
         self.limit = limit = None if limit is None else check_integer("limit", limit, 1)
         if samples_per_epoch is not None:
             samples_per_epoch = check_integer("samples_per_epoch", samples_per_epoch, 1)
@@ -65,6 +104,10 @@ class EpochOrder:
         self.length = self.pass_length if samples_per_epoch is None else samples_per_epoch
         self._plans: dict[tuple[int, int], Plan] = {}  # of the two passes used last
 
+    def default_lanes(self, world_size: int) -> int:
+        """Return the number of lanes of a run with so many ranks."""
+        return default_lanes(world_size, self.shuffle) if self.lanes is None else self.lanes
+
     def locate(self, epoch: int, positions: I64, lanes: int) -> tuple[I64, I64, keyed_rng.U64]:
         """Return shard, record and key of the samples at positions 0 … length-1 of an epoch."""
         passes, within = np.divmod(epoch * self.length + positions, self.pass_length)
@@ -78,7 +121,7 @@ class EpochOrder:
         return shards, records, keys
 
     def needs(self, epoch: int, first: int, lanes: int, rank: int, world_size: int) -> Iterator[ShardSpan]:
-        """Yield which shards a rank reads from position `first` of an epoch on, in the order of first need."""
+        """Yield the shards that a rank reads from position `first` of an epoch on, in the order of first need."""
         if not self.length:
             return
         start = epoch * self.length
@@ -103,7 +146,7 @@ class EpochOrder:
 
 @dataclass(slots=True)
 class EpochStart:
-    """Where an iteration starts: shared with the workers, which outlive it."""
+    """Where an iteration starts."""
 
     epoch: int
     position: int
@@ -111,81 +154,71 @@ class EpochStart:
 
 
 class WorkerControl:
-    """What the training process and its workers tell each other: a few integers in shared memory.
+    """A few integers in shared memory, through which the training process and its workers talk.
 
-    The training process says where the current iteration starts; each worker says which step it is making.
+    The training process publishes the start of the current iteration; each worker publishes the step it works on.
     """
 
     def __init__(self, workers: int) -> None:
         self.workers = max(1, workers)
-        self.owner = os.getpid()
         self._values = torch.zeros(4 + self.workers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, start: EpochStart) -> int:
-        """Set the start of a new iteration and return its number; the iteration before it is over."""
+        """Publish the start of a new iteration and return its number; the iteration before it is over."""
         self._values[1:4] = torch.tensor([start.epoch, start.position, start.lanes])
         self._values[4:] = -1
         self.end()
         return self.iteration()
 
     def end(self) -> None:
-        """Declare that the current iteration is over: the cursor has been moved."""
+        """Declare the current iteration over, because the cursor has been moved."""
         self._values[0] += 1
 
     def iteration(self) -> int:
-        """Return the number of the iteration that is current."""
+        """Return the number of the current iteration."""
         return int(self._values[0])
 
-    def read(self) -> EpochStart:
+    def start(self) -> EpochStart:
         """Return the start of the current iteration."""
         return EpochStart(*self._values[1:4].tolist())
 
-    def making(self, worker: int, step: int) -> None:
-        """Say that a worker has begun to make a step's batch."""
+    def begin_step(self, worker: int, step: int) -> None:
+        """Publish that a worker begins the batch of a step."""
         self._values[4 + worker] = step
 
-    def made_by(self, worker: int) -> int:
+    def last_step(self, worker: int) -> int:
         """Return the step that a worker began last, -1 before its first."""
         return int(self._values[4 + worker])
 
 
-@functools.cache
-def _begin_work(owner: int) -> None:
-    """Do what a worker does once, before its first batch."""
-    gc.freeze()  # collecting what a fork inherited would touch, and so copy, all of it: 30,000 pages
-    exit_with_parent(owner)
-
-
 class PlanSampler(IterableDataset[Batch]):
-    """Yields this worker's batches of an iteration: every `workers`-th of the rank's, as the DataLoader asks."""
+    """Yields this worker's batches of an iteration: every `workers`-th batch of the rank, as the DataLoader expects."""
 
-    def __init__(self, order: EpochOrder, schedule: Schedule, shared: WorkerControl) -> None:
-        self._order, self._schedule, self._shared = order, schedule, shared
+    def __init__(self, order: EpochOrder, schedule: Schedule, control: WorkerControl) -> None:
+        self._order, self._schedule, self._control = order, schedule, control
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        if info:
-            _begin_work(self._shared.owner)
-        iteration, start = self._shared.iteration(), self._shared.read()
+        iteration, start = self._control.iteration(), self._control.start()
         schedule, order = self._schedule, self._order
-        with prefetching(order.split, self.needs(start), workers=workers, period=order.pass_length) as reach:
+        with prefetching(order.split, self.needs(start), workers=workers, period=order.pass_length) as advance:
             for step in range(worker, schedule.steps(start.position), workers):
-                if self._shared.iteration() != iteration:
-                    return  # left early: what is still prefetched will be thrown away
-                self._shared.making(worker, step)
-                reach(schedule.after(start.position, step), schedule.after(start.position, step + 1))
+                if self._control.iteration() != iteration:
+                    return  # the iteration was left early: batches still in the queue will be thrown away
+                self._control.begin_step(worker, step)
+                advance(schedule.after(start.position, step), schedule.after(start.position, step + 1))
                 yield self.batch(start, step)
 
     def needs(self, start: EpochStart) -> Iterator[ShardSpan]:
-        """Yield what an iteration reads and then what the next epoch will, which is not to begin with a wait."""
+        """Yield the shards of an iteration, then those of the next epoch, so that it does not begin with a wait."""
         order, schedule = self._order, self._schedule
         for epoch, first, before in ((start.epoch, start.position, 0), (start.epoch + 1, 0, order.length)):
-            for need in order.needs(epoch, first, start.lanes, schedule.rank, schedule.world_size):
-                yield ShardSpan(need.shard, need.begin + before, need.end + before)
+            for span in order.needs(epoch, first, start.lanes, schedule.rank, schedule.world_size):
+                yield ShardSpan(span.shard, span.begin + before, span.end + before)
 
     def batch(self, start: EpochStart, step: int) -> Batch:
-        """Return what step `step` of an iteration consists of."""
+        """Return the batch of step `step` of an iteration, its samples located but not read."""
         positions, valid = self._schedule.positions(start.position, step)
         empty = not len(positions)
         if empty:

@@ -1,10 +1,10 @@
-"""Look-ahead: threads that fetch shards into the cache before the batches that need them, because the plan is known.
+"""Prefetching of shards: threads fetch shards into the cache before the batches that need them; the plan is known.
 
-What the threads do is only ever a favour. A shard that they did not get, for whatever reason, is fetched by whoever
-reads it, and so the reader meets the error, if it is still there by then, in the batch that needs the shard.
+The threads only save time. A shard that they failed to fetch, for whatever reason, is fetched again by its reader, so
+an error that persists is raised in the batch that needs the shard.
 
-All workers of a rank look ahead along the same list, and the locks of the cache deal the work out among them: a shard
-that somebody else is fetching is passed over, and looked at again later.
+All workers of a rank prefetch the same list of shards, and the locks of the cache share the work out among them: a
+shard that another process is fetching is skipped and tried again later.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .topology import local_ranks
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 8
-"""Shards that the workers of a rank fetch at a time, all together: as many as the default lanes of a rank, so that the
-first batch waits for one transfer and not for several in a row."""
+"""Shards that all workers of a rank together fetch at a time: as many as a rank has lanes by default, so that the first
+batch waits for one transfer and not for several in a row."""
 
 _RETRY_S = 0.1
 _PAUSE_S = 1.0
 
 
 class ShardSpan(NamedTuple):
-    """A shard, and the positions of the epoch between which it is read."""
+    """A shard, and the range of positions in which it is read."""
 
     shard: int
     begin: int
@@ -45,22 +45,22 @@ class ShardSpan(NamedTuple):
 def prefetching(
     split: Split, needs: Iterator[ShardSpan], *, workers: int, period: int
 ) -> Iterator[Callable[[int, int], None]]:
-    """Fetch shards in the background until the body ends, which calls what it is lent as it reads on.
+    """Fetch shards in the background until the body ends.
 
-    Does nothing for shards that are read where they lie.
+    Yields `ShardPrefetcher.advance`, to be called before each batch. Shards that are read in place are not fetched.
 
     Args:
-        split: Whose shards.
-        needs: In the order of their begin.
-        workers: Processes of this rank that do the same.
-        period: Positions after which everything is needed again.
+        split: The split that is read.
+        needs: Its shards in the order in which they are needed.
+        workers: Processes of this rank that prefetch the same shards.
+        period: Positions after which all shards are needed again.
     """
-    cache = split.cache
+    cache = split.reader.cache
     if cache is None:
         yield lambda *_: None
         return
-    # What is ahead was used last and what is being read before that: with half of the limit, neither is evicted.
-    ahead = ShardPrefetcher(
+    # Prefetched shards were used last, and those being read just before: with half of the limit, neither is evicted.
+    prefetcher = ShardPrefetcher(
         split,
         needs,
         budget_bytes=cache.limit_bytes // 2 // local_ranks(),
@@ -69,9 +69,9 @@ def prefetching(
         keep_mapped=sum(shard.bytes for shard in split.shards) <= cache.limit_bytes,
     )
     try:
-        yield ahead.reach
+        yield prefetcher.advance
     finally:
-        ahead.stop()
+        prefetcher.stop()
 
 
 class ShardPrefetcher:
@@ -79,10 +79,10 @@ class ShardPrefetcher:
 
     Args:
         split, needs, period: As above.
-        budget_bytes: Of shards that are being read or will be next; those needed now are fetched in any case.
-        threads: How many shards to fetch at a time.
-        keep_mapped: Leave shards mapped that are no longer needed. Mapped ones keep their bytes on the disk after they
-            were evicted, so that a cache smaller than the split would not be bounded.
+        budget_bytes: Bytes of shards that are being read or prefetched; shards needed now are fetched in any case.
+        threads: Shards to fetch at a time.
+        keep_mapped: Leave shards mapped that are no longer needed. A mapped shard keeps its bytes on the disk after it
+            was evicted, so this would exceed the limit of a cache smaller than the split.
     """
 
     def __init__(
@@ -101,23 +101,23 @@ class ShardPrefetcher:
         self._unfinished: list[tuple[int, int]] = []  # a heap of (end, shard)
         self._unfinished_bytes = 0
         self._changed = threading.Condition()  # guards what follows
-        self._todo: deque[int] = deque()
+        self._queue: deque[int] = deque()
         self._busy: deque[int] = deque()
         self._stopped = False
         for _ in range(threads):
-            # Daemons, and never joined: neither an epoch nor the process waits for a transfer that nobody needs.
-            threading.Thread(target=self._run, name="shardflow-ahead", daemon=True).start()
+            # Daemons, and never joined: neither an epoch nor the process waits for a transfer that is not needed.
+            threading.Thread(target=self._run, name="shardflow-prefetch", daemon=True).start()
 
-    def reach(self, position: int, stop: int) -> None:
-        """Say that all before `position` has been read, and all before `stop` is next; called in the thread that reads.
+    def advance(self, position: int, stop: int) -> None:
+        """Declare all before `position` read, and all before `stop` needed now; called in the reading thread.
 
-        What comes after the first batch is left alone until that has been made.
+        Shards that only later batches need are not prefetched before the first batch is done.
         """
         while self._unfinished and self._unfinished[0][0] <= position:
             _, shard = heapq.heappop(self._unfinished)
             self._unfinished_bytes -= self._split.shards[shard].bytes
             if not self._keep_mapped:
-                self._split.let_go(shard)
+                self._split.reader.unmap(shard)
         admitted = []
         while (need := self._next) is not None:
             size = self._split.shards[need.shard].bytes
@@ -131,21 +131,21 @@ class ShardPrefetcher:
         self._begun = True
         if admitted:
             with self._changed:
-                self._todo.extend(admitted)
+                self._queue.extend(admitted)
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """Begin no further transfer; those under way end by themselves."""
+        """Start no further transfers; those in progress end by themselves."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while (shard := self._take()) is not None:
+        while (shard := self._next_shard()) is not None:
             try:
-                fetched = self._split.fetch(shard)
+                fetched = self._split.reader.fetch(shard)
             except ShardflowError as error:
-                logger.debug("left to the reader: %s", error)
+                logger.debug("prefetching failed, the reader will try again: %s", error)
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopped, _PAUSE_S)
             else:
@@ -153,15 +153,15 @@ class ShardPrefetcher:
                     with self._changed:
                         self._busy.append(shard)
 
-    def _take(self) -> int | None:
-        """Return a shard to fetch, waiting for one; None when there will be none."""
+    def _next_shard(self) -> int | None:
+        """Return a shard to fetch, waiting for one; None after `stop`."""
         with self._changed:
             while not self._stopped:
-                if self._todo:
-                    return self._todo.popleft()
+                if self._queue:
+                    return self._queue.popleft()
                 if self._busy:
                     self._changed.wait(_RETRY_S)
-                    self._todo.extend(self._busy)
+                    self._queue.extend(self._busy)
                     self._busy.clear()
                 else:
                     self._changed.wait()

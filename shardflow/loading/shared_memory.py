@@ -1,15 +1,16 @@
-"""Handing batches from a worker to the training process through shared memory that is used again and again.
+"""Batches through shared memory: from a worker to the training process, in memory that is used again and again.
 
-What the DataLoader does by itself, fresh shared memory for every tensor, can cost half as much as decoding, in page
-faults alone. Here each worker owns a slab: shared memory cut into slots. A batch lies in a slot, and only the slot's
-number travels through the pipe. On the other side the tensors are views of the slot, and when the last of them is gone,
-with all of its own views, the slot is free again. A caller who keeps batches keeps their slots; when none is free, the
-worker falls back to fresh memory. So nothing is ever overwritten while somebody can still see it, and nobody waits.
+By default the DataLoader takes fresh shared memory for every tensor, which can cost half as much as decoding, in page
+faults alone. Here each worker owns a slab of shared memory, cut into slots. A batch lies in a slot, and only its
+`BatchHandle` travels through the pipe. In the training process the tensors are views of the slot, and when the last of
+them is gone, with all of its own views, the slot is free again. A caller who keeps batches keeps their slots; when none
+is free, the worker falls back to fresh memory. So memory is never overwritten while it can be seen, and nothing waits.
 
-A decoder is lent a slot to decode into (`Handover.empty`), so that images are not copied at all. What else is large is
-copied into a slot, and what is small goes through the pipe.
+Both ends of a worker's pipeline use the same `SlotPool`: the decode stage borrows a slot and decodes into it, so that
+images are not copied at all, and `BatchSender`, the last stage, sends that slot. It copies other large tensors into a
+slot, and sends small ones through the pipe.
 
-All of it hides in pickling: the worker puts a `_Parcel` into the queue, and a `Made` comes out.
+Pickling does the work: the worker puts a `BatchHandle` into the queue, and a `WorkerOutput` comes out.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ Bytes = npt.NDArray[np.uint8]
 
 _ALIGNMENT = 64
 SLOTS_BEYOND_PREFETCH = 3
-"""A batch in the making, one in the caller's hands, and one just let go."""
+"""One for the batch being decoded, one for the batch that the caller holds, and one for the batch it just dropped."""
 
 _LEAST_BYTES = 1 << 16
-"""Smaller tensors go through the pipe: a label is not worth a slot, and still less a file descriptor of its own."""
+"""Smaller tensors go through the pipe: a label is worth neither a slot nor a file descriptor of its own."""
 
 _AS_NUMPY = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64}
 
 
-class _Place(NamedTuple):
-    """Where in the slab a tensor lies, and what it looks like."""
+class _Layout(NamedTuple):
+    """Where a tensor lies in the slab, and its form."""
 
     offset: int
     shape: tuple[int, ...]
@@ -50,85 +51,108 @@ class _Place(NamedTuple):
     dtype: torch.dtype
 
 
-class _Small(NamedTuple):
-    """A tensor by value."""
+class _Inline(NamedTuple):
+    """A small tensor, sent by value."""
 
     values: npt.NDArray[Any]
 
 
-class _Lent(NamedTuple):
-    """A slot that a decoder writes to, and the tensor it was given."""
+class _Loan(NamedTuple):
+    """A slot that a decoder writes to, and the tensor that shows it."""
 
     slab: _Slab
     slot: int
     tensor: torch.Tensor
 
 
-class BatchSender:
-    """The last stage of a worker's pipeline.
+class SlotPool:
+    """The slots of one worker. Created in the training process; the memory is allocated in the worker that uses it.
 
     Args:
-        slots: How many batches may be on their way or in use before fresh memory is taken.
+        slots: Batches that may be on their way or in use before fresh memory is taken.
     """
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        self._slab: _Slab | None = None  # made in the worker, and kept from epoch to epoch
-        self._lent: _Lent | None = None
+        self._slab: _Slab | None = None  # kept from epoch to epoch
+        self._loan: _Loan | None = None
 
-    def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return memory for the images of the next batch: uint8, in a slot where there is a free one.
+    def borrow(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return uint8 memory for the images of the next batch, in a slot if one is free; a decoder's `Empty`.
 
-        It is lent until that batch is handed over; whoever still looks at it then may see another batch.
+        The loan ends when the batch is sent; views that still exist then may show another batch.
         """
         size = math.prod(shape)
         if get_worker_info() is None or size < _LEAST_BYTES:
             return new(shape)
-        self._take_back()
+        self.end_loan()
         slab = self._slab_for(size)
-        slot = slab.take()
+        slot = slab.acquire()
         if slot is None:
             return new(shape)
-        self._lent = _Lent(slab, slot, slab.memory(slot, size).view(shape))
-        return self._lent.tensor
+        self._loan = _Loan(slab, slot, slab.memory(slot, size).view(shape))
+        return self._loan.tensor
 
-    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Return the items, batches among them as parcels when this is a worker."""
-        if get_worker_info() is None:
-            yield from items
-            return
-        for made in items:
-            yield self._parcel(made) if isinstance(made, WorkerOutput) and isinstance(made.columns, tuple) else made
-            self._take_back()
+    def end_loan(self) -> None:
+        """Free the slot that is on loan, if there is one."""
+        if self._loan is not None:
+            self._loan.slab.release(self._loan.slot)
+            self._loan = None
 
-    def _parcel(self, made: WorkerOutput) -> WorkerOutput | _Parcel:
-        large = {index: column for index, column in enumerate(made.columns) if _is_large(column)}
-        columns = [_Small(column.numpy().copy()) if _is_small(column) else column for column in made.columns]
-        if not large:
-            return _Parcel(_Address(), made._replace(columns=tuple(columns)))
-        if self._lent is not None and len(large) == 1 and _same(next(iter(large.values())), self._lent.tensor):
-            slab, slot = self._lent.slab, self._lent.slot
-            self._lent = None
-        else:
-            slab = self._slab_for(sum(_rounded(tensor.nbytes) for tensor in large.values()))
-            free = slab.take()
-            if free is None:  # copied all the same: it may be a view of what was lent
-                return made._replace(columns=tuple(c.clone() if i in large else c for i, c in enumerate(made.columns)))
-            slot = free
-            slab.fill(slot, large.values())
-        for index, place in zip(large, slab.places(slot, large.values()), strict=True):
-            columns[index] = place
-        return _Parcel(slab.address(slot), made._replace(columns=tuple(columns)))
+    def place(self, tensors: list[torch.Tensor]) -> tuple[_SlotAddress, list[_Layout]] | None:
+        """Return a slot that holds the tensors, and where; None when no slot is free.
+
+        The slot on loan is used as it is if the only tensor is the one that was lent; otherwise tensors are copied.
+        """
+        if self._loan is not None and len(tensors) == 1 and _is_same(tensors[0], self._loan.tensor):
+            slab, slot = self._loan.slab, self._loan.slot
+            self._loan = None
+            return slab.address(slot), list(slab.layouts(slot, tensors))
+        slab = self._slab_for(sum(_rounded(tensor.nbytes) for tensor in tensors))
+        free = slab.acquire()
+        if free is None:
+            return None
+        slab.fill(free, tensors)
+        return slab.address(free), list(slab.layouts(free, tensors))
 
     def _slab_for(self, needed: int) -> _Slab:
         if self._slab is None or needed > self._slab.slot_bytes:
             self._slab = _Slab(self._slots, needed)
         return self._slab
 
-    def _take_back(self) -> None:
-        if self._lent is not None:
-            self._lent.slab.give_back(self._lent.slot)
-            self._lent = None
+
+class BatchSender:
+    """The last stage of a worker's pipeline: puts batches into slots.
+
+    Args:
+        pool: The pool that the decode stage borrows from.
+    """
+
+    def __init__(self, pool: SlotPool) -> None:
+        self._pool = pool
+
+    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Return the items, in a worker with batches replaced by their handles."""
+        if get_worker_info() is None:
+            yield from items
+            return
+        for item in items:
+            yield self._handle(item) if isinstance(item, WorkerOutput) and isinstance(item.columns, tuple) else item
+            self._pool.end_loan()
+
+    def _handle(self, output: WorkerOutput) -> WorkerOutput | BatchHandle:
+        large = {index: column for index, column in enumerate(output.columns) if _is_large(column)}
+        columns = [_Inline(column.numpy().copy()) if _is_small(column) else column for column in output.columns]
+        if not large:
+            return BatchHandle(_SlotAddress(), output._replace(columns=tuple(columns)))
+        placed = self._pool.place(list(large.values()))
+        if placed is None:  # copied all the same, because a tensor may be a view of the slot on loan
+            copies = (column.clone() if index in large else column for index, column in enumerate(output.columns))
+            return output._replace(columns=tuple(copies))
+        address, layouts = placed
+        for index, layout in zip(large, layouts, strict=True):
+            columns[index] = layout
+        return BatchHandle(address, output._replace(columns=tuple(columns)))
 
 
 def _is_plain(column: Any) -> bool:
@@ -148,12 +172,12 @@ def _is_small(column: Any) -> bool:
     return _is_plain(column) and column.nbytes < _LEAST_BYTES and column.dtype in _AS_NUMPY
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
 
 
-class _Address(NamedTuple):
-    """Which slot a batch lies in, and the slab itself the first time; nothing for a batch without large tensors."""
+class _SlotAddress(NamedTuple):
+    """The slot of a batch, with the slab itself the first time; no slab for a batch without large tensors."""
 
     slab: tuple[int, int] | None = None
     memory: torch.Tensor | None = None
@@ -163,32 +187,32 @@ class _Address(NamedTuple):
 
 
 class _Slab:
-    """Shared memory of a worker: a byte per slot that says whether it is taken, then the slots."""
+    """Shared memory of a worker: a byte per slot that says whether the slot is in use, then the slots."""
 
     _numbers = itertools.count()
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
         self.slot_bytes = _rounded(slot_bytes)
         self._start = _rounded(slots)
-        # As torch's own collating does: share_memory_() would copy what has never been written.
+        # As torch's own collating does: share_memory_() would copy memory that has never been written.
         shared = torch.UntypedStorage._new_shared(self._start + slots * self.slot_bytes)  # type: ignore[no-untyped-call]
         self._memory = torch.empty(0, dtype=torch.uint8).set_(shared)
-        self._taken = self._memory.numpy()[:slots]
-        self._taken[:] = 0
+        self._in_use = self._memory.numpy()[:slots]
+        self._in_use[:] = 0
         self._name = (os.getpid(), next(self._numbers))
         self._sent = False
 
-    def take(self) -> int | None:
-        """Take the first free slot, the one whose pages were used most recently; None when there is none."""
-        slot = int(self._taken.argmin())
-        if self._taken[slot]:
+    def acquire(self) -> int | None:
+        """Acquire the first free slot, whose pages were used most recently; return None when none is free."""
+        slot = int(self._in_use.argmin())
+        if self._in_use[slot]:
             return None
-        self._taken[slot] = 1
+        self._in_use[slot] = 1
         return slot
 
-    def give_back(self, slot: int) -> None:
-        """Make a slot that was not sent free again."""
-        self._taken[slot] = 0
+    def release(self, slot: int) -> None:
+        """Free a slot that was not sent."""
+        self._in_use[slot] = 0
 
     def memory(self, slot: int, size: int) -> torch.Tensor:
         """Return the first `size` bytes of a slot: uint8 [size]."""
@@ -196,82 +220,81 @@ class _Slab:
         memory: torch.Tensor = self._memory[begin : begin + size]
         return memory
 
-    def places(self, slot: int, tensors: Iterable[torch.Tensor]) -> Iterator[_Place]:
-        """Yield where tensors lie that are put into a slot one after the other, without the gaps they may have."""
+    def layouts(self, slot: int, tensors: Iterable[torch.Tensor]) -> Iterator[_Layout]:
+        """Yield where tensors lie that are put into a slot one after the other, without gaps in their strides."""
         offset = self._start + slot * self.slot_bytes
         for tensor in tensors:
             stride = torch.empty_like(tensor, device="meta").stride()
-            yield _Place(offset, tuple(tensor.shape), stride, tensor.dtype)
+            yield _Layout(offset, tuple(tensor.shape), stride, tensor.dtype)
             offset += _rounded(tensor.nbytes)
 
-    def fill(self, slot: int, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy tensors to their places in a slot."""
-        tensors = list(tensors)
-        for tensor, place in zip(tensors, self.places(slot, tensors), strict=True):
-            _view(self._memory[place.offset :], place).copy_(tensor)
+    def fill(self, slot: int, tensors: list[torch.Tensor]) -> None:
+        """Copy tensors into a slot."""
+        for tensor, layout in zip(tensors, self.layouts(slot, tensors), strict=True):
+            _view(self._memory[layout.offset :], layout).copy_(tensor)
 
-    def address(self, slot: int) -> _Address:
-        """Return what the other side has to know of a slot."""
-        memory = None if self._sent else self._memory  # the pipe is in order, so once is enough
+    def address(self, slot: int) -> _SlotAddress:
+        """Return the address of a slot for the training process."""
+        memory = None if self._sent else self._memory  # the pipe keeps its order, so sending the slab once is enough
         self._sent = True
         begin = self._start + slot * self.slot_bytes
-        return _Address(self._name, memory, slot, begin, begin + self.slot_bytes)
+        return _SlotAddress(self._name, memory, slot, begin, begin + self.slot_bytes)
 
 
-class _Parcel:
-    """A batch in a slot; unpickling it opens it."""
+class BatchHandle:
+    """A batch in a slot; unpickling it returns the batch, its tensors views of the slot."""
 
-    def __init__(self, address: _Address, made: WorkerOutput) -> None:
-        self._contents = address, made
+    def __init__(self, address: _SlotAddress, output: WorkerOutput) -> None:
+        self._contents = address, output
 
     def __reduce__(self) -> tuple[Callable[..., WorkerOutput], tuple[Any, ...]]:
         return _open, self._contents
 
 
-_received: dict[tuple[int, int], torch.Tensor] = {}
-"""The slabs of this process's workers, by worker and number."""
+_slabs: dict[tuple[int, int], torch.Tensor] = {}
+"""The slabs of this process's workers, by process number and number of the slab."""
 
 
 def forget(pids: set[int]) -> None:
-    """Let go of the slabs of workers that have ended; batches still in use keep theirs."""
-    for name in [name for name in _received if name[0] in pids]:
-        del _received[name]
+    """Drop the slabs of workers that have ended; batches that are still in use keep theirs."""
+    for name in [name for name in _slabs if name[0] in pids]:
+        del _slabs[name]
 
 
-def _open(address: _Address, made: WorkerOutput) -> WorkerOutput:
+def _open(address: _SlotAddress, output: WorkerOutput) -> WorkerOutput:
     slot = _slot(address) if address.slab is not None else None
-    columns = list(made.columns)
+    columns = list(output.columns)
     for index, column in enumerate(columns):
-        if isinstance(column, _Place) and slot is not None:
+        if isinstance(column, _Layout) and slot is not None:
             columns[index] = _view(slot[column.offset - address.begin :], column)
-        elif isinstance(column, _Small):
+        elif isinstance(column, _Inline):
             columns[index] = torch.from_numpy(column.values)
-    return made._replace(columns=tuple(columns))
+    return output._replace(columns=tuple(columns))
 
 
-def _slot(address: _Address) -> torch.Tensor:
-    """Return a slot's bytes; it is free again when nothing sees them any more."""
+def _slot(address: _SlotAddress) -> torch.Tensor:
+    """Return the bytes of a slot, which is freed when nothing refers to them any more."""
     name, memory, slot, begin, end = address
     assert name is not None
     if memory is not None:
-        forget({name[0]})  # the pipe is in order: nothing more comes in the slabs before
-        _received[name] = memory
-    slab = _received[name].numpy()
-    # torch keeps this very array alive as long as any tensor sees its bytes; its end is the end of the slot's use.
+        forget({name[0]})  # the pipe keeps its order: no batch of this worker's earlier slabs follows
+        _slabs[name] = memory
+    slab = _slabs[name].numpy()
+    # torch keeps this very array alive as long as any tensor shows its bytes; when it goes, the slot is free.
     lease: Bytes = slab[begin:end]
     weakref.finalize(lease, _release, slab, slot, os.getpid()).atexit = False
     return torch.from_numpy(lease)
 
 
 def _release(slab: Bytes, slot: int, owner: int) -> None:
-    if os.getpid() == owner:  # a fork of the training process has no say in what that one still uses
+    if os.getpid() == owner:  # a fork of the training process must not free slots that its parent still uses
         slab[slot] = 0
 
 
-def _view(memory: torch.Tensor, place: _Place) -> torch.Tensor:
-    elements = sum((size - 1) * stride for size, stride in zip(place.shape, place.stride, strict=True)) + 1
-    typed = memory[: elements * place.dtype.itemsize].view(place.dtype)
-    return typed.as_strided(place.shape, place.stride)
+def _view(memory: torch.Tensor, layout: _Layout) -> torch.Tensor:
+    elements = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True)) + 1
+    typed = memory[: elements * layout.dtype.itemsize].view(layout.dtype)
+    return typed.as_strided(layout.shape, layout.stride)
 
 
 def _rounded(size: int) -> int:

@@ -1,6 +1,6 @@
-"""Where this process stands: its rank among the ranks, and the cores it may use.
+"""The topology of a run: the rank of this process, and the cores that it may use.
 
-The only place that reads a launcher's environment variables.
+Only this module reads a launcher's environment variables.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from shardflow.errors import ConfigError
 def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return (rank, world_size): torch.distributed's when initialised, else the arguments, else RANK and WORLD_SIZE.
 
-    `rank=0, world_size=1` always means "all of it, here": it is how one rank evaluates alone.
+    `rank=0, world_size=1` always reads everything in this process, so that one rank can evaluate alone.
 
     Raises:
         ConfigError: One of the two is missing, or they contradict torch.distributed.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError(f"rank and world_size go together, found rank={rank} and world_size={world_size}")
-    given = None
+    arguments = None
     if rank is not None and world_size is not None:
-        given = check_integer("rank", rank), check_integer("world_size", world_size)
+        arguments = check_integer("rank", rank), check_integer("world_size", world_size)
     if dist.is_available() and dist.is_initialized():
         actual = dist.get_rank(), dist.get_world_size()
-        if given not in (None, actual, (0, 1)):
+        if arguments not in (None, actual, (0, 1)):
             raise ConfigError(
-                f"rank and world_size are {given}, torch.distributed says {actual}; leave them out, "
+                f"rank and world_size are {arguments}, torch.distributed has {actual}; leave them out, "
                 "or pass rank=0, world_size=1 to read everything on this rank"
             )
-        return given or actual
-    if given is not None:
-        return given
+        return arguments or actual
+    if arguments is not None:
+        return arguments
     return _environment("RANK", 0), _environment("WORLD_SIZE", 1)
 
 
 def usable_cores() -> int:
-    """Return how many cores a rank may use: its share, on this host, of what affinity and control group allow."""
+    """Return how many cores this rank may use: its share of the cores that affinity and control group allow."""
     return max(1, allowed_cores() // local_ranks())
 
 
 def local_ranks() -> int:
-    """Return how many ranks share this host."""
+    """Return the number of ranks on this host."""
     return max(1, _environment("LOCAL_WORLD_SIZE", 1))
 
 

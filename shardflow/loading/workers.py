@@ -1,59 +1,156 @@
-"""Receiving batches from the DataLoader: its errors become ours, and arrive where the caller can catch them."""
+"""Worker processes: the DataLoader that runs a pipeline, how its batches and errors arrive, and how workers end.
+
+Everything that touches private parts of torch's DataLoader is in this file.
+"""
 
 from __future__ import annotations
 
+import functools
+import gc
+import multiprocessing
+import os
+import select
+import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
-import webdataset as wds
+from torch.utils.data import DataLoader, IterableDataset
 
-from shardflow.errors import ShardflowError, WorkerError
+from shardflow.errors import ConfigError, ShardflowError, WorkerError
 
 from .shared_memory import forget
 
 
-def receive_batches(batches: wds.WebLoader) -> Generator[Any, None, None]:
-    """Yield what the workers made.
+class WorkerPool:
+    """Runs a pipeline in worker processes, which are kept from epoch to epoch, or in this process.
+
+    Args:
+        pipeline: Yields finished batches.
+        num_workers: Worker processes; 0 runs the pipeline in this process.
+        prefetch_factor: Batches prefetched by each worker.
+        pin_memory: Put batches into pinned memory; None to do so where there is a GPU.
+        multiprocessing_context: Start method of the workers, as for `torch.utils.data.DataLoader`.
+
+    Attributes:
+        data_loader: The DataLoader, for reading its settings.
 
     Raises:
-        ShardflowError: What a worker sent as a value.
-        WorkerError: A worker died. Noticed within five seconds, which is how often the DataLoader looks.
+        ConfigError: There is no such start method.
     """
-    items = iter(batches)
+
+    def __init__(
+        self,
+        pipeline: IterableDataset[Any],
+        *,
+        num_workers: int,
+        prefetch_factor: int,
+        pin_memory: bool | None,
+        multiprocessing_context: Any,
+    ) -> None:
+        methods = multiprocessing.get_all_start_methods()
+        if num_workers and isinstance(multiprocessing_context, str) and multiprocessing_context not in methods:
+            raise ConfigError(
+                f"multiprocessing_context must be one of {', '.join(methods)}, found {multiprocessing_context!r}"
+            )
+        self.data_loader: DataLoader[Any] = DataLoader(
+            pipeline,
+            batch_size=None,
+            collate_fn=_unchanged,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=num_workers > 0,
+            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+            multiprocessing_context=multiprocessing_context if num_workers else None,
+            worker_init_fn=functools.partial(_start_worker, os.getpid()),
+            # A generator of its own: creating an iterator draws from it, and must not disturb the user's random state.
+            generator=torch.Generator(),
+        )
+
+    def batches(self) -> Generator[Any, None, None]:
+        """Yield what the pipeline yields, as one iteration.
+
+        Raises:
+            ShardflowError: An error that a worker sent with `send_errors`.
+            WorkerError: A worker died. The DataLoader notices this within five seconds.
+        """
+        items = iter(self.data_loader)
+        try:
+            for item in items:
+                self._silence_signal_handler()
+                if isinstance(item, ShardflowError):
+                    raise item
+                yield item
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise WorkerError(
+                f"{str(error).rstrip('. ')}; the usual reasons are too little memory or too small a /dev/shm. "
+                "The state is still right: save it and start again"
+            ) from error
+        finally:
+            del items  # an exception that the caller keeps must not keep the iteration alive
+
+    def end(self) -> None:
+        """End the worker processes now, whatever still refers to them; the next iteration starts new ones."""
+        iterator, self.data_loader._iterator = self.data_loader._iterator, None
+        if iterator is not None:
+            iterator._shutdown_workers()  # type: ignore[attr-defined] # only iterators with workers are kept
+
+    def pids(self) -> list[int]:
+        """Return the process numbers of the workers that run now."""
+        return [worker.pid for worker in getattr(self.data_loader._iterator, "_workers", ())]
+
+    def _silence_signal_handler(self) -> None:
+        """Make the loader's next request raise a worker's death, which is where a training loop can catch it.
+
+        By default torch raises it from a signal handler, in whatever line the training step is executing.
+        """
+        iterator: Any = self.data_loader._iterator
+        if getattr(iterator, "_worker_pids_set", False):
+            torch._C._remove_worker_pids(id(iterator))
+            iterator._worker_pids_set = False
+            weakref.finalize(iterator, forget, set(self.pids()))
+
+
+def send_errors(items: Iterator[Any]) -> Iterator[Any]:
+    """Send the project's own errors through the queue as values, so that they arrive as they were raised.
+
+    A stage of the pipeline, the last but one.
+    """
     try:
-        for item in items:
-            _take_charge(batches.pipeline[0]._iterator)
-            if isinstance(item, ShardflowError):
-                raise item
-            yield item
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise WorkerError(
-            f"{str(error).rstrip('. ')}; the usual reasons are too little memory or too small a /dev/shm. The state is "
-            "still right: save it and start again"
-        ) from error
-    finally:
-        items.close()
+        yield from items
+    except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
+        raise
+    except ShardflowError as error:
+        yield error
 
 
-def end_workers(batches: wds.WebLoader) -> None:
-    """End the worker processes now, whoever still holds a reference to them; the next iteration starts new ones."""
-    loader = batches.pipeline[0]
-    workers, loader._iterator = loader._iterator, None
-    if workers is not None:
-        workers._shutdown_workers()
+def exit_with_parent(pid: int) -> None:
+    """Make this process end at once when process `pid` does. Linux reports that without polling (`pidfd_open(2)`).
 
-
-def _take_charge(workers: Any) -> None:
-    """Do what is due when the first batch of new workers arrives.
-
-    torch raises a worker's death from a signal handler, in whatever line the training step just is. Without that, the
-    next batch that is asked for raises it, which is where a loop can catch it.
+    torch's own watchdog checks whether the parent process has changed. With the start method "forkserver" the parent is
+    the fork server, which lives as long as any worker: after a SIGKILL of the training process both would run forever.
     """
-    if getattr(workers, "_worker_pids_set", False):
-        torch._C._remove_worker_pids(id(workers))
-        workers._worker_pids_set = False
-        weakref.finalize(workers, forget, {worker.pid for worker in workers._workers})
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+    except OSError:
+        return  # a kernel before 5.3, or a sandbox: torch's watchdog remains
+    threading.Thread(target=_exit_when_readable, args=(descriptor,), name="shardflow-parent-watch", daemon=True).start()
+
+
+def _exit_when_readable(descriptor: int) -> None:
+    select.select([descriptor], [], [])
+    os._exit(1)
+
+
+def _start_worker(owner: int, worker: int) -> None:  # noqa: ARG001 - torch passes the worker's number
+    gc.freeze()  # collecting what a fork inherited would touch, and so copy, all of it: 30,000 pages
+    exit_with_parent(owner)
+
+
+def _unchanged(item: Any) -> Any:
+    return item

@@ -80,6 +80,7 @@ def decode_crops(
     out: NDArray[np.uint8],
     *,
     resized: NDArray[np.int32] | None = None,
+    expected: NDArray[np.int32] | None = None,
     interpolation: Interpolation = "bilinear",
     oversampling: int = 0,
     max_pixels: int = MAX_PIXELS,
@@ -96,6 +97,8 @@ def decode_crops(
             (left, top) of that is written, as by torchvision's `Resize` and `CenterCrop`. None resizes the crop to
             H x W.
         interpolation: The filter; all are antialiased.
+        expected: int32 [N, 2], width and height that each box was chosen for, 0 where not known. An image of another
+            size is `Status.WRONG_SIZE`.
         oversampling: 0 decodes at full scale, which gives torchvision's pixels. n > 0 decodes at the smallest of the
             scales 1, 1/2, 1/4 and 1/8 at which the crop is still n times as large as wanted, each way. 2 saves a third
             of the time on photographs of 12 megapixels, and pixels differ by a few levels (54 dB).
@@ -119,6 +122,8 @@ def decode_crops(
         raise ConfigError(f"flips: expected bool or uint8 [{count}], found {flips.dtype} {list(flips.shape)}")
     if resized is not None and (resized.dtype != np.int32 or resized.shape != (count, 4)):
         raise ConfigError(f"resized: expected int32 [{count}, 4], found {resized.dtype} {list(resized.shape)}")
+    if expected is not None and (expected.dtype != np.int32 or expected.shape != (count, 2)):
+        raise ConfigError(f"expected: expected int32 [{count}, 2], found {expected.dtype} {list(expected.shape)}")
     if out.dtype != np.uint8 or out.ndim != 4 or out.shape[:2] != (count, 3) or not out.flags.writeable:
         raise ConfigError(f"out: expected a writable uint8 [{count}, 3, H, W], found {out.dtype} {list(out.shape)}")
     if count == 0:
@@ -138,12 +143,14 @@ def decode_crops(
     boxes = None if boxes is None else np.ascontiguousarray(boxes)
     mirrored = np.ascontiguousarray(flips)
     resized = None if resized is None else np.ascontiguousarray(resized)
+    expected = None if expected is None else np.ascontiguousarray(expected)
     batch = binding.Batch(
         images=ctypes.addressof(images),
         sizes=ctypes.addressof(sizes),
         boxes=None if boxes is None else boxes.ctypes.data,
         resized=None if resized is None else resized.ctypes.data,
         decoded=None if decoded is None else decoded.ctypes.data,
+        expected=None if expected is None else expected.ctypes.data,
         flips=mirrored.ctypes.data,
         out=out.ctypes.data,
         image_stride=out.strides[0] if count > 1 else 0,

@@ -29,7 +29,7 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
 FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
 
-_ABI = 3  # SF_ABI
+_ABI = 4  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 
 
@@ -43,6 +43,7 @@ class Status(enum.IntEnum):
     TOO_LARGE = 5  # more pixels, scans or working memory than allowed
     BAD_BOX = 6  # a crop outside of the image, or a window outside of the resized crop
     NO_MEMORY = 7
+    WRONG_SIZE = 8  # not the size that the caller expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ class Batch(ctypes.Structure):
         ("boxes", ctypes.c_void_p),
         ("resized", ctypes.c_void_p),
         ("decoded", ctypes.c_void_p),
+        ("expected", ctypes.c_void_p),
         ("flips", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("image_stride", ctypes.c_size_t),

@@ -159,8 +159,9 @@ static void prepare(sf_decoder *d, sf_problem *problem) {
 /* The parts of a batch that concern one image. */
 typedef struct {
     const sf_batch *batch;
-    const int32_t *box;     /* x, y, width, height; NULL until the size is known where the whole image is meant */
-    const int32_t *resized; /* width, height, left, top */
+    const int32_t *box;      /* x, y, width, height; NULL until the size is known where the whole image is meant */
+    const int32_t *resized;  /* width, height, left, top */
+    const int32_t *expected; /* width, height; may be NULL */
     bool mirrored;
     uint8_t *out;
     const uint8_t *pixels; /* of an image that is decoded already, else NULL */
@@ -172,6 +173,10 @@ static void check_task(sf_decoder *d, const sf_task *task) {
     const int32_t *box = task->box, *resized = task->resized;
     const sf_batch *batch = task->batch;
     const int64_t width = task->width, height = task->height;
+    if (task->expected && task->expected[0] > 0 && (task->expected[0] != width || task->expected[1] != height)) {
+        FAIL(d, SF_WRONG_SIZE, "the image has %d x %d pixels, expected were %d x %d", task->width, task->height,
+             task->expected[0], task->expected[1]);
+    }
     if (box[0] < 0 || box[1] < 0 || box[2] < 1 || box[3] < 1 || (int64_t)box[0] + box[2] > width ||
         (int64_t)box[1] + box[3] > height) {
         FAIL(d, SF_BAD_BOX, "the crop of %d x %d at (%d, %d) is not inside the image of %d x %d", box[2], box[3],
@@ -444,6 +449,7 @@ int32_t sf_decode(sf_decoder *d, const sf_batch *batch, sf_problem *problems) {
             .batch = batch,
             .box = batch->boxes ? batch->boxes + 4 * (size_t)i : NULL,
             .resized = batch->resized ? batch->resized + 4 * (size_t)i : whole,
+            .expected = batch->expected ? batch->expected + 2 * (size_t)i : NULL,
             .mirrored = batch->flips[i] != 0,
             .out = batch->out + batch->image_stride * (size_t)i,
         };

@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 3
+#define SF_ABI 4
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -27,6 +27,7 @@ enum sf_status {
     SF_TOO_LARGE = 5,   /* more pixels, scans or working memory than allowed */
     SF_BAD_BOX = 6,     /* the crop is not inside the image, or the window is not inside the resized crop */
     SF_NO_MEMORY = 7,
+    SF_WRONG_SIZE = 8,  /* the image does not have the size that the caller expected */
 };
 
 enum sf_filter { SF_TRIANGLE = 0, SF_BICUBIC = 1, SF_LANCZOS3 = 2 };
@@ -42,13 +43,15 @@ typedef struct {
 /* Image i, encoded or, where `decoded` has its size, RGB pixels row by row, is cropped to boxes[i] = (x, y, width,
  * height), the crop is resized to resized[i] = (width, height, left, top), and of that the window of batch width x
  * height pixels at (left, top) is written, mirrored when flips[i] is not zero. Without `boxes` crops are whole images;
- * without `resized` they are resized to the batch's width and height. */
+ * without `resized` they are resized to the batch's width and height. An image that does not have its size in `expected`
+ * is SF_WRONG_SIZE: its box was chosen for another image. */
 typedef struct {
     const uint8_t *const *images;
     const size_t *sizes;
     const int32_t *boxes;   /* may be NULL */
     const int32_t *resized; /* may be NULL */
     const int32_t *decoded; /* [count][2] width and height of those that are pixels, 0 of encoded ones; may be NULL */
+    const int32_t *expected; /* [count][2] expected width and height, 0 where not known; may be NULL */
     const uint8_t *flips;
     uint8_t *out;
     size_t image_stride;   /* bytes between the first bytes of neighbouring images in `out` */

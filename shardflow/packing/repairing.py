@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from shardflow.dataset.dataset import Dataset, open_dataset
-from shardflow.dataset.verifying import Finding, findings_of, verify_shard
+from shardflow.dataset.verifying import Finding, verify_dataset, verify_shard
 from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import shard_index
 from shardflow.formats.manifest import Shard
@@ -84,11 +84,11 @@ def repair(
     """
     make_executor = executor_maker("processes", workers)
     dataset = open_dataset(url, storage_options=storage_options)
-    if bases := dataset.manifest.roots.values():
-        places = ", ".join(base.url for base in bases)
+    if roots := dataset.manifest.roots.values():
+        places = ", ".join(root.url for root in roots)
         message = f"{dataset.url} is a virtual dataset without shards of its own; repair {places}"
         raise ConfigError(f"{message}, or create it again if an index is lost")
-    found = findings_of(dataset, progress=progress)
+    found = verify_dataset(dataset, progress=progress)
     touched = {finding.file for finding in found}
     broken = [shard for shard in dataset.shards if touched & {shard.name, shard.index_name}]
     repaired: list[str] = []

@@ -95,7 +95,8 @@ def _augment(
     try:
         for epoch in range(epochs):
             keys = augmentation_keys(seed, epoch, np.array([sample.number]))
-            images, failures = decoder([memoryview(bytearray(sample.image))], keys, new)
+            unknown = np.zeros((1, 2), dtype=np.int64)
+            images, _, failures = decoder([memoryview(bytearray(sample.image))], unknown, keys, new)
             if failures:
                 raise failures[0]
             if transform is not None:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ShardflowError
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.order.plan import I64, WINDOW, Plan, default_lanes
 from shardflow.order.schedule import Schedule
 
@@ -92,16 +93,16 @@ def class_noise(classes: I64, shares: npt.NDArray[np.float64]) -> npt.NDArray[np
 
 
 def _noise(split: Split, shards: I64, records: I64) -> float | None:
-    if not all(split.at_hand(number) for number in np.unique(shards).tolist()):
+    if not all(split.reader.is_local(number) for number in np.unique(shards).tolist()):
         return None
     labels = np.empty(shards.shape, dtype=np.int64)
     for shard in np.unique(shards).tolist():  # in the order of the shards, so that each is opened once
-        try:
-            mapped = split.shard(shard)
-        except ShardflowError:
-            return None  # a damaged shard: `verify` reports it
         for row, column in np.argwhere(shards == shard).tolist():
-            own = labels_of(mapped.sample(int(records[row, column]), check=False))
+            try:
+                sample = split.reader.read(shard, int(records[row, column]), unchecked=IMAGE_PARTS)
+            except ShardflowError:
+                return None  # damaged: `verify` reports it
+            own = labels_of(sample.parts)
             if len(own) != 1:
                 return None
             labels[row, column] = own[0]

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardflow.dataset.dataset import Dataset
-from shardflow.dataset.mapped_shard import Rows, packed_rows
-from shardflow.dataset.shard_files import shard_files
+from shardflow.dataset.shard_rows import ShardRows
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import sample_labels
@@ -70,11 +69,10 @@ class SampleReader:
         self.split = dataset[split]
         self._classes = dataset.classes
         self._storage = dataset.storage
-        self._files = shard_files(dataset.storage, self.split.cache)
-        self._indexes: dict[int, Rows | None] = {}
+        self._indexes: dict[int, ShardRows | None] = {}
         self._lock = threading.Lock()
 
-    def index_rows(self, shard: int) -> Rows | None:
+    def index_rows(self, shard: int) -> ShardRows | None:
         """Return the index of a shard; None if it is missing or damaged.
 
         Raises:
@@ -82,7 +80,7 @@ class SampleReader:
         """
         with self._lock:  # one thread reads the index, the others wait for it
             if shard not in self._indexes:
-                self._indexes[shard] = packed_rows(self._files, self.split.shards[shard])
+                self._indexes[shard] = self.split.reader.rows(shard)
             return self._indexes[shard]
 
     def samples(self, numbers: Iterable[int]) -> Iterator[RawSample]:
@@ -119,6 +117,7 @@ class SampleReader:
 
         Raises:
             ConfigError: There is no such class, or the split has no sample of it.
+            IntegrityError: A label is damaged.
         """
         split, classes = self.split, self._classes
         if classes is None or name not in classes:
@@ -126,13 +125,12 @@ class SampleReader:
             raise ConfigError(f"no class {name!r}; the classes are {known}")
         wanted, found, number = classes.index(name), [], 0
         for ordinal, entry in enumerate(split.shards):
-            shard = split.shard(ordinal)
             for record in range(entry.samples):
-                if wanted in labels_of(shard.sample(record, check=False)):
+                if wanted in labels_of(split.reader.read(ordinal, record, unchecked=IMAGE_PARTS).parts):
                     found.append(number + record)
                     if len(found) == count:
                         return found
-            split.let_go(ordinal)
+            split.reader.unmap(ordinal)
             if progress is not None:
                 progress(entry)
             number += entry.samples
@@ -153,8 +151,8 @@ class SampleReader:
             whole: dict[str, Any] = self.split[number]
             return RawSample(number, whole.pop("__key__"), {part: whole[part] for part in whole if part != "__url__"})
         span = memoryview(self._storage.read_range(self.split.shards[shard].name, *rows.span(record)))
-        key, parts = rows.cut(record, span, self.split.url(shard))
-        return RawSample(number, key, {part: bytes(payload) for part, payload in parts.items()})
+        sample = rows.sample_of_span(record, span, shard=shard, url=self.split.reader.url(shard))
+        return RawSample(number, sample.key, {part: bytes(payload) for part, payload in sample.parts.items()})
 
 
 def _spread(length: int, count: int) -> list[int]:

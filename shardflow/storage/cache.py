@@ -246,14 +246,14 @@ class Cache:
             if not _is_full(error):
                 raise
             message = f"neither {self.directory} nor {tempfile.gettempdir()} has room for {size} bytes"
-            raise StoreError(f"{message}; free some space, or choose a cache_dir on another disk") from error
+            raise StoreError(f"{message}; free some space, or choose a cache directory on another disk") from error
 
     def _warn_of_no_room(self) -> None:
         if not self._warned:
             self._warned = True
             logger.warning(
                 "the cache %s has no room (limit %d bytes): each process downloads shards into private temporary "
-                "files; free some space, raise cache_limit, or choose a cache_dir on another disk",
+                "files; free some space, raise the limit of the cache, or choose a cache directory on another disk",
                 self.directory,
                 self.limit_bytes,
             )

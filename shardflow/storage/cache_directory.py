@@ -58,7 +58,7 @@ class CacheDirectory:
             for path in (self.blobs, self.partial, self.locks, self.decoded):
                 _create(path)
         except StoreError as error:
-            remedy = "or choose another cache_dir (by default it is below XDG_CACHE_HOME)"
+            remedy = "or choose another cache directory (by default it is below XDG_CACHE_HOME)"
             raise type(error)(f"{error}, {remedy}") from error
 
     def is_deleted(self, error: OSError) -> bool:
@@ -169,8 +169,8 @@ def _create(path: Path, *, parents: bool = False) -> None:
             path.mkdir(mode=0o700)
         status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"the cache {path} is a link or a file; set cache_dir to the directory itself")
+        raise ConfigError(f"the cache {path} is a link or a file; name the directory itself")
     if status.st_uid != os.geteuid():
-        raise ConfigError(f"the cache {path} belongs to user {status.st_uid}; choose a cache_dir of your own")
+        raise ConfigError(f"the cache {path} belongs to user {status.st_uid}; use a cache directory of your own")
     if status.st_mode & 0o022:
-        raise ConfigError(f"others can write to the cache {path}; choose a cache_dir of your own, or `chmod 700` it")
+        raise ConfigError(f"others can write to the cache {path}; `chmod 700` it, or use a cache directory of your own")

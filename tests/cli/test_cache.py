@@ -87,7 +87,7 @@ def test_prune(far: str, directory: Path) -> None:
 
 def test_decoded_images_are_shown_and_pruned(far: str, directory: Path) -> None:
     """Decoded images are counted separately, and pruned with the rest."""
-    loader = shardflow.Loader(far, batch_size=4, num_workers=0, decoded_cache="1GB")
+    loader = shardflow.Loader(far, batch_size=4, num_workers=0, cache=shardflow.Cache(pixels="1GB"))
     list(loader)
     described = json.loads(run("--json"))
     assert (described["files"], described["decoded_files"]) == (4, 2)

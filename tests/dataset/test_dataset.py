@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardflow
-from shardflow.dataset import dataset as dataset_module
+from shardflow.dataset import reader as reader_module
 from shardflow.errors import ConfigError, IntegrityError, ManifestError, NotFoundError, ShardflowError, StoreError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.manifest import FILE_NAME
@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def expected(number: int, root: Path, split: str = "train") -> dict[str, Any]:
-    """Sample `number` as it was written."""
+    """Return sample `number` as it was written."""
     sizes = SIZES if split == "train" else [2]
     shard = next(n for n in range(len(sizes)) if number < sum(sizes[: n + 1]))
     return {
@@ -40,7 +40,7 @@ def expected(number: int, root: Path, split: str = "train") -> dict[str, Any]:
 
 
 def all_samples(url: Path) -> list[dict[str, Any]]:
-    """The samples of the split `train`, opened afresh."""
+    """Open the dataset and return the samples of the split `train`."""
     return list(shardflow.open(url)["train"])
 
 
@@ -77,7 +77,7 @@ def test_dataset_is_a_mapping_of_splits(root: Path) -> None:
 
 
 def test_missing_split_is_named(root: Path) -> None:
-    """A split that is not there is a ConfigError that names those that are."""
+    """A split that does not exist is a ConfigError that names the splits."""
     with pytest.raises(ConfigError, match=r"no split 'test'; it has (train, val|val, train)"):
         shardflow.open(root)["test"]
 
@@ -105,12 +105,12 @@ def test_first_sample_of_each_shard(root: Path) -> None:
 
 
 def test_missing_dataset_is_named(root: Path, tmp_path: Path) -> None:
-    """What does not exist, what is a file, and what holds no manifest are told apart, with what to do."""
+    """A path that does not exist, a file, and a directory without a manifest get different messages with a remedy."""
     for url in (tmp_path / "none", root / FILE_NAME):
         with pytest.raises(NotFoundError, match=r"does not exist; pack one with `shardflow pack"):
             shardflow.open(url)
     (root / FILE_NAME).unlink()
-    with pytest.raises(NotFoundError, match=r"holds no shardflow\.json: it is no dataset, or packing it"):
+    with pytest.raises(NotFoundError, match=r"holds no shardflow\.json: it is not a shardflow dataset, or packing it"):
         shardflow.open(root)
 
 
@@ -131,7 +131,7 @@ def test_empty_split(tmp_path: Path) -> None:
 
 
 def read_all(split: shardflow.Split, results: Any) -> None:
-    """What another process does with a split."""
+    """Put all samples of a split into a queue; runs in another process."""
     results.put(list(split))
 
 
@@ -152,8 +152,8 @@ def test_other_processes_read_the_same(root: Path, method: str) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_few_shards_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """With more shards than are kept mapped, the samples are right in any order and files do not pile up."""
-    monkeypatch.setattr(dataset_module, "MAPPED_SHARDS", limit)
+    """With more shards than stay mapped, the samples are right in any order and the number of open files is bounded."""
+    monkeypatch.setattr(reader_module, "MAPPED_SHARDS", limit)
     split = shardflow.open(make_dataset(tmp_path / "set", [2] * 20))["train"]
     before = len(os.listdir("/proc/self/fd"))
     for number in [*range(40), *range(39, -1, -1), 0, 39, 1, 38, 0]:
@@ -164,20 +164,20 @@ def test_few_shards_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_shard_used_last_stays_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of too many shards, the one that was not used for longest is let go."""
-    monkeypatch.setattr(dataset_module, "MAPPED_SHARDS", 2)
-    split = shardflow.open(make_dataset(tmp_path / "set", [1] * 3))["train"]
-    first, second = split.shard(0), split.shard(1)
-    assert split.shard(0) is first
-    split.shard(2)
-    assert split.shard(0) is first
-    assert split.shard(1) is not second
+    """If too many shards are mapped, the least recently used one is unmapped."""
+    monkeypatch.setattr(reader_module, "MAPPED_SHARDS", 2)
+    root = make_dataset(tmp_path / "set", [1] * 3)
+    split = shardflow.open(root)["train"]
+    for shard in (0, 1, 0, 2):
+        split.reader.read(shard, 0)
+    maps = Path("/proc/self/maps").read_text()
+    assert [f"{root}/train/{shard:06}.tar" in maps for shard in range(3)] == [True, False, True]
 
 
 def test_mapped_parts_cannot_reach_the_file(root: Path) -> None:
-    """Payloads of a mapped shard are memoryviews that may be written, and nothing of it gets to the disk."""
+    """Payloads of a mapped shard are writable memoryviews, and writes do not reach the disk."""
     before = (root / "train/000000.tar").read_bytes()
-    parts = shardflow.open(root)["train"].shard(0).sample(0, check=True)
+    parts = shardflow.open(root)["train"].reader.read(0, 0).parts
     assert isinstance(parts["jpg"], memoryview)
     parts["jpg"][:] = bytes(len(parts["jpg"]))
     assert (root / "train/000000.tar").read_bytes() == before
@@ -227,12 +227,14 @@ def test_damaged_payload_is_named(root: Path, part: str) -> None:
     assert [split[number] for number in range(TOTAL) if number != 9] == [
         expected(number, root) for number in range(TOTAL) if number != 9
     ]
-    assert set(split.shard(2).sample(3, check=False)) == {"cls", "jpg"}
+    assert set(split.reader.read(2, 3, unchecked={part}).parts) == {"cls", "jpg"}
+    with pytest.raises(IntegrityError, match="is damaged"):
+        split.reader.read(2, 3, unchecked={"cls", "jpg"} - {part})
 
 
 @pytest.mark.parametrize("damage", ["name", "not text", "zeros", "other size", "other part"])
 def test_damaged_key_is_named(root: Path, damage: str) -> None:
-    """A key that stands in a damaged header is an IntegrityError: bytes never come with a wrong key."""
+    """A key in a damaged header is an IntegrityError: a sample never gets a wrong key."""
     tar = root / "train/000000.tar"
     data = bytearray(tar.read_bytes())
     if damage == "name":
@@ -280,15 +282,15 @@ def test_shards_of_all_splits(root: Path) -> None:
 
 
 def test_a_damaged_copy_of_an_index_is_fetched_again(root: Path, tmp_path: Path) -> None:
-    """The index of a shard far away is whole though its copy in the cache was damaged; a missing one is said."""
-    split = shardflow.open(f"local://{root}", cache_dir=tmp_path / "cache")["train"]
-    whole = split.index(0).tolist()
+    """The index of a remote shard is downloaded again if its copy is damaged; a missing index is an error."""
+    split = shardflow.open(f"local://{root}", cache=tmp_path / "cache")["train"]
+    whole = split.reader.index(0).tolist()
     copy = tmp_path / "cache/blobs" / split.shards[0].index_sha256
     flip(copy, 300)
-    assert split.index(0).tolist() == whole == shardflow.open(root)["train"].index(0).tolist()
+    assert split.reader.index(0).tolist() == whole == shardflow.open(root)["train"].reader.index(0).tolist()
     assert copy.stat().st_size == (root / "train/000000.npy").stat().st_size
     for number, damage in ((1, Path.unlink), (2, lambda path: flip(path, 300))):
         damage(root / f"train/{number:06}.npy")
         for url in (root, f"local://{root}"):
             with pytest.raises((NotFoundError, IntegrityError), match=rf"{number:06}\.npy"):
-                shardflow.open(url, cache_dir=tmp_path / "cache")["train"].index(number)
+                shardflow.open(url, cache=tmp_path / "cache")["train"].reader.index(number)

@@ -9,8 +9,7 @@ import pytest
 
 import shardflow
 from shardflow.dataset.dataset import Split
-from shardflow.dataset.mapped_shard import MappedShard
-from shardflow.dataset.partial_shard import PartialSample
+from shardflow.dataset.sample import Sample
 from shardflow.errors import TransientError
 from shardflow.formats import ustar
 from shardflow.storage.cache import Cache, FetchResult
@@ -28,7 +27,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def storage(root: Path, tmp_path: Path) -> SlowStorage:
-    """A store that has sent half of the shard."""
+    """A storage that has sent half of the shard."""
     storage = SlowStorage(root, tmp_path / "log")
     storage.first_bytes = (root / "train/000000.tar").stat().st_size // 2
     return storage
@@ -36,17 +35,17 @@ def storage(root: Path, tmp_path: Path) -> SlowStorage:
 
 @pytest.fixture
 def split(root: Path, storage: SlowStorage, tmp_path: Path) -> Split:
-    """The split behind it."""
+    """The split in that storage."""
     return Split(storage, "train", shardflow.open(root).manifest.splits["train"], Cache(tmp_path / "cache"))
 
 
 @pytest.fixture
 def fetching(split: Split, storage: SlowStorage) -> Iterator[threading.Thread]:
-    """Somebody who fetches the shard."""
+    """A thread that downloads the shard."""
 
     def fetch() -> None:
         try:
-            split.fetch(0)
+            split.reader.fetch(0)
         except TransientError:
             assert storage.fails
 
@@ -58,28 +57,33 @@ def fetching(split: Split, storage: SlowStorage) -> Iterator[threading.Thread]:
     thread.join()
 
 
-def parts(sample: MappedShard | PartialSample) -> dict[str, bytes]:
-    """The parts of a sample, or of a shard's first one."""
-    return {part: bytes(payload) for part, payload in sample.sample(0, check=True).items()}
+def read(split: Split, record: int) -> Sample:
+    """Return a sample of the shard, read as the loader reads it."""
+    return split.reader.read(0, record, sequential=True)
+
+
+def parts(sample: Sample) -> dict[str, bytes]:
+    """Return the parts of a sample as bytes."""
+    return {part: bytes(payload) for part, payload in sample.parts.items()}
 
 
 @pytest.mark.usefixtures("fetching")
-def test_what_has_arrived_is_read_before_the_rest(root: Path, split: Split, storage: SlowStorage) -> None:
-    """While half of a shard is still on its way, samples of the other half are read, with their keys."""
+def test_arrived_samples_are_read_before_the_rest(root: Path, split: Split, storage: SlowStorage) -> None:
+    """While half of a shard is being downloaded, samples of the other half are read, with keys and image sizes."""
     local = shardflow.open(root)["train"]
     for number in range(SAMPLES // 2 - 2):
-        sample = split.arrived(0, number)
-        assert sample is not None
-        assert {"__key__": sample.key(number), **parts(sample)} == {
+        sample = read(split, number)
+        assert {"__key__": sample.key, **parts(sample)} == {
             name: value for name, value in local[number].items() if name != "__url__"
         }
-        assert sample.url == split.url(0)
-    assert not split.at_hand(0)
+        assert (sample.url, sample.shard, sample.record) == (split.reader.url(0), 0, number)
+        assert sample.image_size == read(local, number).image_size == (48 + number % 3, 40 + number % 5)
+    assert not split.reader.is_local(0)
     assert storage.reads()["train/000000.tar"] == 0  # it is counted when it is whole
 
 
-def test_index_comes_with_its_tar(split: Split, storage: SlowStorage) -> None:
-    """The index is asked for while its tar is on its way, and is there when the fetching is over."""
+def test_index_is_downloaded_with_its_tar(split: Split, storage: SlowStorage) -> None:
+    """The index is downloaded at the same time as its tar, and is in the cache when the download ends."""
 
     def before(name: str) -> None:
         if name.endswith(".npy"):
@@ -88,15 +92,15 @@ def test_index_comes_with_its_tar(split: Split, storage: SlowStorage) -> None:
             time.sleep(0.2)  # and ends before the index
 
     storage.before = before
-    assert split.fetch(0) is FetchResult.CACHED
-    assert split.cache is not None
-    assert split.cache.has(split.shards[0].index_sha256)
+    assert split.reader.fetch(0) is FetchResult.CACHED
+    assert split.reader.cache is not None
+    assert split.reader.cache.has(split.shards[0].index_sha256)
     assert storage.reads() == {"train/000000.npy": 1, "train/000000.tar": 1}
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_index_that_fails_is_tried_once_more(root: Path, tmp_path: Path, times: int) -> None:
-    """An index that did not come with its tar is asked for again when that is here; who fetches learns of an error."""
+def test_failed_index_is_requested_again(root: Path, tmp_path: Path, times: int) -> None:
+    """An index that failed beside its tar is requested again after the tar; a second error is raised."""
     failures = [TransientError("not now")] * times
 
     def before(name: str) -> None:
@@ -106,31 +110,33 @@ def test_an_index_that_fails_is_tried_once_more(root: Path, tmp_path: Path, time
     storage, cache = CountingStorage(root, tmp_path / "log", before=before), Cache(tmp_path / "cache")
     split = Split(storage, "train", shardflow.open(root).manifest.splits["train"], cache)
     if times == 1:
-        assert split.fetch(0) is FetchResult.CACHED
+        assert split.reader.fetch(0) is FetchResult.CACHED
     else:
         with pytest.raises(TransientError, match="not now"):
-            split.fetch(0)
-    assert split.at_hand(0)
+            split.reader.fetch(0)
+    assert split.reader.is_local(0)
     assert cache.has(split.shards[0].index_sha256) == (times == 1)
     assert storage.reads() == {"train/000000.npy": 2, "train/000000.tar": 1}
 
 
-def test_what_has_not_arrived_is_waited_for(split: Split, storage: SlowStorage, fetching: threading.Thread) -> None:
-    """A sample on its way is waited for; it comes out of the file or, once that is sealed, out of the shard."""
-    threading.Timer(0.2, storage.go_on.set).start()
+def test_sample_that_has_not_arrived_is_waited_for(
+    split: Split, storage: SlowStorage, fetching: threading.Thread
+) -> None:
+    """A sample that has not arrived is waited for: it comes from the partial file, or from the whole shard."""
     began = time.monotonic()
-    last = split.soonest(0, SAMPLES - 1)
+    threading.Timer(0.2, storage.go_on.set).start()
+    last = read(split, SAMPLES - 1)
     assert time.monotonic() - began > 0.1
-    assert bytes(last.sample(SAMPLES - 1, check=True)["cls"]) == b"%d" % (SAMPLES - 1)
+    assert parts(last)["cls"] == b"%d" % (SAMPLES - 1)
     fetching.join()
-    assert split.at_hand(0)
-    assert bytes(split.shard(0).sample(SAMPLES - 1, check=True)["cls"]) == b"%d" % (SAMPLES - 1)
-    assert split.arrived(0, 0) is None
+    assert split.reader.is_local(0)
+    assert parts(read(split, SAMPLES - 1)) == parts(last)
+    assert split.reader._read_partial(0, 0) is None
 
 
 @pytest.mark.parametrize("damage", ["payload", "header", "zeros"])
-def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, storage: SlowStorage, damage: str) -> None:
-    """A sample that came damaged, payload or header, is waited for: the whole shard is fetched until it is sound."""
+def test_damaged_sample_is_not_returned(root: Path, split: Split, storage: SlowStorage, damage: str) -> None:
+    """A sample that arrived damaged is not returned: the reader waits for the whole shard, which is verified."""
 
     def change(data: bytearray) -> None:
         if damage == "zeros":
@@ -139,46 +145,46 @@ def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, storage: Sl
             data[ustar.BLOCK if damage == "payload" else 3] ^= 1
 
     storage.change = change
-    thread = threading.Thread(target=split.fetch, args=(0,))
+    thread = threading.Thread(target=split.reader.fetch, args=(0,))
     thread.start()
     assert storage.begun.wait(10)
-    threading.Timer(0.2, storage.go_on.set).start()
     began = time.monotonic()
-    assert parts(split.soonest(0, 0)) == parts(shardflow.open(root)["train"].shard(0))
+    threading.Timer(0.2, storage.go_on.set).start()
+    assert parts(read(split, 0)) == parts(read(shardflow.open(root)["train"], 0))
     assert time.monotonic() - began > 0.1
     thread.join()
-    assert split.at_hand(0)
+    assert split.reader.is_local(0)
 
 
-def test_who_fails_is_not_waited_for(split: Split, storage: SlowStorage, fetching: threading.Thread) -> None:
-    """When the shard cannot be fetched after all, waiting ends at once, and `shard` will say why."""
+def test_failed_download_is_not_waited_for(split: Split, storage: SlowStorage, fetching: threading.Thread) -> None:
+    """If the download fails, waiting ends at once, and reading raises the error."""
     storage.fails = True
-    assert split.arrived(0, 0) is not None
+    assert split.reader._read_partial(0, 0) is not None
     storage.go_on.set()
     fetching.join()
     began = time.monotonic()
-    assert split.arrived(0, 0) is None
+    assert split.reader._read_partial(0, 0) is None
     assert time.monotonic() - began < 5
     with pytest.raises(TransientError, match="failed"):
-        split.shard(0)
+        read(split, 0)
 
 
-def test_nobody_fetches(root: Path, split: Split, tmp_path: Path) -> None:
-    """Where nobody fetches the shard, where a killed process left a piece of it, or on a local disk, nothing comes."""
-    assert split.arrived(0, 0) is None
+def test_no_partial_sample_without_a_download(root: Path, split: Split, tmp_path: Path) -> None:
+    """There is no partial sample without a download, from the leftover of a killed process, or on a local disk."""
+    assert split.reader._read_partial(0, 0) is None
     partial = tmp_path / "cache/partial" / f"{split.shards[0].sha256}.left"
     partial.write_bytes((root / "train/000000.tar").read_bytes())
-    assert split.arrived(0, 0) is None
-    assert shardflow.open(root)["train"].arrived(0, 0) is None
+    assert split.reader._read_partial(0, 0) is None
+    assert shardflow.open(root)["train"].reader._read_partial(0, 0) is None
 
 
-def test_without_an_index_the_whole_is_waited_for(
+def test_damaged_index_needs_the_whole_shard(
     root: Path, split: Split, storage: SlowStorage, request: pytest.FixtureRequest
 ) -> None:
-    """A shard whose index is damaged is read when it is whole, from an index that is rebuilt."""
+    """A shard with a damaged index is read when it is whole, with a rebuilt index."""
     (root / "train/000000.npy").write_bytes(b"damaged")
     fetching = request.getfixturevalue("fetching")
     threading.Timer(0.2, storage.go_on.set).start()
-    assert split.arrived(0, 0) is None
+    assert split.reader._read_partial(0, 0) is None
     fetching.join()
-    assert bytes(split.shard(0).sample(0, check=True)["cls"]) == b"0"
+    assert parts(read(split, 0))["cls"] == b"0"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 import shardflow
 from shardflow.device import prefetcher
 from shardflow.device.transforms import decode_jpeg
-from shardflow.device.transforms.jpeg_buffer import STEP_BYTES, JpegBuffer
+from shardflow.device.transforms.decode_jpeg import STEP_BYTES, JpegBuffer
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.order import keyed_rng
 from tests.helpers.delayed_copy_stream import DelayedCopyStream
 from tests.helpers.device import FIELDS, png
-from tests.helpers.making import jpeg, write_dataset
+from tests.helpers.making import jpeg
 
 CROPS: dict[str, Any] = {
     "random": shardflow.RandomResizedCropDecoder(12),
@@ -29,12 +29,12 @@ CROPS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("crop", CROPS.values(), ids=CROPS)
-@pytest.mark.parametrize(("workers", "share"), [(0, 0), (0, 0.4), (2, 0), (2, 0.4), (2, 1)])
-def test_decoding_later_gives_the_same_pixels(dataset: Path, crop: Any, workers: int, share: float) -> None:
-    """With any share decoded in the workers, the pixels are those of the crop itself, bit for bit."""
+@pytest.mark.parametrize("workers", [0, 2])
+def test_decoding_later_gives_the_same_pixels(dataset: Path, crop: Any, workers: int) -> None:
+    """Decoded after the workers, the pixels are those of the crop itself, bit for bit."""
     options: dict[str, Any] = {"batch_size": 6, "tail": "short", "num_workers": workers}
     at_once = [*shardflow.Loader(dataset, decoder=crop, **options)]
-    loader = shardflow.Loader(dataset, decoder=shardflow.EncodedDecoder(share, crop), **options)
+    loader = shardflow.Loader(dataset, decoder=shardflow.EncodedDecoder(), **options)
     later = [*shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(crop)])]
     torch.testing.assert_close(later, at_once, rtol=0, atol=0)
 
@@ -44,13 +44,18 @@ def test_crops_of_whole_images_are_the_decoders(crop: Any) -> None:
     """Boxes, resizing and flips of whole images, as on a GPU, are those of the decoder, within rounding."""
     payloads = [memoryview(bytearray(jpeg(number, 48 + number, 40))) for number in range(12)]
     keys = keyed_rng.fold_array(1, np.arange(12))
-    whole, failures = shardflow.ImageDecoder()(payloads, keys)
+    whole, _, failures = shardflow.ImageDecoder()(payloads, unknown(payloads), keys)
     assert not failures
     ours = shardflow.DecodeJpeg(crop)._crop(list(whole), keys)
-    theirs, _ = crop(payloads, keys)
+    theirs = crop(payloads, unknown(payloads), keys).images
     difference = (ours.int() - theirs.int()).abs()
     assert difference.max() <= 2  # the kernel's decoding and torchvision's differ by a step, resizing by another
     assert (difference > 1).float().mean() < 0.001
+
+
+def unknown(payloads: Sequence[Any]) -> Any:
+    """Return sizes that the index does not know."""
+    return np.zeros((len(payloads), 2), dtype=np.int64)
 
 
 def damaged(number: int) -> bytes:
@@ -77,19 +82,16 @@ FILES: dict[str, Callable[[int], bytes]] = {
 @settings(max_examples=60, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(["jpeg", "jpeg", "jpeg", *FILES]), min_size=1, max_size=9),
-    share=st.sampled_from([0.0, 1.0]) | st.floats(0, 1),
     seed=st.integers(0, 2**64 - 1),
     name=st.sampled_from([*CROPS]),
 )
-def test_no_share_changes_a_pixel_or_an_error(kinds: list[str], share: float, seed: int, name: str) -> None:
-    """Images and errors are those of the crop itself, wherever the images are decoded."""
+def test_decoding_later_gives_the_same_errors(kinds: list[str], seed: int, name: str) -> None:
+    """Images, and the first error, are those of the crop itself."""
     crop, keys = CROPS[name], keyed_rng.fold_array(seed, np.arange(len(kinds)))
     payloads = [memoryview(bytearray(FILES[kind](number))) for number, kind in enumerate(kinds)]
-    expected, failures = crop(payloads, keys)
-    rows, here = shardflow.EncodedDecoder(share, crop)(payloads, keys)
-    assert {index: message(error) for index, error in here.items()} == {n: message(failures[n]) for n in here}
-    assert set(here) <= set(np.flatnonzero(JpegBuffer(rows).is_crop).tolist())
-    if there := sorted(set(failures) - set(here)):
+    expected, _, failures = crop(payloads, unknown(payloads), keys)
+    rows = shardflow.EncodedDecoder()(payloads, unknown(payloads), keys).images
+    if there := sorted(failures):
         with pytest.raises(DecodeError) as caught:
             shardflow.DecodeJpeg(crop)(rows, torch.device("cpu"))
         assert message(caught.value) == f"image {there[0]} of the batch: {message(failures[there[0]])}"
@@ -97,64 +99,14 @@ def test_no_share_changes_a_pixel_or_an_error(kinds: list[str], share: float, se
         assert torch.equal(shardflow.DecodeJpeg(crop)(rows, torch.device("cpu")), expected)
 
 
-def test_the_share_is_of_samples_not_of_batches() -> None:
-    """Whether the worker decodes a sample depends on its key alone; a larger share contains a smaller one."""
-    keys = keyed_rng.fold_array(7, np.arange(2000))
-    payloads = [memoryview(jpeg(1, 4, 4))] * len(keys)
-
-    def chosen(share: float, part: slice = slice(None)) -> Any:
-        rows, _ = shardflow.EncodedDecoder(share, shardflow.CenterCropDecoder(2))(payloads[part], keys[part])
-        return JpegBuffer(rows).is_crop
-
-    quarter, half = chosen(0.25), chosen(0.5)
-    assert quarter.mean() == pytest.approx(0.25, abs=0.04)
-    assert half.mean() == pytest.approx(0.5, abs=0.05)
-    assert half[quarter].all()
-    assert keyed_rng.uniforms(keys, 1)[quarter].mean() == pytest.approx(0.5, abs=0.05)  # nothing to do with the crops
-    assert (chosen(0.25, slice(30, 37)) == quarter[30:37]).all()
-    assert not chosen(0).any()
-    assert chosen(1).all()
-
-
-@pytest.mark.parametrize("share", [0, 0.5, 1])
-def test_a_row_can_stand_in_for_another(share: float) -> None:
+def test_a_row_can_stand_in_for_another() -> None:
     """A copied row gives the image of the row that it was copied from: the loader replaces damaged samples so."""
     keys = keyed_rng.fold_array(3, np.arange(8))
-    rows, _ = shardflow.EncodedDecoder(share, CROPS["random"])([memoryview(jpeg(n)) for n in range(8)], keys)
+    files = [memoryview(jpeg(n)) for n in range(8)]
+    rows = shardflow.EncodedDecoder()(files, unknown(files), keys).images
     rows[:4] = rows[4:]
     images = shardflow.DecodeJpeg(CROPS["random"])(rows, torch.device("cpu"))
     assert torch.equal(images[:4], images[4:])
-
-
-def test_the_workers_share_of_damaged_samples_is_substituted(tmp_path: Path) -> None:
-    """With all images decoded in the workers, `on_error` and `substituted` are what they are for the crop itself."""
-    samples = [(f"{n:09}", {"jpg": damaged(n) if n == 5 else jpeg(n), "cls": b"%d" % n}) for n in range(12)]
-    url, crop = write_dataset(tmp_path / "set", {"train": [samples]}, classes=tuple("abcdefghijkl")), CROPS["random"]
-    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "on_error": "substitute"}
-    plain = shardflow.Loader(url, decoder=crop, **options)
-    loader = shardflow.Loader(url, decoder=shardflow.EncodedDecoder(1, crop), **options)
-    batches = shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(crop)])
-    torch.testing.assert_close([*batches], [*plain], rtol=0, atol=0)
-    assert loader.substituted == plain.substituted
-    assert len(loader.substituted) == 1
-    options["on_error"] = "raise"
-    with pytest.raises(DecodeError, match="000000005"):
-        list(shardflow.Loader(url, decoder=shardflow.EncodedDecoder(1, crop), **options))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [None, shardflow.RandomResizedCropDecoder(12, hflip=0), shardflow.RandomResizedCropDecoder(200)],
-    ids=["default", "no flips", "larger"],
-)
-def test_crops_of_another_kind_are_refused(other: Any) -> None:
-    """If the workers crop with another decoder than the device, that is an error with a remedy."""
-    decoder = shardflow.EncodedDecoder(1, shardflow.CenterCropDecoder(12))
-    rows, _ = decoder([memoryview(jpeg(1))], np.zeros(1, np.uint64))
-    with pytest.raises(ConfigError, match=r"give both the same: EncodedDecoder\(cpu_share, crop\)"):
-        shardflow.DecodeJpeg(other)(rows, torch.device("cpu"))
-    alike = shardflow.DecodeJpeg(shardflow.CenterCropDecoder(12))
-    assert alike(rows, torch.device("cpu")).shape == (1, 3, 12, 12)
 
 
 def test_decoding_on_the_device_counts_as_copying(monkeypatch: pytest.MonkeyPatch, dataset: Path) -> None:
@@ -175,27 +127,19 @@ def test_decoding_on_the_device_counts_as_copying(monkeypatch: pytest.MonkeyPatc
     assert stats.copying_s > stats.waiting_s
 
 
-def test_the_description_names_share_and_crop(dataset: Path) -> None:
-    """The description of a loader has the share and the settings of the crop."""
-    decoder = shardflow.EncodedDecoder(0.5, shardflow.CenterCropDecoder(12))
-    described = shardflow.Loader(dataset, batch_size=4, num_workers=0, decoder=decoder).describe()["decoder"]
-    assert described == "EncodedDecoder(cpu_share=0.5, crop=CenterCropDecoder(size=12, resize=14))"
-
-
 def test_images_that_the_gpu_refuses_are_decoded_on_the_cpu() -> None:
     """In batches without a JPEG, with other formats, or with a damaged one, each image is decoded or is the error."""
     cpu = torch.device("cpu")  # torchvision's decoder on the CPU raises as its nvJPEG does
 
     def decoded(*kinds: str) -> list[torch.Tensor]:
-        files = {2 * n: torch.frombuffer(bytearray(FILES[kind](n)), dtype=torch.uint8) for n, kind in enumerate(kinds)}
+        files = [torch.frombuffer(bytearray(FILES[kind](n)), dtype=torch.uint8) for n, kind in enumerate(kinds)]
         return decode_jpeg._decode_on_gpu(files, cpu)
 
     for kinds in (["png"], ["jpeg", "png", "jpeg"]):
-        whole, _ = shardflow.ImageDecoder()(
-            [memoryview(bytearray(FILES[kind](n))) for n, kind in enumerate(kinds)], np.zeros(len(kinds), np.uint64)
-        )
+        payloads = [memoryview(bytearray(FILES[kind](n))) for n, kind in enumerate(kinds)]
+        whole = shardflow.ImageDecoder()(payloads, unknown(payloads), np.zeros(len(kinds), np.uint64)).images
         torch.testing.assert_close(decoded(*kinds), list(whole), rtol=0, atol=0)
-    with pytest.raises(DecodeError, match="image 2 of the batch: the image cannot be decoded"):
+    with pytest.raises(DecodeError, match="image 1 of the batch: the image cannot be decoded"):
         decoded("jpeg", "damaged", "png")
 
 
@@ -207,7 +151,7 @@ def test_a_torchvision_without_nvjpeg_is_an_error(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(decode_jpeg, "decode_jpeg", refuse)
     with pytest.raises(ConfigError, match=r"built without nvJPEG.*give the crop to the loader"):
-        decode_jpeg._decode_on_gpu({0: torch.frombuffer(bytearray(jpeg(1)), dtype=torch.uint8)}, torch.device("cpu"))
+        decode_jpeg._decode_on_gpu([torch.frombuffer(bytearray(jpeg(1)), dtype=torch.uint8)], torch.device("cpu"))
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
@@ -220,21 +164,24 @@ def test_a_full_device_is_an_error(monkeypatch: pytest.MonkeyPatch, refusals: in
 
     monkeypatch.setattr(decode_jpeg, "decode_jpeg", decode)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        decode_jpeg._decode_on_gpu({0: torch.frombuffer(bytearray(jpeg(1)), dtype=torch.uint8)}, torch.device("cpu"))
+        decode_jpeg._decode_on_gpu([torch.frombuffer(bytearray(jpeg(1)), dtype=torch.uint8)], torch.device("cpu"))
     assert answers == []
 
 
 def test_files_travel_unchanged() -> None:
     """Files of any length are the same after their way through a buffer."""
     files = [b"a", b"", b"b" * 20_000, bytes(range(256))]
-    rows, failures = shardflow.EncodedDecoder()([memoryview(file) for file in files], np.zeros(4, np.uint64))
+    payloads = [memoryview(file) for file in files]
+    rows, geometry, failures = shardflow.EncodedDecoder()(payloads, unknown(files), np.zeros(4, np.uint64))
     assert not failures
+    assert geometry is None
     assert [bytes(JpegBuffer(rows).file(index).numpy()) for index in range(4)] == files
 
 
 def test_a_file_that_does_not_decode_is_an_error() -> None:
     """The error names the image by its index in the batch."""
-    rows, _ = shardflow.EncodedDecoder()([memoryview(jpeg(1)), memoryview(b"no image")], np.zeros(2, np.uint64))
+    files = [memoryview(jpeg(1)), memoryview(b"no image")]
+    rows = shardflow.EncodedDecoder()(files, unknown(files), np.zeros(2, np.uint64)).images
     batches = shardflow.DevicePrefetcher([(rows, torch.zeros(2))], "cpu", [shardflow.DecodeJpeg(CROPS["centre"])])
     with pytest.raises(DecodeError, match="image 1 of the batch: the image cannot be decoded"):
         next(iter(batches))
@@ -247,7 +194,7 @@ def test_an_empty_batch_passes() -> None:
 
 
 def test_wrong_use_is_an_error(dataset: Path) -> None:
-    """Pixels instead of encoded images, a place after other transforms, a share above 1 and other crops are errors."""
+    """Pixels instead of encoded images, a place after other transforms, and other crops are errors."""
     pixels = shardflow.Loader(dataset, batch_size=6, num_workers=0, fields=FIELDS)
     with pytest.raises(ConfigError, match=r"needs encoded images; give the loader decoder=EncodedDecoder\(\)"):
         next(iter(shardflow.DevicePrefetcher(pixels, "cpu", [shardflow.DecodeJpeg()])))
@@ -255,7 +202,3 @@ def test_wrong_use_is_an_error(dataset: Path) -> None:
         shardflow.DevicePrefetcher(pixels, "cpu", [shardflow.Normalize(), shardflow.DecodeJpeg()])
     with pytest.raises(ConfigError, match="crop must be"):
         shardflow.DecodeJpeg(shardflow.ImageDecoder())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="crop must be"):
-        shardflow.EncodedDecoder(0.5, shardflow.ImageDecoder())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"cpu_share must be 0 … 1, found 25"):
-        shardflow.EncodedDecoder(25)

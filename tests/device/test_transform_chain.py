@@ -31,7 +31,15 @@ def pixels(url: Path, epoch: int = 0, transforms: Any = TRANSFORMS, **options: A
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_workers": 2}, {"world_size": 3}, {"batch_size": 11}, {"shuffle": False}, {"lanes": 5}], ids=str
+    "options",
+    [
+        {"num_workers": 2},
+        {"world_size": 3},
+        {"batch_size": 11},
+        {"shuffle": False},
+        {"shuffle": shardflow.Shuffle(lanes=5)},
+    ],
+    ids=str,
 )
 def test_pixels_depend_on_seed_epoch_and_sample_alone(dataset: Path, options: dict[str, Any]) -> None:
     """Workers, world size, batch size and order change nothing in a sample's pixels."""

@@ -68,7 +68,7 @@ def test_stages_cost_what_they_compute(url: Path) -> None:
 
 def test_every_stage_is_timed(url: Path, tmp_path: Path) -> None:
     """A loader with every option has no stage but those that are timed."""
-    fullest = loader(url, num_workers=0, transform=rest, decoded_cache="1GB", cache_dir=tmp_path)
+    fullest = loader(url, num_workers=0, transform=rest, cache=shardflow.Cache(tmp_path, pixels="1GB"))
     _, *rest_of, _, _ = fullest.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     assert ("plan", *(type(stage).__name__.lower() for stage in rest_of)) == STAGES
 
@@ -148,8 +148,8 @@ def test_bench_refuses_what_it_cannot_measure(url: Path, tmp_path: Path) -> None
         bench(loader(url), step_ms=-1)
     with pytest.raises(ConfigError, match="no images"):
         bench(loader(url, fields=("label",)))
-    with pytest.raises(ConfigError, match="without decoded_cache"):
-        bench(loader(url, decoded_cache="1GB", cache_dir=tmp_path))
+    with pytest.raises(ConfigError, match=r"without Cache\(pixels"):
+        bench(loader(url, cache=shardflow.Cache(tmp_path, pixels="1GB")))
 
 
 def report_of(**changes: Any) -> BenchReport:

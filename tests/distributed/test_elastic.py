@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import shardflow
 from shardflow.dataset.dataset import Split
 from shardflow.formats.manifest import Shard
-from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, WorkerControl
+from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from shardflow.order.schedule import TAILS, Schedule
 from shardflow.storage.local import LocalStorage
 from tests.helpers.making import make_dataset
@@ -23,8 +23,7 @@ orders = st.fixed_dictionaries(
     {
         "sizes": st.lists(st.integers(1, 40), min_size=1, max_size=8),
         "seed": st.integers(0, 2**32),
-        "window": st.integers(1, 64),
-        "shuffle": st.booleans(),
+        "shuffle": st.just(False) | st.builds(Shuffle, window=st.integers(1, 64)),
         "limit": st.none() | st.integers(1, 100),
         "samples_per_epoch": st.none() | st.integers(1, 100),
     }
@@ -123,7 +122,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rank_batches(url: Path, **options: Any) -> list[list[int]]:
     """The labels of a rank's batches."""
-    loader = shardflow.Loader(url, window=16, lanes=3, fields=("label",), **options)
+    loader = shardflow.Loader(url, shuffle=shardflow.Shuffle(window=16, lanes=3), fields=("label",), **options)
     return [labels.tolist() for (labels,) in loader]
 
 

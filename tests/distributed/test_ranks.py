@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import shardflow
 from shardflow.errors import ConfigError
 from tests.helpers.making import make_dataset
 from tests.helpers.ranks import launch
@@ -39,12 +40,23 @@ def work(url: Path, checkpoint: Path) -> dict[str, Any]:
     for tail in TAILS:
         net = make_net()
         workers = 2 if tail == "pad" else 0
-        loader = make_loader(url, batch_size=BATCH[world_size], tail=tail, lanes=3, num_workers=workers)
+        loader = make_loader(
+            url,
+            batch_size=BATCH[world_size],
+            tail=tail,
+            shuffle=shardflow.Shuffle(window=16, lanes=3),
+            num_workers=workers,
+        )
         found["steps"][tail] = list(train(loader, net))
         found["net"][tail] = net.weight.detach()
     for workers in (0, 2):
         loader = make_loader(
-            url, batch_size=GLOBAL_BATCH // world_size, tail="short", lanes=4, num_workers=workers, seed=7
+            url,
+            batch_size=GLOBAL_BATCH // world_size,
+            tail="short",
+            shuffle=shardflow.Shuffle(window=16, lanes=4),
+            num_workers=workers,
+            seed=7,
         )
         found["elastic"][workers] = [labels.tolist() for _, labels, _ in loader]
     if world_size == max(WORLD_SIZES):
@@ -142,7 +154,17 @@ def test_training_does_not_depend_on_the_ranks(
 ) -> None:
     """An epoch of DDP ends in the weights that one process reaches with the same samples and pixels in a step."""
     alone = make_net()
-    assert list(train(make_loader(dataset, batch_size=BATCH[world_size] * world_size, tail=tail, lanes=3), alone))
+    assert list(
+        train(
+            make_loader(
+                dataset,
+                batch_size=BATCH[world_size] * world_size,
+                tail=tail,
+                shuffle=shardflow.Shuffle(window=16, lanes=3),
+            ),
+            alone,
+        )
+    )
     for rank in found[world_size]:
         torch.testing.assert_close(rank["net"][tail], alone.weight.detach(), rtol=0, atol=1e-10)
     assert not torch.allclose(alone.weight, make_net().weight, rtol=0, atol=1e-3)
@@ -153,7 +175,9 @@ def test_global_batches_do_not_depend_on_the_ranks(
     found: dict[int, Any], dataset: Path, world_size: int, workers: int
 ) -> None:
     """With the same seed, global batch and lanes, each step's global batch is the same set on any number of ranks."""
-    alone = make_loader(dataset, batch_size=GLOBAL_BATCH, tail="short", lanes=4, seed=7)
+    alone = make_loader(
+        dataset, batch_size=GLOBAL_BATCH, tail="short", shuffle=shardflow.Shuffle(window=16, lanes=4), seed=7
+    )
     expected = [sorted(labels.tolist()) for _, labels, _ in alone]
     together = zip(*(rank["elastic"][workers] for rank in found[world_size]), strict=True)
     assert [sorted(chain(*batches)) for batches in together] == expected
@@ -178,7 +202,7 @@ def test_rank_is_that_of_torch_distributed(found: dict[int, Any], world_size: in
 def test_contradicting_the_group_is_an_error(found: dict[int, Any], world_size: int) -> None:
     """Arguments that differ from torch.distributed's values are refused on every rank, and both are named."""
     for rank, of_rank in enumerate(found[world_size]):
-        assert f"({rank}, {world_size + 1}), torch.distributed says ({rank}, {world_size})" in of_rank["refusal"]
+        assert f"({rank}, {world_size + 1}), torch.distributed has ({rank}, {world_size})" in of_rank["refusal"]
 
 
 def test_a_rank_may_read_everything(found: dict[int, Any], world_size: int) -> None:

@@ -19,15 +19,6 @@ def test_it_runs(name: str, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert re.match(r"4 steps, loss \d+\.\d+; [a-z]+-bound: ", printed)
 
 
-def test_decoding_shares_change_nothing(dataset: Path) -> None:
-    """Without a GPU, training is the same to the last digit whoever decodes how much."""
-    losses = set()
-    for share in ("0", "0.5", "1"):
-        printed = run("gpu_decode.py", dataset, "--batch-size", 16, "--size", 16, "--workers", 0, "--cpu-share", share)
-        losses.add(printed.partition(";")[0])
-    assert len(losses) == 1
-
-
 def test_albumentations_pixels_depend_on_the_sample_alone(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample is augmented the same with any batch size and number of workers, by any kind of transform."""
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")

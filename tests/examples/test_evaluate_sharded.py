@@ -31,7 +31,7 @@ def test_several_ranks_agree_with_one_process(dataset: Path, monkeypatch: pytest
     torch.manual_seed(0)
     net, decoder, right = Net(len(CLASSES)).eval(), shardflow.CenterCropDecoder(16), 0
     for sample in shardflow.open(dataset)["val"]:
-        images, _ = decoder([memoryview(sample["jpg"])], np.zeros(1, dtype=np.uint64))
+        images = decoder([memoryview(sample["jpg"])], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)).images
         right += int(net(images).argmax()) == int(sample["cls"])
     assert 0 < right < sum(SAMPLES)
     printed = run("evaluate_sharded.py", dataset, "--batch-size", 5, "--size", 16, ranks=3)

@@ -66,7 +66,7 @@ class Whole:
                 fields=("key", "label", "image"),
                 shuffle=False,
                 num_workers=0,
-                on_error="substitute",
+                max_bad=100,
             )
             return [
                 (key, int(label), image.numpy().tobytes())

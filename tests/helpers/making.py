@@ -6,7 +6,7 @@ import functools
 import hashlib
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,25 +77,35 @@ def write_dataset(
     return root
 
 
-def make_dataset(root: Path, splits: Mapping[str, Sequence[int]] | Sequence[int], *, labelled: bool = True) -> Path:
+def make_dataset(
+    root: Path,
+    splits: Mapping[str, Sequence[int]] | Sequence[int],
+    *,
+    labelled: bool = True,
+    undecodable: Collection[int] = (),
+) -> Path:
     """Write a dataset with shards of the given numbers of samples, and return its path.
 
-    Sample n of a split has the key `{n:09}` and the label n, so that what a loader delivered can be counted.
+    Sample n of a split has the key `{n:09}` and the label n, so that what a loader delivered can be counted. The images
+    of the `undecodable` samples were packed with zeros in place of their headers.
     """
     if not isinstance(splits, Mapping):
         splits = {"train": splits}
     shards: dict[str, list[list[Sample]]] = {}
     for split, sizes in splits.items():
         numbers = iter(range(sum(sizes)))
-        shards[split] = [[_sample(n, labelled) for n in itertools.islice(numbers, size)] for size in sizes]
+        shards[split] = [
+            [_sample(n, labelled, n in undecodable) for n in itertools.islice(numbers, size)] for size in sizes
+        ]
     most = max(sum(sizes) for sizes in splits.values())
     classes = tuple(f"class{n}" for n in range(most)) if labelled else None
     return write_dataset(root, shards, classes=classes, inputs=most)
 
 
-def _sample(number: int, labelled: bool) -> Sample:
+def _sample(number: int, labelled: bool, undecodable: bool) -> Sample:
     label = {"cls": str(number).encode()} if labelled else {}
-    return f"{number:09}", {"jpg": jpeg(number % 97, 48 + number % 3, 40 + number % 5), **label}
+    image = jpeg(number % 97, 48 + number % 3, 40 + number % 5)
+    return f"{number:09}", {"jpg": image[:2] + bytes(198) + image[200:] if undecodable else image, **label}
 
 
 def flip(path: Path, *positions: int) -> None:

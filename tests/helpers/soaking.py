@@ -104,9 +104,10 @@ def leaks(samples: Sequence[Sample]) -> dict[str, int]:
 
 def _train(local: Path, url: str, options: dict[str, Any], cache_dir: Path, epochs: int, every: int, said: Any) -> None:
     limit = CACHED_SHARDS * max(path.stat().st_size for path in local.glob("train/*.tar"))
-    common: dict[str, Any] = {"batch_size": 8, "window": 8, "lanes": 2, "decoder": shardflow.CenterCropDecoder(64)}
+    shuffle = shardflow.Shuffle(window=8, lanes=2)
+    common: dict[str, Any] = {"batch_size": 8, "shuffle": shuffle, "decoder": shardflow.CenterCropDecoder(64)}
     far = shardflow.Loader(
-        url, storage_options=options, cache_dir=cache_dir, cache_limit=limit, num_workers=2, **common
+        url, storage_options=options, cache=shardflow.Cache(cache_dir, limit), num_workers=2, **common
     )
     near = shardflow.Loader(local, num_workers=0, **common)
     began = time.monotonic()

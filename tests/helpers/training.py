@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 def make_loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small random crops whose batches have images, labels and the mask of valid samples."""
-    options.setdefault("window", 16)
+    options.setdefault("shuffle", shardflow.Shuffle(window=16))
     options.setdefault("num_workers", 0)
     return shardflow.Loader(
         url, decoder=shardflow.RandomResizedCropDecoder(8), fields=("image", "label", "valid"), **options

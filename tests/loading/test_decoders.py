@@ -11,10 +11,22 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 import shardflow
+from shardflow import native
 from shardflow.errors import ConfigError
+from shardflow.formats.image_types import image_size
+from shardflow.loading import decoders
 from shardflow.loading.crop_sampling import random_resized_crops
 from shardflow.order import keyed_rng
 from tests.helpers.making import jpeg
+
+
+@pytest.fixture(params=["kernel", "torchvision"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the native kernel, and as where it was not built."""
+    if request.param == "torchvision":
+        monkeypatch.setattr(native, "available", lambda: False)
+    elif not native.available():
+        pytest.skip("needs the native kernel")
 
 
 def keys(count: int) -> keyed_rng.U64:
@@ -27,6 +39,11 @@ def encoded(image: Image.Image, kind: str = "JPEG", **options: object) -> memory
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return memoryview(bytearray(buffer.getvalue()))
+
+
+def unknown(count: int) -> np.ndarray:
+    """Sizes that the index does not know."""
+    return np.zeros((count, 2), dtype=np.int64)
 
 
 def payloads(count: int, width: int = 90, height: int = 70) -> list[memoryview]:
@@ -44,11 +61,13 @@ def decoded(payload: memoryview) -> torch.Tensor:
 def test_random_resized_crop_equals_torchvisions(size: int) -> None:
     """A crop equals torchvision's decode, antialiased resized_crop and flip, within one step of 255."""
     some = payloads(12)
-    images, failures = shardflow.RandomResizedCropDecoder(size)(some, keys(12))
+    images, geometry, failures = shardflow.RandomResizedCropDecoder(size)(some, unknown(12), keys(12))
     assert not failures
     sizes = np.full((12, 2), (90, 70))
     boxes, flip = random_resized_crops(sizes, keys(12), (0.08, 1.0), (3 / 4, 4 / 3))
     assert 0 < (flip < 0.5).sum() < 12
+    assert (geometry.box == boxes).all()
+    assert (geometry.flip == (flip < 0.5)).all()
     for image, payload, (x, y, w, h), flipped in zip(images, some, boxes.tolist(), flip < 0.5, strict=True):
         expected = functional.resized_crop(decoded(payload), y, x, h, w, [size, size], antialias=True)
         expected = functional.horizontal_flip(expected) if flipped else expected
@@ -60,7 +79,7 @@ def test_random_resized_crop_equals_torchvisions(size: int) -> None:
 def test_center_crop_equals_torchvisions(width: int, height: int, size: int, resize: int) -> None:
     """An evaluation crop equals torchvision's Resize and CenterCrop, within one step of 255."""
     some = payloads(3, width, height)
-    images, failures = shardflow.CenterCropDecoder(size, resize=resize)(some, keys(3))
+    images, _, failures = shardflow.CenterCropDecoder(size, resize=resize)(some, unknown(3), keys(3))
     assert not failures
     reference = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(size)])
     for image, payload in zip(images, some, strict=True):
@@ -70,8 +89,9 @@ def test_center_crop_equals_torchvisions(width: int, height: int, size: int, res
 def test_whole_images_are_torchvisions() -> None:
     """ImageDecoder returns each image as torchvision decodes it, in its own size."""
     some = [*payloads(2), *payloads(1, 33, 21)]
-    images, failures = shardflow.ImageDecoder()(some, keys(3))
+    images, geometry, failures = shardflow.ImageDecoder()(some, unknown(3), keys(3))
     assert not failures
+    assert geometry is None
     assert all(torch.equal(image, decoded(payload)) for image, payload in zip(images, some, strict=True))
 
 
@@ -80,7 +100,7 @@ def test_other_formats_are_decoded_too(kind: str) -> None:
     """PNG, WebP and whatever else Pillow reads become RGB tensors."""
     image = Image.fromarray(np.arange(7 * 5 * 3, dtype=np.uint8).reshape(7, 5, 3))
     payload = encoded(image, kind, **({"lossless": True} if kind == "WEBP" else {}))
-    images, failures = shardflow.ImageDecoder()([payload], keys(1))
+    images, _, failures = shardflow.ImageDecoder()([payload], unknown(1), keys(1))
     assert not failures
     expected = np.array(Image.open(io.BytesIO(payload)).convert("RGB"))
     assert np.array_equal(images[0].permute(1, 2, 0).numpy(), expected)
@@ -94,10 +114,10 @@ def test_formats_do_not_disturb_each_other(decoder: shardflow.RandomResizedCropD
     frame = unsized.index(b"\xff\xc0")
     unsized[frame + 5 : frame + 7] = b"\0\0"  # as of a file that gives its height behind the scan
     some = [*payloads(3), encoded(picture, "PNG"), encoded(picture, "WEBP", lossless=True), memoryview(unsized)]
-    together, failures = decoder(some, keys(6))
+    together, _, failures = decoder(some, unknown(6), keys(6))
     assert set(failures) <= {5}
     for index, payload in enumerate(some[:5]):
-        alone, _ = decoder([payload], keys(6)[index : index + 1])
+        alone = decoder([payload], unknown(1), keys(6)[index : index + 1]).images
         assert (together[index] == alone[0]).all()
 
 
@@ -105,7 +125,7 @@ def test_formats_do_not_disturb_each_other(decoder: shardflow.RandomResizedCropD
 def test_grey_and_cmyk_become_rgb(mode: str) -> None:
     """JPEGs of one and four channels come out with three."""
     payload = encoded(Image.open(io.BytesIO(jpeg(3))).convert(mode))
-    images, failures = shardflow.RandomResizedCropDecoder(16)([payload], keys(1))
+    images, _, failures = shardflow.RandomResizedCropDecoder(16)([payload], unknown(1), keys(1))
     assert not failures
     assert tuple(images.shape) == (1, 3, 16, 16)
 
@@ -114,15 +134,75 @@ def test_grey_and_cmyk_become_rgb(mode: str) -> None:
 def test_a_bad_image_is_its_own_failure(decoder: shardflow.RandomResizedCropDecoder) -> None:
     """Of a batch with damaged images the others are what they are without them, and each failure has its index."""
     good = payloads(6)
-    expected, _ = decoder(good, keys(6))
+    expected = decoder(good, unknown(6), keys(6)).images
     bad = list(good)
     bad[1] = good[1][: len(good[1]) // 2]
     bad[3] = memoryview(b"<html>not found</html>")
     bad[4] = memoryview(b"")
-    images, failures = decoder(bad, keys(6))
+    images, _, failures = decoder(bad, unknown(6), keys(6))
     assert sorted(failures) == [1, 3, 4]
     for index in (0, 2, 5):
         assert torch.equal(images[index], expected[index])
+
+
+@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(16), shardflow.CenterCropDecoder(16)])
+@pytest.mark.parametrize("wrong", [(70, 90), (300, 200), (20, 10), (90, 71), (1, 1)])
+@pytest.mark.usefixtures("way")
+def test_a_wrong_size_in_the_index_changes_nothing(
+    decoder: shardflow.RandomResizedCropDecoder, wrong: tuple[int, int]
+) -> None:
+    """Pixels and geometry follow from the image itself, whatever size the index says it has."""
+    picture = Image.open(io.BytesIO(jpeg(3, 90, 70)))
+    some = [*payloads(4), encoded(picture, "PNG"), encoded(picture, "WEBP", lossless=True)]
+    right = np.full((6, 2), (90, 70))
+    expected = decoder(some, right, keys(6))
+    for sizes in (np.full((6, 2), wrong), np.where(np.arange(6)[:, None] % 2, wrong, right), unknown(6)):
+        found = decoder(some, sizes, keys(6))
+        assert not found.failures
+        assert torch.equal(found.images, expected.images)
+        for name in ("box", "resized", "window", "flip"):
+            assert (getattr(found.geometry, name) == getattr(expected.geometry, name)).all()
+
+
+@pytest.mark.skipif(not native.available(), reason="needs the native kernel")
+def test_known_sizes_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers are read in Python for images alone whose size the index does not have."""
+    parsed: list[memoryview] = []
+    monkeypatch.setattr(decoders, "image_size", lambda payload: parsed.append(payload) or image_size(payload))
+    some, sizes = payloads(4), np.full((4, 2), (90, 70))
+    sizes[2] = 0
+    shardflow.RandomResizedCropDecoder(16)(some, sizes, keys(4))
+    assert [payload is some[2] for payload in parsed] == [True]
+
+
+@pytest.mark.parametrize(
+    "decoder", [shardflow.RandomResizedCropDecoder(64, scale=(0.3, 1)), shardflow.CenterCropDecoder(64)]
+)
+def test_points_follow_the_geometry(decoder: shardflow.RandomResizedCropDecoder) -> None:
+    """A bright spot of an image lies where the documented steps put it."""
+    count, spot, width, height = 16, 12, 180, 140
+    keyed, files, places = keys(count), [], []
+    for number in range(count):
+        x, y = 50 + 4 * number, 90 - 3 * number
+        pixels = np.zeros((height, width, 3), dtype=np.uint8)
+        pixels[y : y + spot, x : x + spot] = 255
+        files.append(encoded(Image.fromarray(pixels), quality=95))
+        places.append((x + spot / 2, y + spot / 2))
+    images, geometry, _ = decoder(files, np.full((count, 2), (width, height)), keyed)
+    assert geometry.size == (64, 64)
+    seen = 0
+    for index, (x, y) in enumerate(places):
+        (left, top, box_width, box_height), resized = geometry.box[index].tolist(), geometry.resized[index].tolist()
+        x = (x - left) * resized[0] / box_width - geometry.window[index, 0]
+        y = (y - top) * resized[1] / box_height - geometry.window[index, 1]
+        x = geometry.size[0] - x if geometry.flip[index] else x
+        if not (8 < x < 56 and 8 < y < 56):
+            continue
+        bright, centres = images[index, 0].float(), torch.arange(64) + 0.5
+        assert abs(bright.sum(0) @ centres / bright.sum() - x) < 0.6
+        assert abs(bright.sum(1) @ centres / bright.sum() - y) < 0.6
+        seen += 1
+    assert seen > 4
 
 
 def test_crops_are_distributed_as_torchvisions() -> None:

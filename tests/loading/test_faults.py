@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import shardflow
-from shardflow.errors import ConfigError, DecodeError, IntegrityError, WorkerError
+from shardflow.errors import DecodeError, IntegrityError, WorkerError
 from tests.helpers.making import flip, make_dataset
 
 
@@ -69,7 +69,7 @@ def test_killed_worker_is_a_typed_error_that_names_samples(dataset: Path) -> Non
     """A worker that dies while making a batch raises WorkerError within seconds, naming a shard and sample."""
     some = loader(dataset, transform=KillsItself(9))
     begun = time.monotonic()
-    with pytest.raises(WorkerError, match=r"In the making were worker 0: .*\.tar, sample \d{9} and 3 more"):
+    with pytest.raises(WorkerError, match=r"Batches in progress: worker 0: .*\.tar, sample \d{9} and 3 more"):
         list(some)
     assert time.monotonic() - begun < 30
 
@@ -131,7 +131,7 @@ from tests.loading import test_faults as this
 some = this.loader(Path({str(dataset)!r}), samples_per_epoch=4_000_000, multiprocessing_context={context!r})
 batches = iter(some)
 next(batches)
-print(*(worker.pid for worker in some._batches.pipeline[0]._iterator._workers), flush=True)
+print(*some._workers.pids(), flush=True)
 for _ in batches:
     pass
 """
@@ -158,7 +158,7 @@ def test_substitute_keeps_shapes_and_names_what_it_replaced(
 ) -> None:
     """Damaged samples give way to others of their batch, on any number of workers alike, and are named once each."""
     damage(dataset, [3, 30, 31])
-    some = loader(dataset, on_error="substitute", num_workers=workers)
+    some = loader(dataset, max_bad=3, num_workers=workers)
     with caplog.at_level(logging.WARNING, "shardflow"):
         epochs = [[labels.tolist() for _, labels in some] for _ in range(2)]
     assert {len(labels) for epoch in epochs for labels in epoch} == {4}
@@ -166,42 +166,33 @@ def test_substitute_keeps_shapes_and_names_what_it_replaced(
     assert seen == set(range(60)) - {3, 30, 31}
     assert len(some.substituted) == len(caplog.records) == 3
     assert all(any(f"sample {n:09}" in problem for problem in some.substituted) for n in (3, 30, 31))
-    alone = loader(dataset, on_error="substitute", num_workers=0)
+    alone = loader(dataset, max_bad=3, num_workers=0)
     assert epochs[0] == [labels.tolist() for _, labels in alone]
 
 
-def test_substitute_covers_images_that_do_not_decode(dataset: Path) -> None:
-    """Without verification the decoder's failures are substituted in the same way."""
-    shard = dataset / "train/000001.tar"
-    data = bytearray(shard.read_bytes())
-    data[2 * 512 + 512 + 2 : 2 * 512 + 512 + 200] = bytes(198)
-    shard.write_bytes(data)
-    some = loader(dataset, on_error="substitute", verify=False)
+def test_substitute_covers_images_that_do_not_decode(tmp_path: Path) -> None:
+    """The decoder's failures are substituted in the same way."""
+    dataset = make_dataset(tmp_path / "set", [20, 20, 20], undecodable=[20])
+    some = loader(dataset, max_bad=1)
     assert {label for _, labels in some for label in labels.tolist()} == set(range(60)) - {20}
     (problem,) = some.substituted
     assert "sample 000000020: the image cannot be decoded" in problem
     with pytest.raises(DecodeError):
-        list(loader(dataset, verify=False))
+        list(loader(dataset))
 
 
 def test_substitute_stops_at_its_limit(dataset: Path) -> None:
-    """More different bad samples than `max_substituted` stop the loader after all."""
+    """More different bad samples than `max_bad` stop the loader."""
     damage(dataset, [3, 30, 31])
-    with pytest.raises(IntegrityError, match="3 samples had to be substituted, 2 are allowed"):
-        list(loader(dataset, on_error="substitute", max_substituted=2))
+    with pytest.raises(IntegrityError, match=r"3 samples are damaged, 2 are allowed \(max_bad\)"):
+        list(loader(dataset, max_bad=2))
 
 
 def test_a_batch_without_a_good_sample_is_an_error(dataset: Path) -> None:
     """When a whole batch is damaged nothing can stand in, so it is raised."""
     damage(dataset, list(range(4)))
     with pytest.raises(IntegrityError, match="sample 000000000"):
-        list(loader(dataset, on_error="substitute", shuffle=False))
-
-
-def test_unknown_policy_is_refused(dataset: Path) -> None:
-    """`on_error` has two values."""
-    with pytest.raises(ConfigError, match="'raise' or 'substitute', found 'skip'"):
-        loader(dataset, on_error="skip")
+        list(loader(dataset, max_bad=100, shuffle=False))
 
 
 def zero_header(url: Path) -> None:
@@ -225,7 +216,7 @@ def test_a_damaged_header_does_not_matter_to_what_it_does_not_hold(dataset: Path
 def test_substitute_covers_damaged_headers(dataset: Path) -> None:
     """A sample whose tar header is damaged has no readable key, and gives way where keys are asked for."""
     zero_header(dataset)
-    some = loader(dataset, on_error="substitute", fields=("key", "label"))
+    some = loader(dataset, max_bad=1, fields=("key", "label"))
     assert {label for _, labels in some for label in labels.tolist()} == set(range(60)) - {20}
     (problem,) = some.substituted
     assert "000001.tar" in problem

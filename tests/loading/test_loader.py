@@ -123,9 +123,9 @@ def test_without_shuffle_samples_come_in_order(dataset: Path) -> None:
 
 def test_lanes_spread_a_batch_over_the_epoch(dataset: Path) -> None:
     """With more lanes a batch holds samples of more places of the order, and the epoch stays exact."""
-    order = labels(loader(dataset, lanes=7, window=1, tail="short"))
+    order = labels(loader(dataset, shuffle=shardflow.Shuffle(lanes=7, window=1), tail="short"))
     assert sorted(order) == list(range(TOTAL))
-    assert order != labels(loader(dataset, lanes=1, window=1, tail="short"))
+    assert order != labels(loader(dataset, shuffle=shardflow.Shuffle(lanes=1, window=1), tail="short"))
 
 
 def test_length_counts_the_batches_of_a_rank(dataset: Path) -> None:
@@ -170,6 +170,24 @@ def test_transform_and_batch_transform_apply(dataset: Path) -> None:
     assert float(images.max()) <= 1
     assert tuple(mixed.shape) == (8, TOTAL)
     assert torch.allclose(mixed.sum(1), torch.ones(8))
+
+
+@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(16), shardflow.CenterCropDecoder(16)])
+def test_geometry_goes_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
+    """A batch knows how each image was cropped; where one stands in for another, it is the geometry of that one."""
+    url = make_dataset(tmp_path / "set", [40], undecodable=[13])
+    some = loader(url, decoder=decoder, max_bad=1, shuffle=False)
+    some._control.begin(some._start())
+    sampler, read, decode, *_ = some.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
+    for number, batch in enumerate(decode(read(iter(sampler)))):
+        sizes = np.array([sample.image_size for sample in batch.samples])
+        expected = decoder.geometry(sizes, batch.keys)
+        if number == 1:  # sample 13 is the sixth of the second batch
+            expected.copy_row(5, expected, 6)
+            assert batch.samples[5] is batch.samples[6]
+        for name in ("box", "resized", "window", "flip"):
+            assert np.array_equal(getattr(batch.geometry, name), getattr(expected, name))
+        assert batch.geometry.size == (16, 16)
 
 
 def test_whole_images_need_a_transform_to_one_size(dataset: Path) -> None:
@@ -269,7 +287,7 @@ def test_after_an_error_of_the_transform_the_next_epoch_is_whole(
     some = loader(dataset, num_workers=workers, transform=FailOnce(tmp_path / "failed"), tail="short")
     with pytest.raises(ValueError, match="too dark"):
         labels(some)
-    assert some.data_loader._iterator is None
+    assert not some._workers.pids()
     assert sorted(labels(some)) == sorted(labels(loader(dataset, tail="short")))
     del some
     gc.collect()
@@ -278,11 +296,16 @@ def test_after_an_error_of_the_transform_the_next_epoch_is_whole(
 
 def test_numbers_may_be_numpys(dataset: Path, tmp_path: Path) -> None:
     """Integers of numpy, as they come out of `np.arange`, are integers, and a state has none of them."""
-    options = {"batch_size": 8, "seed": 3, "window": 16, "lanes": 4, "limit": 40, "samples_per_epoch": 64}
-    options |= {"rank": 0, "world_size": 2}
+    options = {"batch_size": 8, "seed": 3, "limit": 40, "samples_per_epoch": 64, "rank": 0, "world_size": 2}
     plain, theirs = (
-        shardflow.Loader(dataset, num_workers=0, decoder=shardflow.CenterCropDecoder(8), **numbers)
-        for numbers in (options, {name: np.int64(value) for name, value in options.items()})
+        shardflow.Loader(
+            dataset,
+            num_workers=0,
+            decoder=shardflow.CenterCropDecoder(8),
+            shuffle=shardflow.Shuffle(window=number(16), lanes=number(4)),
+            **{name: number(value) for name, value in options.items()},
+        )
+        for number in (int, np.int64)
     )
     plain.set_epoch(5)
     theirs.set_epoch(np.int64(5))
@@ -313,7 +336,7 @@ def test_loading_leaves_the_callers_randomness_alone(dataset: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_damaged_payload_is_named(tmp_path: Path, workers: int) -> None:
-    """A flipped byte raises IntegrityError naming shard and sample; `verify=False` leaves it to the decoder."""
+    """A flipped byte raises IntegrityError naming shard and sample."""
     url = make_dataset(tmp_path / "set", [10, 10])
     shard = url / "train/000001.tar"
     payload = shardflow.open(url)["train"][10]["jpg"]
@@ -321,18 +344,13 @@ def test_damaged_payload_is_named(tmp_path: Path, workers: int) -> None:
     with pytest.raises(IntegrityError, match=r"000001\.tar, sample 000000010: .*shardflow verify") as caught:
         list(loader(url, num_workers=workers, tail="short"))
     assert (caught.value.shard, caught.value.key) == (str(shard), "000000010")
-    list(loader(url, num_workers=workers, tail="short", verify=False))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_undecodable_image_is_named(tmp_path: Path, workers: int) -> None:
     """An image that does not decode raises DecodeError naming shard and sample, and the state stays right."""
-    url = make_dataset(tmp_path / "set", [10, 10])
-    shard = url / "train/000001.tar"
-    data = bytearray(shard.read_bytes())
-    data[2 * 512 + 512 + 2 : 2 * 512 + 512 + 200] = bytes(198)
-    shard.write_bytes(data)
-    some = loader(url, num_workers=workers, verify=False, shuffle=False, batch_size=4)
+    url = make_dataset(tmp_path / "set", [10, 10], undecodable=[10])
+    some = loader(url, num_workers=workers, shuffle=False, batch_size=4)
     with pytest.raises(DecodeError, match=r"000001\.tar, sample 000000010: the image cannot be decoded"):
         list(some)
     assert some.state_dict()["position"] == 8
@@ -363,8 +381,7 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         ({"batch_size": 0}, ConfigError, "batch_size must be 1 or more"),
         ({"batch_size": 151}, ConfigError, "less than one batch"),
         ({"tail": "wrap"}, ConfigError, "drop, pad, short"),
-        ({"window": 0}, ConfigError, "window must be 1 or more"),
-        ({"lanes": -1}, ConfigError, "lanes must be 1 or more"),
+        ({"shuffle": 8192}, ConfigError, r"shuffle must be True, False or Shuffle\(...\), found 8192"),
         ({"rank": 1}, ConfigError, "go together"),
         ({"rank": 2, "world_size": 2}, ConfigError, "rank must be 0"),
         ({"split": "test"}, ConfigError, "has no split 'test'; it has train, val"),
@@ -374,9 +391,9 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         ({"seed": "a"}, ConfigError, "seed must be a whole number, found 'a'"),
         ({"limit": 1.5}, ConfigError, "limit must be a whole number, found 1.5"),
         ({"prefetch_factor": 0}, ConfigError, "prefetch_factor must be 1 or more"),
-        ({"max_substituted": -1}, ConfigError, "max_substituted must be 0 or more"),
-        ({"decoder": "device"}, ConfigError, "decoder must be something to call"),
-        ({"transform": 3}, ConfigError, "transform must be something to call"),
+        ({"max_bad": -1}, ConfigError, "max_bad must be 0 or more"),
+        ({"decoder": "device"}, ConfigError, "decoder must be callable, found 'device'"),
+        ({"transform": 3}, ConfigError, "transform must be callable, found 3"),
         ({"fields": "image"}, ConfigError, "fields must be different names, such as"),
         ({"fields": ("image", "image")}, ConfigError, "fields must be different names, such as"),
         ({"num_workers": 1, "multiprocessing_context": "foo"}, ConfigError, "must be one of fork, spawn, forkserver"),
@@ -388,6 +405,20 @@ def test_wrong_arguments_are_named(
     """A wrong argument raises ConfigError that says what is allowed."""
     with pytest.raises(error, match=message):
         next(iter(loader(dataset, **options)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window must be 1 or more, found 0"),
+        ({"lanes": -1}, "lanes must be 1 or more, found -1"),
+        ({"window": 1.5}, "window must be a whole number"),
+    ],
+)
+def test_wrong_shuffles_are_named(options: dict[str, Any], message: str) -> None:
+    """`Shuffle` checks its numbers itself."""
+    with pytest.raises(ConfigError, match=message):
+        shardflow.Shuffle(**options)
 
 
 def test_missing_dataset_says_how_to_make_one(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_ranks_agree_without_talking(datasets: list[Path]) -> None:
             world_size=2,
             fields=("label",),
             num_workers=0,
-            lanes=2,
+            shuffle=shardflow.Shuffle(lanes=2),
         )
         for rank in range(2)
     ]
@@ -181,7 +181,7 @@ def test_a_mix_is_a_loader(datasets: list[Path]) -> None:
     assert some.stats().batches == batches
     assert some.substituted == set()
     some.close()
-    assert [loader.data_loader._iterator for loader in some.loaders] == [None] * 3
+    assert [loader._workers.pids() for loader in some.loaders] == [[]] * 3
     swapped = [
         (shardflow.Loader(datasets[0], batch_size=4, num_workers=0, fields=fields), 1)
         for fields in (("image", "label"), ("label", "image"))

@@ -24,7 +24,7 @@ from PIL import Image
 import shardflow
 from shardflow import native
 from shardflow.errors import ConfigError
-from shardflow.loading import pixel_cache as decoded_module
+from shardflow.loading import pixel_cache
 from shardflow.loading.decoders import decode_whole
 from shardflow.native import binding
 from shardflow.order import keyed_rng
@@ -44,8 +44,9 @@ logging.basicConfig(format="%(message)s")
 if len(sys.argv) > 4:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
 import shardflow
-loader = shardflow.Loader(sys.argv[1], batch_size=4, tail="short", num_workers=int(sys.argv[3]), cache_dir=sys.argv[2],
-                          decoder=shardflow.RandomResizedCropDecoder(24), decoded_cache="1GB")
+loader = shardflow.Loader(sys.argv[1], batch_size=4, tail="short", num_workers=int(sys.argv[3]),
+                          decoder=shardflow.RandomResizedCropDecoder(24),
+                          cache=shardflow.Cache(sys.argv[2], pixels="1GB"))
 for _ in range(2):
     digest = hashlib.sha256()
     for images, labels in loader:
@@ -70,11 +71,13 @@ def dataset(tmp_path: Path) -> Path:
     return make_dataset(tmp_path / "set", SHARDS)
 
 
-def loader(url: Path | str, **options: Any) -> shardflow.Loader:
+def loader(
+    url: Path | str, *, pixels: int | str | None = None, directory: str = "cache", **options: Any
+) -> shardflow.Loader:
     """A loader that shuffles, with its cache beside the dataset."""
     settled = {"batch_size": 6, "num_workers": 0, "tail": "short", "decoder": DECODERS["random"], **options}
-    where = Path(str(url).removeprefix("local://"))
-    return shardflow.Loader(url, **{"cache_dir": where.parent / "cache", **settled})
+    cache = shardflow.Cache(Path(str(url).removeprefix("local://")).parent / directory, pixels=pixels)
+    return shardflow.Loader(url, cache=cache, **settled)
 
 
 def epoch(of: shardflow.Loader, number: int) -> list[tuple[torch.Tensor, ...]]:
@@ -128,7 +131,7 @@ def spoil_images(url: Path) -> None:
 def test_batches_are_the_same(dataset: Path, decoder: Any, workers: int) -> None:
     """Epoch after epoch, batches with the cache equal those without it, bit by bit."""
     plain = loader(dataset, decoder=decoder)
-    cached = loader(dataset, decoder=decoder, num_workers=workers, decoded_cache="1GB")
+    cached = loader(dataset, decoder=decoder, num_workers=workers, pixels="1GB")
     for number in range(3):
         assert same(epoch(cached, number), epoch(plain, number))
     cached.close()
@@ -140,18 +143,18 @@ def test_later_epochs_decode_nothing(dataset: Path, decoder: Any, scheme: str) -
     """After the first epoch the encoded images are not looked at, on a local disk or in the cache of a remote one."""
     expected = [epoch(loader(dataset, decoder=decoder), number) for number in (0, 1)]
     url = f"{scheme}{dataset}"
-    list(shardflow.open(url, cache_dir=dataset.parent / "cache")["train"])  # samples of a shard on its way are not kept
-    assert same(epoch(loader(url, decoder=decoder, decoded_cache="1GB"), 0), expected[0])
+    list(shardflow.open(url, cache=dataset.parent / "cache")["train"])  # samples of a shard on its way are not kept
+    assert same(epoch(loader(url, decoder=decoder, pixels="1GB"), 0), expected[0])
     spoil_images(dataset)
-    assert same(epoch(loader(url, decoder=decoder, decoded_cache="1GB"), 1), expected[1])
+    assert same(epoch(loader(url, decoder=decoder, pixels="1GB"), 1), expected[1])
 
 
 def test_another_decoder_has_pixels_of_its_own(dataset: Path) -> None:
     """Whole images are torchvision's with the cache as without it, though the crops' pixels are the kernel's."""
-    epoch(loader(dataset, decoded_cache="1GB"), 0)
+    epoch(loader(dataset, pixels="1GB"), 0)
     options: dict[str, Any] = {"decoder": shardflow.ImageDecoder(), "batch_size": 1, "shuffle": False}
     expected = epoch(loader(dataset, **options), 0)
-    cached = loader(dataset, **options, decoded_cache="1GB")
+    cached = loader(dataset, **options, pixels="1GB")
     assert same(epoch(cached, 0), expected)
     assert len(files(dataset)) == len(SHARDS) * (2 if native.available() else 1)
 
@@ -166,7 +169,7 @@ def test_transforms_may_keep_what_they_get(dataset: Path) -> None:
 
     options: dict[str, Any] = {"decoder": shardflow.ImageDecoder(), "shuffle": False, "transform": keeping}
     for cached in (None, "1GB", "1GB"):
-        epoch(loader(dataset, **options, decoded_cache=cached), 0)
+        epoch(loader(dataset, **options, pixels=cached), 0)
     count = sum(SHARDS)
     for expected, *found in zip(kept[:count], kept[count : 2 * count], kept[2 * count :], strict=True):
         assert all(torch.equal(image, expected) for image in found)
@@ -209,8 +212,9 @@ def test_pixels_stand_for_the_encoded_image(
     ):
         pixels = decode_whole(decoder, payload, width, height)
         assert pixels is not None
-        expected, _ = decoder([payload] * 3, keys)
-        found, failures = decoder([pixels, payload, pixels], keys)  # type: ignore[list-item]
+        sizes = np.array([(width, height), (0, 0), (width, height)])
+        expected = decoder([payload] * 3, sizes, keys).images
+        found, _, failures = decoder([pixels, payload, pixels], sizes[::-1] if number % 2 else sizes * 0, keys)  # type: ignore[list-item]
         assert not failures
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
@@ -229,7 +233,7 @@ def test_pixels_are_found_wherever_their_decoder_lies(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same version of libjpeg-turbo in another environment uses what was kept, whatever its path."""
-    epoch(loader(dataset, decoded_cache="1GB"), 0)
+    epoch(loader(dataset, pixels="1GB"), 0)
     before = files(dataset)
     ours = binding.load()
     assert not isinstance(ours, str)
@@ -237,7 +241,7 @@ def test_pixels_are_found_wherever_their_decoder_lies(
     theirs = binding.open_kernel(Path(native.__file__).parent, [str(copy)])
     monkeypatch.setattr(binding, "load", lambda: theirs)
     assert str(copy) in native.describe()
-    epoch(loader(dataset, decoded_cache="1GB"), 0)
+    epoch(loader(dataset, pixels="1GB"), 0)
     assert files(dataset) == before
 
 
@@ -257,8 +261,8 @@ def broken_dataset(root: Path) -> Path:
 def test_damaged_images_are_never_kept(tmp_path: Path) -> None:
     """What decodes with complaints or not at all is treated in every epoch as without the cache."""
     url = broken_dataset(tmp_path / "set")
-    options: dict[str, Any] = {"on_error": "substitute"}
-    plain, cached = loader(url, **options), loader(url, **options, decoded_cache="1GB")
+    options: dict[str, Any] = {"max_bad": 100}
+    plain, cached = loader(url, **options), loader(url, **options, pixels="1GB")
     for number in (0, 1):
         assert same(epoch(cached, number), epoch(plain, number))
     assert cached.substituted == plain.substituted != set()
@@ -268,9 +272,9 @@ def test_damaged_images_are_never_kept(tmp_path: Path) -> None:
 
 
 def test_bytes_are_checked_before_their_pixels_are_kept(dataset: Path) -> None:
-    """Even where `verify` is off, an image with a wrong CRC-32 gets nowhere near the cache."""
+    """An image with a wrong CRC-32 gets nowhere near the cache."""
     spoil_images(dataset)
-    cached = loader(dataset, verify=False, decoded_cache="1GB")
+    cached = loader(dataset, pixels="1GB")
     with pytest.raises(shardflow.errors.IntegrityError):
         epoch(cached, 0)
     assert not any(sums(file, 1).any() for file in files(dataset))
@@ -278,13 +282,13 @@ def test_bytes_are_checked_before_their_pixels_are_kept(dataset: Path) -> None:
 
 def test_the_limit_holds(dataset: Path) -> None:
     """Files take no more of the disk than the limit, hold as much as fits, and the rest is decoded as before."""
-    cached, plain = loader(dataset, decoded_cache=100_000), loader(dataset)
+    cached, plain = loader(dataset, pixels=100_000), loader(dataset)
     for number in (0, 1):
         assert same(epoch(cached, number), epoch(plain, number))
     taken = sum(512 * file.stat().st_blocks for file in files(dataset))
     assert 60_000 < taken <= 100_000
     for limit in (0, 1):
-        epoch(loader(dataset, decoded_cache=limit, cache_dir=dataset.parent / "none"), 0)
+        epoch(loader(dataset, pixels=limit, directory="none"), 0)
         assert not any(file.stat().st_size for file in (dataset.parent / "none/decoded").iterdir())
 
 
@@ -307,7 +311,7 @@ def test_a_killed_writer_leaves_nothing_wrong(dataset: Path, batches: int) -> No
         for _ in range(batches):
             assert process.stdout.readline() == "batch\n"
         process.send_signal(signal.SIGKILL)
-    plain, cached = loader(dataset), loader(dataset, decoded_cache="1GB")
+    plain, cached = loader(dataset), loader(dataset, pixels="1GB")
     for number in (0, 1):
         assert same(epoch(cached, number), epoch(plain, number))
 
@@ -316,7 +320,7 @@ def test_a_killed_writer_leaves_nothing_wrong(dataset: Path, batches: int) -> No
 def test_pixels_that_were_lost_are_noticed(dataset: Path, harm: str) -> None:
     """Where a disk kept a sum and not all of its pixels, as after a loss of power, the image is decoded again."""
     plain = loader(dataset)
-    assert same(epoch(loader(dataset, decoded_cache="1GB"), 0), epoch(plain, 0))
+    assert same(epoch(loader(dataset, pixels="1GB"), 0), epoch(plain, 0))
     for file in files(dataset):
         size, head = file.stat().st_size, 8 * max(SHARDS)
         with open(file, "r+b") as spoilt:
@@ -326,10 +330,10 @@ def test_pixels_that_were_lost_are_noticed(dataset: Path, harm: str) -> None:
                 spoilt.seek(head + size // 3)
                 spoilt.write(bytes(size // 2 if harm == "lost" else 8))
     for number in (0, 1):
-        assert same(epoch(loader(dataset, decoded_cache="1GB"), number), epoch(plain, number))
+        assert same(epoch(loader(dataset, pixels="1GB"), number), epoch(plain, number))
     spoil_images(dataset)  # by now everything is back
     sound = loader(make_dataset(dataset.parent / "again", SHARDS))
-    assert same(epoch(loader(dataset, decoded_cache="1GB"), 2), epoch(sound, 2))
+    assert same(epoch(loader(dataset, pixels="1GB"), 2), epoch(sound, 2))
 
 
 def test_training_goes_on_when_the_disk_is_full(dataset: Path) -> None:
@@ -343,7 +347,7 @@ def test_training_goes_on_when_the_disk_is_full(dataset: Path) -> None:
 
 def test_training_goes_on_when_the_cache_is_deleted(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Files that are deleted between epochs or under a reader do no harm."""
-    plain, cached = loader(dataset), loader(dataset, decoded_cache="1GB")
+    plain, cached = loader(dataset), loader(dataset, pixels="1GB")
     batches = iter(cached)
     first = tuple(next(batches))
     shutil.rmtree(dataset.parent / "cache/decoded")
@@ -354,7 +358,7 @@ def test_training_goes_on_when_the_cache_is_deleted(dataset: Path, caplog: pytes
 
 def test_training_goes_on_when_the_disk_fails(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Files that can be neither read nor written any more do no harm, and one warning says so."""
-    cached = loader(dataset, decoded_cache="1GB")
+    cached = loader(dataset, pixels="1GB")
     batches = iter(cached)
     first = tuple(part.clone() for part in next(batches))
     broken = os.open(dataset, os.O_RDONLY)  # a directory: whatever is done with it fails
@@ -370,26 +374,26 @@ def test_training_goes_on_when_the_disk_fails(dataset: Path, caplog: pytest.LogC
 
 def test_links_are_not_followed(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Links in the place of files are not written through, and one warning says that there is no cache."""
-    epoch(loader(dataset, decoded_cache="1GB"), 0)
+    epoch(loader(dataset, pixels="1GB"), 0)
     victim = dataset.parent / "victim"
     victim.touch()
     for file in files(dataset):
         file.unlink()
         file.symlink_to(victim)
-    assert same(epoch(loader(dataset, decoded_cache="1GB"), 0), epoch(loader(dataset), 0))
+    assert same(epoch(loader(dataset, pixels="1GB"), 0), epoch(loader(dataset), 0))
     assert victim.stat().st_size == 0
     assert len(caplog.messages) == 1
 
 
 def test_few_files_are_open(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files used least recently are closed when there are too many, and all of them with the loader."""
-    monkeypatch.setattr(decoded_module, "_OPEN_FILES", 1)
+    monkeypatch.setattr(pixel_cache, "_OPEN_FILES", 1)
 
     def held() -> int:
         names = [os.readlink(f"/proc/self/fd/{number}") for number in descriptors()]
         return sum(f"{dataset.parent}/cache/decoded/" in name for name in names)
 
-    cached = loader(dataset, decoded_cache="1GB")
+    cached = loader(dataset, pixels="1GB")
     for batch, (images, _) in zip(cached, epoch(loader(dataset), 0), strict=True):
         assert held() == 1
         assert torch.equal(batch[0], images)
@@ -406,9 +410,9 @@ def descriptors() -> Iterator[str]:
 def test_what_cannot_be_is_refused(dataset: Path) -> None:
     """Decoders that take files alone, batches without images, and limits that are no size are named at once."""
     for options, message in [
-        ({"decoder": shardflow.EncodedDecoder()}, "EncodedDecoder takes encoded images alone"),
+        ({"decoder": shardflow.EncodedDecoder()}, "EncodedDecoder accepts encoded images only"),
         ({"fields": ("label",)}, "needs 'image'"),
-        ({"decoded_cache": "much"}, "a size is"),
+        ({"pixels": "much"}, "a size is"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            loader(dataset, **{"decoded_cache": "1GB", **options})
+            loader(dataset, **{"pixels": "1GB", **options})

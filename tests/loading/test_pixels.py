@@ -60,7 +60,7 @@ def pixels(url: Path, epoch: int = 0, **options: Any) -> dict[int, bytes]:
         {"world_size": 3},
         {"batch_size": 11},
         {"shuffle": False},
-        {"lanes": 5, "window": 4},
+        {"shuffle": shardflow.Shuffle(lanes=5, window=4)},
     ],
     ids=str,
 )

@@ -57,11 +57,14 @@ def test_objects_in_words(thing: Any, expected: str | None) -> None:
 def test_a_loader_describes_itself(tmp_path: Path) -> None:
     """Identity, plan and versions are plain JSON, the same after a resume, and enough to make the same loader."""
     dataset = make_dataset(tmp_path / "set", [20])
-    settings = {"seed": 7, "batch_size": 4, "window": 16, "limit": 12, "num_workers": 0}
-    loader = sf.Loader(dataset, **settings, batch_transform=functools.partial(scaled, by=2))
+    settings = {"seed": 7, "batch_size": 4, "limit": 12, "num_workers": 0}
+    loader = sf.Loader(
+        dataset, **settings, shuffle=sf.Shuffle(window=16), batch_transform=functools.partial(scaled, by=2)
+    )
     said = json.loads(json.dumps(loader.describe()))
     assert said["fingerprint"] == sf.open(dataset).fingerprint
     assert {name: said[name] for name in settings} == settings
+    assert (said["window"], said["shuffle"], said["max_bad"]) == (16, True, 0)
     assert (said["samples"], said["world_size"], said["lanes"], said["fields"]) == (12, 1, 8, ["image", "label"])
     assert said["decoder"].startswith("RandomResizedCropDecoder(size=224, ")
     assert said["versions"]["shardflow"] == sf.__version__
@@ -94,7 +97,7 @@ def test_credentials_are_not_told(tmp_path: Path) -> None:
     sf.sync(make_dataset(tmp_path / "set", [8]), "memory://described")
     options = {"some_token": "canary-secret"}
     loader = sf.Loader(
-        "memory://described", batch_size=4, num_workers=0, cache_dir=tmp_path / "cache", storage_options=options
+        "memory://described", batch_size=4, num_workers=0, cache=tmp_path / "cache", storage_options=options
     )
     assert loader.describe()["url"] == "memory://described"
     assert "canary" not in json.dumps(loader.describe())

@@ -30,7 +30,7 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
     options.setdefault("batch_size", 7)
     options.setdefault("num_workers", 0)
     options.setdefault("tail", "short")
-    options.setdefault("window", 16)
+    options.setdefault("shuffle", shardflow.Shuffle(window=16))
     return shardflow.Loader(
         url, decoder=shardflow.RandomResizedCropDecoder(12), transform=v2.RandomErasing(0.5), **options
     )
@@ -89,7 +89,9 @@ sys.stdout.buffer.write(pickle.dumps(this.contents(resumed)))
 )
 def test_resume_may_change_topology(dataset: Path, after: dict[str, Any]) -> None:
     """With another batch size, world size or number of workers, what was seen stays seen and the rest comes once."""
-    before = [loader(dataset, rank=rank, world_size=2, lanes=2) for rank in range(2)]
+    before = [
+        loader(dataset, rank=rank, world_size=2, shuffle=shardflow.Shuffle(window=16, lanes=2)) for rank in range(2)
+    ]
     seen = [label for rank in before for label in labels(itertools.islice(rank, 2))]
     state = before[0].state_dict()
     assert state == before[1].state_dict()
@@ -148,8 +150,8 @@ def test_set_epoch_after_load_keeps_the_position(dataset: Path) -> None:
     ("change", "message"),
     [
         ({"seed": 1}, "seed is 0 in the state and 1 here"),
-        ({"window": 8}, "window is 16 in the state and 8 here"),
-        ({"lanes": 4}, "lanes is 8 in the state and 4 here"),
+        ({"shuffle": shardflow.Shuffle(window=8)}, "window is 16 in the state and 8 here"),
+        ({"shuffle": shardflow.Shuffle(window=16, lanes=4)}, "lanes is 8 in the state and 4 here"),
         ({"limit": 30}, "limit is None in the state and 30 here"),
         ({"shuffle": False}, "shuffle is True in the state and False here"),
     ],
@@ -166,7 +168,9 @@ def test_state_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> N
     other = make_dataset(tmp_path / "other", [61])
     with pytest.raises(ResumeMismatchError, match="fingerprint"):
         loader(other).load_state_dict(loader(dataset).state_dict())
-    with pytest.raises(ResumeMismatchError, match=r"has version 1, and this shardflow reads 2.* begin an epoch anew"):
+    with pytest.raises(
+        ResumeMismatchError, match=r"has version 1, this shardflow reads version 2.* start an epoch anew"
+    ):
         loader(dataset).load_state_dict({**loader(dataset).state_dict(), "version": 1})
     with pytest.raises(ResumeMismatchError, match=r"not from Loader\.state_dict"):
         loader(dataset).load_state_dict({"epoch": 1})
@@ -206,3 +210,24 @@ def test_state_survives_torch_save(dataset: Path, tmp_path: Path) -> None:
     state = loader(dataset).state_dict()
     torch.save({"loader": state}, tmp_path / "checkpoint.pt")
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["loader"] == state
+
+
+def test_states_of_earlier_releases_load(dataset: Path) -> None:
+    """Entries keep their names, and lanes and window that a run without shuffling could once set are accepted."""
+    assert loader(dataset).state_dict() == {
+        "version": 2,
+        "fingerprint": shardflow.open(dataset).fingerprint,
+        "split": "train",
+        "limit": None,
+        "samples_per_epoch": None,
+        "shuffle": True,
+        "seed": 0,
+        "lanes": 8,
+        "window": 16,
+        "epoch": 0,
+        "position": 0,
+    }
+    in_order = loader(dataset, shuffle=False)
+    in_order.load_state_dict({**in_order.state_dict(), "lanes": 2, "window": 64, "position": 14})
+    assert in_order.state_dict()["lanes"] == 2
+    assert labels(in_order) == [number // 2 + 30 * (number % 2) for number in range(14, TOTAL)]

@@ -84,14 +84,14 @@ def test_first_samples_do_not_wait_for_a_whole_shard(dataset: Path, tmp_path: Pa
     storage.first_bytes = split.shards[0].bytes // 2
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
     source = shardflow.samples(dataset, shuffle=False)
-    source._order = EpochOrder(far, seed=0, window=1, shuffle=False)
-    fetching = threading.Thread(target=far.fetch, args=(0,))
+    source._order = EpochOrder(far, seed=0, shuffle=False)
+    fetching = threading.Thread(target=far.reader.fetch, args=(0,))
     fetching.start()
     assert storage.begun.wait(10)
     samples = iter(source)
     try:
         assert labels([next(samples), next(samples)]) == [0, 1]
-        assert not far.at_hand(0)
+        assert not far.reader.is_local(0)
     finally:
         storage.go_on.set()
         fetching.join()

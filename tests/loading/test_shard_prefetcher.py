@@ -24,7 +24,7 @@ from shardflow.dataset.dataset import Split
 from shardflow.errors import IntegrityError, NotFoundError, TransientError
 from shardflow.formats.manifest import Shard
 from shardflow.loading.batch import Batch
-from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, WorkerControl
+from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from shardflow.loading.shard_prefetcher import IN_FLIGHT, ShardSpan, prefetching
 from shardflow.loading.stages import Read
 from shardflow.order.schedule import Schedule
@@ -52,8 +52,8 @@ class Stream:
         directory: Where cache and log lie.
         shards_cached: How many shards the cache holds; None for all.
         workers: Processes that read.
-        far: Of the store.
-        plan: Of the order.
+        far: Options of the store.
+        window, plan: Of the order.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Stream:
         rank: int = 0,
         world_size: int = 1,
         far: dict[str, Any] | None = None,
+        window: int = 1,
         **plan: Any,
     ) -> None:
         self.storage = CountingStorage(root, directory / "log", **(far or {}))
@@ -77,13 +78,14 @@ class Stream:
             index_bytes = max(path.stat().st_size for path in root.glob("train/*.npy"))
             self.cache.limit_bytes = shards_cached * (max(shard.bytes for shard in shards) + index_bytes)
         self.split = Split(self.storage, "train", shards, self.cache)
-        self.order = order = EpochOrder(self.split, **{"seed": 1, "window": 1, "shuffle": True, **plan})
+        plan = {"seed": 1, "shuffle": Shuffle(window=window), **plan}
+        self.order = order = EpochOrder(self.split, **plan)
         schedule = Schedule(length=order.length, batch_size=batch_size, tail="short", rank=rank, world_size=world_size)
         self.shared, self.lanes, self.epoch = WorkerControl(workers), lanes, -1
         self.batches = wds.WebLoader(
             wds.DataPipeline(
                 PlanSampler(order, schedule, self.shared),
-                Read(self.split, verify=True, keys=False, substitute=False),
+                Read(self.split, substitute=False),
                 labels_of,
             ),
             batch_size=None,
@@ -109,7 +111,7 @@ def labels_of(batches: Iterator[Batch]) -> Iterator[list[int]]:
 
 def threads() -> int:
     """How many look-ahead threads this process has."""
-    return sum(thread.name == "shardflow-ahead" for thread in threading.enumerate())
+    return sum(thread.name == "shardflow-prefetch" for thread in threading.enumerate())
 
 
 def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
@@ -122,8 +124,7 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
 
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8),
-    window=st.integers(1, 64),
-    shuffle=st.booleans(),
+    shuffle=st.just(False) | st.builds(Shuffle, window=st.integers(1, 64)),
     limit=st.none() | st.integers(1, 100),
     samples_per_epoch=st.none() | st.integers(1, 300),
     lanes=st.integers(1, 6),
@@ -169,8 +170,8 @@ def test_needs_of_an_epoch_name_every_shard_in_time(
 
 def test_local_shards_are_left_alone(root: Path) -> None:
     """For shards that are read where they lie there is neither a thread nor a list of needs."""
-    with prefetching(shardflow.open(root)["train"], iter([]), workers=1, period=1) as reach:
-        reach(0, 1)
+    with prefetching(shardflow.open(root)["train"], iter([]), workers=1, period=1) as advance:
+        advance(0, 1)
         assert threads() == 0
 
 
@@ -181,13 +182,13 @@ def test_fetches_in_order_within_the_budget_and_goes_on(root: Path, tmp_path: Pa
     """
     stream = Stream(root, tmp_path, shards_cached=8)
     needs = iter([ShardSpan(shard, 10 * shard, 10 * shard + 10) for shard in range(SHARDS)])
-    with prefetching(stream.split, needs, workers=IN_FLIGHT, period=10 * SHARDS) as reach:
-        reach(0, 5)
+    with prefetching(stream.split, needs, workers=IN_FLIGHT, period=10 * SHARDS) as advance:
+        advance(0, 5)
         assert until(lambda: stream.transfers() == 1)
         time.sleep(0.1)
         assert stream.transfers() == 1
         for done in range(4):
-            reach(10 * done, 10 * done + 5)
+            advance(10 * done, 10 * done + 5)
             assert until(lambda done=done: stream.transfers() == 4 + done)  # type: ignore[misc]
             time.sleep(0.05)
             tars = [name for name in (tmp_path / "log").read_text().split() if name.endswith(".tar")]
@@ -199,9 +200,9 @@ def test_ranks_of_a_host_share_the_budget(root: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     stream = Stream(root, tmp_path, shards_cached=8)
     needs = iter([ShardSpan(shard, 10 * shard, 10 * shard + 10) for shard in range(SHARDS)])
-    with prefetching(stream.split, needs, workers=1, period=10 * SHARDS) as reach:
-        reach(0, 1)
-        reach(0, 1)
+    with prefetching(stream.split, needs, workers=1, period=10 * SHARDS) as advance:
+        advance(0, 1)
+        advance(0, 1)
         assert until(lambda: stream.transfers() == 2)
         time.sleep(0.1)
         assert stream.transfers() == 2
@@ -211,9 +212,9 @@ def test_what_is_needed_now_is_fetched_whatever_the_budget(root: Path, tmp_path:
     """All shards of the first batch are fetched, even if they are more than half of the cache."""
     stream = Stream(root, tmp_path, shards_cached=8)
     needs = iter([ShardSpan(shard, shard // 7, 20) for shard in range(SHARDS)])
-    with prefetching(stream.split, needs, workers=1, period=100) as reach:
-        reach(0, 1)
-        reach(0, 1)
+    with prefetching(stream.split, needs, workers=1, period=100) as advance:
+        advance(0, 1)
+        advance(0, 1)
         assert until(lambda: stream.transfers() == 7)
         time.sleep(0.1)
         assert stream.transfers() == 7
@@ -226,7 +227,7 @@ def test_looks_ahead_into_the_next_epoch(root: Path, tmp_path: Path) -> None:
     read = [next(batches) for _ in range(SHARDS)]
     assert len({label for labels in read for label in labels}) == TOTAL
     upcoming = [need.shard for need in stream.order.needs(1, 0, stream.lanes, 0, 1)][:3]
-    assert until(lambda: all(map(stream.split.at_hand, upcoming)))
+    assert until(lambda: all(map(stream.split.reader.is_local, upcoming)))
     assert stream.transfers() <= SHARDS + 4
     assert next(batches, None) is None
 
@@ -236,18 +237,18 @@ def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) 
     split, storage = shardflow.open(root)["train"], SlowStorage(root, tmp_path / "log")
     storage.first_bytes = split.shards[0].bytes // 2
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
-    order = EpochOrder(far, seed=1, window=1, shuffle=False)
+    order = EpochOrder(far, seed=1, shuffle=False)
     source = PlanSampler(order, Schedule(length=TOTAL, batch_size=2), WorkerControl(0))
     start = EpochStart(0, 0, 1)
-    read = Read(far, verify=True, keys=True, substitute=False)
-    with prefetching(far, source.needs(start), workers=1, period=TOTAL) as reach:
-        reach(0, 2)
+    read = Read(far, fields=("key",), substitute=False)
+    with prefetching(far, source.needs(start), workers=1, period=TOTAL) as advance:
+        advance(0, 2)
         assert until(lambda: any(tmp_path.glob(f"cache/partial/{split.shards[0].sha256}.*")))
         try:
             (batch,) = read(iter([source.batch(start, 0)]))
             assert [bytes(sample.parts["cls"]) for sample in batch.samples] == [b"0", b"1"]
             assert [sample.key for sample in batch.samples] == ["000000000", "000000001"]
-            assert not any(map(far.at_hand, range(SHARDS)))
+            assert not any(map(far.reader.is_local, range(SHARDS)))
         finally:
             storage.go_on.set()
         (batch,) = read(iter([source.batch(start, 3)]))
@@ -264,11 +265,11 @@ def test_nothing_is_looked_for_twice(root: Path, tmp_path: Path) -> None:
             taken.append(number)
             yield ShardSpan(number % 3, number, number + 1)
 
-    with prefetching(stream.split, needs(), workers=1, period=3) as reach:
-        reach(0, 1)
-        reach(0, 1)
+    with prefetching(stream.split, needs(), workers=1, period=3) as advance:
+        advance(0, 1)
+        advance(0, 1)
         assert len(taken) == 4
-        reach(1, 2)
+        advance(1, 2)
         assert len(taken) == 5
 
 
@@ -291,8 +292,8 @@ def test_what_another_gave_up_is_fetched_after_all(root: Path, tmp_path: Path) -
     started.wait(10)
     with prefetching(
         stream.split, iter([ShardSpan(0, 0, 1), ShardSpan(1, 0, 1)]), workers=IN_FLIGHT, period=2
-    ) as reach:
-        reach(0, 1)
+    ) as advance:
+        advance(0, 1)
         assert until(lambda: stream.transfers() == 1)
         assert stream.storage.reads()["train/000001.tar"] == 1
         given_up.set()
@@ -346,7 +347,7 @@ def test_maps_of_a_streamed_dataset_are_let_go(root: Path, tmp_path: Path) -> No
 
 def test_order_does_not_depend_on_the_store(root: Path, tmp_path: Path) -> None:
     """Through a cache, whatever its size, come the samples that come from the directory, in their order."""
-    local = shardflow.samples(root, seed=1, window=16, lanes=3)
+    local = shardflow.samples(root, seed=1, shuffle=Shuffle(window=16, lanes=3))
     expected = [int(sample["cls"]) for sample in local]
     for shards_cached in (1, 3, 8):
         directory = tmp_path / str(shards_cached)
@@ -454,8 +455,8 @@ def test_datasets_with_equal_names_never_mix(tmp_path: Path) -> None:
 def test_empty_far_split(tmp_path: Path) -> None:
     """A split without shards yields no samples from afar either."""
     root = make_dataset(tmp_path / "set", {"train": [1], "val": []})
-    assert not list(shardflow.samples(f"local://{root}", split="val", cache_dir=tmp_path / "cache"))
-    assert len(list(shardflow.samples(f"local://{root}", cache_dir=tmp_path / "cache"))) == 1
+    assert not list(shardflow.samples(f"local://{root}", split="val", cache=tmp_path / "cache"))
+    assert len(list(shardflow.samples(f"local://{root}", cache=tmp_path / "cache"))) == 1
 
 
 def test_threads_end_with_the_iteration(root: Path, tmp_path: Path) -> None:

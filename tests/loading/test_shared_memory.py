@@ -10,9 +10,8 @@ import torch
 from torchvision.transforms import v2
 
 import shardflow
-from shardflow.errors import DecodeError
 from shardflow.loading import shared_memory
-from shardflow.loading.workers import end_workers
+from shardflow.loading.decoders import Decoded
 from tests.helpers.making import make_dataset
 
 
@@ -20,7 +19,7 @@ from tests.helpers.making import make_dataset
 def no_slabs_from_elsewhere() -> None:
     """Slabs of loaders that earlier tests dropped are not this test's."""
     gc.collect()
-    shared_memory._received.clear()
+    shared_memory._slabs.clear()
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
 
 def slots_in_use() -> list[int]:
     """How many slots are taken in each of this process's slabs."""
-    return [int(slab.numpy()[: 2 + 3].sum()) for slab in shared_memory._received.values()]
+    return [int(slab.numpy()[: 2 + 3].sum()) for slab in shared_memory._slabs.values()]
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -48,10 +47,10 @@ def test_batches_through_slots_are_the_batches(dataset: Path, context: str) -> N
         for (images, labels), (expected, expected_labels) in zip(through, direct, strict=True):
             assert torch.equal(images, expected)
             assert torch.equal(labels, expected_labels)
-    assert len(shared_memory._received) == 2
-    assert all(number == 0 for _, number in shared_memory._received)
-    end_workers(through._batches)
-    assert not shared_memory._received
+    assert len(shared_memory._slabs) == 2
+    assert all(number == 0 for _, number in shared_memory._slabs)
+    through.close()
+    assert not shared_memory._slabs
 
 
 def test_kept_batches_are_never_overwritten(dataset: Path) -> None:
@@ -86,7 +85,7 @@ def test_slots_come_back_when_batches_are_let_go(dataset: Path) -> None:
                 break
         del _batch
     gc.collect()
-    assert shared_memory._received
+    assert shared_memory._slabs
     assert set(slots_in_use()) == {0}
 
 
@@ -126,7 +125,7 @@ def test_strides_and_dtypes_survive(dataset: Path) -> None:
 
 def through_slots(images: torch.Tensor) -> bool:
     """Whether a batch lies in one of the slabs."""
-    slabs = [slab.untyped_storage() for slab in shared_memory._received.values()]
+    slabs = [slab.untyped_storage() for slab in shared_memory._slabs.values()]
     return any(0 <= images.data_ptr() - slab.data_ptr() < slab.nbytes() for slab in slabs)
 
 
@@ -137,22 +136,25 @@ class _Peculiar:
         self._crop = shardflow.RandomResizedCropDecoder(64)
         self._calls = 0
 
-    def __call__(self, payloads: Any, keys: Any, empty: Any) -> tuple[Any, dict[int, DecodeError]]:
-        images, failures = self._crop(payloads, keys)
+    def __call__(self, payloads: Any, sizes: Any, keys: Any, empty: Any) -> Decoded:
+        images, geometry, failures = self._crop(payloads, sizes, keys)
+        return Decoded(self._returned(images, empty), geometry, failures)
+
+    def _returned(self, images: Any, empty: Any) -> Any:
         self._calls += 1
         if self._calls % 5 == 0:
             every_other = empty((2 * len(images), *images.shape[1:]))[::2]
-            return every_other.copy_(images), failures
+            return every_other.copy_(images)
         if self._calls % 5 == 1:
             empty(tuple(images.shape))
-            return empty(tuple(images.shape)).copy_(images), failures
+            return empty(tuple(images.shape)).copy_(images)
         if self._calls % 5 == 2:
-            return list(empty(tuple(images.shape)).copy_(images)), failures
+            return list(empty(tuple(images.shape)).copy_(images))
         if self._calls % 5 == 3:
             last = empty((len(images), 64, 64, 3)).permute(0, 3, 1, 2)
-            return last.copy_(images), failures
+            return last.copy_(images)
         empty(tuple(images.shape)).zero_()
-        return images, failures
+        return images
 
 
 def test_whatever_a_decoder_does_with_its_slot(dataset: Path) -> None:

@@ -51,7 +51,10 @@ def test_epochs_of_a_chosen_length_follow_each_other_without_a_gap(dataset: Path
 def test_stream_is_exact_over_ranks_and_resumable(dataset: Path) -> None:
     """Over ranks, and over a resume with another topology, each pass of the stream has each sample once."""
     seen: Counter[int] = Counter()
-    ranks = [loader(dataset, samples_per_epoch=72, rank=rank, world_size=3, lanes=3) for rank in range(3)]
+    ranks = [
+        loader(dataset, samples_per_epoch=72, rank=rank, world_size=3, shuffle=shardflow.Shuffle(lanes=3))
+        for rank in range(3)
+    ]
     states = []
     for rank in ranks:
         seen.update(labels(itertools.islice(rank, 5)))

@@ -42,7 +42,7 @@ def test_torch_distributed_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert resolve_rank(None, None) == (0, 1)
-    with pytest.raises(ConfigError, match=r"\(1, 4\), torch\.distributed says \(0, 1\)"):
+    with pytest.raises(ConfigError, match=r"\(1, 4\), torch\.distributed has \(0, 1\)"):
         resolve_rank(1, 4)
 
 

@@ -201,6 +201,21 @@ def test_windows_outside_the_resized_crop(resized: tuple[int, int, int, int]) ->
     assert problem.status == Status.BAD_BOX
 
 
+def test_images_of_another_size_than_expected() -> None:
+    """An image that has not the size that its crop was chosen for is that image's problem; 0 expects nothing."""
+    boxes, flips = np.array([BOX] * 4, np.int32), np.zeros(4, np.bool_)
+    pixels = np.zeros((48, 64, 3), np.uint8)
+    for expected, wrong in (((64, 48), False), ((0, 0), False), ((48, 64), True), ((64, 49), True), ((6400, 48), True)):
+        out = np.full((4, 3, 8, 8), 9, np.uint8)
+        sizes = np.array([(64, 48), expected, (64, 48), expected], np.int32)
+        problems = native.decode_crops([GOOD, GOOD, GOOD, pixels], boxes, flips, out, expected=sizes)
+        assert [(problem.index, problem.status) for problem in problems] == (
+            [(1, Status.WRONG_SIZE), (3, Status.WRONG_SIZE)] if wrong else []
+        )
+        assert (out[1] == 0).all() == wrong
+        assert (out[0] == out[2]).all()
+
+
 def test_threads_decode_side_by_side() -> None:
     """Threads that decode good and bad images at the same time get what one thread gets."""
     payloads = [jpegs.make(i, 64, 48) for i in range(8)] + [GOOD[:500], b"garbage"]

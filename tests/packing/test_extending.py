@@ -112,7 +112,7 @@ def test_old_versions_stay_readable(packed: Path, dst: Path) -> None:
         assert len(loader) == length // 5
         assert len(list(sf.samples(dst, version=version.fingerprint))) == length
     assert [first["train"][number] for number in range(5)] == samples
-    with pytest.raises(NotFoundError, match="never that, or is a copy"):
+    with pytest.raises(NotFoundError, match="never was that version, or is a copy"):
         sf.open(dst, version="sha256:" + "0" * 64)
     with pytest.raises(ConfigError, match="is not a fingerprint"):
         sf.open(dst, version="1")

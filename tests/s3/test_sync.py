@@ -192,7 +192,7 @@ def test_interrupted_transfers_are_given_up(
         elif what == "upload":
             sf.sync(dataset, url, dst_options=options, progress=progress)
         elif what == "warm":
-            warm(sf.open(url, storage_options=options, cache_dir=tmp_path / "cache").values(), progress=progress)
+            warm(sf.open(url, storage_options=options, cache=tmp_path / "cache").values(), progress=progress)
         else:
             sf.index(f"{url}/train/", tmp_path / "index", src_options=options, progress=progress)
 

@@ -43,7 +43,8 @@ def url(server: Server, prefix: str, local: Path) -> str:
 
 def loader(url: str | Path, **options: Any) -> shardflow.Loader:
     """A loader whose pixels depend on every source of randomness a transform can use."""
-    chosen = {"batch_size": 7, "num_workers": 2, "tail": "short", "window": 16, "lanes": 2, **options}
+    shuffle = shardflow.Shuffle(window=16, lanes=2)
+    chosen = {"batch_size": 7, "num_workers": 2, "tail": "short", "shuffle": shuffle, **options}
     return shardflow.Loader(
         url, decoder=shardflow.RandomResizedCropDecoder(12), transform=v2.RandomErasing(0.5), **chosen
     )
@@ -54,8 +55,7 @@ def far(server: Server, url: str, tmp_path: Path) -> Open:
     """A loader of the dataset in the bucket, with a cache of its own."""
 
     def open_loader(endpoint: str | None = None, **options: Any) -> shardflow.Loader:
-        cache_dir = options.pop("cache_dir", tmp_path / "cache")
-        return loader(url, storage_options=server.options(endpoint), cache_dir=cache_dir, **options)
+        return loader(url, storage_options=server.options(endpoint), **{"cache": tmp_path / "cache", **options})
 
     return open_loader
 
@@ -75,16 +75,17 @@ def transfers(proxy: Proxy) -> Counter[str]:
 
 
 @pytest.mark.parametrize("limit", ["100GB", "60kB"])
-def test_batches_are_those_of_the_directory(local: Path, far: Open, limit: str) -> None:
+def test_batches_are_those_of_the_directory(local: Path, far: Open, tmp_path: Path, limit: str) -> None:
     """From a bucket come the very batches that come from the directory: two epochs, and a resume within each."""
     expected = [contents(batches) for batches in itertools.repeat(loader(local), 2)]
-    whole = far(cache_limit=limit)
+    cache = shardflow.Cache(tmp_path / "cache", limit)
+    whole = far(cache=cache)
     assert [contents(batches) for batches in itertools.repeat(whole, 2)] == expected
     for epoch, stop in ((0, 5), (1, 9)):
-        stopped = far(cache_limit=limit)
+        stopped = far(cache=cache)
         stopped.set_epoch(epoch)
         before = contents(itertools.islice(stopped, stop))
-        resumed = far(cache_limit=limit)
+        resumed = far(cache=cache)
         resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
         assert before + contents(resumed) == expected[epoch]
 
@@ -113,7 +114,7 @@ if __name__ == "__main__":
 
 def test_samples_and_mix_take_the_same_arguments(server: Server, url: str, local: Path, tmp_path: Path) -> None:
     """Samples by number, samples in order, and a mix read from a bucket what they read from the directory."""
-    options = {"storage_options": server.options(), "cache_dir": tmp_path / "cache"}
+    options = {"storage_options": server.options(), "cache": tmp_path / "cache"}
     there, here = shardflow.open(url, **options)["train"], shardflow.open(local)["train"]
     assert [sample["jpg"] for sample in there] == [sample["jpg"] for sample in here]
     assert there[0]["__url__"] == f"{url}/train/000000.tar"
@@ -144,10 +145,9 @@ def test_what_does_not_fit_is_transferred_about_once_per_epoch(
     some = loader(
         server.put(prefix, root),
         storage_options=server.options(proxy.endpoint),
-        cache_dir=tmp_path / "cache",
-        cache_limit=limit,
+        cache=shardflow.Cache(tmp_path / "cache", limit),
         batch_size=4,
-        window=8,
+        shuffle=shardflow.Shuffle(window=8, lanes=2),
         prefetch_factor=1,  # a worker that the machine holds up stays within what the small cache keeps for it
     )
     for epoch in range(1, 4):
@@ -178,7 +178,7 @@ def test_missing_shard_is_a_typed_error_in_its_batch(server: Server, prefix: str
     server.storage(prefix).remove("train/000004.tar")
     received = 0
     with pytest.raises(NotFoundError, match=f"{url}/train/000004.tar"):  # noqa: PT012 - what came before is counted
-        for _, labels in far(shuffle=False, lanes=1, num_workers=1):
+        for _, labels in far(shuffle=False, num_workers=1):
             received += len(labels)
     assert 70 <= received <= 76
 
@@ -210,7 +210,7 @@ def test_exit_does_not_wait_for_a_transfer(proxy: Proxy, server: Server, url: st
 import shardflow
 some = shardflow.Loader(
     {url!r}, batch_size=7, num_workers=0, shuffle=False, decoder=shardflow.CenterCropDecoder(8),
-    storage_options={server.options(proxy.endpoint)!r}, cache_dir={str(tmp_path / "cache")!r},
+    storage_options={server.options(proxy.endpoint)!r}, cache={str(tmp_path / "cache")!r},
 )
 for _ in some:
     break

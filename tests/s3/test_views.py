@@ -23,7 +23,7 @@ def labels(url: str | Path, tmp_path: Path, server: Server) -> list[int]:
         tail="short",
         num_workers=2,
         fields=("label",),
-        cache_dir=tmp_path / "cache",
+        cache=tmp_path / "cache",
         storage_options=server.options(),
     )
     return sorted(label for (batch,) in loader for label in batch.tolist())
@@ -44,7 +44,7 @@ def test_a_subset_of_a_bucket(tmp_path: Path, server: Server, prefix: str) -> No
     assert len(labels(there, tmp_path, server)) == 8
     for view in (there, tmp_path / "few"):
         assert sf.verify(view, storage_options=options) == []
-    warm(sf.open(there, storage_options=options, cache_dir=tmp_path / "warm").values())
+    warm(sf.open(there, storage_options=options, cache=tmp_path / "warm").values())
     sf.sync(there, tmp_path / "copy", src_options=options)
     assert len(sf.open(tmp_path / "copy")["train"]) == 8
     sf.sync(tmp_path / "few", there + "-copy", src_options=options, dst_options=options)

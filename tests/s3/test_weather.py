@@ -50,7 +50,7 @@ def test_packing_and_reading_get_through(server: Server, proxy: Proxy, prefix: s
     report = shardflow.pack(src, url, shard_samples=5, short_side=32, workers=2, storage_options=options)
     assert report.fingerprint == local.fingerprint
     proxy.rules[:] = [reading]
-    there = shardflow.open(url, storage_options=options, cache_dir=tmp_path / "cache")["train"]
+    there = shardflow.open(url, storage_options=options, cache=tmp_path / "cache")["train"]
     here = shardflow.open(tmp_path / "dst")["train"]
     assert [sample["jpg"] for sample in there] == [sample["jpg"] for sample in here]
     assert min(writing.struck, reading.struck) > 1

@@ -152,7 +152,7 @@ def test_unsafe_directories_are_refused(tmp_path: Path, name: str, how: str) -> 
     else:
         place.mkdir()
         place.chmod(0o770)
-    with pytest.raises(ConfigError, match="cache_dir"):
+    with pytest.raises(ConfigError, match=r"name the directory itself|cache directory of your own"):
         Cache(tmp_path / "cache")
     assert not list((tmp_path / "elsewhere").glob("*"))
 
@@ -162,7 +162,7 @@ def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     """A directory that belongs to another user is no cache."""
     (tmp_path / "cache").mkdir(mode=0o700)
     os.chown(tmp_path / "cache", 65534, -1)
-    with pytest.raises(ConfigError, match="belongs to user 65534; choose a cache_dir of your own"):
+    with pytest.raises(ConfigError, match="belongs to user 65534; use a cache directory of your own"):
         Cache(tmp_path / "cache")
 
 
@@ -178,7 +178,7 @@ def test_directory_that_cannot_be_made_is_named() -> None:
             assert cache.blobs() == []
             assert not cache.has(sha(X))
             for use in (cache.open, cache.fetch):
-                with pytest.raises(AccessDeniedError, match=r"denied.* or choose another cache_dir"):
+                with pytest.raises(AccessDeniedError, match=r"denied.* or choose another cache directory"):
                     use(sha(X), SIZE, never)
         finally:
             os.seteuid(user)
@@ -424,7 +424,7 @@ def test_larger_than_the_cache(cache: Cache, caplog: pytest.LogCaptureFixture) -
     assert files(cache) == {sha(X): SIZE}
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "raise cache_limit" in record.message
+    assert "raise the limit of the cache" in record.message
 
 
 def test_full_disk(cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """What reaches a device, by who decodes, beside what a model takes from it.
 
-    python tools/bench/device.py DATASET
-    python tools/bench/device.py DATASET --device cpu --model resnet18 --size 64 --batch-size 32
+    python tools/bench device DATASET
+    python tools/bench device DATASET --device cpu --model resnet18 --size 64 --batch-size 32
 
 Prints a row for every way to decode:
 
@@ -33,19 +33,19 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.interop.dali import write_dali_indexes
+from shardflow.loading.decoders import Decoded
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIELDS = ("image", "label", "random_key")
-SHARES = (0.0, 0.25, 0.5)
 
 
 def torchvision_decoder(size: int) -> Callable[..., Any]:
     """Return a decoder of torchvision's functions alone, one image after the other."""
     crop = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
 
-    def decode(payloads: Any, keys: Any, empty: Any = None) -> tuple[torch.Tensor, dict[int, Exception]]:  # noqa: ARG001
+    def decode(payloads: Any, sizes: Any, keys: Any, empty: Any = None) -> Decoded:  # noqa: ARG001
         images = [decode_jpeg(torch.frombuffer(bytearray(payload), dtype=torch.uint8)) for payload in payloads]
-        return torch.stack([crop(image) for image in images]), {}
+        return Decoded(torch.stack([crop(image) for image in images]), None, {})
 
     return decode
 
@@ -65,10 +65,8 @@ def ways(given: argparse.Namespace, indexes: Path) -> dict[str, Iterable[Any]]:
     found: dict[str, Iterable[Any]] = {
         "shardflow's kernel in the workers": batches(crop),
         "torchvision in the workers": batches(torchvision_decoder(given.size)),
+        "DecodeJpeg": batches(shardflow.EncodedDecoder(), shardflow.DecodeJpeg(crop)),
     }
-    for share in SHARES:
-        name = f"DecodeJpeg, {share:.0%} by the workers" if share else "DecodeJpeg"
-        found[name] = batches(shardflow.EncodedDecoder(share, crop), shardflow.DecodeJpeg(crop))
     try:
         found["DALI"] = Dali(given, indexes)
     except ImportError:
@@ -139,9 +137,8 @@ def _settle(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def main() -> None:
+def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, help="a labelled dataset in a local directory")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="resnet50")
@@ -150,7 +147,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8, help="processes, or DALI's threads")
     parser.add_argument("--steps", type=int, default=50, help="in a turn")
     parser.add_argument("--turns", type=int, default=3)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     train = Trained(given, len(shardflow.open(given.dataset).classes or ()))
     with tempfile.TemporaryDirectory() as indexes:
         feeding = {name: endless(batches) for name, batches in ways(given, Path(indexes)).items()}
@@ -173,7 +170,3 @@ def main() -> None:
         delivered_s, step = statistics.median(taken[name][1:]), statistics.median(fed[name][1:])
         rate, bubble = given.batch_size / delivered_s, 1000 * max(0.0, step - training_s)
         print(f"| {name} | {rate:,.0f} | {training_s / delivered_s:.0%} | {bubble:.1f} |")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,8 +2,7 @@
 
 `EncodedDecoder` in the worker puts the encoded images side by side into one uint8 tensor, which travels like any batch.
 `DecodeJpeg`, the prefetcher's first transform, decodes them: with nvJPEG on a GPU, with the workers' decoder on a CPU.
-Both crop the boxes that the decoder in the worker would crop. The worker can decode a share of the images, so that CPU
-cores and GPU decode side by side.
+Both crop the boxes that the decoder in the worker would crop.
 """
 
 from __future__ import annotations
@@ -14,63 +13,79 @@ import numpy as np
 import torch
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from shardflow._validation import check_probability
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.image_types import is_jpeg
-from shardflow.loading.decoders import CenterCropDecoder, Empty, ImageDecoder, RandomResizedCropDecoder, new
-from shardflow.loading.provenance import describe_object
-from shardflow.order import keyed_rng
+from shardflow.loading.crop_sampling import Sizes
+from shardflow.loading.decoders import CenterCropDecoder, Decoded, Empty, ImageDecoder, RandomResizedCropDecoder, new
 from shardflow.order.keyed_rng import U64
-
-from .jpeg_buffer import STEP_BYTES, JpegBuffer, row_bytes
-
-_SHARE = keyed_rng.key("cpu_share")
 
 Crop = RandomResizedCropDecoder | CenterCropDecoder
 
+HEADER_BYTES = 16
+STEP_BYTES = 1 << 14
+"""Rows are as long as the longest image needs, rounded up to this, so that few sizes of shared memory occur."""
 
-class EncodedDecoder:
-    """Hands the encoded images on, for `DecodeJpeg` to decode on the device; some of them decoded and cropped already.
 
-    >>> crop = shardflow.RandomResizedCropDecoder(224)                                            # doctest: +SKIP
-    >>> decoder = shardflow.EncodedDecoder(cpu_share=0.25, crop=crop)                             # doctest: +SKIP
-    >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=decoder)                   # doctest: +SKIP
-    >>> batches = shardflow.DevicePrefetcher(loader, "cuda", [shardflow.DecodeJpeg(crop)])        # doctest: +SKIP
+class JpegBuffer:
+    """The encoded images of a batch, side by side in one uint8 tensor. Each row holds one image:
+
+        int64     length of the encoded image in bytes
+        uint64    the sample's key, from which the crop is drawn
+        bytes     the encoded image; the rest is arbitrary
+
+    Such a tensor travels like any batch of images. A row is complete by itself, so one can be copied over another.
 
     Args:
-        cpu_share: Share of the images that the worker decodes, 0 … 1. Which ones depends on (seed, epoch, sample)
-            alone, and a larger share takes more to those of a smaller one.
-        crop: What decodes and crops those: the one that `DecodeJpeg` is given, by default
-            `RandomResizedCropDecoder(224)`.
+        memory: uint8 [B, `row_bytes`], on the CPU, to read or to fill.
 
-    Raises:
-        ConfigError: The share is out of its range, or the crop of another kind.
+    Attributes:
+        keys: uint64 [B].
     """
 
-    def __init__(self, cpu_share: float = 0.0, crop: Crop | None = None) -> None:
-        self.cpu_share, self.crop = check_probability("cpu_share", cpu_share), _checked(crop)
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self._bytes = memory.numpy()
+        header = self._bytes[:, :HEADER_BYTES]
+        self._lengths, self.keys = header.view(np.int64)[:, 0], header.view(np.uint64)[:, 1]
+
+    def file(self, index: int) -> torch.Tensor:
+        """Return the encoded image of a row: uint8 [length]."""
+        return self._memory[index, HEADER_BYTES : HEADER_BYTES + int(self._lengths[index])]
+
+    def put_file(self, index: int, payload: memoryview, key: int) -> None:
+        """Write an encoded image and its key into a row."""
+        self._lengths[index], self.keys[index] = len(payload), key
+        self._bytes[index, HEADER_BYTES : HEADER_BYTES + len(payload)] = np.frombuffer(payload, np.uint8)
+
+
+def row_bytes(image_bytes: int) -> int:
+    """Return the length of rows whose longest encoded image has this many bytes."""
+    return -(-(HEADER_BYTES + image_bytes) // STEP_BYTES) * STEP_BYTES
+
+
+class EncodedDecoder:
+    """Hands the encoded images on, for `DecodeJpeg` to decode on the device.
+
+    >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=shardflow.EncodedDecoder())  # doctest: +SKIP
+    >>> batches = shardflow.DevicePrefetcher(loader, "cuda", [shardflow.DecodeJpeg()])              # doctest: +SKIP
+    """
 
     def __repr__(self) -> str:
-        if not self.cpu_share:
-            return "EncodedDecoder()"
-        return f"EncodedDecoder(cpu_share={self.cpu_share}, crop={describe_object(self.crop)})"
+        return "EncodedDecoder()"
 
     def __call__(
-        self, payloads: Sequence[memoryview], keys: U64, empty: Empty = new
-    ) -> tuple[torch.Tensor, dict[int, DecodeError]]:
-        """Return uint8 [B, longest], laid out as `JpegBuffer`, and what went wrong with the images decoded here."""
-        here = keyed_rng.uniforms(keyed_rng.fold_array(_SHARE, keys), 1)[:, 0] < self.cpu_share
-        ours, theirs = np.flatnonzero(here), np.flatnonzero(~here).tolist()
-        crop_bytes = 3 * self.crop.size**2 if len(ours) else 0
-        rows = empty((len(payloads), row_bytes(max([crop_bytes, *(len(payloads[index]) for index in theirs)]))))
-        contents = JpegBuffer(rows)
-        for index in theirs:
-            contents.put_file(index, payloads[index], int(keys[index]))
-        if not len(ours):
-            return rows, {}
-        crops, failures = self.crop([payloads[index] for index in ours.tolist()], keys[ours])
-        contents.put_crops(ours, crops, _crop_hash(self.crop))
-        return rows, {int(ours[place]): error for place, error in failures.items()}
+        self,
+        payloads: Sequence[memoryview],
+        sizes: Sizes,  # noqa: ARG002 - the crop is planned on the device
+        keys: U64,
+        empty: Empty = new,
+    ) -> Decoded:
+        """Return uint8 [B, row length], laid out as `JpegBuffer`."""
+        rows = empty((len(payloads), row_bytes(max(map(len, payloads)))))
+        buffer = JpegBuffer(rows)
+        for index, (payload, key) in enumerate(zip(payloads, keys.tolist(), strict=True)):
+            buffer.put_file(index, payload, key)
+        return Decoded(rows, None, {})
 
 
 class DecodeJpeg:
@@ -98,41 +113,26 @@ class DecodeJpeg:
 
         Raises:
             DecodeError: An image does not decode.
-            ConfigError: The batch is not from an `EncodedDecoder`, or from one with another crop; or this torchvision
-                cannot decode on a GPU.
+            ConfigError: The batch is not from an `EncodedDecoder`, or this torchvision cannot decode on a GPU.
         """
         if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.shape[1] % STEP_BYTES:
             raise ConfigError("DecodeJpeg needs encoded images; give the loader decoder=EncodedDecoder()")
-        buffer, size = JpegBuffer(rows), self.crop.size
-        is_crop = buffer.is_crop
-        if (buffer.crop_hashes != np.uint64(_crop_hash(self.crop))).any():
-            raise ConfigError(
-                f"DecodeJpeg has the crop {describe_object(self.crop)}, and the loader's EncodedDecoder, which decodes "
-                "a share of the images, has another one; give both the same: EncodedDecoder(cpu_share, crop) and "
-                "DecodeJpeg(crop)"
-            )
-        files = {index: buffer.file(index) for index in np.flatnonzero(~is_crop).tolist()}
-        if len(files) == len(rows) > 0:
-            return self._decoded(files, buffer.file_keys, device)
-        images = torch.empty((len(rows), 3, size, size), dtype=torch.uint8, device=device)
-        if is_crop.any():
-            images[torch.from_numpy(is_crop).to(device)] = buffer.crops(size).to(device)
-        if files:
-            images[torch.from_numpy(~is_crop).to(device)] = self._decoded(files, buffer.file_keys, device)
-        return images
-
-    def _decoded(self, files: Mapping[int, torch.Tensor], keys: U64, device: torch.device) -> torch.Tensor:
-        """Return the crops, uint8 [B, 3, size, size], of one or more encoded images by their index in the batch."""
+        if not len(rows):
+            return torch.empty((0, 3, self.crop.size, self.crop.size), dtype=torch.uint8, device=device)
+        buffer = JpegBuffer(rows)
+        files = [buffer.file(index) for index in range(len(rows))]
         if device.type == "cuda":
-            return self._crop(_decode_on_gpu(files, device), keys)
-        images, failures = self.crop([file.numpy().data for file in files.values()], keys)
-        _raise_first(failures, [*files])
+            return self._crop(_decode_on_gpu(files, device), buffer.keys)
+        payloads = [file.numpy().data for file in files]
+        images, _, failures = self.crop(payloads, _unknown_sizes(len(files)), buffer.keys)
+        _raise_first(failures, range(len(files)))
+        assert isinstance(images, torch.Tensor)  # crops have one size
         return images.to(device)
 
     def _crop(self, images: list[torch.Tensor], keys: U64) -> torch.Tensor:
         """Return crops of whole images, uint8 [3, H, W], on the device of the images: uint8 [B, 3, size, size]."""
-        crops = self.crop.crops(np.array([image.shape[:0:-1] for image in images]), keys)
-        return torch.stack([crops.cut(index, image, _resize) for index, image in enumerate(images)])
+        geometry = self.crop.geometry(np.array([image.shape[:0:-1] for image in images]), keys)
+        return torch.stack([geometry.crop(index, image, _resize) for index, image in enumerate(images)])
 
 
 def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -143,13 +143,13 @@ def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return resized[0].round().clamp(0, 255).to(torch.uint8)
 
 
-def _decode_on_gpu(files: Mapping[int, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Return the whole images, uint8 [3, H, W], of encoded images by their index in the batch."""
+def _decode_on_gpu(files: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Return the whole images, uint8 [3, H, W], of encoded images."""
     if device.type == "cuda":
         # torchvision decodes on a stream of its own, which does not wait for the current one, into memory that the
         # current one has freed. Work that is queued here may still read images of the previous batch there.
         torch.cuda.current_stream(device).synchronize()
-    jpegs = [index for index, file in files.items() if is_jpeg(file.numpy().data)]
+    jpegs = [index for index, file in enumerate(files) if is_jpeg(file.numpy().data)]
     decoded: dict[int, torch.Tensor] = {}
     try:
         if jpegs:
@@ -170,13 +170,18 @@ def _decode_on_gpu(files: Mapping[int, torch.Tensor], device: torch.device) -> l
                 raise
             except RuntimeError:
                 continue  # a kind of JPEG that nvJPEG cannot decode, or a damaged one: the CPU's decoder will tell
-    remaining = [index for index in files if index not in decoded]
+    remaining = [index for index in range(len(files)) if index not in decoded]
     if remaining:
         payloads = [files[index].numpy().data for index in remaining]
-        images, failures = ImageDecoder()(payloads, np.zeros(len(remaining), np.uint64))
+        keys = np.zeros(len(remaining), dtype=np.uint64)
+        images, _, failures = ImageDecoder()(payloads, _unknown_sizes(len(remaining)), keys)
         _raise_first(failures, remaining)
         decoded |= {index: image.to(device) for index, image in zip(remaining, images, strict=True)}
-    return [decoded[index] for index in files]
+    return [decoded[index] for index in range(len(files))]
+
+
+def _unknown_sizes(count: int) -> Sizes:
+    return np.zeros((count, 2), dtype=np.int64)
 
 
 def _raise_first(failures: Mapping[int, DecodeError], indexes: Sequence[int]) -> None:
@@ -192,8 +197,3 @@ def _checked(crop: Crop | None) -> Crop:
     if not isinstance(crop, (RandomResizedCropDecoder, CenterCropDecoder)):
         raise ConfigError(f"crop must be a RandomResizedCropDecoder or CenterCropDecoder, found {crop!r}")
     return crop
-
-
-def _crop_hash(crop: Crop) -> int:
-    """Return a 64-bit hash of a crop's class and settings, the same in every process."""
-    return keyed_rng.key(str(describe_object(crop)))

@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from shardflow.dataset.label_numbering import Classes, Named
-from shardflow.dataset.shard_files import index_of
+from shardflow.dataset.shard_rows import read_index
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError, SampleError
 from shardflow.formats import manifest, shard_index
 from shardflow.formats.image_types import SOURCE_PARTS
@@ -192,7 +192,7 @@ def _indexed_samples(storage: Storage, shard: manifest.Shard, split: str, place:
     """Yield the samples of a shard of a dataset, whose tar is at a place."""
     index: shard_index.Index | None
     try:
-        index = index_of(storage, shard)
+        index = read_index(storage, shard)
         tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABEL_PARTS]).any())
     except (NotFoundError, IntegrityError):
         index, tar_is_read = None, True

@@ -148,7 +148,7 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
         ("t.jsonl", '{"path": "x"}\n{"path"\n', {}, "line 2: not JSON"),
         ("t.jsonl", "[1]\n", {}, "line 1: expected a JSON object"),
         ("t.jsonl", '{"path": "x", "label": 1}\n{"path": "x", "label": "a"}\n', {}, "both numbers and names as labels"),
-        ("t.jsonl", '{"path": "x", "label": 7000000}\n', {}, "label 7000000; numbers of classes go from 0 to 999999"),
+        ("t.jsonl", '{"path": "x", "label": 7000000}\n', {}, "label 7000000; expected a number from 0 to 999999"),
         ("t.jsonl", '{"path": "x", "label": 1.5}\n', {}, "label 1.5; expected the number or the name"),
         ("t.parquet", "no", {}, "is not a readable Parquet file"),
         ("t.txt", "path\n", {}, "is not a table by its name; expected .csv"),

@@ -1,0 +1,307 @@
+"""The reader of a split's shards: mapped in place, or through the cache; while they arrive, or again after damage."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.errors import IntegrityError, NotFoundError, ShardflowError
+from shardflow.formats import ustar
+from shardflow.formats.manifest import Shard
+from shardflow.formats.shard_index import Index
+from shardflow.storage.cache import STALL_TIMEOUT_S, Cache, FetchResult, as_cache
+from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.storage import Storage
+
+from .mapped_shard import MappedShard
+from .partial_shard import PartialShard
+from .sample import Sample
+from .shard_rows import ShardRows, parse_index, read_index, read_index_bytes
+
+logger = logging.getLogger(__name__)
+
+MAPPED_SHARDS = 256
+"""Shards that a process keeps mapped: more than the plan needs at a time, and well below the limit of open files."""
+
+_POLL_S = 0.01
+_POLLS_WITHOUT_DOWNLOAD = 3  # a prefetcher may be about to begin one
+
+
+def are_local(storage: Storage, shards: Iterable[Shard]) -> bool:
+    """Return whether all of these shards are files of this machine."""
+    name_in_folder = {shard.name.rpartition("/")[0]: shard.name for shard in shards}  # a folder's shards share a root
+    return all(storage.local_path(name) is not None for name in name_in_folder.values())
+
+
+class ShardReader:
+    """Reads the samples of shards, wherever the shards are.
+
+    A shard on a local disk is mapped where it lies. Any other is downloaded whole into the cache, verified and mapped
+    there; while another thread or process downloads it, samples whose bytes have arrived are read already. A copy in
+    the cache that turns out to be damaged is downloaded once more.
+
+    Shards are named by their number. `read`, `part`, `key`, `members` and `unmap` are for one thread; any thread may
+    call the other methods. A reader can be sent to another process and used after a fork: each process maps the shards
+    that it reads.
+
+    Args:
+        storage: Where the shards are.
+        shards: Their entries in the manifest.
+        cache: Where to keep downloaded shards; by default the one in the user's cache directory.
+
+    Attributes:
+        shards: As above.
+        cache: The cache; None if all shards are on a local disk.
+    """
+
+    def __init__(self, storage: Storage, shards: Sequence[Shard], cache: Cache | None = None) -> None:
+        self.shards = shards
+        self._storage = storage
+        self.cache = None if are_local(storage, shards) else as_cache(cache)
+        self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
+        self._partial: dict[int, PartialShard] = {}
+
+    def read(self, shard: int, record: int, *, unchecked: Container[str] = (), sequential: bool = False) -> Sample:
+        """Return a sample; of the shards read least recently, those beyond 256 are unmapped.
+
+        Args:
+            shard: Number of the shard.
+            record: Number of the sample in the shard.
+            unchecked: Names of parts whose CRC-32 is not checked: parts that the caller does not use, such as an
+                encoded image whose pixels are cached. Reading them costs nothing then.
+            sequential: The caller will read the whole shard: the kernel reads ahead in it.
+
+        Raises:
+            StoreError: The shard is missing or out of reach.
+            IntegrityError: The shard is not the one packed, or a checked part is damaged. The error names the shard,
+                and the key of a damaged sample.
+        """
+        mapped = self._mapped.get(shard)
+        if mapped is None:
+            if sequential and (sample := self._read_partial(shard, record)) is not None:
+                return sample
+            mapped = self._map(shard)
+            if sequential:
+                mapped.read_ahead()
+        else:
+            self._mapped.move_to_end(shard)
+        try:
+            return mapped.sample(record, unchecked)
+        except IntegrityError:
+            if not self._refetch(shard):
+                raise
+        return self._mapped[shard].sample(record, unchecked)
+
+    def part(self, shard: int, record: int, name: str) -> memoryview | None:
+        """Return one part of a sample, its CRC-32 checked; None if the sample has no such part.
+
+        Raises:
+            StoreError: The shard is missing or out of reach.
+            IntegrityError: The shard is not the one packed, or the part is damaged.
+        """
+        others = {row[1].decode() for row in self._open(shard).rows.of_record(record)} - {name}
+        return self.read(shard, record, unchecked=others).parts.get(name)
+
+    def key(self, shard: int, record: int) -> str:
+        """Return the key of a sample.
+
+        Raises:
+            StoreError: The shard is missing or out of reach.
+            IntegrityError: The shard is not the one packed, or the header with the key is damaged.
+        """
+        return self._open(shard).key(record)
+
+    def members(self, shard: int, record: int) -> list[ustar.Member]:
+        """Return the members of a sample: name, offset of the payload, and size.
+
+        Raises:
+            StoreError: The shard is missing or out of reach.
+            IntegrityError: The shard is not the one packed, or the header with the key is damaged.
+        """
+        return self._open(shard).members(record)
+
+    def unmap(self, shard: int) -> None:
+        """Unmap a shard that will not be needed soon. Samples of it stay valid."""
+        self._mapped.pop(shard, None)
+        self._partial.pop(shard, None)
+
+    def is_local(self, shard: int) -> bool:
+        """Return whether a shard can be mapped now, without a download."""
+        entry = self.shards[shard]
+        return self.cache is None or self._is_file(entry.name) or self.cache.has(entry.sha256)
+
+    def url(self, shard: int) -> str:
+        """Return how messages name a shard: its path, or its URL."""
+        return self._storage.url(self.shards[shard].name)
+
+    def fetch(self, shard: int, *, stall_timeout_s: float = 0) -> FetchResult:
+        """Download a shard into the cache, with its index, unless it is there; return what became of the tar.
+
+        Args:
+            shard: Number of the shard.
+            stall_timeout_s: A download of another thread or process is waited for until it has not grown for so long.
+
+        Raises:
+            StoreError: The shard is missing or out of reach.
+            IntegrityError: The shard is not the one packed.
+        """
+        entry = self.shards[shard]
+        if self.cache is None or self._is_file(entry.name):
+            return FetchResult.CACHED
+
+        def download(target: Path) -> None:
+            self._download_with_index(entry, target)
+
+        result = self.cache.fetch(entry.sha256, entry.bytes, download, stall_timeout_s=stall_timeout_s)
+        if result is FetchResult.CACHED:
+            with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
+                self._fetch_index(entry)
+        return result
+
+    def index(self, shard: int) -> Index:
+        """Return the index of a shard; a damaged copy in the cache is downloaded once more.
+
+        Raises:
+            NotFoundError: It is missing.
+            IntegrityError: It is not the one packed.
+            ShardIndexError: It does not fit its tar.
+            StoreError: It is out of reach.
+        """
+        entry = self.shards[shard]
+        if self.cache is None or self._is_file(entry.index_name):
+            return read_index(self._storage, entry)
+        try:
+            return self._cached_index(self.cache, entry)
+        except IntegrityError:
+            if not self.cache.discard_damaged(entry.index_sha256):
+                raise
+        return self._cached_index(self.cache, entry)
+
+    def rows(self, shard: int) -> ShardRows | None:
+        """Return the rows of a shard's index; None if it is missing or damaged.
+
+        Raises:
+            ShardIndexError: It does not fit its tar.
+            StoreError: It is out of reach.
+        """
+        try:
+            return ShardRows.from_index(self.index(shard), self.shards[shard].samples)
+        except (NotFoundError, IntegrityError):
+            return None
+
+    def image_sizes(self, shard: int) -> npt.NDArray[np.int64]:
+        """Return width and height of each sample's image: int64 [samples, 2], zeros if there is none or unknown.
+
+        Raises:
+            StoreError: The shard is missing or out of reach.
+            IntegrityError: Neither its index nor one rebuilt from its tar is the one packed.
+        """
+        opened = self._mapped.get(shard) or self._partial_shard(shard)
+        return (opened.rows or self._open(shard).rows).image_sizes()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": OrderedDict(), "_partial": {}}
+
+    def _open(self, shard: int) -> MappedShard:
+        if (mapped := self._mapped.get(shard)) is None:
+            return self._map(shard)
+        self._mapped.move_to_end(shard)
+        return mapped
+
+    def _map(self, shard: int) -> MappedShard:
+        partial = self._partial.pop(shard, None)
+        with self._open_tar(self.shards[shard]) as file:
+            rows = (partial and partial.rows) or self.rows(shard)
+            mapped = MappedShard(file, self.shards[shard], rows, number=shard, url=self.url(shard))
+        self._mapped[shard] = mapped
+        if len(self._mapped) > MAPPED_SHARDS:
+            self._mapped.popitem(last=False)
+        return mapped
+
+    def _refetch(self, shard: int) -> bool:
+        """Map a damaged shard anew, downloaded again if its copy in the cache is damaged; return whether it was done.
+
+        It is done once for each mapping: if the damage is still there, it is the source's.
+        """
+        entry = self.shards[shard]
+        if self.cache is None or self._is_file(entry.name) or self._mapped[shard].was_refetched:
+            return False
+        if self.cache.discard_damaged(entry.sha256):
+            logger.warning("the copy of %s in the cache was damaged; check the disk", self.url(shard))
+        self._map(shard).was_refetched = True
+        return True
+
+    def _read_partial(self, shard: int, record: int) -> Sample | None:
+        """Return a sample of a shard that is being downloaded, as soon as its own bytes are there.
+
+        None if the shard is local by then, nothing downloads it, or the download does not get on.
+        """
+        deadline, polls_without_download = time.monotonic() + STALL_TIMEOUT_S, 0
+        while self.cache is not None and not self.is_local(shard) and time.monotonic() < deadline:
+            file = self.cache.open_partial(self.shards[shard].sha256)
+            if file is None:
+                polls_without_download += 1
+                if polls_without_download == _POLLS_WITHOUT_DOWNLOAD:
+                    return None
+            else:
+                with file:
+                    if (sample := self._partial_shard(shard).sample(file, record)) is not None:
+                        return sample
+            time.sleep(_POLL_S)
+        return None
+
+    def _partial_shard(self, shard: int) -> PartialShard:
+        if shard not in self._partial:
+            self._partial[shard] = PartialShard(self.rows(shard), number=shard, url=self.url(shard))
+        return self._partial[shard]
+
+    def _open_tar(self, entry: Shard) -> IO[bytes]:
+        """Return the tar, open for reading; its bytes stay readable when the file is deleted or evicted."""
+        path = self._storage.local_path(entry.name)
+        if path is None:
+            assert self.cache is not None
+            return self.cache.open(entry.sha256, entry.bytes, lambda target: self._download(entry, target))
+        with map_os_errors(path):
+            return open(path, "rb")
+
+    def _is_file(self, name: str) -> bool:
+        return self._storage.local_path(name) is not None
+
+    def _download(self, entry: Shard, target: Path) -> None:
+        self._storage.get(entry.name, target, size=entry.bytes, sha256=entry.sha256)
+
+    def _download_with_index(self, entry: Shard, target: Path) -> None:
+        """Download a tar, and its index at the same time: samples are read with the index while the tar arrives."""
+
+        def fetch_index() -> None:
+            with contextlib.suppress(ShardflowError):  # it is tried again when the tar is here
+                self._fetch_index(entry)
+
+        index = threading.Thread(target=fetch_index, name="shardflow-index", daemon=True)
+        index.start()
+        try:
+            self._download(entry, target)
+        finally:
+            index.join()
+
+    def _fetch_index(self, entry: Shard) -> None:
+        if self.cache is not None and not self._is_file(entry.index_name):
+            self.cache.fetch(entry.index_sha256, None, lambda target: self._download_index(entry, target))
+
+    def _cached_index(self, cache: Cache, entry: Shard) -> Index:
+        with cache.open(entry.index_sha256, None, lambda target: self._download_index(entry, target)) as file:
+            return parse_index(self._storage, entry, file.read())
+
+    def _download_index(self, entry: Shard, target: Path) -> None:
+        data = read_index_bytes(self._storage, entry)
+        with map_os_errors(target):
+            target.write_bytes(data)

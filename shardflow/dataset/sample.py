@@ -1,0 +1,49 @@
+"""A sample as it is read from a shard: its parts as views, and what is known of it without reading more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shardflow.errors import IntegrityError, ShardflowError
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One sample of a split.
+
+    Attributes:
+        parts: Part → payload, "jpg" → the encoded image. Views of the shard in memory, not copies.
+        image_size: Width and height of its image in pixels, from the index; (0, 0) if it has no image, or one of
+            unknown size.
+        shard: Number of its shard in the split.
+        record: Its number in the shard.
+        url: The shard, as messages name it.
+        key_source: Its key, or a function that reads the key of a record.
+    """
+
+    parts: Mapping[str, memoryview]
+    image_size: tuple[int, int]
+    shard: int
+    record: int
+    url: str
+    key_source: str | Callable[[int], str]
+
+    @property
+    def key(self) -> str:
+        """The key. It is in the tar and not in the index, and few batches need it, so it is read on demand.
+
+        Raises:
+            IntegrityError: The header that holds it is damaged.
+        """
+        if not isinstance(self.key_source, str):
+            self.key_source = self.key_source(self.record)
+        return self.key_source
+
+    def located(self, error: ShardflowError) -> ShardflowError:
+        """Return an error with this sample as the place where it happened."""
+        try:
+            key = self.key
+        except IntegrityError:
+            key = f"record {self.record}"
+        return error.at(shard=self.url, key=key)

@@ -1,0 +1,198 @@
+"""The index of a shard, read from its storage, and its rows grouped by record."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Container
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.errors import IntegrityError, ShardIndexError, TarError
+from shardflow.formats import shard_index, ustar
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.manifest import Shard
+from shardflow.formats.shard_index import Index
+from shardflow.formats.tar_samples import split_member_name
+from shardflow.storage.storage import Storage
+
+from .sample import Sample
+
+Row = tuple[int, bytes, int, int, int, int, int]
+"""A row of the index as a plain tuple: record, part, offset, size, CRC-32, width, height."""
+
+
+class ShardRows(NamedTuple):
+    """The rows of a shard's index, by record.
+
+    Attributes:
+        members: One row per member.
+        bounds: Record → where its rows begin in `members`; one more entry for the end.
+        keys: Record → the row of its key, for records whose members have extended headers.
+    """
+
+    members: list[Row]
+    bounds: list[int]
+    keys: dict[int, Row]
+
+    @classmethod
+    def from_index(cls, index: Index, samples: int) -> ShardRows:
+        """Group the rows of an index of so many samples."""
+        are_keys = index["part"] == shard_index.KEY_PART
+        members = index[~are_keys]
+        bounds = np.searchsorted(members["record"], np.arange(samples + 1)).tolist()
+        return cls(members.tolist(), bounds, {row[0]: row for row in index[are_keys].tolist()})
+
+    def of_record(self, record: int) -> list[Row]:
+        """Return the rows of a record's members."""
+        return self.members[self.bounds[record] : self.bounds[record + 1]]
+
+    def image_sizes(self) -> npt.NDArray[np.int64]:
+        """Return width and height of each sample's image: int64 [samples, 2], zeros if there is none or unknown."""
+        sizes = np.zeros((len(self.bounds) - 1, 2), dtype=np.int64)
+        for record, name, _, _, _, width, height in reversed(self.members):  # of several images, the first counts
+            if name.decode() in IMAGE_PARTS:
+                sizes[record] = width, height
+        return sizes
+
+    def span(self, record: int) -> tuple[int, int]:
+        """Return the bytes of the tar that hold a record, from its first header to its last payload: begin, end."""
+        rows = self.of_record(record)
+        begin = rows[0][2] - ustar.BLOCK
+        if record in self.keys:
+            begin = min(begin, self.keys[record][2])
+        return begin, max(offset + size for _, _, offset, size, *_ in rows)
+
+    def sample(
+        self,
+        record: int,
+        tar: memoryview,
+        begin: int = 0,
+        *,
+        shard: int,
+        url: str,
+        key: str | Callable[[int], str],
+        unchecked: Container[str] = (),
+    ) -> Sample:
+        """Return a sample whose parts are views of its tar, without copying.
+
+        Args:
+            record: Its number in the shard.
+            tar: The bytes of the tar from `begin` on.
+            begin: Where they begin in the tar.
+            shard, url, key: For the sample, see there.
+            unchecked: Names of parts whose CRC-32 is not checked.
+
+        Raises:
+            IntegrityError: A part is damaged. The error names the shard and the key.
+        """
+        parts: dict[str, memoryview] = {}
+        image_size = None
+        for _, name, offset, size, crc32, width, height in self.of_record(record):
+            part, payload = name.decode(), tar[offset - begin : offset - begin + size]
+            if part not in unchecked and zlib.crc32(payload) != crc32:
+                error = IntegrityError(f"part {part!r} is damaged (its CRC-32 differs); run `shardflow verify`")
+                raise Sample(parts, (0, 0), shard, record, url, key).located(error)
+            parts[part] = payload
+            if image_size is None and part in IMAGE_PARTS:
+                image_size = width, height
+        return Sample(parts, image_size or (0, 0), shard, record, url, key)
+
+    def sample_of_span(self, record: int, data: memoryview, *, shard: int, url: str) -> Sample:
+        """Return a sample from the bytes of its span alone. Its key is checked as well as its parts.
+
+        Raises:
+            IntegrityError: The bytes are not those that the index describes.
+        """
+        begin, end = self.span(record)
+        try:
+            key = self.key(record, data, begin)
+        except IntegrityError as error:
+            raise error.at(shard=url) from error.__cause__
+        if len(data) != end - begin:
+            message = f"the tar ends {end - begin - len(data)} bytes too early; run `shardflow verify`"
+            raise IntegrityError(message).at(shard=url, key=key)
+        return self.sample(record, data, begin, shard=shard, url=url, key=key)
+
+    def key(self, record: int, tar: memoryview, begin: int = 0) -> str:
+        """Return the key of a record: the common name of its members, without the part.
+
+        Args:
+            record: Its number in the shard.
+            tar: The bytes of the tar from `begin` on.
+            begin: Where they begin in the tar.
+
+        Raises:
+            IntegrityError: The header with the key is damaged, or belongs to another member than the index says.
+        """
+        if record not in self.keys:
+            row = self.members[self.bounds[record]]
+            return member_key(bytes(tar[row[2] - ustar.BLOCK - begin : row[2] - begin]), row)
+        _, _, offset, size, crc32, _, _ = self.keys[record]
+        key = bytes(tar[offset - begin : offset - begin + size])
+        if zlib.crc32(key) != crc32:
+            raise IntegrityError(f"record {record}: its name is damaged (its CRC-32 differs); run `shardflow verify`")
+        return key.decode(errors="replace")
+
+
+def member_key(header: bytes, row: Row) -> str:
+    """Return the key in the header of a member.
+
+    Raises:
+        IntegrityError: The header is damaged, or belongs to another member than the index says.
+    """
+    record, part, offset, size, *_ = row
+    try:
+        member = ustar.parse(header, offset)
+    except TarError as error:
+        raise IntegrityError(f"record {record}: {error}; run `shardflow verify`") from error
+    key, found = split_member_name(member.name) or ("", "")
+    # The index of a foreign tar has its parts in lower case, the tar may not.
+    if found.lower() != part.decode().lower() or member.size != size:
+        message = f"record {record}: member {member.name!r} is not the one packed here; run `shardflow verify`"
+        raise IntegrityError(message)
+    return key
+
+
+def read_index(storage: Storage, shard: Shard) -> Index:
+    """Return the index of a shard from its storage.
+
+    Raises:
+        NotFoundError: It is missing.
+        IntegrityError: It is not the one packed.
+        ShardIndexError: It does not fit its tar.
+        StoreError: It is out of reach.
+    """
+    return parse_index(storage, shard, storage.read(shard.index_name))
+
+
+def read_index_bytes(storage: Storage, shard: Shard) -> bytes:
+    """Return the bytes of a shard's index from its storage, checked.
+
+    Raises:
+        NotFoundError: It is missing.
+        IntegrityError: It is not the one packed.
+        StoreError: It is out of reach.
+    """
+    return _checked(storage, shard, storage.read(shard.index_name))
+
+
+def parse_index(storage: Storage, shard: Shard, data: bytes) -> Index:
+    """Return an index from its bytes, checked against the manifest.
+
+    Raises:
+        IntegrityError: It is not the one packed.
+        ShardIndexError: It does not fit its tar.
+    """
+    try:
+        return shard_index.from_bytes(_checked(storage, shard, data), samples=shard.samples, tar_bytes=shard.bytes)
+    except ShardIndexError as error:
+        raise error.at(shard=storage.url(shard.name)) from None
+
+
+def _checked(storage: Storage, shard: Shard, data: bytes) -> bytes:
+    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+        raise IntegrityError(f"{storage.url(shard.index_name)} is not the index packed; run `shardflow verify`")
+    return data

@@ -1,0 +1,176 @@
+"""Virtual datasets: writes the indexes and the manifest of a dataset whose tars lie elsewhere, in its roots.
+
+Every file is created and none is replaced. The same call, made again after it was stopped, finds its own files and goes
+on. The manifest is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shardflow.errors import ConfigError, DatasetExistsError
+from shardflow.formats import manifest, shard_index
+from shardflow.formats.manifest import Manifest, Shard
+from shardflow.formats.roots import Root, split_shard_name
+from shardflow.formats.shard_index import Index
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.storage import Storage
+from shardflow.storage.urls import canonical_root
+from shardflow.storage.virtual import relative_root, root_url
+
+from .dataset import Dataset
+
+_FILES_AT_A_TIME = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualReport:
+    """A virtual dataset that was written.
+
+    Attributes:
+        fingerprint: Its fingerprint.
+        samples, shards: Numbers of samples and of shards, by split.
+    """
+
+    fingerprint: str
+    samples: Mapping[str, int]
+    shards: Mapping[str, int]
+
+
+class TarLocation(NamedTuple):
+    """Where a tar lies.
+
+    Attributes:
+        root: The directory or URL that it is below.
+        fingerprint: Fingerprint of the dataset there; None if there is none.
+        path: Its path below the root.
+        bytes, sha256: Its size and SHA-256.
+    """
+
+    root: str
+    fingerprint: str | None
+    path: str
+    bytes: int
+    sha256: str
+
+
+class SelectedRows(NamedTuple):
+    """The records of a tar that belong to a split: rows of an index, their records numbered from 0."""
+
+    split: str
+    tar: TarLocation
+    rows: Index
+
+
+def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
+    """Return where the tars of a split lie, in order; the tars of a virtual dataset lie in its roots."""
+    own = canonical_root(dataset.url)
+    roots = {
+        name: (canonical_root(root_url(dataset.url, root)), root.fingerprint)
+        for name, root in dataset.manifest.roots.items()
+    }
+
+    def location(shard: Shard) -> TarLocation:
+        if not roots:
+            return TarLocation(own, dataset.fingerprint, shard.name, shard.bytes, shard.sha256)
+        name, path = split_shard_name(shard.name)
+        return TarLocation(*roots[name], path, shard.bytes, shard.sha256)
+
+    return [location(shard) for shard in dataset[split].shards]
+
+
+def build_virtual_dataset(
+    dst: str | os.PathLike[str],
+    selected: Iterable[SelectedRows],
+    *,
+    splits: Sequence[str],
+    classes: tuple[str, ...] | None,
+    recipe: Mapping[str, Any],
+    made_by: str,
+    bad: Sequence[Mapping[str, str]] = (),
+    storage_options: Mapping[str, Any] | None = None,
+) -> VirtualReport:
+    """Write the indexes of a virtual dataset and, at the end, its manifest.
+
+    Args:
+        dst: A directory or URL without a dataset.
+        selected: Its shards in order, tar by tar.
+        splits: The names of its splits in order; a split without samples is left out.
+        classes, recipe: For the manifest.
+        made_by: How it was made, for people to read.
+        bad: The lines of `quarantine.jsonl`; the file is not written if there are none.
+        storage_options: For `dst`, if it is a URL.
+
+    Raises:
+        DatasetExistsError: There is a dataset.
+        ConfigError: No sample is selected, or the dataset cannot name its tars from there, or another file is in the
+            way.
+        StoreError: The dataset cannot be written.
+    """
+    from shardflow import __version__  # here, because shardflow imports this module while it is being imported
+
+    storage = open_storage(dst, storage_options)
+    names: dict[str, str] = {}  # root → its name in the manifest
+    roots: dict[str, Root] = {}
+    shards: dict[str, list[Shard]] = {split: [] for split in splits}
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        for split, tar, rows in selected:
+            if tar.root not in names:
+                names[tar.root] = str(len(names))
+                url = relative_root(storage, open_storage(tar.root))
+                roots[names[tar.root]] = Root(url=url, fingerprint=tar.fingerprint)
+            data = shard_index.to_bytes(rows)
+            shard = Shard(
+                name=f"{split}/{names[tar.root]}/{tar.path}",
+                samples=int(rows["record"][-1]) + 1,
+                bytes=tar.bytes,
+                sha256=tar.sha256,
+                index_sha256=hashlib.sha256(data).hexdigest(),
+            )
+            shards[split].append(shard)
+            yield shard.index_name, data
+        if bad:
+            yield manifest.QUARANTINE_NAME, "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in bad).encode()
+
+    if storage.size(manifest.FILE_NAME) is not None:
+        raise DatasetExistsError(f"{storage} already holds a dataset; choose another destination or remove it")
+    unwritten = files()
+    batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))  # finds errors before a directory is made
+    if not any(shards.values()):
+        raise ConfigError("no sample is selected, so the dataset would be empty; select others")
+    with storage.exclusive_writer(), ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:
+        while batch:
+            list(pool.map(lambda file: _put(storage, *file), batch))
+            batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))
+        written = Manifest(
+            splits={split: tuple(entries) for split, entries in shards.items() if entries},
+            classes=classes,
+            recipe=recipe,
+            tools={"shardflow": __version__, "made by": made_by},
+            inputs=sum(shard.samples for entries in shards.values() for shard in entries) + len(bad),
+            roots=roots,
+        )
+        storage.put_new(manifest.FILE_NAME, written.to_bytes())
+    return VirtualReport(
+        fingerprint=written.fingerprint,
+        samples={split: sum(shard.samples for shard in entries) for split, entries in written.splits.items()},
+        shards={split: len(entries) for split, entries in written.splits.items()},
+    )
+
+
+def _put(storage: Storage, name: str, data: bytes) -> None:
+    """Write a new file; one with the same content is left by an earlier attempt."""
+    try:
+        storage.put_new(name, data)
+    except DatasetExistsError:
+        if storage.read(name) != data:
+            message = f"{storage.url(name)} exists and has other content, which is not overwritten"
+            raise ConfigError(f"{message}; choose an empty or a new destination") from None

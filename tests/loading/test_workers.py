@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.making import make_dataset
+
+OPTIONS = "batch_size=4, decoder=shardflow.CenterCropDecoder(8)"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"shardflow.Loader(url, num_workers=0, {OPTIONS})",
+        f"shardflow.Loader(url, num_workers=1, {OPTIONS})",  # of more, torch warns where there is one core
+        f"shardflow.Loader(f'local://{{url}}', num_workers=0, cache=cache, {OPTIONS})",
+        f"shardflow.Mix([(url, 1), (url, 2)], num_workers=0, {OPTIONS})",
+    ],
+    ids=["alone", "workers", "cached", "mix"],
+)
+def test_a_script_that_ends_in_an_epoch_says_nothing(tmp_path: Path, source: str) -> None:
+    """An iteration that is still under way when the interpreter exits, kept in a global, ends silently."""
+    make_dataset(tmp_path / "set", [20, 20])
+    script = f"""
+import shardflow
+url, cache = {str(tmp_path / "set")!r}, {str(tmp_path / "cache")!r}
+source = {source}
+batches = iter(source)
+next(batches)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=90)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
