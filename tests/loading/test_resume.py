@@ -215,8 +215,17 @@ def test_state_survives_torch_save(dataset: Path, tmp_path: Path) -> None:
 def test_states_of_earlier_releases_load(dataset: Path) -> None:
     """Entries keep their names, and lanes and window that a run without shuffling could once set are accepted."""
     assert loader(dataset).state_dict() == {
-        **{"version": 2, "fingerprint": shardflow.open(dataset).fingerprint, "split": "train", "limit": None},
-        **{"samples_per_epoch": None, "shuffle": True, "seed": 0, "lanes": 8, "window": 16, "epoch": 0, "position": 0},
+        "version": 2,
+        "fingerprint": shardflow.open(dataset).fingerprint,
+        "split": "train",
+        "limit": None,
+        "samples_per_epoch": None,
+        "shuffle": True,
+        "seed": 0,
+        "lanes": 8,
+        "window": 16,
+        "epoch": 0,
+        "position": 0,
     }
     in_order = loader(dataset, shuffle=False)
     in_order.load_state_dict({**in_order.state_dict(), "lanes": 2, "window": 64, "position": 14})
