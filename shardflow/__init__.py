@@ -8,16 +8,16 @@
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
     shardflow.Cache(directory)      where shards and decoded images are kept
     shardflow.open(url)             dataset -> splits and samples by number
-    shardflow.verify(url)           dataset -> everything that is wrong with it
+    shardflow.verify(url)           dataset -> all damage in it
     shardflow.repair(url, source)   dataset -> the same dataset, undamaged
     shardflow.sync(src, dst)        dataset -> the same dataset somewhere else
-    shardflow.index(urls, to)       tars of others -> a dataset, where they are
-    shardflow.subset(src, dst)      dataset -> some of its samples as a dataset, its tars where they are
-    shardflow.split(src, dst)       dataset -> the same with a split held out, its tars where they are
-    shardflow.diff(a, b)            datasets -> how they differ
-    shardflow.merge(srcs, dst)      datasets -> one dataset, their tars where they are
+    shardflow.index(urls, to)       tars of other writers -> a dataset over them, in place
+    shardflow.subset(src, dst)      dataset -> a dataset of some of its samples, over the same tars
+    shardflow.split(src, dst)       dataset -> a dataset with a split held out, over the same tars
+    shardflow.merge(srcs, dst)      datasets -> one dataset, over the same tars
+    shardflow.diff(a, b)            datasets -> their differences
     shardflow.tune(make_loader)     your loader -> the settings that suit this machine
-    shardflow.errors                every error that is raised on purpose
+    shardflow.errors                the exceptions
 
 The names that need torch are imported on first use, so that `import shardflow` does not load it.
 """
@@ -40,7 +40,7 @@ from .dataset.verifying import Finding, verify
 from .dataset.virtual_dataset import VirtualReport
 from .packing.extending import ExtendReport, extend
 
-# Bound here and not on first use: importing the modules of these names would otherwise put the modules in their place.
+# Bound here and not on first use: importing a module of the same name would otherwise replace the function.
 from .packing.packing import Collection, Folder, PackReport, Shards, Table, pack
 from .packing.repairing import RepairReport, repair
 from .storage.cache import Cache

@@ -1,4 +1,4 @@
-"""The cores that this process may use."""
+"""CPU cores that this process may use."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def allowed_cores() -> int:
-    """Return how many cores affinity and control group allow this process."""
+    """Return the number of cores that affinity and control group allow this process, 1 or more."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
             cores = min(cores, max(1, int(quota) // int(period)))
     except (OSError, ValueError):
-        pass  # no control group of version 2: affinity alone counts
+        pass  # no control group of version 2: only affinity limits it
     return cores

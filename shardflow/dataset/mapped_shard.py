@@ -87,7 +87,7 @@ class MappedShard:
 
 def _rebuilt_rows(tar: memoryview, shard: Shard, url: str) -> ShardRows:
     try:
-        data = shard_index.rebuilt(tar, shard.index_sha256)
+        data = shard_index.rebuild(tar, shard.index_sha256)
         index = shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except (FormatError, IntegrityError) as error:
         raise error.at(shard=url) from None

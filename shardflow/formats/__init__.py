@@ -1,4 +1,4 @@
-"""Formats: what the bytes of a dataset mean: tars, indexes, manifests, receipts, labels, image types.
+"""Formats: the meaning of the bytes of a dataset: tars, indexes, manifests, receipts, labels, image types.
 
-Pure functions of bytes: nothing here opens a file.
+Everything here is a pure function of bytes and opens no file.
 """

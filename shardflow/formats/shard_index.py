@@ -1,8 +1,8 @@
-"""The index of a shard: one row per member, so that a sample is a slice of a memory map and never a search.
+"""The index of a shard: one row per member, so that a sample is a slice of a memory map, and no tar is searched.
 
-The file is a plain `.npy` of a structured little-endian array (numpy.lib.format version 1.0), and `numpy.load` loads
-it. We write its header ourselves because the bytes must not depend on the numpy version: the manifest holds their
-SHA-256. An index can be rebuilt from its shard alone.
+The file is a plain `.npy` of a structured little-endian array (numpy.lib.format version 1.0); `numpy.load` loads it.
+Its header is written here, because the bytes must not depend on the version of numpy: the manifest has their SHA-256.
+An index can be rebuilt from its shard.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .tar_samples import split_member_name
 from .ustar import walk
 
 KEY_PART = b""
-"""The part of a row that is no member: what it leads to is the sample's key, where plain headers do not have it."""
+"""The part of a row that is not a member but the key of its sample, where the headers are not plain ones."""
 
 DTYPE = np.dtype(
     [
         ("record", "<u4"),  # ordinal of the sample in its shard, 0 … samples-1
-        ("part", "S16"),  # what follows the key and its dot: b"jpg"
+        ("part", "S16"),  # without the key and its dot: b"jpg"
         ("offset", "<u8"),  # of the payload, from the start of the shard
         ("size", "<u4"),  # of the payload, in bytes
         ("crc32", "<u4"),  # of the payload (zlib's CRC-32)
@@ -73,8 +73,8 @@ def build(tar: memoryview) -> tuple[Index, list[str]]:
     """Rebuild the index of a shard from its bytes; return it with the keys of the samples in order.
 
     Raises:
-        TarError: The shard is damaged, a name has no dot or comes twice, or the members of a sample do not stand
-            together.
+        TarError: The shard is damaged, a name has no dot or comes twice, or the members of a sample are not
+            neighbours.
     """
     rows: list[Row] = []
     keys: list[str] = []
@@ -82,14 +82,14 @@ def build(tar: memoryview) -> tuple[Index, list[str]]:
     names: set[str] = set()
     for member in walk(tar):
         if member.name in names:
-            raise TarError(f"member {member.name!r} comes twice; readers would take one for the other")
+            raise TarError(f"member {member.name!r} comes twice; each name can come once only")
         names.add(member.name)
         if (key_and_part := split_member_name(member.name)) is None:
             raise TarError(f"member {member.name!r} is not named KEY.PART, as the WebDataset convention asks")
         key, part = key_and_part
         if not keys or key != keys[-1]:
             if key in seen:
-                raise TarError(f"the members of sample {key!r} do not stand together")
+                raise TarError(f"the members of sample {key!r} are not neighbours")
             seen.add(key)
             keys.append(key)
         payload = tar[member.offset : member.offset + member.size]
@@ -97,12 +97,12 @@ def build(tar: memoryview) -> tuple[Index, list[str]]:
     return from_rows(rows), keys
 
 
-def rebuilt(tar: memoryview, sha256: str) -> bytes:
+def rebuild(tar: memoryview, sha256: str) -> bytes:
     """Return the contents of a lost index, rebuilt from its shard.
 
     Raises:
         TarError, ShardIndexError: As for `build`.
-        IntegrityError: It has another SHA-256: the tar is damaged, or the index was made in another way, as of a view.
+        IntegrityError: It has another SHA-256: the tar is damaged, or the index is that of a virtual dataset.
     """
     data = to_bytes(build(tar)[0])
     if hashlib.sha256(data).hexdigest() != sha256:
@@ -126,9 +126,9 @@ def from_bytes(data: bytes, *, samples: int, tar_bytes: int) -> Index:
     """Read an index and check that it can belong to a shard of `samples` samples and `tar_bytes` bytes.
 
     Raises:
-        ShardIndexError: It is not such an index.
+        ShardIndexError: It is not an index, or that of another shard.
     """
-    # Our headers have one form, so nothing has to be parsed: the length says how many rows there must be.
+    # Headers have one form, so none is parsed: the number of rows follows from the length of the file.
     for length in {(len(data) - len(_header(example))) // DTYPE.itemsize for example in (0, 10**9)}:
         header = _header(max(0, length))
         if data.startswith(header) and len(data) == len(header) + length * DTYPE.itemsize:

@@ -1,8 +1,8 @@
 """ustar headers: the 512 bytes before each member of a shard.
 
 Source: POSIX.1-2017, pax utility, "ustar Interchange Format". Shards use its plainest part: regular files, no links, no
-extensions, every field that could differ between two machines fixed. Reading accepts any ustar or GNU header of a
-regular file; what the reader cannot represent is named instead of skipped.
+extensions, and a fixed value in every field that could differ between two machines. Any ustar or GNU header of a
+regular file is read; any other header is an error, and never skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_SIZE = 8**11 - 1  # eleven octal digits
 
 
 class Member(NamedTuple):
-    """One file in a tar: its name, and where its payload lies."""
+    """One file in a tar: its name, and offset and size of its payload in bytes."""
 
     name: str
     offset: int
@@ -57,7 +57,7 @@ def header(name: str, size: int) -> bytes:
 
 
 def walk(buffer: memoryview) -> Iterator[Member]:
-    """Yield the members of a tar in order, reading nothing but their headers.
+    """Yield the members of a tar in order. Only headers are read.
 
     Raises:
         TarError: A header is damaged, a payload or the end is cut off, or a member is not a regular file.
@@ -66,10 +66,10 @@ def walk(buffer: memoryview) -> Iterator[Member]:
     while True:
         block = bytes(buffer[position : position + BLOCK])
         if len(block) < BLOCK:
-            raise TarError(f"ends at byte {end} without the two zero blocks that close a tar; it is cut short")
+            raise TarError(f"it ends at byte {end} without the two zero blocks that close a tar: it is cut short")
         if not any(block):
             if len(buffer) - position < len(END) or any(buffer[position:]):
-                raise TarError(f"one zero block at byte {position} is not followed by zeros to the end; it is damaged")
+                raise TarError(f"the zero block at byte {position} is not followed by zeros to the end: it is damaged")
             return
         member = parse(block, position + BLOCK)
         position = member.offset + member.size + padding(member.size)
@@ -90,7 +90,7 @@ def parse(block: bytes, payload: int) -> Member:
     # The checksum counts its own eight bytes as spaces (0x20 each).
     expected = sum(block) - sum(block[148:156]) + 8 * 0x20
     if _octal(block[148:156], where) != expected:
-        raise TarError(f"{where} fails its checksum; the bytes are damaged or this is no tar")
+        raise TarError(f"{where} fails its checksum: the bytes are damaged, or this is not a tar")
     if block[257:262] != b"ustar":
         raise TarError(f"{where} is not ustar; write the tar with `tar --format=ustar`")
     kind = block[156:157]
@@ -104,8 +104,8 @@ def parse(block: bytes, payload: int) -> Member:
 
 
 def member_name(block: bytes) -> str:
-    """Return the name in a header that is known to be sound."""
-    # GNU tar leaves other things where POSIX has the name's prefix.
+    """Return the name in a valid header."""
+    # GNU tar has other fields where POSIX has the prefix of the name.
     prefix = b"" if block[257:265] == b"ustar  \0" else block[345:500].split(b"\0", 1)[0]
     name = block[0:100].split(b"\0", 1)[0]
     return (prefix + b"/" + name if prefix else name).decode()

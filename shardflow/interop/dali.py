@@ -1,4 +1,4 @@
-"""Index files for the webdataset reader of NVIDIA DALI, which otherwise walks through every tar before it starts.
+"""Index files for the webdataset reader of NVIDIA DALI, which otherwise scans every tar before it starts.
 
 The format is that of DALI's `wds2idx` script, version 1.2: a line with the version and the number of samples, then a
 line per sample with extension, offset of the payload, size and member name of each of its parts, separated by blanks.
@@ -23,15 +23,15 @@ _VERSION = "v1.2"
 def write_dali_indexes(dataset: Dataset, directory: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """Write an index file per shard, and yield the path of each as it is written.
 
-    The names are those of the shards, "train/000000.idx" for "train/000000.tar". Of the tars, only headers are read;
-    shards that are not on a local disk are fetched into the cache for that. What is there already is written anew.
+    The file for "train/000000.tar" is "train/000000.idx"; an existing file is replaced. Only headers of the tars are
+    read, but remote shards are downloaded into the cache for that.
 
     Args:
-        dataset: Whose shards.
-        directory: Where to write them; by default beside the shards.
+        dataset: The dataset.
+        directory: Where to write the files; by default beside the shards.
 
     Raises:
-        ConfigError: There is no directory, and the shards are not on a local disk; or a member's name has a blank.
+        ConfigError: No directory is given, and the shards are not on a local disk; or the name of a member has a blank.
         StoreError: A shard is missing, or a file cannot be written.
         IntegrityError: A shard is damaged.
     """
@@ -50,9 +50,8 @@ def _index(reader: ShardReader, shard: int) -> str:
         fields: list[str] = []
         for member in reader.members(shard, record):
             if any(character.isspace() for character in member.name):
-                raise ConfigError(
-                    f"{reader.url(shard)}: DALI cannot read member {member.name!r}, whose name has a blank"
-                )
+                message = f"DALI cannot read member {member.name!r}, whose name has a blank"
+                raise ConfigError(f"{reader.url(shard)}: {message}")
             _, part = split_member_name(member.name) or ("", "")
             fields += [part, str(member.offset), str(member.size), member.name]
         lines.append(" ".join(fields))

@@ -1,7 +1,7 @@
-"""What Megatron Energon needs to read a dataset: `.nv-meta`, and beside each tar the places of its samples, `.tar.idx`.
+"""Files for Megatron Energon: metadata in `.nv-meta`, and for each tar the offsets of its samples, `.tar.idx`.
 
-That is what `energon prepare` writes (megatron-energon 7), but for `index.sqlite`, which is for finding samples by key,
-and cannot be made where two splits use the same keys. The files named `.yaml` are JSON, which is YAML as well.
+`energon prepare` writes the same files (megatron-energon 7), and `index.sqlite`, which finds samples by key and cannot
+be made if two splits use the same keys. The `.yaml` files are JSON, which is YAML too.
 """
 
 from __future__ import annotations
@@ -25,39 +25,40 @@ _META = ".nv-meta"
 
 
 def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Write an index per shard and then the description of the whole, and yield the path of each as it is written.
+    """Write an index per shard and then the metadata, and yield the path of each file as it is written.
 
-    No tar is read. Samples are images with the number of their class, or images alone where there are no labels.
+    No tar is read. Samples are images with the number of their class, or only images if there are no labels.
 
     Args:
-        dataset: Whose shards.
-        directory: Where to write; by default beside the shards, where Energon looks. Files that went elsewhere have to
-            be copied there.
+        dataset: The dataset.
+        directory: Where to write the files; by default beside the shards, where Energon expects them.
 
     Raises:
-        ConfigError: There is no directory, and the shards are not on a local disk; or they belong to other datasets.
+        ConfigError: No directory is given, and the shards are not on a local disk; or the dataset is virtual.
         StoreError: An index is missing, or a file cannot be written.
         IntegrityError: An index is damaged.
     """
     if dataset.manifest.roots:
-        raise ConfigError(f"{dataset.url} has no shards of its own, and Energon reads whole ones; `shardflow sync` it")
+        raise ConfigError(
+            f"{dataset.url} has no shards of its own, and Energon reads whole shards; `shardflow sync` it first"
+        )
     root = beside_shards(dataset.storage, directory)
     images: set[str] = set()
     for split in dataset.values():
         for number, shard in enumerate(split.shards):
             index = split.reader.index(number)
             images |= {part.decode() for part in np.unique(index["part"]).tolist()} & IMAGE_PARTS
-            root.put(f"{shard.name}.idx", _places(index))
+            root.put(f"{shard.name}.idx", _offsets(index))
             yield root.local_path(f"{shard.name}.idx")
     if len(images) != 1:
-        raise ConfigError(f"{dataset.url}: Energon reads one kind of images, and here are {sorted(images)}")
-    for name, content in _described(dataset, images.pop()).items():
+        raise ConfigError(f"{dataset.url}: Energon reads images of one format, found {sorted(images)}")
+    for name, content in _metadata(dataset, images.pop()).items():
         root.put(f"{_META}/{name}", json.dumps(content, indent=1).encode() + b"\n")
         yield root.local_path(f"{_META}/{name}")
 
 
-def _places(index: Index) -> bytes:
-    """Return where each sample begins in the tar, with its first header, and where the last one ends: uint64."""
+def _offsets(index: Index) -> bytes:
+    """Return the offset of the first header of each sample, and the end of the last sample: little-endian uint64."""
     first = np.flatnonzero(np.diff(index["record"].astype(np.int64), prepend=-1))
     begins = index["offset"][first] - ustar.BLOCK
     last = index[-1]
@@ -65,7 +66,7 @@ def _places(index: Index) -> bytes:
     return np.append(begins, end).astype("<u8").tobytes()
 
 
-def _described(dataset: Dataset, image: str) -> dict[str, object]:
+def _metadata(dataset: Dataset, image: str) -> dict[str, object]:
     labelled = dataset.classes is not None
     return {
         ".info.json": {

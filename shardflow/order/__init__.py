@@ -1,4 +1,4 @@
-"""Order: which sample comes when, as pure functions of (seed, epoch, position).
+"""Order: pure functions from (seed, epoch, position) to the sample that comes there.
 
-Numpy alone: nothing here reads a file, a clock or a generator.
+They need numpy alone, and read no file, no clock and no random generator.
 """

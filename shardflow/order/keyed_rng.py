@@ -1,11 +1,12 @@
-"""Keyed randomness: every random number is a pure function of integers that name what it is for.
+"""Keyed randomness: every random number is a pure function of a key, which is made of integers and words.
 
-No generator is ever advanced, so nothing has to be saved, and anybody can compute any number without those before it.
-The function is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
-OOPSLA 2014, with Stafford's "Mix13" constants), written in wrapping 64-bit integer arithmetic: the results are the same
-for every numpy version, byte order and machine, and frozen by golden values in the tests.
+No generator has a state, so nothing has to be saved, and any number can be computed without those before it. This is a
+counter-based generator as in Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Its hash is the
+finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014, with
+Stafford's "Mix13" constants), in wrapping 64-bit integer arithmetic: the results are the same for every numpy version,
+byte order and machine, and golden values in the tests freeze them.
 
-Keys are folded from their parts, never added: `seed + epoch` would give epoch 1 of seed 0 the order of epoch 0 of
+Keys are folded from their parts, never added: with `seed + epoch`, epoch 1 of seed 0 would have the order of epoch 0 of
 seed 1.
 """
 
@@ -39,20 +40,20 @@ def _mix_array(values: U64) -> U64:
 
 
 def fold(key: int, part: int | str) -> int:
-    """Return the 64-bit key that `key` becomes when it is narrowed down by `part`."""
+    """Return the 64-bit key of `part` within `key`. `part` is any integer or word."""
     if isinstance(part, str):
         part = int.from_bytes(hashlib.sha256(part.encode()).digest()[:8], "little")
     return _mix((_mix((part + _GAMMA) & _MASK) + key * _GAMMA) & _MASK)
 
 
 def fold_array(key: int, parts: npt.NDArray[Any]) -> U64:
-    """Return `fold(key, part)` for each of the integers `parts`, as uint64."""
+    """Return `fold(key, part)` for each of the integers in `parts`, as uint64 of the same shape."""
     mixed = _mix_array(parts.astype(np.uint64) + np.uint64(_GAMMA))
     return _mix_array(mixed + np.uint64((key * _GAMMA) & _MASK))
 
 
 def key(*parts: int | str) -> int:
-    """Return the 64-bit key named by `parts`: integers, and words that keep uses apart.
+    """Return the 64-bit key of `parts`: integers, and words that keep the uses of a seed apart.
 
     >>> key(0, "shards", 3) == fold(fold(fold(0, 0), "shards"), 3)
     True
@@ -64,9 +65,9 @@ def key(*parts: int | str) -> int:
 
 
 def permutation(key: int, length: int) -> npt.NDArray[np.int64]:
-    """Return the permutation of 0 … length-1 that belongs to `key`, as int64.
+    """Return the permutation of 0 … length-1 of a key, as int64.
 
-    SplitMix64 is a bijection of its counter, so the sorted values are distinct and no tie has to be broken.
+    SplitMix64 is a bijection of its counter, so the sorted values are distinct and there are no ties.
     """
     counters = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(_GAMMA)
     return np.argsort(_mix_array(counters + np.uint64(key)), kind="stable")

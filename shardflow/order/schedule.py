@@ -1,14 +1,14 @@
-"""The schedule: which positions of an epoch each rank takes at each step.
+"""The schedule: the positions of an epoch that each rank takes at each step.
 
     rank r    takes the positions p with p % world_size == r
     step k    of an epoch entered at `first` covers the world_size*B positions from first + k*world_size*B on
 
-Any run of world_size*B positions holds B of each residue, so a step gives every rank exactly B samples wherever the
-epoch was entered. What is left at the end is the tail:
+Any world_size*B positions in a row hold B of each residue, so a step gives every rank exactly B samples, wherever the
+epoch was entered. The positions that are left at the end, fewer than a global batch, are the tail:
 
-    drop      is left out: less than one global batch
-    pad       is filled up by starting over at position 0; the repeats are marked invalid
-    short     is dealt out as evenly as it goes, so some ranks get one sample more than others, and some perhaps none
+    drop      they are left out
+    pad       they are filled up with positions from 0 on; these repeats are marked invalid
+    short     they are dealt out evenly: some ranks get one sample more than others, or some get one and others none
 
 Every rank has the same number of steps in each of the three.
 """
@@ -56,7 +56,7 @@ class Schedule:
 
     @property
     def global_batch(self) -> int:
-        """Positions that all ranks together take in one step."""
+        """Number of positions that all ranks together take in one step."""
         return self.batch_size * self.world_size
 
     def steps(self, first: int = 0) -> int:
@@ -65,9 +65,9 @@ class Schedule:
         return left // self.global_batch if self.tail == "drop" else -(-left // self.global_batch)
 
     def positions(self, first: int, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Return this rank's positions in step `step` counted from position `first`, and which of them are valid.
+        """Return this rank's positions in step `step` of an epoch entered at `first`, and which of them are valid.
 
-        Positions are int64, all below `length`; invalid ones are repeats that fill a padded tail.
+        Positions are int64 and below `length`, validity is bool. Invalid positions are repeats that fill a padded tail.
         """
         start = first + step * self.global_batch
         stop = start + self.global_batch
@@ -77,5 +77,5 @@ class Schedule:
         return mine % max(1, self.length), mine < self.length
 
     def after(self, first: int, step: int) -> int:
-        """Return the position at which an epoch entered at `first` goes on after `step` steps."""
+        """Return the position at which an epoch entered at `first` continues after `step` steps."""
         return min(first + step * self.global_batch, self.length)

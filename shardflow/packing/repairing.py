@@ -141,7 +141,7 @@ def _mend(storage: Storage, shard: Shard, donor: Donor | None) -> list[str]:
                 raise NotFoundError(f"{shard.name} is lost; name a copy of the dataset, or what it was packed from")
             donor(shard, path)
             tar = path.read_bytes()
-        rebuilt = shard_index.rebuilt(memoryview(tar), shard.index_sha256)
+        rebuilt = shard_index.rebuild(memoryview(tar), shard.index_sha256)
         if path.exists():
             storage.upload(shard.name, path)
             mended.append(shard.name)

@@ -11,12 +11,12 @@ from tests.helpers.corruption import DAMAGES, TAR, Whole
 from tests.helpers.making import flip
 
 AT_MOST = 12
-"""So many cases of each kind of damage are tried here, evenly spread; `tools/fire corruption` tries all of them."""
+"""Cases of each kind of damage that are tried here, evenly spread; `tools/fire corruption` tries all of them."""
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """The dataset that is damaged and mended again and again."""
+    """The dataset that is damaged and restored again and again."""
     return Whole(tmp_path_factory.mktemp("corruption"))
 
 
@@ -27,14 +27,14 @@ def test_no_kind_got_lost() -> None:
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damage_is_found_and_never_delivered(kind: str, whole: Whole) -> None:
-    """`verify` names every file that is not as it was packed, and readers deliver the right sample or an error."""
+    """`verify` reports every file that is not as packed, and readers return the right sample or raise an error."""
     cases = list(DAMAGES[kind](whole.files))
     for damage in cases[:: -(-len(cases) // AT_MOST)]:
         assert whole.harm(damage).found
 
 
 def test_verify_goes_on_behind_a_damaged_header(whole: Whole, tmp_path: Path) -> None:
-    """Behind a header that cannot be read, every further damaged member is named as well, as the index has them."""
+    """After a header that cannot be read, further damaged members are found with the index."""
     root = Path(shutil.copytree(whole.root, tmp_path / "set"))
     members = list(ustar.walk(memoryview(whole.files[TAR])))
     flip(root / TAR, members[0].offset - 1, members[3].offset + 7, members[4].offset - 300)

@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def expected(number: int, root: Path, split: str = "train") -> dict[str, Any]:
-    """Sample `number` as it was written."""
+    """Return sample `number` as it was written."""
     sizes = SIZES if split == "train" else [2]
     shard = next(n for n in range(len(sizes)) if number < sum(sizes[: n + 1]))
     return {
@@ -40,7 +40,7 @@ def expected(number: int, root: Path, split: str = "train") -> dict[str, Any]:
 
 
 def all_samples(url: Path) -> list[dict[str, Any]]:
-    """The samples of the split `train`, opened afresh."""
+    """Open the dataset and return the samples of the split `train`."""
     return list(shardflow.open(url)["train"])
 
 
@@ -77,7 +77,7 @@ def test_dataset_is_a_mapping_of_splits(root: Path) -> None:
 
 
 def test_missing_split_is_named(root: Path) -> None:
-    """A split that is not there is a ConfigError that names those that are."""
+    """A split that does not exist is a ConfigError that names the splits."""
     with pytest.raises(ConfigError, match=r"no split 'test'; it has (train, val|val, train)"):
         shardflow.open(root)["test"]
 
@@ -105,7 +105,7 @@ def test_first_sample_of_each_shard(root: Path) -> None:
 
 
 def test_missing_dataset_is_named(root: Path, tmp_path: Path) -> None:
-    """What does not exist, what is a file, and what holds no manifest are told apart, with what to do."""
+    """A path that does not exist, a file, and a directory without a manifest get different messages with a remedy."""
     for url in (tmp_path / "none", root / FILE_NAME):
         with pytest.raises(NotFoundError, match=r"does not exist; pack one with `shardflow pack"):
             shardflow.open(url)
@@ -131,7 +131,7 @@ def test_empty_split(tmp_path: Path) -> None:
 
 
 def read_all(split: shardflow.Split, results: Any) -> None:
-    """What another process does with a split."""
+    """Put all samples of a split into a queue; runs in another process."""
     results.put(list(split))
 
 
@@ -152,7 +152,7 @@ def test_other_processes_read_the_same(root: Path, method: str) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_few_shards_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """With more shards than are kept mapped, the samples are right in any order and files do not pile up."""
+    """With more shards than stay mapped, the samples are right in any order and the number of open files is bounded."""
     monkeypatch.setattr(reader_module, "MAPPED_SHARDS", limit)
     split = shardflow.open(make_dataset(tmp_path / "set", [2] * 20))["train"]
     before = len(os.listdir("/proc/self/fd"))
@@ -164,17 +164,18 @@ def test_few_shards_stay_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_shard_used_last_stays_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of too many shards, the one that was not used for longest is let go."""
+    """If too many shards are mapped, the least recently used one is unmapped."""
     monkeypatch.setattr(reader_module, "MAPPED_SHARDS", 2)
-    split = shardflow.open(make_dataset(tmp_path / "set", [1] * 3))["train"]
+    root = make_dataset(tmp_path / "set", [1] * 3)
+    split = shardflow.open(root)["train"]
     for shard in (0, 1, 0, 2):
         split.reader.read(shard, 0)
     maps = Path("/proc/self/maps").read_text()
-    assert [f"{shard:06}.tar" in maps for shard in range(3)] == [True, False, True]
+    assert [f"{root}/train/{shard:06}.tar" in maps for shard in range(3)] == [True, False, True]
 
 
 def test_mapped_parts_cannot_reach_the_file(root: Path) -> None:
-    """Payloads of a mapped shard are memoryviews that may be written, and nothing of it gets to the disk."""
+    """Payloads of a mapped shard are writable memoryviews, and writes do not reach the disk."""
     before = (root / "train/000000.tar").read_bytes()
     parts = shardflow.open(root)["train"].reader.read(0, 0).parts
     assert isinstance(parts["jpg"], memoryview)
@@ -233,7 +234,7 @@ def test_damaged_payload_is_named(root: Path, part: str) -> None:
 
 @pytest.mark.parametrize("damage", ["name", "not text", "zeros", "other size", "other part"])
 def test_damaged_key_is_named(root: Path, damage: str) -> None:
-    """A key that stands in a damaged header is an IntegrityError: bytes never come with a wrong key."""
+    """A key in a damaged header is an IntegrityError: a sample never gets a wrong key."""
     tar = root / "train/000000.tar"
     data = bytearray(tar.read_bytes())
     if damage == "name":
@@ -281,7 +282,7 @@ def test_shards_of_all_splits(root: Path) -> None:
 
 
 def test_a_damaged_copy_of_an_index_is_fetched_again(root: Path, tmp_path: Path) -> None:
-    """The index of a shard far away is whole though its copy in the cache was damaged; a missing one is said."""
+    """The index of a remote shard is downloaded again if its copy is damaged; a missing index is an error."""
     split = shardflow.open(f"local://{root}", cache=tmp_path / "cache")["train"]
     whole = split.reader.index(0).tolist()
     copy = tmp_path / "cache/blobs" / split.shards[0].index_sha256

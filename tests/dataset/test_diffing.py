@@ -9,7 +9,7 @@ from tests.helpers.making import make_dataset
 
 
 def test_packs_of_one_source(tmp_path: Path) -> None:
-    """Two packs with receipts are compared by their inputs: new, gone and changed ones, the recipe, the classes."""
+    """Two packed datasets with receipts are compared by inputs: new, removed and changed inputs, recipe, classes."""
     src = image_folder(tmp_path / "src", 30)
     settings = {"short_side": 32, "shard_samples": 12, "executor": "serial", "shuffle": False}
     sf.pack(src, tmp_path / "a", **settings)
@@ -31,7 +31,7 @@ def test_packs_of_one_source(tmp_path: Path) -> None:
 
 
 def test_the_same_and_a_part(tmp_path: Path) -> None:
-    """A copy is the same; a subset shares its tars and has nothing that the whole has not; splits may be missing."""
+    """A copy is the same; a subset shares the tars and has no other samples; splits may be missing."""
     dataset = make_dataset(tmp_path / "a", {"train": [10, 10], "val": [4]})
     shutil.copytree(dataset, tmp_path / "copy")
     assert sf.diff(dataset, tmp_path / "copy").same
@@ -43,7 +43,7 @@ def test_the_same_and_a_part(tmp_path: Path) -> None:
 
 
 def test_renumbered_classes(tmp_path: Path) -> None:
-    """A class that has another number is named: a model trained on the one is wrong on the other."""
+    """A class with another number is reported: a model trained on one dataset is wrong on the other."""
     src = image_folder(tmp_path / "src", 12)
     settings = {"short_side": 32, "executor": "serial"}
     sf.pack(src, tmp_path / "a", **settings)
@@ -54,7 +54,7 @@ def test_renumbered_classes(tmp_path: Path) -> None:
 
 
 def test_a_receipt_that_is_another_shards_is_none(tmp_path: Path) -> None:
-    """Where a receipt names another number of inputs than the shard has samples, samples are told by content."""
+    """If a receipt has another number of inputs than the shard has samples, samples are compared by content."""
     settings = {"short_side": 32, "executor": "serial", "shard_samples": 8}
     sf.pack(image_folder(tmp_path / "src", 20), tmp_path / "a", **settings)
     shutil.copytree(tmp_path / "a", tmp_path / "b")

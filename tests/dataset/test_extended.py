@@ -1,4 +1,4 @@
-"""Samples whose names stand in extended headers alone, on every way on which a key is read."""
+"""Keys that stand only in extended tar headers, for every reader of keys."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ WRITERS = [*FORMATS, "webdataset"]
 
 @functools.cache
 def members() -> list[tuple[str, bytes]]:
-    """Files of KEYS; of the last one, only one name is too long for a plain header."""
+    """Return the members of samples with KEYS; of the last one, only one name is too long for a plain header."""
     parts = [[("cls", b"%d" % n), ("jpg", jpeg(n)), ("note.txt", b"note %d" % n)] for n in range(len(KEYS))]
     return [(f"{key}.{part}", payload) for key, files in zip(KEYS, parts, strict=True) for part, payload in files]
 
 
 @pytest.fixture(params=WRITERS)
 def tar(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A tar as each of them writes it."""
+    """A tar in each format and of each writer."""
     path = tmp_path / "tars/00.tar"
     if request.param != "webdataset":
         return write_tar(path, members(), kind=FORMATS[request.param])
@@ -51,63 +51,63 @@ def tar(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def view(tar: Path, tmp_path: Path) -> Path:
-    """What `index` makes of it."""
-    report = sf.index(tar, tmp_path / "view")
+def virtual(tar: Path, tmp_path: Path) -> Path:
+    """The virtual dataset that `index` makes of the tar."""
+    report = sf.index(tar, tmp_path / "virtual")
     assert (report.samples, report.bad) == ({"train": len(KEYS)}, ())
-    return tmp_path / "view"
+    return tmp_path / "virtual"
 
 
 def keys(url: Path) -> list[str]:
-    """The keys of all samples of a dataset, which is to be sound."""
+    """Verify a dataset, and return the keys of all samples."""
     assert sf.verify(url) == []
     return [str(sample["__key__"]) for split in sf.open(url).values() for sample in split]
 
 
-def test_every_reader_finds_the_keys(view: Path) -> None:
-    """Random access, the loader, the stream of samples, a peek and the verification have the same keys and parts."""
-    assert keys(view) == KEYS
-    train = sf.open(view)["train"]
+def test_every_reader_finds_the_keys(virtual: Path) -> None:
+    """Random access, the loader, the sample stream, the preview and the verification read the same keys and parts."""
+    assert keys(virtual) == KEYS
+    train = sf.open(virtual)["train"]
     assert [{part for part in sample if part[0] != "_"} for sample in train] == [{"cls", "jpg", "note.txt"}] * len(KEYS)
-    loader = sf.Loader(view, batch_size=2, fields=("image", "label", "key"), num_workers=0)
+    loader = sf.Loader(virtual, batch_size=2, fields=("image", "label", "key"), num_workers=0)
     seen = {key: label for _, labels, texts in loader for label, key in zip(labels.tolist(), texts, strict=True)}
     assert seen == {key: number for number, key in enumerate(KEYS)}
-    assert {sample["__key__"] for sample in sf.samples(view, seed=0)} == {*KEYS}
-    samples = list(SampleReader(sf.open(view), "train").samples(range(len(KEYS))))
+    assert {sample["__key__"] for sample in sf.samples(virtual, seed=0)} == {*KEYS}
+    samples = list(SampleReader(sf.open(virtual), "train").samples(range(len(KEYS))))
     assert [(sample.key, sample.image, sample.problem) for sample in samples] == [
         (key, jpeg(number), "") for number, key in enumerate(KEYS)
     ]
 
 
-def test_views_of_views_keep_the_keys(view: Path, tmp_path: Path) -> None:
-    """Subset by key, split, merge, sync and packing anew find the samples; a preview of them is drawn."""
-    sf.subset(view, tmp_path / "few", samples=[KEYS[1], KEYS[5]])
+def test_virtual_datasets_of_virtual_datasets_keep_the_keys(virtual: Path, tmp_path: Path) -> None:
+    """Subset by key, split, merge, sync, pack and preview find the samples."""
+    sf.subset(virtual, tmp_path / "few", samples=[KEYS[1], KEYS[5]])
     assert keys(tmp_path / "few") == [KEYS[1], KEYS[5]]
-    sf.split(view, tmp_path / "parted", val=0.5)
+    sf.split(virtual, tmp_path / "parted", val=0.5)
     assert sorted(keys(tmp_path / "parted")) == sorted(KEYS)
-    sf.subset(view, tmp_path / "others", samples=[KEYS[2], KEYS[1], KEYS[0]])
+    sf.subset(virtual, tmp_path / "others", samples=[KEYS[2], KEYS[1], KEYS[0]])
     sf.merge([tmp_path / "few", tmp_path / "others"], tmp_path / "merged")
     assert keys(tmp_path / "merged") == [KEYS[0], KEYS[1], KEYS[2], KEYS[5]]
     assert sf.merge([tmp_path / "others", tmp_path / "few"], tmp_path / "again").fingerprint == (
         sf.open(tmp_path / "merged").fingerprint
     )
-    sf.sync(view, tmp_path / "copy")
+    sf.sync(virtual, tmp_path / "copy")
     assert keys(tmp_path / "copy") == KEYS
-    assert sf.diff(tmp_path / "copy", view).same
-    sf.pack(view, tmp_path / "packed", executor="serial")
+    assert sf.diff(tmp_path / "copy", virtual).same
+    sf.pack(virtual, tmp_path / "packed", executor="serial")
     assert sorted(bytes(sample["note.txt"]) for sample in sf.open(tmp_path / "packed")["train"]) == [
         payload for name, payload in members() if name.endswith(".txt")
     ]
-    arguments = ["preview", str(view), "--output", str(tmp_path / "sheet.png"), "--html", str(tmp_path / "page.html")]
-    assert CliRunner().invoke(cli, arguments, catch_exceptions=False).exit_code == 0
+    outputs = ["--output", str(tmp_path / "sheet.png"), "--html", str(tmp_path / "page.html")]
+    assert CliRunner().invoke(cli, ["preview", str(virtual), *outputs], catch_exceptions=False).exit_code == 0
     assert (tmp_path / "page.html").read_text().count("<figure>") == len(KEYS)
 
 
-def test_a_shard_on_its_way_has_the_keys(tar: Path, view: Path, tmp_path: Path) -> None:
-    """Samples are read with their keys while the rest of a tar is still being fetched."""
-    (line,) = sf.open(view)["train"].shards
-    shutil.copy(tar, view / line.name)  # beside its index, where the store below has it
-    storage = SlowStorage(view, tmp_path / "log")
+def test_partial_shard_has_the_keys(tar: Path, virtual: Path, tmp_path: Path) -> None:
+    """Samples are read with their keys while the rest of a tar is still being downloaded."""
+    (line,) = sf.open(virtual)["train"].shards
+    shutil.copy(tar, virtual / line.name)  # beside its index, where the store below has it
+    storage = SlowStorage(virtual, tmp_path / "log")
     storage.first_bytes = line.bytes - 20_000
     split = Split(storage, "train", (line,), Cache(tmp_path / "cache"))
     thread = threading.Thread(target=split.reader.fetch, args=(0,))
@@ -125,18 +125,18 @@ def test_a_shard_on_its_way_has_the_keys(tar: Path, view: Path, tmp_path: Path) 
     assert shard_keys(split, 0) == KEYS
 
 
-def test_a_damaged_name_is_named(tar: Path, view: Path) -> None:
-    """A flipped byte in a name that stands in an extended header is an error of the key, and a finding."""
+def test_a_damaged_key_is_reported(tar: Path, virtual: Path) -> None:
+    """A flipped byte in an extended header is an IntegrityError for the key, and a finding."""
     flip(tar, tar.read_bytes().index(b"long" + b"x" * 120) + 50)
-    reader = sf.open(view)["train"].reader
+    reader = sf.open(virtual)["train"].reader
     with pytest.raises(IntegrityError, match="record 1: its name is damaged"):
         reader.key(0, 1)
     assert reader.key(0, 2) == KEYS[2]
-    assert [str(finding) for finding in sf.verify(view) if "name is damaged" in str(finding)]
+    assert [str(finding) for finding in sf.verify(virtual) if "name is damaged" in str(finding)]
 
 
 def test_names_in_another_encoding_are_printed_as_they_are(tmp_path: Path) -> None:
-    """A name that is no UTF-8, which nothing reads, is printed with its own bytes, and is a line of the quarantine."""
+    """A name that is not UTF-8 is printed with its own bytes, and gets a line in the quarantine."""
     write_tar(tmp_path / "00.tar", [*members()[:3], ("\udcfc.jpg", jpeg(1))], kind=tarfile.GNU_FORMAT)
     environment = {"PYTHONIOENCODING": "utf-8:strict"}
     done = run("index", tmp_path, "--max-bad", 1, env=environment, text=False, check=True)
@@ -145,7 +145,7 @@ def test_names_in_another_encoding_are_printed_as_they_are(tmp_path: Path) -> No
 
 
 def test_extended_headers_beside_plain_names(tmp_path: Path) -> None:
-    """Where the plain header has the name, an extended one that says other things is skipped, and is no member."""
-    sf.index(write_tar(tmp_path / "a.tar", members()[:3], mtime=1.5), tmp_path / "view")
-    (shard,) = sf.open(tmp_path / "view")["train"].shards
-    assert np.load(tmp_path / "view" / shard.index_name)["part"].tolist() == [b"cls", b"jpg", b"note.txt"]
+    """An extended header without a name is skipped: the plain header has the name."""
+    sf.index(write_tar(tmp_path / "a.tar", members()[:3], mtime=1.5), tmp_path / "virtual")
+    (shard,) = sf.open(tmp_path / "virtual")["train"].shards
+    assert np.load(tmp_path / "virtual" / shard.index_name)["part"].tolist() == [b"cls", b"jpg", b"note.txt"]

@@ -19,10 +19,10 @@ from tests.helpers.tars import members_of, write_tar
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """A web server that says nothing."""
+    """A web server without log lines."""
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Write no log line."""
 
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -30,7 +30,7 @@ FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarf
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_tars_of_any_format_are_read_in_place(tmp_path: Path, kind: str) -> None:
-    """Tars of every format become a dataset beside them, with all parts, labels and keys, and are not touched."""
+    """Tars of every format are indexed beside the tars, with all parts, labels and keys; the tars are not changed."""
     for number in range(3):
         write_tar(tmp_path / f"{number:05}.tar", members_of(range(4 * number, 4 * number + 4)), kind=FORMATS[kind])
     before = contents(tmp_path)
@@ -46,23 +46,23 @@ def test_tars_of_any_format_are_read_in_place(tmp_path: Path, kind: str) -> None
 
 
 def test_what_webdataset_writes_trains(tmp_path: Path) -> None:
-    """Tars from webdataset's own writer, in folders for train and val, are handed out by the loader once each."""
+    """Samples of webdataset's own writer, in folders for train and val, are yielded once each by the loader."""
     for split, numbers in (("train", range(9)), ("val", range(5))):
         (tmp_path / split).mkdir()
         with wds.TarWriter(str(tmp_path / split / "a.tar")) as writer:
             for n in numbers:
                 writer.write({"__key__": f"{n}", "jpg": jpeg(n), "cls": n % 4, "txt": f"caption {n}"})
-    report = sf.index(tmp_path, tmp_path / "view", classes=["a", "b", "c", "d"])
+    report = sf.index(tmp_path, tmp_path / "virtual", classes=["a", "b", "c", "d"])
     assert report.samples == {"train": 9, "val": 5}
-    assert sf.open(tmp_path / "view").classes == ("a", "b", "c", "d")
+    assert sf.open(tmp_path / "virtual").classes == ("a", "b", "c", "d")
     fields = ("label", "txt", "key")
-    loader = sf.Loader(tmp_path / "view", batch_size=3, fields=fields, num_workers=0)
+    loader = sf.Loader(tmp_path / "virtual", batch_size=3, fields=fields, num_workers=0)
     rows = [row for labels, *texts in loader for row in zip(labels.tolist(), *texts, strict=True)]
     assert sorted(rows) == sorted((n % 4, f"caption {n}", f"{n}") for n in range(9))
 
 
-def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
-    """Incomplete, torn, doubled, unreadable and unlabelled samples are named with their reasons; the rest is kept."""
+def test_unusable_samples_are_reported(tmp_path: Path) -> None:
+    """Incomplete, torn, repeated, unreadable and unlabelled samples are reported with the reasons; the rest is kept."""
     write_tar(
         tmp_path / "a.tar",
         [
@@ -104,17 +104,17 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [0, 512, 1034, 3000])
 def test_tars_that_are_cut_short(tmp_path: Path, cut: int) -> None:
-    """Of a tar whose end is missing, the last sample and the loss of the rest are named; what is whole is kept."""
+    """For a tar without its end, the last sample and the loss of the rest are reported; whole samples are kept."""
     path = write_tar(tmp_path / "a.tar", members_of(range(3)), kind=tarfile.USTAR_FORMAT)
     data = path.read_bytes().rstrip(b"\0")
     path.write_bytes(data[: len(data) - cut])
-    report = sf.index(path, tmp_path / "view", max_bad=3)
+    report = sf.index(path, tmp_path / "virtual", max_bad=3)
     assert report.samples == {"train": 2}
     assert {bad.path.removeprefix(f"{path}") for bad in report.bad} >= {"", "/00002"}
 
 
-def test_patterns_and_places(tmp_path: Path) -> None:
-    """Braces, wildcards, single tars and several places are found; with several, `to` has to be said."""
+def test_patterns_and_directories(tmp_path: Path) -> None:
+    """Braces, wildcards, single tars and several directories are found; several directories need `to`."""
     for number in range(4):
         write_tar(tmp_path / f"a/{number:02}.tar", members_of([number]))
         write_tar(tmp_path / f"b/val/{number:02}.tar", members_of([number]))
@@ -126,7 +126,7 @@ def test_patterns_and_places(tmp_path: Path) -> None:
             ([f"{tmp_path}/b/val/*.tar"], {"val": 4}),
         ]
     ):
-        assert sf.index(urls, tmp_path / f"view{number}").samples == samples
+        assert sf.index(urls, tmp_path / f"virtual{number}").samples == samples
     with pytest.raises(ConfigError, match="with --to"):
         sf.index([tmp_path / "a", tmp_path / "b"])
     with pytest.raises(ConfigError, match="name a tar twice"):
@@ -140,17 +140,17 @@ def test_patterns_and_places(tmp_path: Path) -> None:
 
 
 def test_tars_joined_with_cat(tmp_path: Path) -> None:
-    """Of two tars one behind the other, the second is not passed over in silence."""
+    """If two tars were joined into one file, the second is reported."""
     path = write_tar(tmp_path / "a.tar", members_of(range(3)))
     path.write_bytes(path.read_bytes() + write_tar(tmp_path / "b.tar", members_of(range(3, 6))).read_bytes())
-    with pytest.raises(PackIncompleteError, match=r"2, allowed are 0: .*several tars were put one behind the other"):
-        sf.index(path, tmp_path / "view")
-    report = sf.index(path, tmp_path / "view", max_bad=2)
+    with pytest.raises(PackIncompleteError, match=r"2, allowed are 0: .*several tars were joined"):
+        sf.index(path, tmp_path / "virtual")
+    report = sf.index(path, tmp_path / "virtual", max_bad=2)
     assert report.samples == {"train": 2}  # of the third it is not known whether it is whole
 
 
 def test_tars_on_a_web_server(tmp_path: Path) -> None:
-    """Tars behind a URL that gives no listing are indexed by a pattern with braces, and read through the cache."""
+    """Tars at a URL without a listing are indexed by a pattern with braces, and read through the cache."""
     for number in range(2):
         write_tar(tmp_path / f"web/{number:02}.tar", members_of(range(3 * number, 3 * number + 3)))
     handler = functools.partial(Quiet, directory=str(tmp_path / "web"))
@@ -161,14 +161,14 @@ def test_tars_on_a_web_server(tmp_path: Path) -> None:
             sf.index(f"{url}/{{00..01}}.tar")
         with pytest.raises(NotFoundError, match=r"02\.tar"):
             sf.index(f"{url}/{{00..02}}.tar", tmp_path / "no")
-        sf.index(f"{url}/{{00..01}}.tar", tmp_path / "view")
-        train = sf.open(tmp_path / "view", cache=tmp_path / "cache")["train"]
+        sf.index(f"{url}/{{00..01}}.tar", tmp_path / "virtual")
+        train = sf.open(tmp_path / "virtual", cache=tmp_path / "cache")["train"]
         assert [train[n]["jpg"] for n in range(6)] == [jpeg(n) for n in range(6)]
         server.shutdown()
 
 
 def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
-    """A dataset is refused, and so is a foreign file under a name that an index needs; what was begun goes on."""
+    """An existing dataset, or another file with the name of an index, is refused; a stopped call is continued."""
     write_tar(tmp_path / "00.tar", members_of([1, 2]))
     (tmp_path / "train/0").mkdir(parents=True)
     (tmp_path / "train/0/00.npy").write_bytes(b"somebody's")
@@ -184,33 +184,33 @@ def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
 
 
 def test_labels_of_some_tars_alone(tmp_path: Path) -> None:
-    """A split in which only some tars have labels is refused, and too few names for the labels as well."""
+    """A split in which only some tars have labels is refused, and a list of classes that is too short."""
     write_tar(tmp_path / "a.tar", members_of([1, 2]))
     write_tar(tmp_path / "b.tar", members_of([3], label=False))
     with pytest.raises(ConfigError, match="has no labels and"):
         sf.index(tmp_path)
     with pytest.raises(ConfigError, match="only 2 classes were given"):
         sf.index(tmp_path / "a.tar", classes=["x", "y"])
-    assert sf.index(tmp_path / "b.tar", tmp_path / "view").samples == {"train": 1}
-    assert sf.open(tmp_path / "view").classes is None
+    assert sf.index(tmp_path / "b.tar", tmp_path / "virtual").samples == {"train": 1}
+    assert sf.open(tmp_path / "virtual").classes is None
 
 
-def test_names_that_no_manifest_holds(tmp_path: Path) -> None:
-    """A tar whose name has other characters is refused before anything is read."""
+def test_invalid_names_are_refused(tmp_path: Path) -> None:
+    """A tar whose name has other characters is refused before it is read."""
     write_tar(tmp_path / "a b.tar", members_of([1]))
     with pytest.raises(ConfigError, match=r"a b\.tar: a name may only have"):
         sf.index(tmp_path)
 
 
 def test_our_own_tars_give_what_was_packed(tmp_path: Path) -> None:
-    """The index made of a packed tar is the one that packing had sealed, so equal samples are equal everywhere."""
+    """The index made of a packed tar is the packed index, byte for byte."""
     packed = make_dataset(tmp_path / "set", [5])
-    sf.index(f"{packed}/train/*.tar", tmp_path / "view")
-    assert (tmp_path / "view/train/0/000000.npy").read_bytes() == (packed / "train/000000.npy").read_bytes()
+    sf.index(f"{packed}/train/*.tar", tmp_path / "virtual")
+    assert (tmp_path / "virtual/train/0/000000.npy").read_bytes() == (packed / "train/000000.npy").read_bytes()
 
 
 def test_numbers_as_others_write_them(tmp_path: Path) -> None:
-    """Labels with zeros before them and a line break behind are the same numbers to everything that reads labels."""
+    """Labels with leading zeros and a line break are the same numbers for every reader of labels."""
     members = [(name, data) for n in range(6) for name, data in members_of([n]) if not name.endswith(".cls")]
     members += [(f"{n:05}.cls", b"%03d\n" % (n % 2)) for n in range(6)]
     write_tar(tmp_path / "a.tar", sorted(members))

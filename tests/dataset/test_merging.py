@@ -14,21 +14,21 @@ from shardflow.formats import manifest
 from tests.helpers.making import make_dataset
 
 
-def reclassed(dataset: Path, classes: tuple[str, ...] | None) -> Path:
-    """Give a dataset other class names."""
+def rename_classes(dataset: Path, classes: tuple[str, ...] | None) -> Path:
+    """Replace the class names of a dataset."""
     file = dataset / manifest.FILE_NAME
     file.write_bytes(replace(manifest.from_bytes(file.read_bytes()), classes=classes).to_bytes())
     return dataset
 
 
-def meaning(url: Path) -> list[tuple[str, bytes]]:
-    """The images of a dataset with the names of their classes."""
+def images_with_classes(url: Path) -> list[tuple[str, bytes]]:
+    """Return the images of a dataset with the names of their classes."""
     dataset = sf.open(url)
     return sorted((dataset.classes[int(sample["cls"])], sample["jpg"]) for sample in dataset["train"])  # type: ignore[index]
 
 
 def test_two_datasets_as_one(tmp_path: Path) -> None:
-    """All samples of both are there, split by split, over the tars of both."""
+    """A merge has all samples of both datasets, split by split, over the tars of both."""
     one, two = make_dataset(tmp_path / "one", {"train": [5, 4], "val": [3]}), make_dataset(tmp_path / "two", [7])
     report = sf.merge([one, two], tmp_path / "both")
     assert report.samples == {"train": 16, "val": 3}
@@ -39,8 +39,8 @@ def test_two_datasets_as_one(tmp_path: Path) -> None:
     assert sf.verify(tmp_path / "both") == []
 
 
-def test_a_sample_of_both_is_there_once(tmp_path: Path) -> None:
-    """Overlapping subsets of one dataset unite, each sample once and in the order in which it was packed."""
+def test_a_sample_of_both_comes_once(tmp_path: Path) -> None:
+    """Overlapping subsets of one dataset are united: each sample comes once, in the order of the tar."""
     dataset = make_dataset(tmp_path / "set", [10, 10])
     sf.subset(dataset, tmp_path / "a", samples=[f"{n:09}" for n in (1, 3, 5, 12)])
     sf.subset(dataset, tmp_path / "b", samples=[f"{n:09}" for n in (0, 3, 4, 5, 9)])
@@ -53,15 +53,15 @@ def test_a_sample_of_both_is_there_once(tmp_path: Path) -> None:
 
 
 def test_classes_must_mean_the_same(tmp_path: Path) -> None:
-    """A list that the other one begins with is fine; other names for a number, or labels in one alone, are refused, and
-    the remedy that is named for the former does what it says.
+    """Lists of classes that begin alike are merged; different names of a number, and labels in only one dataset, are
+    refused, and the remedy in the message works.
     """
     one, two = make_dataset(tmp_path / "one", [3]), make_dataset(tmp_path / "two", [5])
     sf.merge([one, two], tmp_path / "fine")
     assert sf.open(tmp_path / "fine").classes == tuple(f"class{n}" for n in range(5))
-    reclassed(one, ("class0", "dog", "class2"))
+    rename_classes(one, ("class0", "dog", "class2"))
     with pytest.raises(ConfigError, match=r"class 1 is 'dog' in .*one and 'class1' in .*two, ") as refused:
-        sf.merge([one, two], tmp_path / "view")
+        sf.merge([one, two], tmp_path / "virtual")
     remedy = str(refused.value).partition("`shardflow ")[2].partition("`")[0]
     (tmp_path / "all.txt").write_text("dog\nclass4\nclass3\nclass2\nclass1\nclass0\n")
     for name, url in (("new-one", one), ("new-two", two)):
@@ -69,9 +69,9 @@ def test_classes_must_mean_the_same(tmp_path: Path) -> None:
         arguments = [given.get(word, word) for word in remedy.split()]
         assert CliRunner().invoke(cli, arguments, catch_exceptions=False, standalone_mode=False).exception is None
     sf.merge([tmp_path / "new-one", tmp_path / "new-two"], tmp_path / "all")
-    assert meaning(tmp_path / "all") == sorted(meaning(one) + meaning(two))
+    assert images_with_classes(tmp_path / "all") == sorted(images_with_classes(one) + images_with_classes(two))
     plain = make_dataset(tmp_path / "plain", [3], labelled=False)
     with pytest.raises(ConfigError, match="plain has no labels"):
-        sf.merge([two, plain], tmp_path / "view")
+        sf.merge([two, plain], tmp_path / "virtual")
     with pytest.raises(ConfigError, match="two or more"):
-        sf.merge([two], tmp_path / "view")
+        sf.merge([two], tmp_path / "virtual")

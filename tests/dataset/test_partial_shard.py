@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def storage(root: Path, tmp_path: Path) -> SlowStorage:
-    """A store that has sent half of the shard."""
+    """A storage that has sent half of the shard."""
     storage = SlowStorage(root, tmp_path / "log")
     storage.first_bytes = (root / "train/000000.tar").stat().st_size // 2
     return storage
@@ -35,13 +35,13 @@ def storage(root: Path, tmp_path: Path) -> SlowStorage:
 
 @pytest.fixture
 def split(root: Path, storage: SlowStorage, tmp_path: Path) -> Split:
-    """The split behind it."""
+    """The split in that storage."""
     return Split(storage, "train", shardflow.open(root).manifest.splits["train"], Cache(tmp_path / "cache"))
 
 
 @pytest.fixture
 def fetching(split: Split, storage: SlowStorage) -> Iterator[threading.Thread]:
-    """Somebody who fetches the shard."""
+    """A thread that downloads the shard."""
 
     def fetch() -> None:
         try:
@@ -58,18 +58,18 @@ def fetching(split: Split, storage: SlowStorage) -> Iterator[threading.Thread]:
 
 
 def read(split: Split, record: int) -> Sample:
-    """A sample of the shard, read as a loader does."""
+    """Return a sample of the shard, read as the loader reads it."""
     return split.reader.read(0, record, sequential=True)
 
 
 def parts(sample: Sample) -> dict[str, bytes]:
-    """The parts of a sample."""
+    """Return the parts of a sample as bytes."""
     return {part: bytes(payload) for part, payload in sample.parts.items()}
 
 
 @pytest.mark.usefixtures("fetching")
-def test_what_has_arrived_is_read_before_the_rest(root: Path, split: Split, storage: SlowStorage) -> None:
-    """While half of a shard is still on its way, samples of the other half are read, with their keys."""
+def test_arrived_samples_are_read_before_the_rest(root: Path, split: Split, storage: SlowStorage) -> None:
+    """While half of a shard is being downloaded, samples of the other half are read, with keys and image sizes."""
     local = shardflow.open(root)["train"]
     for number in range(SAMPLES // 2 - 2):
         sample = read(split, number)
@@ -82,8 +82,8 @@ def test_what_has_arrived_is_read_before_the_rest(root: Path, split: Split, stor
     assert storage.reads()["train/000000.tar"] == 0  # it is counted when it is whole
 
 
-def test_index_comes_with_its_tar(split: Split, storage: SlowStorage) -> None:
-    """The index is asked for while its tar is on its way, and is there when the fetching is over."""
+def test_index_is_downloaded_with_its_tar(split: Split, storage: SlowStorage) -> None:
+    """The index is downloaded at the same time as its tar, and is in the cache when the download ends."""
 
     def before(name: str) -> None:
         if name.endswith(".npy"):
@@ -99,8 +99,8 @@ def test_index_comes_with_its_tar(split: Split, storage: SlowStorage) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_index_that_fails_is_tried_once_more(root: Path, tmp_path: Path, times: int) -> None:
-    """An index that did not come with its tar is asked for again when that is here; who fetches learns of an error."""
+def test_failed_index_is_requested_again(root: Path, tmp_path: Path, times: int) -> None:
+    """An index that failed beside its tar is requested again after the tar; a second error is raised."""
     failures = [TransientError("not now")] * times
 
     def before(name: str) -> None:
@@ -119,8 +119,10 @@ def test_an_index_that_fails_is_tried_once_more(root: Path, tmp_path: Path, time
     assert storage.reads() == {"train/000000.npy": 2, "train/000000.tar": 1}
 
 
-def test_what_has_not_arrived_is_waited_for(split: Split, storage: SlowStorage, fetching: threading.Thread) -> None:
-    """A sample on its way is waited for; it comes out of the file or, once that is sealed, out of the shard."""
+def test_sample_that_has_not_arrived_is_waited_for(
+    split: Split, storage: SlowStorage, fetching: threading.Thread
+) -> None:
+    """A sample that has not arrived is waited for: it comes from the partial file, or from the whole shard."""
     began = time.monotonic()
     threading.Timer(0.2, storage.go_on.set).start()
     last = read(split, SAMPLES - 1)
@@ -133,8 +135,8 @@ def test_what_has_not_arrived_is_waited_for(split: Split, storage: SlowStorage, 
 
 
 @pytest.mark.parametrize("damage", ["payload", "header", "zeros"])
-def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, storage: SlowStorage, damage: str) -> None:
-    """A sample that came damaged, payload or header, is waited for: the whole shard is fetched until it is sound."""
+def test_damaged_sample_is_not_returned(root: Path, split: Split, storage: SlowStorage, damage: str) -> None:
+    """A sample that arrived damaged is not returned: the reader waits for the whole shard, which is verified."""
 
     def change(data: bytearray) -> None:
         if damage == "zeros":
@@ -154,8 +156,8 @@ def test_what_is_damaged_is_not_handed_out(root: Path, split: Split, storage: Sl
     assert split.reader.is_local(0)
 
 
-def test_who_fails_is_not_waited_for(split: Split, storage: SlowStorage, fetching: threading.Thread) -> None:
-    """When the shard cannot be fetched after all, waiting ends at once, and reading says why."""
+def test_failed_download_is_not_waited_for(split: Split, storage: SlowStorage, fetching: threading.Thread) -> None:
+    """If the download fails, waiting ends at once, and reading raises the error."""
     storage.fails = True
     assert split.reader._read_partial(0, 0) is not None
     storage.go_on.set()
@@ -167,8 +169,8 @@ def test_who_fails_is_not_waited_for(split: Split, storage: SlowStorage, fetchin
         read(split, 0)
 
 
-def test_nobody_fetches(root: Path, split: Split, tmp_path: Path) -> None:
-    """Where nobody fetches the shard, where a killed process left a piece of it, or on a local disk, nothing comes."""
+def test_no_partial_sample_without_a_download(root: Path, split: Split, tmp_path: Path) -> None:
+    """There is no partial sample without a download, from the leftover of a killed process, or on a local disk."""
     assert split.reader._read_partial(0, 0) is None
     partial = tmp_path / "cache/partial" / f"{split.shards[0].sha256}.left"
     partial.write_bytes((root / "train/000000.tar").read_bytes())
@@ -176,10 +178,10 @@ def test_nobody_fetches(root: Path, split: Split, tmp_path: Path) -> None:
     assert shardflow.open(root)["train"].reader._read_partial(0, 0) is None
 
 
-def test_without_an_index_the_whole_is_waited_for(
+def test_damaged_index_needs_the_whole_shard(
     root: Path, split: Split, storage: SlowStorage, request: pytest.FixtureRequest
 ) -> None:
-    """A shard whose index is damaged is read when it is whole, from an index that is rebuilt."""
+    """A shard with a damaged index is read when it is whole, with a rebuilt index."""
     (root / "train/000000.npy").write_bytes(b"damaged")
     fetching = request.getfixturevalue("fetching")
     threading.Timer(0.2, storage.go_on.set).start()

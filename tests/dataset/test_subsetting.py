@@ -22,23 +22,23 @@ def keys(url: Path, split: str = "train") -> list[str]:
 
 
 def test_classes(dataset: Path, tmp_path: Path) -> None:
-    """The samples of the classes that were named, with the labels they had, and no byte of a tar anywhere else."""
+    """`classes` keeps the samples of these classes with their labels; no tar is copied or changed."""
     before = contents(dataset)
-    report = sf.subset(dataset, tmp_path / "view", classes=["class3", "class30", "class56"])
+    report = sf.subset(dataset, tmp_path / "virtual", classes=["class3", "class30", "class56"])
     assert (report.samples, report.shards) == ({"train": 3, "val": 1}, {"train": 3, "val": 1})
-    assert keys(tmp_path / "view") == ["000000003", "000000030", "000000056"]
-    assert [sample["cls"] for sample in sf.open(tmp_path / "view")["train"]] == [b"3", b"30", b"56"]
-    assert sf.open(tmp_path / "view").classes == sf.open(dataset).classes
-    assert sf.verify(tmp_path / "view") == []
-    assert not list((tmp_path / "view").rglob("*.tar"))
+    assert keys(tmp_path / "virtual") == ["000000003", "000000030", "000000056"]
+    assert [sample["cls"] for sample in sf.open(tmp_path / "virtual")["train"]] == [b"3", b"30", b"56"]
+    assert sf.open(tmp_path / "virtual").classes == sf.open(dataset).classes
+    assert sf.verify(tmp_path / "virtual") == []
+    assert not list((tmp_path / "virtual").rglob("*.tar"))
     assert contents(dataset) == before
 
 
 def test_samples(dataset: Path, tmp_path: Path) -> None:
-    """The samples with the keys that were named; a key of several splits asks for its split."""
-    sf.subset(dataset, tmp_path / "view", samples=["000000040", "train:000000001", "val:000000004"])
-    assert keys(tmp_path / "view") == ["000000001", "000000040"]
-    assert keys(tmp_path / "view", "val") == ["000000004"]
+    """`samples` keeps the samples with these keys; a key that several splits have needs its split."""
+    sf.subset(dataset, tmp_path / "virtual", samples=["000000040", "train:000000001", "val:000000004"])
+    assert keys(tmp_path / "virtual") == ["000000001", "000000040"]
+    assert keys(tmp_path / "virtual", "val") == ["000000004"]
     with pytest.raises(ConfigError, match="'train:000000001'"):
         sf.subset(dataset, tmp_path / "no", samples=["000000001"])
     with pytest.raises(ConfigError, match=r"lacks 2 of the 3 samples, such as 'x', 'y'"):
@@ -46,7 +46,7 @@ def test_samples(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_shares_are_exact_repeatable_and_nested(dataset: Path, tmp_path: Path) -> None:
-    """A share has the number it should, is the same again, holds all smaller ones, and is another for another seed."""
+    """A share has the exact size, is repeatable, contains the smaller shares, and depends on the seed."""
     chosen = {}
     for name, fraction, seed in (("a", 0.3, 0), ("b", 0.3, 0), ("small", 0.1, 0), ("other", 0.3, 1)):
         report = sf.subset(dataset, tmp_path / name, fraction=fraction, seed=seed)
@@ -61,48 +61,48 @@ def test_shares_are_exact_repeatable_and_nested(dataset: Path, tmp_path: Path) -
     assert set(keys(tmp_path / "few")) < set(chosen["small"])
 
 
-def test_a_choice_stays_when_the_dataset_grows(tmp_path: Path) -> None:
-    """Samples keep their lots when others come in front of them, so that most of a share stays what it was."""
+def test_selection_stays_when_the_dataset_grows(tmp_path: Path) -> None:
+    """Samples keep their hashes when others are added in front of them, so most of a share stays the same."""
     for name, sizes in (("one", [40]), ("two", [40, 40])):
         sf.subset(make_dataset(tmp_path / name, sizes), tmp_path / f"{name}-half", fraction=0.5)
     before, after = keys(tmp_path / "one-half"), keys(tmp_path / "two-half")
     assert len(set(before) & set(after)) > 0.6 * len(before)
 
 
-def test_a_view_of_a_view_leads_to_the_tars(dataset: Path, tmp_path: Path) -> None:
-    """A subset of a subset has the first dataset as its base, and is read when the one between is gone."""
-    sf.subset(dataset, tmp_path / "view", fraction=0.5)
-    sf.subset(tmp_path / "view", tmp_path / "deep/er", limit=3)
+def test_a_subset_of_a_subset_leads_to_the_tars(dataset: Path, tmp_path: Path) -> None:
+    """A subset of a subset has the first dataset as its root, and can be read without the subset in between."""
+    sf.subset(dataset, tmp_path / "virtual", fraction=0.5)
+    sf.subset(tmp_path / "virtual", tmp_path / "deep/er", limit=3)
     expected = keys(tmp_path / "deep/er")
-    (tmp_path / "view").rename(tmp_path / "gone")
-    (base,) = sf.open(tmp_path / "deep/er").manifest.roots.values()
-    assert (tmp_path / "deep/er" / base.url).resolve() == dataset
-    assert base.fingerprint == sf.open(dataset).fingerprint
+    (tmp_path / "virtual").rename(tmp_path / "gone")
+    (root,) = sf.open(tmp_path / "deep/er").manifest.roots.values()
+    assert (tmp_path / "deep/er" / root.url).resolve() == dataset
+    assert root.fingerprint == sf.open(dataset).fingerprint
     assert keys(tmp_path / "deep/er") == expected
 
 
-def test_all_of_it_trains(dataset: Path, tmp_path: Path) -> None:
-    """The loader hands out each sample of a view once, and its state names the view."""
-    sf.subset(dataset, tmp_path / "view", fraction=0.6)
-    loader = sf.Loader(tmp_path / "view", batch_size=4, tail="short", num_workers=2)
+def test_loader_reads_it(dataset: Path, tmp_path: Path) -> None:
+    """The loader yields each sample of a virtual dataset once, and its state has the fingerprint of that dataset."""
+    sf.subset(dataset, tmp_path / "virtual", fraction=0.6)
+    loader = sf.Loader(tmp_path / "virtual", batch_size=4, tail="short", num_workers=2)
     labels = sorted(label for _, batch in loader for label in batch.tolist())
-    assert labels == [int(key) for key in keys(tmp_path / "view")]
-    assert loader.state_dict()["fingerprint"] == sf.open(tmp_path / "view").fingerprint
+    assert labels == [int(key) for key in keys(tmp_path / "virtual")]
+    assert loader.state_dict()["fingerprint"] == sf.open(tmp_path / "virtual").fingerprint
 
 
-def test_a_view_moves_with_what_it_leads_to(tmp_path: Path) -> None:
-    """Links on the way to either end do no harm, and a folder that holds both can be moved."""
+def test_moved_with_its_root(tmp_path: Path) -> None:
+    """Symbolic links in either path do no harm, and a folder that holds both datasets can be moved."""
     make_dataset(tmp_path / "data/set", [9])
     (tmp_path / "link").symlink_to(tmp_path / "data")
-    sf.subset(tmp_path / "link/set", tmp_path / "link/views/few", limit=3)
-    fingerprint = sf.open(tmp_path / "data/views/few").fingerprint
+    sf.subset(tmp_path / "link/set", tmp_path / "link/virtual/few", limit=3)
+    fingerprint = sf.open(tmp_path / "data/virtual/few").fingerprint
     (tmp_path / "data").rename(tmp_path / "moved")
-    assert len(keys(tmp_path / "moved/views/few")) == 3
-    assert sf.open(tmp_path / "moved/views/few").fingerprint == fingerprint
+    assert len(keys(tmp_path / "moved/virtual/few")) == 3
+    assert sf.open(tmp_path / "moved/virtual/few").fingerprint == fingerprint
 
 
 def test_wrong_arguments(dataset: Path, tmp_path: Path) -> None:
-    """What cannot be chosen, or would choose nothing, is refused with the reason, and nothing is written."""
+    """A condition that is wrong or selects nothing is refused with the reason, and nothing is written."""
     for arguments, message in (
         ({}, "nothing says which samples to keep"),
         ({"fraction": 1.0}, "above 0 and below 1"),
@@ -111,12 +111,12 @@ def test_wrong_arguments(dataset: Path, tmp_path: Path) -> None:
         ({"fraction": 0.001}, "no sample is selected"),
     ):
         with pytest.raises(ConfigError, match=message):
-            sf.subset(dataset, tmp_path / "view", **arguments)  # type: ignore[arg-type]
-    assert not (tmp_path / "view").exists()
+            sf.subset(dataset, tmp_path / "virtual", **arguments)  # type: ignore[arg-type]
+    assert not (tmp_path / "virtual").exists()
     with pytest.raises(DatasetExistsError):
         sf.subset(dataset, dataset, limit=1)
     with pytest.raises(NotFoundError):
-        sf.subset(tmp_path / "nowhere", tmp_path / "view", limit=1)
+        sf.subset(tmp_path / "nowhere", tmp_path / "virtual", limit=1)
     unlabelled = make_dataset(tmp_path / "plain", [3], labelled=False)
     with pytest.raises(ConfigError, match="no classes to choose from"):
-        sf.subset(unlabelled, tmp_path / "view", classes=["a"])
+        sf.subset(unlabelled, tmp_path / "virtual", classes=["a"])

@@ -14,6 +14,7 @@ from shardflow.formats import shard_index, ustar
 from shardflow.formats.manifest import FILE_NAME, Manifest, Shard
 from shardflow.storage.local import LocalStorage
 from tests.helpers.making import flip, jpeg, make_dataset, write_shard
+from tests.helpers.tars import plain_tar
 
 TRAIN, OTHER = "train/000000", "train/000001"
 PAGE = 4096
@@ -41,12 +42,12 @@ def commit(storage: LocalStorage, shards: Sequence[Shard], classes: int) -> None
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small dataset, for tests that put back what they damage."""
+    """The small dataset, for tests that restore the files which they damage."""
     return small(tmp_path_factory.mktemp("verify") / "set")
 
 
 def read(root: Path) -> list[dict[str, Any] | ShardflowError]:
-    """What a reader gets for each sample; errors of any other type come out."""
+    """Return for each sample what a reader gets; errors of other types are raised."""
     outcomes: list[dict[str, Any] | ShardflowError] = []
     split = shardflow.open(root)["train"]
     for number in range(len(split)):
@@ -58,7 +59,7 @@ def read(root: Path) -> list[dict[str, Any] | ShardflowError]:
 
 
 def replace(root: Path, files: Mapping[str, bytes | None]) -> None:
-    """Put other bytes, or nothing, in the place of these files."""
+    """Replace files; None deletes a file."""
     for name, data in files.items():
         (root / name).unlink(missing_ok=True)  # writing over a file waits for the disk
         if data is not None:
@@ -66,7 +67,7 @@ def replace(root: Path, files: Mapping[str, bytes | None]) -> None:
 
 
 def assert_found(root: Path, files: Mapping[str, bytes | None], right: Sequence[Any]) -> list[Any]:
-    """Damage files, see that `verify` names each of them and that no reader gets a wrong sample, and mend them."""
+    """Damage files, check that `verify` reports each and that no reader gets a wrong sample, and restore them."""
     before = {name: (root / name).read_bytes() for name in files}
     assert all(data != before[name] for name, data in files.items())
     try:
@@ -81,8 +82,8 @@ def assert_found(root: Path, files: Mapping[str, bytes | None], right: Sequence[
     return outcomes
 
 
-def test_sound_dataset_has_no_findings(tmp_path: Path) -> None:
-    """A dataset as it was written has nothing wrong, with and without labels, and each shard is reported as checked."""
+def test_intact_dataset_has_no_findings(tmp_path: Path) -> None:
+    """An intact dataset has no findings, with and without labels, and `progress` is called for each shard."""
     root = make_dataset(tmp_path / "a", {"train": [5, 1, 7], "val": [2]})
     checked: list[str] = []
     assert shardflow.verify(root, progress=lambda shard: checked.append(shard.name)) == []
@@ -92,7 +93,7 @@ def test_sound_dataset_has_no_findings(tmp_path: Path) -> None:
 
 
 def test_nothing_to_verify(tmp_path: Path) -> None:
-    """Where no dataset is, and where its manifest cannot be read, there is nothing to hold anything against."""
+    """A missing dataset and a damaged manifest are errors, not findings."""
     with pytest.raises(NotFoundError):
         shardflow.verify(tmp_path / "none")
     root = small(tmp_path / "set")
@@ -136,7 +137,7 @@ def test_every_flipped_bit_of_an_index_is_found(shared: Path) -> None:
 
 
 def test_every_truncation_of_a_shard_is_found(shared: Path) -> None:
-    """A tar cut off at any block, or a byte before or behind one, or with something added, is found."""
+    """A tar cut off at any block, or a byte before or after one, or with bytes added, is found."""
     right, data = read(shared), (shared / f"{TRAIN}.tar").read_bytes()
     lengths = {block + off for block in range(0, len(data), 512) for off in (-1, 0, 1)} - {-1}
     for damaged in [*(data[:length] for length in lengths), data + bytes(512), data + data]:
@@ -145,7 +146,7 @@ def test_every_truncation_of_a_shard_is_found(shared: Path) -> None:
 
 
 def test_every_zeroed_page_is_found(shared: Path) -> None:
-    """A page, or a sector, of zeros in the place of data is found."""
+    """A page or a sector of zeros in place of data is found."""
     right, data = read(shared), (shared / f"{TRAIN}.tar").read_bytes()
     for size in (512, PAGE):
         for start in range(0, len(data) - 1024, 512):
@@ -155,7 +156,7 @@ def test_every_zeroed_page_is_found(shared: Path) -> None:
 
 @pytest.mark.parametrize("parts", [(".tar",), (".npy",), (".tar", ".npy")], ids=" and ".join)
 def test_swapped_files_are_found(shared: Path, parts: tuple[str, ...]) -> None:
-    """Two shards in each other's place are found, their tars, their indexes or both, although their sizes are equal."""
+    """Swapped shards are found, their tars, their indexes or both, although their sizes are equal."""
     right = read(shared)
     files = {}
     for part in parts:
@@ -174,7 +175,7 @@ def test_copies_of_another_are_found(shared: Path, part: str) -> None:
 
 @pytest.mark.parametrize("missing", [(".tar",), (".npy",), (".tar", ".npy")], ids=" and ".join)
 def test_missing_files_are_found(shared: Path, missing: tuple[str, ...]) -> None:
-    """A missing tar and a missing index are found, each for itself; without the index, samples are right."""
+    """A missing tar and a missing index are found, each by itself; without the index, samples are right."""
     right = read(shared)
     outcomes = assert_found(shared, {f"{TRAIN}{part}": None for part in missing}, right)
     if ".tar" in missing:
@@ -184,7 +185,7 @@ def test_missing_files_are_found(shared: Path, missing: tuple[str, ...]) -> None
 
 
 def test_findings_name_sample_and_part(tmp_path: Path) -> None:
-    """A damaged payload is found with the sample's key and what differs, as text for people."""
+    """A damaged payload is reported with the key of the sample and the columns that differ."""
     root = small(tmp_path / "set")
     tar = root / f"{TRAIN}.tar"
     member = list(ustar.walk(memoryview(tar.read_bytes())))[3]
@@ -195,8 +196,8 @@ def test_findings_name_sample_and_part(tmp_path: Path) -> None:
     assert str(by_key["000000001"]) == "train/000000.tar, sample 000000001: part 'jpg' differs from the index in crc32"
 
 
-def test_all_damages_are_found_at_once(tmp_path: Path) -> None:
-    """Damages in many places are all reported, in the order of the splits and shards."""
+def test_all_damage_is_reported(tmp_path: Path) -> None:
+    """All damage is reported, in the order of the splits and shards."""
     root = make_dataset(tmp_path / "set", {"train": [3] * 6, "val": [2]})
     paths = [root / f"train/{ordinal:06}.tar" for ordinal in range(6)]
     members = list(ustar.walk(memoryview(paths[0].read_bytes())))
@@ -241,7 +242,7 @@ def test_all_damages_are_found_at_once(tmp_path: Path) -> None:
     ids=lambda value: repr(value)[:20],
 )
 def test_wrong_labels_are_found(tmp_path: Path, label: bytes | None, problem: str) -> None:
-    """A label that is no class, or that is missing, is found with the sample's key, though all bytes are as packed."""
+    """A label that is not a class, or is missing, is found with the key of the sample: its bytes are intact."""
     storage = LocalStorage(tmp_path)
     parts = {"jpg": jpeg(0, 8, 8)} if label is None else {"jpg": jpeg(0, 8, 8), "cls": label}
     shard = write_shard(storage, "train/000000.tar", [("000", {"cls": b"3", "jpg": b""}), ("001", parts)])
@@ -253,7 +254,7 @@ def test_wrong_labels_are_found(tmp_path: Path, label: bytes | None, problem: st
 
 @pytest.mark.parametrize("labels", [b"[4]", b"[-1]", b"1", b'["1"]', b"[1", b"[1.0]"])
 def test_wrong_lists_of_labels_are_found(tmp_path: Path, labels: bytes) -> None:
-    """A list of labels that is none, or names no class, is found with the sample's key; a right one is in order."""
+    """An invalid list of labels is found with the key of the sample; a valid one is not reported."""
     storage = LocalStorage(tmp_path)
     samples = [("000", {"jpg": b"", "labels.json": b"[0, 3]"}), ("001", {"jpg": b"", "labels.json": labels})]
     commit(storage, [write_shard(storage, "train/000000.tar", samples)], classes=4)
@@ -275,7 +276,7 @@ def test_manifest_that_miscounts_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("column", ["offset", "size", "crc32", "width", "part"])
 def test_index_that_contradicts_its_shard_is_found(tmp_path: Path, column: str) -> None:
-    """An index that was sealed with a wrong value is found by sample and column; a reader gets no wrong bytes."""
+    """An index with a wrong value and a right SHA-256 is found by sample and column; a reader gets no wrong bytes."""
     storage = LocalStorage(tmp_path)
     samples = [(f"{n:03}", {"cls": b"0", "jpg": jpeg(n, 8, 8)}) for n in range(3)]
     shard = write_shard(storage, "train/000000.tar", samples)
@@ -297,7 +298,7 @@ def test_index_that_contradicts_its_shard_is_found(tmp_path: Path, column: str) 
 
 
 def test_index_with_other_members_is_found(tmp_path: Path) -> None:
-    """An index that was sealed with a member too many or too few is found."""
+    """An index with a member too many or too few and a right SHA-256 is found."""
     storage = LocalStorage(tmp_path)
     shard = write_shard(storage, "train/000000.tar", [("000", {"cls": b"0", "jpg": b""}), ("001", {"cls": b"0"})])
     index = shard_index.build(memoryview(storage.read(shard.name)))[0]
@@ -311,15 +312,15 @@ def test_index_with_other_members_is_found(tmp_path: Path) -> None:
 
 
 def test_shard_that_is_no_webdataset_is_found(tmp_path: Path) -> None:
-    """A tar that is sound but holds samples torn apart is found, whatever the manifest says of it."""
+    """A valid tar whose samples are torn apart is found, although it fits the manifest."""
     storage = LocalStorage(tmp_path)
     members = [("a.cls", b"0"), ("b.cls", b"0"), ("a.jpg", b"")]
-    tar = b"".join(ustar.header(name, len(data)) + data + bytes(ustar.padding(len(data))) for name, data in members)
+    tar = plain_tar(members)
     shard = write_shard(storage, "train/000000.tar", [("a", {"cls": b"0"})])
-    storage.put("train/000000.tar", tar + ustar.END)
+    storage.put("train/000000.tar", tar)
     values = {slot: getattr(shard, slot) for slot in Shard.__slots__}
-    digest = hashlib.sha256(tar + ustar.END).hexdigest()
-    commit(storage, [Shard(**{**values, "bytes": len(tar) + 1024, "sha256": digest})], classes=1)
+    digest = hashlib.sha256(tar).hexdigest()
+    commit(storage, [Shard(**{**values, "bytes": len(tar), "sha256": digest})], classes=1)
     assert [finding.problem for finding in shardflow.verify(tmp_path)] == [
-        "the members of sample 'a' do not stand together"
+        "the members of sample 'a' are not neighbours"
     ]

@@ -25,8 +25,8 @@ Cache(sys.argv[1]).fetch(sys.argv[2], 1000, fill)
 """
 
 
-def test_somebody_who_does_not_get_on_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a process that was stopped holds a shard, warming ends with an error that names the shard."""
+def test_stalled_download_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a stopped process holds the lock of a shard, warming ends with an error that names the shard."""
     monkeypatch.setattr(warm_module, "STALL_TIMEOUT_S", 0.3)
     url = f"local://{make_dataset(tmp_path / 'set', [3, 2])}"
     dataset = shardflow.open(url, cache=tmp_path / "cache")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -9,17 +8,15 @@ from hypothesis import strategies as st
 from PIL import Image, features
 
 from shardflow.formats.image_types import IMAGE_PARTS, IMAGE_TYPES, SOURCE_PARTS, image_size, image_type, is_jpeg
-from tests.helpers.folders import turned
+from tests.helpers.folders import encoded, turned
 from tests.helpers.making import jpeg
 
 SIZES = [(1, 1), (300, 200), (1, 999), (4000, 3), (17, 65_500)]
 
 
-def encoded(mode: str, size: tuple[int, int], image_format: str, **options: Any) -> bytes:
+def plain(mode: str, size: tuple[int, int], image_format: str, **options: Any) -> bytes:
     """A plain image as Pillow encodes it."""
-    buffer = io.BytesIO()
-    Image.new(mode, size, 1).save(buffer, image_format, **options)
-    return buffer.getvalue()
+    return encoded(Image.new(mode, size, 1), image_format, **options)
 
 
 def segment(marker: int, data: bytes, fill: int = 0) -> bytes:
@@ -41,7 +38,7 @@ def test_signatures(name: str, mode: str) -> None:
     """A file that Pillow wrote begins as its format, also as a slice of a map, and as no other format does."""
     if name == "AVIF" and not features.version("avif"):
         pytest.skip("this build of Pillow does not write AVIF")
-    image = encoded("L" if name in ("JPEG", "AVIF", "WEBP") else mode, (30, 20), name)
+    image = plain("L" if name in ("JPEG", "AVIF", "WEBP") else mode, (30, 20), name)
     assert [each.name for each in IMAGE_TYPES if each.signature.match(image)] == [name]
     for payload in (image, memoryview(b"xx" + image)[2:]):
         found = image_type(payload)
@@ -62,20 +59,20 @@ def test_other_bytes_have_no_type(data: bytes) -> None:
 @pytest.mark.parametrize("progressive", [False, True])
 def test_jpeg(size: tuple[int, int], mode: str, progressive: bool) -> None:
     """Width and height of colour, grey and CMYK JPEGs, baseline and progressive, are those that Pillow encoded."""
-    assert image_size(encoded(mode, size, "JPEG", progressive=progressive)) == size
+    assert image_size(plain(mode, size, "JPEG", progressive=progressive)) == size
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "1", "I;16"])
 def test_png(size: tuple[int, int], mode: str) -> None:
     """Width and height of PNGs of any kind are those that Pillow encoded."""
-    assert image_size(encoded(mode, size, "PNG")) == size
+    assert image_size(plain(mode, size, "PNG")) == size
 
 
 @pytest.mark.parametrize("image_format", ["WEBP", "GIF", "BMP", "TIFF"])
 def test_other_formats_are_not_known(image_format: str) -> None:
     """Formats whose size is not read say (0, 0)."""
-    assert image_size(encoded("RGB", (30, 20), image_format)) == (0, 0)
+    assert image_size(plain("RGB", (30, 20), image_format)) == (0, 0)
 
 
 @given(
@@ -98,19 +95,19 @@ def test_thumbnail_is_not_taken_for_the_image() -> None:
 
 def test_orientation_is_not_applied() -> None:
     """The size is that of the stored pixels, whatever the EXIF orientation says."""
-    assert image_size(encoded("RGB", (30, 20), "JPEG", exif=turned(6))) == (30, 20)
+    assert image_size(plain("RGB", (30, 20), "JPEG", exif=turned(6))) == (30, 20)
 
 
 def test_memoryview_and_bytes_agree() -> None:
     """A slice of a map is read as bytes are."""
-    for image in (jpeg(0, 48, 40), encoded("RGB", (48, 40), "PNG")):
+    for image in (jpeg(0, 48, 40), plain("RGB", (48, 40), "PNG")):
         assert image_size(memoryview(b"xx" + image)[2:]) == (48, 40)
 
 
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
 def test_truncations(image_format: str) -> None:
     """A truncated image has its size or (0, 0), and the size once the frame header is whole."""
-    image = encoded("RGB", (300, 290), image_format)
+    image = plain("RGB", (300, 290), image_format)
     sizes = [image_size(image[:length]) for length in range(len(image))]
     assert set(sizes) == {(0, 0), (300, 290)}
     assert sizes == sorted(sizes)
@@ -122,7 +119,7 @@ def test_frames_without_a_size_are_not_known() -> None:
     place = image.index(b"\xff\xc0")
     assert image[place + 5 : place + 9] == b"\0\x28\0\x30"
     assert image_size(image[: place + 5] + b"\0\0" + image[place + 7 :]) == (0, 0)
-    png = encoded("RGB", (48, 40), "PNG")
+    png = plain("RGB", (48, 40), "PNG")
     assert image_size(png[:16] + bytes(4) + png[20:]) == (0, 0)
 
 

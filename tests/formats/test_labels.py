@@ -23,8 +23,8 @@ def test_numbers_are_read(part: str, payload: bytes, expected: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("payload", [b"", b"cat", b"-1", b"+1", b"1.0", b"1_0", b"1 2", "\u0663".encode(), b"9" * 19])
-def test_what_is_no_number(payload: bytes) -> None:
-    """What is not a number of decimal digits is refused and shown."""
+def test_other_text_than_a_number_is_refused(payload: bytes) -> None:
+    """Text other than decimal digits is refused and shown."""
     with pytest.raises(DecodeError, match=r"^label b'.*' is not a number$"):
         parse_labels("cls", payload)
 
@@ -37,13 +37,13 @@ def test_what_is_no_number(payload: bytes) -> None:
     ],
     ids=lambda payload: repr(payload)[:20],
 )
-def test_what_is_no_list_of_numbers(payload: bytes) -> None:
-    """What is not JSON of numbers from 0 on is refused and shown."""
+def test_other_json_than_numbers_is_refused(payload: bytes) -> None:
+    """Anything but a JSON list of numbers from 0 on is refused and shown."""
     with pytest.raises(DecodeError, match=r"^labels b.* are not a list of numbers$"):
         parse_labels("labels.json", payload)
 
 
-def test_numbers_that_no_class_has() -> None:
+def test_numbers_beyond_the_classes_are_refused() -> None:
     """Where the number of classes is known, a larger number is refused."""
     for part, payload in (("cls", b"8"), ("labels.json", b"[0, 8]"), ("labels.json", b"8")):
         assert parse_labels(part, payload, classes=9)
@@ -51,8 +51,8 @@ def test_numbers_that_no_class_has() -> None:
             parse_labels(part, payload, classes=8)
 
 
-def test_strictly_in_our_form() -> None:
-    """What this project would not have written so is refused where it is asked to be strict."""
+def test_strict_parsing_accepts_our_form_alone() -> None:
+    """A strict parse refuses every form but the one that is written."""
     for part, payload in (("cls", b"7"), ("labels.json", b"[7]")):
         assert parse_labels(part, payload, strict=True) == (7,)
     for part, payload in (("cls", b"7\n"), ("cls", b" 7"), ("labels.json", b"7")):

@@ -1,4 +1,4 @@
-"""Tars as others write them, held against Python's tarfile."""
+"""Tars of other programs are read as Python's tarfile reads them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def members(data: bytes) -> list[Member]:
     return list(tar_lenient.members(io.BytesIO(data)))
 
 
-def as_tarfile_reads(data: bytes) -> list[tuple[str, int, int]]:
+def read_by_tarfile(data: bytes) -> list[tuple[str, int, int]]:
     """The files that Python's tarfile finds."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         return [(info.name, info.offset_data, info.size) for info in tar if info.isreg()]
 
 
-def written(infos: Iterable[tarfile.TarInfo], kind: str, for_all: dict[str, str] | None = None) -> bytes:
+def written(infos: Iterable[tarfile.TarInfo], kind: str, for_every_member: dict[str, str] | None = None) -> bytes:
     """A tar by Python's tarfile, payloads zero."""
     buffer = io.BytesIO()
     options = {"encoding": "utf-8", "errors": "surrogateescape"}
-    with tarfile.open(fileobj=buffer, mode="w", format=FORMATS[kind], pax_headers=for_all, **options) as tar:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=buffer, mode="w", format=FORMATS[kind], pax_headers=for_every_member, **options) as tar:  # type: ignore[call-overload]
         for info in infos:
             tar.addfile(info, io.BytesIO(bytes(info.size)))
     return buffer.getvalue()
@@ -86,10 +86,10 @@ more = st.dictionaries(st.sampled_from(["mtime", "comment", "SCHILY.xattr.user.x
 @given(
     entries=st.lists(st.tuples(paths, st.integers(0, 1500), kinds, more), min_size=1, max_size=6),
     kind=st.sampled_from(sorted(FORMATS)),
-    for_all=st.dictionaries(st.sampled_from(["comment", "mtime"]), texts, max_size=2),
+    for_every_member=st.dictionaries(st.sampled_from(["comment", "mtime"]), texts, max_size=2),
 )
-def test_what_tarfile_reads_is_read(
-    entries: list[tuple[str, int, bytes, dict[str, str]]], kind: str, for_all: dict[str, str]
+def test_members_are_those_that_tarfile_reads(
+    entries: list[tuple[str, int, bytes, dict[str, str]]], kind: str, for_every_member: dict[str, str]
 ) -> None:
     """Whatever tarfile writes, in any format, with any extended headers: the same names, offsets and sizes come back,
     and the name lies where it is said to.
@@ -100,17 +100,17 @@ def test_what_tarfile_reads_is_read(
         said = {**pax, **({"size": str(size)} if "size" in pax else {}), **({"path": name} if "path" in pax else {})}
         infos.append(info(name, size if is_file else 0, of_type, said if is_file else {}))
     try:
-        data = written(infos, kind, for_all)
+        data = written(infos, kind, for_every_member)
     except ValueError:  # too long for ustar
         return
     found = members(data)
-    assert [member[:3] for member in found] == as_tarfile_reads(data)
+    assert [member[:3] for member in found] == read_by_tarfile(data)
     for name, _, _, at in found:
         assert at is None or data[at:].startswith(name.encode(errors="surrogateescape"))
 
 
 @pytest.mark.parametrize("tar_format", ["v7", "oldgnu", "gnu", "ustar", "posix"])
-def test_what_tar_writes_is_read(tmp_path: Path, tar_format: str) -> None:
+def test_tars_of_the_tar_command_are_read(tmp_path: Path, tar_format: str) -> None:
     """The `tar` command's files are read as tarfile reads them, in every format, as far as the format holds them."""
     for number, name in enumerate(NAMES):
         path = tmp_path / (name if len(name) < 250 else name[-250:])
@@ -120,7 +120,7 @@ def test_what_tar_writes_is_read(tmp_path: Path, tar_format: str) -> None:
     command = ["tar", "--no-recursion", f"--format={tar_format}", "-cf", "-", *names]
     data = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).stdout
     found = members(data)
-    assert [member[:3] for member in found] == as_tarfile_reads(data)
+    assert [member[:3] for member in found] == read_by_tarfile(data)
     assert len(found) == {"v7": 1, "ustar": 2}.get(tar_format, len(NAMES))
 
 
@@ -130,43 +130,43 @@ def test_numbers_in_binary() -> None:
     assert members(data) == [Member("h", 512, 600, 0)]
 
 
-def test_what_is_no_file_is_passed_over() -> None:
+def test_other_members_than_files_are_skipped() -> None:
     """A link has no payload, whatever size it says; members of unknown types have one."""
     link = header(b"1", 700) + PLAIN + ustar.END
     assert members(link) == [Member("a.jpg", 1024, 3, 512)]
     unknown = header(b"V", 700) + bytes(1024) + PLAIN + ustar.END
     assert members(unknown) == [Member("a.jpg", 2048, 3, 1536)]
     assert [member[:3] for data in (link, unknown) for member in members(data)] == [
-        *as_tarfile_reads(link),
-        *as_tarfile_reads(unknown),
+        *read_by_tarfile(link),
+        *read_by_tarfile(unknown),
     ]
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (extended(b"x", b"99 path=b.jpg\n"), "at byte 0 is damaged: at byte 512 is no record"),
-        (extended(b"x", record(b"path", b"b") + b"11 path=bcd\n"), "at byte 521 is no record"),
-        (extended(b"x", b"14 path=b.jpg "), "at byte 512 is no record"),
-        (extended(b"x", b"0 path=b.jpg\n"), "at byte 512 is no record"),
-        (extended(b"x", b"-9 path=b.jpg\n"), "at byte 512 is no record"),
-        (extended(b"x", b"99999999999999999999 path=b.jpg\n"), "at byte 512 is no record"),
-        (extended(b"x", b"8 path b\n"), "at byte 512 is no record"),
-        (extended(b"x", record(b"size", b"-5")), "the size b'-5' is no number"),
-        (extended(b"x", record(b"size", b"9" * 30)), "is no number"),
+        (extended(b"x", b"99 path=b.jpg\n"), "at byte 0 is damaged: the record at byte 512 does not have the length"),
+        (extended(b"x", record(b"path", b"b") + b"11 path=bcd\n"), "the record at byte 521 does not"),
+        (extended(b"x", b"14 path=b.jpg "), "the record at byte 512 does not"),
+        (extended(b"x", b"0 path=b.jpg\n"), "the record at byte 512 does not"),
+        (extended(b"x", b"-9 path=b.jpg\n"), "the record at byte 512 does not"),
+        (extended(b"x", b"99999999999999999999 path=b.jpg\n"), "the record at byte 512 does not"),
+        (extended(b"x", b"8 path b\n"), "the record at byte 512 does not"),
+        (extended(b"x", record(b"size", b"-5")), "the size b'-5' is not a number"),
+        (extended(b"x", record(b"size", b"9" * 30)), "is not a number"),
         (extended(b"x", record(b"size", b"9" * 19)), "reaches to byte 10000000000000001535"),
-        (extended(b"x", record(b"path", b"b")) * 2, "at byte 1024 is damaged: it says the path of a member again"),
-        (extended(b"L", b"b\0") + extended(b"x", record(b"path", b"c")), "says the path of a member again"),
-        (extended(b"g", record(b"path", b"b")), "or of all members"),
+        (extended(b"x", record(b"path", b"b")) * 2, "at byte 1024 is damaged: it repeats the path of a member"),
+        (extended(b"L", b"b\0") + extended(b"x", record(b"path", b"c")), "repeats the path of a member"),
+        (extended(b"g", record(b"path", b"b")), "or sets it for all members"),
         (extended(b"x", record(b"GNU.sparse.major", b"1")), "sparse file"),
         (header(b"S", 0), "at byte 0 is that of a sparse file"),
-        (header(b"x", 1 << 21), "has 2097152 bytes; 1048576 are the most"),
+        (header(b"x", 1 << 21), "has 2097152 bytes; at most 1048576 are read"),
         (header(b"L", 1 << 20), "is cut short: it reaches to byte 1049088"),
-        (header(b"0", 0, field=b"\xff" * 12), "where a number should be"),
-        (header(b"0", 0, field=(-512 & (1 << 96) - 1).to_bytes(12, "big")), "where a number should be"),
+        (header(b"0", 0, field=b"\xff" * 12), "expected a number"),
+        (header(b"0", 0, field=(-512 & (1 << 96) - 1).to_bytes(12, "big")), "expected a number"),
         (header(b"0", 0, field=b"\x80" + b"\xff" * 11), "reaches to byte"),
-        (header(b"0", 0, field=b"0000000000x\0"), "where a number should be"),
-        (b"\1" * 512, "where a number should be"),
+        (header(b"0", 0, field=b"0000000000x\0"), "expected a number"),
+        (b"\1" * 512, "expected a number"),
     ],
 )
 def test_damage_is_named(data: bytes, message: str) -> None:
@@ -214,12 +214,12 @@ def test_every_truncation_is_found() -> None:
 
 
 @pytest.mark.parametrize("zeros", [0, 512, 3 << 20])
-def test_nothing_behind_the_end_is_lost(zeros: int) -> None:
+def test_bytes_after_the_end_are_refused(zeros: int) -> None:
     """Where a tar seems to end and more follows, of another tar or behind a hole, that is a TarError that says so."""
     found = []
     end = PLAIN + ustar.END + bytes(zeros)
     with pytest.raises(
-        TarError, match=f"at byte {len(PLAIN)} is none, as more follows at byte {len(end)}: .* one behind"
+        TarError, match=f"seems to end at byte {len(PLAIN)}, but more follows at byte {len(end)}: .* joined"
     ):
         found.extend(tar_lenient.members(io.BytesIO(end + PLAIN + ustar.END)))
     assert found == [Member("a.jpg", 512, 3, 0)]
@@ -250,7 +250,7 @@ def test_hostile_headers_are_a_tar_error(kind: bytes, text: bytes, flip: tuple[i
         pass
 
 
-def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
+def test_a_bomb_uses_no_memory(tmp_path: Path) -> None:
     """An extended header of a gigabyte, which the file has, is refused without being read."""
     path = tmp_path / "bomb.tar"
     with open(path, "wb") as file:

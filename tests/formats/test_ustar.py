@@ -14,18 +14,13 @@ from hypothesis import strategies as st
 from shardflow.errors import TarError
 from shardflow.formats import ustar
 from shardflow.formats.ustar import Member
+from tests.helpers.tars import plain_tar
 
 FILES = [("train/000000000.cls", b"7"), ("train/000000000.jpg", b"\xff" * 600), ("b.txt", b""), ("ä.x", b"y" * 512)]
 
 
-def tar(files: Iterable[tuple[str, bytes]]) -> bytes:
-    """A tar written by shardflow."""
-    blocks = [ustar.header(name, len(data)) + data + bytes(ustar.padding(len(data))) for name, data in files]
-    return b"".join(blocks) + ustar.END
-
-
 def info(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
-    """What Python's tarfile calls a member like ours."""
+    """The member of Python's tarfile that equals one of ours."""
     result = tarfile.TarInfo(name)
     result.size, result.mode, result.type = size, 0o444, kind
     return result
@@ -97,7 +92,7 @@ def test_padding_fills_the_block(size: int) -> None:
 @given(files=st.lists(st.tuples(st.sampled_from("abc").map("{}.bin".format), st.binary(max_size=1100)), max_size=5))
 def test_tarfile_reads_ours(files: list[tuple[str, bytes]]) -> None:
     """Python's tarfile and `walk` find the same members and payloads in what we write."""
-    data = tar(files)
+    data = plain_tar(files)
     with tarfile.open(fileobj=io.BytesIO(data), format=tarfile.USTAR_FORMAT) as archive:
         read = [(entry.name, archive.extractfile(entry).read()) for entry in archive]  # type: ignore[union-attr]
     assert read == files
@@ -106,7 +101,7 @@ def test_tarfile_reads_ours(files: list[tuple[str, bytes]]) -> None:
 
 def test_tar_lists_and_extracts_ours(tmp_path: Path) -> None:
     """The `tar` command lists our members with their fixed attributes, and extracts their bytes."""
-    (tmp_path / "shard.tar").write_bytes(tar(FILES))
+    (tmp_path / "shard.tar").write_bytes(plain_tar(FILES))
     command = ["tar", "--utc", "--numeric-owner", "-C", str(tmp_path), "--quoting-style=literal"]
     listed = subprocess.run([*command, "-tvf", "shard.tar"], cwd=tmp_path, capture_output=True, check=True)
     assert listed.stderr == b""
@@ -142,13 +137,13 @@ def test_gnu_headers_have_no_prefix() -> None:
 
 def test_records_of_zeros_at_the_end_are_fine() -> None:
     """Any number of zero blocks may follow, as tar fills its last record; two are the least."""
-    assert walk(tar(FILES) + bytes(20 * 512)) == walk(tar(FILES))
+    assert walk(plain_tar(FILES) + bytes(20 * 512)) == walk(plain_tar(FILES))
     assert walk(ustar.END) == []
 
 
 def test_every_truncation_is_found() -> None:
     """A tar cut off at any byte is a TarError, and no member is handed out that is not all there."""
-    data = tar([("a.jpg", b"\1" * 600), ("b.jpg", b"\2" * 512)])
+    data = plain_tar([("a.jpg", b"\1" * 600), ("b.jpg", b"\2" * 512)])
     for length in range(len(data)):
         members: list[Member] = []
         with pytest.raises(TarError):
@@ -158,7 +153,7 @@ def test_every_truncation_is_found() -> None:
 
 def test_every_wrong_header_byte_is_found_or_harmless() -> None:
     """Whatever one byte of a header becomes: a TarError, or the same member."""
-    data = bytearray(tar([("a.jpg", b"\1" * 600)]))
+    data = bytearray(plain_tar([("a.jpg", b"\1" * 600)]))
     members = walk(bytes(data))
     harmless = 0
     for position, value in itertools.product(range(512), range(256)):
@@ -174,7 +169,7 @@ def test_every_wrong_header_byte_is_found_or_harmless() -> None:
 
 def test_every_wrong_byte_at_the_end_is_found() -> None:
     """Anything but zeros in the closing blocks is a TarError."""
-    data = bytearray(tar([("a.jpg", b"\1" * 512)]))
+    data = bytearray(plain_tar([("a.jpg", b"\1" * 512)]))
     for position in range(1024, len(data)):
         data[position] = 0x30
         with pytest.raises(TarError):
@@ -205,7 +200,7 @@ def test_hostile_headers_are_a_tar_error(block: bytes, rest: int) -> None:
     "kind",
     [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE],
 )
-def test_what_is_no_file_is_named(kind: bytes) -> None:
+def test_other_members_than_files_are_named(kind: bytes) -> None:
     """A directory, link or device is not skipped: the error names its type and where it stands."""
     data = python_tar([info("a.jpg", 5), info("b", 0, kind)], tarfile.USTAR_FORMAT)
     with pytest.raises(TarError, match=rf"byte 1024 has type {kind!r}; only regular files"):

@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from shardflow.formats import ustar
 from tests.helpers.making import jpeg
 
 Members = Iterable[tuple[str, bytes]]
@@ -23,6 +24,12 @@ def write_tar(path: Path, members: Members, *, kind: int = tarfile.PAX_FORMAT, m
             info.size, info.mtime = len(payload), mtime if kind == tarfile.PAX_FORMAT else int(mtime)
             tar.addfile(info, io.BytesIO(payload))
     return path
+
+
+def plain_tar(members: Members) -> bytes:
+    """Return a tar as shardflow writes it."""
+    blocks = [ustar.header(name, len(data)) + data + bytes(ustar.padding(len(data))) for name, data in members]
+    return b"".join(blocks) + ustar.END
 
 
 def members_of(numbers: Iterable[int], *, label: bool = True) -> list[tuple[str, bytes]]:

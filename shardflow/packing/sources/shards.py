@@ -197,7 +197,7 @@ def _indexed(storage: Storage, shard: manifest.Shard, split: str, where: str) ->
 
 def _rebuilt(storage: Storage, shard: manifest.Shard, tar: bytes) -> shard_index.Index:
     try:
-        data = shard_index.rebuilt(memoryview(tar), shard.index_sha256)
+        data = shard_index.rebuild(memoryview(tar), shard.index_sha256)
     except (FormatError, IntegrityError) as error:
         raise error.at(shard=storage.url(shard.name)) from None
     return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)

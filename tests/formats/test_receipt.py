@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardflow.errors import FormatError
+from shardflow.formats.manifest import Shard
+from shardflow.formats.receipt import Quarantined, Receipt, from_bytes
+from shardflow.formats.statistics import PixelSums, Statistics
+
+BYTES_SHA256 = "e29bb75ac631afdf8017c458af7f110285870879cd2576da584a015b65515572"
+EMPTY_SHA256 = "aa3be31a03c766f7ab484bc9ebf643fa690906310101fbf652c77634ba0ac0fe"
+SHARD = Shard(name="train/0.tar", samples=1, bytes=2048, sha256="0" * 64, index_sha256="1" * 64)
+
+
+def example(shard: Shard | None = SHARD) -> Receipt:
+    """A receipt with a value in every entry."""
+    statistics = Statistics()
+    statistics.count(before=(300, 200), after=(100, 67), labels=(1,), bytes_before=9000, turned=1)
+    return Receipt(
+        first=3,
+        items_sha256="a",
+        recipe_sha256="b",
+        sources=("x.jpg",),
+        quarantined=(Quarantined("y", "read", "z"),),
+        skipped=(1,),
+        bytes_in=7,
+        pixels=PixelSums(3, (1, 2, 3), (4, 5, 6)),
+        statistics=statistics,
+        shard=shard,
+        index_bytes=9,
+    )
+
+
+@pytest.mark.parametrize(("shard", "digest"), [(SHARD, BYTES_SHA256), (None, EMPTY_SHA256)])
+def test_bytes_are_frozen(shard: Shard | None, digest: str) -> None:
+    """A receipt has the same bytes for ever and is read as it was written, with a shard and without."""
+    receipt = example(shard)
+    assert hashlib.sha256(receipt.to_bytes()).hexdigest() == digest
+    assert from_bytes(receipt.to_bytes()) == receipt
+
+
+def test_inputs_are_in_the_order_of_the_job() -> None:
+    """Quarantined inputs stand where they stood among the inputs; entries that contradict each other are an error."""
+    assert example().inputs() == ["x.jpg", "y"]
+    with pytest.raises(FormatError, match="do not add up"):
+        from_bytes(example().to_bytes().replace(b'"skipped": [\n  1\n ]', b'"skipped": [0, 1]')).inputs()
+
+
+@pytest.mark.parametrize("entry", [*json.loads(example().to_bytes())])
+@given(value=st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2))
+def test_damage_is_a_format_error(entry: str, value: Any) -> None:
+    """A receipt without an entry is a FormatError; with any value in its place it is one, or a receipt."""
+    content = json.loads(example().to_bytes())
+    with pytest.raises(FormatError):
+        from_bytes(json.dumps({name: content[name] for name in content if name != entry}).encode())
+    with contextlib.suppress(FormatError):
+        from_bytes(json.dumps({**content, entry: value}).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b'{"version": 2}', b"[" * 100_000, b"\xff"], ids=repr)
+def test_other_bytes_are_a_format_error(data: bytes) -> None:
+    """Bytes that are not a receipt of this version are a FormatError."""
+    with pytest.raises(FormatError, match="receipt"):
+        from_bytes(data)
