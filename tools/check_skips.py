@@ -1,8 +1,8 @@
-"""Fails when a test was skipped for a reason that the machine could do something about.
+"""Fail when a test was skipped for a reason that is not allowed.
 
     python tools/check_skips.py REPORT.xml      a report that pytest wrote with --junitxml
 
-A test that is always skipped tests nothing, and nobody notices; so the reasons that may stand are listed here.
+A test that is always skipped tests nothing, so the allowed reasons are listed here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 ALLOWED = ("needs CUDA", "needs a mount namespace")
-"""Parts of the reasons that are fine: what a machine has or has not."""
+"""Parts of the allowed reasons: properties of a machine that no installation changes."""
 
 
 def skips(report: str) -> list[tuple[str, str]]:
-    """Return the names and the reasons of the skipped tests in a report, expected failures left out."""
+    """Return the names of the skipped tests in a report and the reasons; expected failures are left out."""
     found = []
     for case in ET.fromstring(report).iter("testcase"):
         for skipped in case.iter("skipped"):
@@ -26,14 +26,14 @@ def skips(report: str) -> list[tuple[str, str]]:
 
 
 def main() -> int:
-    """Print every skip and return 1 when one is not allowed."""
+    """Print every skipped test, and return 1 when a reason is not allowed."""
     forbidden = 0
     found = skips(Path(sys.argv[1]).read_text())
     for name, reason in found:
         allowed = any(part in reason for part in ALLOWED)
         forbidden += not allowed
         print(f"{'skipped' if allowed else 'SKIPPED, NOT ALLOWED'}: {name}: {reason}")
-    print(f"{len(found)} tests skipped, {forbidden} of them for no good reason")
+    print(f"{len(found)} tests skipped, {forbidden} of them for a reason that is not allowed")
     return 1 if forbidden else 0
 
 

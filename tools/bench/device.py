@@ -1,7 +1,7 @@
 """What reaches a device, by who decodes, beside what a model takes from it.
 
-    python tools/bench/device.py DATASET
-    python tools/bench/device.py DATASET --device cpu --model resnet18 --size 64 --batch-size 32
+    python tools/bench device DATASET
+    python tools/bench device DATASET --device cpu --model resnet18 --size 64 --batch-size 32
 
 Prints a row for every way to decode:
 
@@ -137,9 +137,8 @@ def _settle(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def main() -> None:
+def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, help="a labelled dataset in a local directory")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="resnet50")
@@ -148,7 +147,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8, help="processes, or DALI's threads")
     parser.add_argument("--steps", type=int, default=50, help="in a turn")
     parser.add_argument("--turns", type=int, default=3)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     train = Trained(given, len(shardflow.open(given.dataset).classes or ()))
     with tempfile.TemporaryDirectory() as indexes:
         feeding = {name: endless(batches) for name, batches in ways(given, Path(indexes)).items()}
@@ -171,7 +170,3 @@ def main() -> None:
         delivered_s, step = statistics.median(taken[name][1:]), statistics.median(fed[name][1:])
         rate, bubble = given.batch_size / delivered_s, 1000 * max(0.0, step - training_s)
         print(f"| {name} | {rate:,.0f} | {training_s / delivered_s:.0%} | {bubble:.1f} |")
-
-
-if __name__ == "__main__":
-    main()

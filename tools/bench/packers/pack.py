@@ -1,33 +1,18 @@
-"""Runs one packer once, in the environment that it is installed in.
-
-python pack.py PEER VARIANT SOURCE DESTINATION                      packs
-python pack.py PEER VARIANT SOURCE DESTINATION --extract FOLDER     writes what was packed as FOLDER/NAME.jpg
-"""
+"""Runs one packer once, in the environment that it is installed in."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from pathlib import Path
 
 
-def main() -> None:
-    """Pack, or read back."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peer")
-    parser.add_argument("variant")
-    parser.add_argument("source", type=Path)
-    parser.add_argument("destination", type=Path)
-    parser.add_argument("--extract", type=Path)
-    given = parser.parse_args()
-    peer = importlib.import_module(f"peers.{given.peer}")
-    if given.extract is None:
-        peer.pack(given.source, given.destination, given.variant)
-        return
-    given.extract.mkdir(parents=True)
-    for name, jpeg in peer.pictures(given.destination):
-        (given.extract / f"{name}.jpg").write_bytes(jpeg)
+def pack(peer: str, source: str, packed: str, variant: str) -> None:
+    """Pack the originals of a folder into another."""
+    importlib.import_module(f"bench.packers.peers.{peer}").pack(Path(source), Path(packed), variant)
 
 
-if __name__ == "__main__":
-    main()
+def extract(peer: str, packed: str, folder: str) -> None:
+    """Write every packed image as `folder/NAME.jpg`, named as its original."""
+    Path(folder).mkdir(parents=True)
+    for name, jpeg in importlib.import_module(f"bench.packers.peers.{peer}").pictures(Path(packed)):
+        Path(folder, f"{name}.jpg").write_bytes(jpeg)

@@ -1,115 +1,167 @@
-"""Measures one loader in this process: an epoch with nothing at hand, and those that follow it.
-
-Prints a line of JSON after the first and after the last, and goes on when it reads a line. The cold epoch begins
-before the loader is made; imports are done by then. CPU time is that of this process and all below it, ended ones
-included.
-"""
+"""Training epochs from S3: a cold one, whose process and cache are new, and warm ones."""
 
 from __future__ import annotations
 
 import argparse
-import gc
-import importlib
-import json
-import os
-import sys
-import time
-from collections.abc import Callable, Iterator
+import tempfile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "loaders"))
+from bench import report
+from bench.harness import Row, made
+from bench.loaders import pictures
+from bench.report import Run
 
-import torch
-from conditions import WARM
-from measure import cpu_s, machine_cpu_s
-from place import Place
+from . import CONDITIONS, Streaming
 
-_TOUCHED_FILES = 128
-
-
-def epochs(batches: Callable[[], Iterator[Any]], repeats: int, samples: int, served_by: list[int]) -> dict[str, Any]:
-    """Run through epochs, and return what they took.
-
-    Args:
-        batches: Starts one.
-        repeats: How many.
-        samples: How many there are in each.
-        served_by: The processes of the server and the proxies, which are neither this loader nor others.
-    """
-    seen: list[list[int]] = []
-    busy, cpu, served, begun = machine_cpu_s(), cpu_s(os.getpid()), _sum(served_by), time.perf_counter()
-    first_batch_s = 0.0
-    for _ in range(repeats):
-        numbers: list[int] = []
-        for images, batch_numbers in batches():
-            if not seen and not numbers:
-                first_batch_s = time.perf_counter() - begun
-                if images.shape[1:] != (3, 224, 224) or images.dtype != torch.uint8:
-                    raise AssertionError(f"expected uint8 [3, 224, 224], found {images.dtype} {list(images.shape[1:])}")
-            numbers += map(int, batch_numbers)
-        seen.append(numbers)
-    wall = time.perf_counter() - begun
-    cpu, served, busy = cpu_s(os.getpid()) - cpu, _sum(served_by) - served, machine_cpu_s() - busy
-    images_seen, worst = sum(map(len, seen)), min(seen, key=lambda numbers: len(set(numbers)))
-    return {
-        "images_per_s": images_seen / wall,
-        "cpu_ms_per_image": 1000 * cpu / images_seen,
-        "server_cpu_ms_per_image": 1000 * served / images_seen,
-        "first_batch_s": first_batch_s,
-        "exact": all(sorted(numbers) == list(range(samples)) for numbers in seen),
-        "samples": len(worst),
-        "distinct": len(set(worst)),
-        "others": max(0.0, busy - cpu - served) / (wall * (os.cpu_count() or 1)),
-    }
+WARM = 3
+"""Epochs that are measured as one after the cold one: at the speed of memory one is over too soon."""
+FORMATS = {"shardflow": ("packed", 250), "mosaicml": ("mds", 7_700_000), "litdata": ("chunks", "7.7MB")}
+"""Folder that each peer writes, and the size with which its shards hold about 250 images."""
+EPOCHS = (
+    Row("shardflow, local directory", "shardflow", "streaming", "shardflow", "local"),
+    Row("shardflow", "shardflow", "streaming", "shardflow", "s3"),
+    Row("webdataset, pipe:curl", "webdataset", "streaming", "webdataset_s3", "curl", "shardflow"),
+    Row("webdataset, s3fs", "webdataset", "streaming", "webdataset_s3", "s3fs", "shardflow"),
+    Row(
+        "s3torchconnector, webdataset",
+        "s3torchconnector",
+        "streaming",
+        "webdataset_s3",
+        "s3torchconnector",
+        "shardflow",
+    ),
+    Row("MosaicML Streaming", "mosaicml-streaming", "mosaicml-litdata", "mosaicml", "tensors"),
+    Row("LitData", "litdata", "mosaicml-litdata", "litdata", "tensors"),
+)
 
 
-def _sum(pids: list[int]) -> float:
-    return sum(map(cpu_s, pids))
+class Epochs(Streaming):
+    """Training epochs: a cold one, whose process and cache are new, and warm ones."""
+
+    name, chart, rows = "epochs", "streaming.png", EPOCHS
+    published = Path(__file__).with_name("epochs.json")
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """Add the size of the work."""
+        parser.add_argument("--samples", type=int, default=16000)
+
+    def facts(self) -> dict[str, Any]:
+        """Run server and proxy, and make the images."""
+        found = super().facts()
+        folder, samples = pictures(self, self.options.samples), self.options.samples
+        self.far = self.proxy(self.stack, CONDITIONS["far"])
+        self.servers.append(self.far.pid)
+        self._uploaded: set[str] = set()
+        picture_bytes = sum(path.stat().st_size for path in folder.rglob("*.jpg")) // samples
+        return {**found, "samples": samples, "picture_bytes": picture_bytes}
+
+    def cases(self) -> list[dict[str, Any]]:
+        """Return the conditions."""
+        return [{"condition": name} for name in CONDITIONS]
+
+    def prepare(self, row: Row, case: dict[str, Any], result: dict[str, Any]) -> None:
+        """Write the format that a row reads, and upload it."""
+        del case, result
+        reads = row.reads or row.peer
+        name, size = FORMATS[reads]
+        arguments = {"peer": reads, "pictures": self.data / "pictures", "data": self.data / reads, "size": size}
+        writer = next(each for each in EPOCHS if each.peer == reads)
+        made(self.data / reads, lambda: self.call(writer, "loaders.measure.prepare", **arguments))
+        if reads not in self._uploaded:
+            folder = self.data / reads / name
+            self.call("streaming", "streaming.server.upload", endpoint=self.server["endpoint"], folder=folder)
+            self._uploaded.add(reads)
+
+    def measure(self, row: Row, case: dict[str, Any]) -> Run:
+        """Run a cold epoch and warm ones in a fresh process."""
+        far = self.far if CONDITIONS[case["condition"]].proxied else None
+        name, _ = FORMATS[row.reads or row.peer]
+        measured: Run = {}
+        with tempfile.TemporaryDirectory(dir=self.data, prefix="cache-") as cache:
+            place = {
+                "url": f"s3://{self.server['bucket']}/{name}",
+                "local": self.data / (row.reads or row.peer) / name,
+                "cache": cache,
+            }
+            arguments = {"peer": row.peer, "variant": row.variant, "samples": self.options.samples, "warm": WARM}
+            with self.client(row, "measure.epochs", far, place=place, servers=self.served_by(), **arguments) as process:
+                if far:
+                    far.count()
+                for name, repeats in (("cold", 1), ("warm", WARM)):
+                    measured[name] = process.receive()
+                    if far:
+                        measured[name] |= {what: count / repeats for what, count in far.count().items()}
+                    process.resume()
+        return measured
+
+    def costs(self, run: Run) -> dict[str, float]:
+        """Return CPU-ms per image."""
+        return {f"{name} CPU-ms/image": run[name]["cpu_ms_per_image"] for name in ("cold", "warm")}
+
+    def others(self, run: Run) -> float:
+        """Return the share of the machine that others used in the worse part."""
+        return float(max(run[name]["others"] for name in ("cold", "warm")))
+
+    def tables(self, results: dict[str, Any]) -> dict[str, str]:
+        """Return a table for each condition, the slowest first in the cold epoch."""
+
+        def cells(row: dict[str, Any], runs: list[Run]) -> tuple[str, ...]:
+            failed = report.failures(row, {"condition": runs[0]["condition"]})
+            note = f"; {len(failed)} of {len(failed) + len(runs)} runs failed: {failed[-1]}" if failed else ""
+            fetched = [
+                f"{_median(runs, name, 'bytes') / 1e6:,.0f}"
+                if "bytes" in runs[0][name]
+                else ""  # the proxy counts them
+                for name in ("cold", "warm")
+            ]
+            return (
+                *(f"{_median(runs, name, 'images_per_s'):,.0f}" for name in ("cold", "warm")),
+                *(f"{_median(runs, name, 'cpu_ms_per_image'):.2f}" for name in ("cold", "warm")),
+                f"{_median(runs, 'cold', 'first_batch_s'):.2f}",
+                *fetched,
+                report.exactness([run[name] for run in runs for name in ("cold", "warm")], results["samples"]) + note,
+            )
+
+        columns = ("loader", "version", "cold images/s", "warm images/s", "cold CPU-ms", "warm CPU-ms", "first batch s")
+        columns = (*columns, "MB cold", "MB warm", "epochs")
+        return {name: report.table(results, columns, _cold_rate, cells, {"condition": name}) for name in CONDITIONS}
+
+    def caption(self, results: dict[str, Any]) -> str:
+        """Say what was measured, where and when."""
+        return (
+            f"{results['samples']:,} JPEG files of {results['picture_bytes'] / 1000:.0f} kB in shards of 250, batch "
+            f"64, two workers; {self.where(results)}"
+        )
+
+    def bars(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Draw the images per second of cold and warm epochs."""
+        rows = [row for row in results["rows"] if all(report.runs(row, {"condition": name}) for name in CONDITIONS)]
+        rows.sort(key=lambda row: _cold_rate(report.runs(row, {"condition": "far"})))
+        return {
+            "names": [row["name"] for row in rows],
+            "own": [row["package"] == "shardflow" for row in rows],
+            "panels": [
+                report.panel(
+                    f"images/s, {condition.title}",
+                    *(
+                        (
+                            [_median(report.runs(row, {"condition": name}), part, "images_per_s") for row in rows],
+                            f"{{:,.0f}} {part}".format,
+                        )
+                        for part in ("cold", "warm")
+                    ),
+                )
+                for name, condition in CONDITIONS.items()
+            ],
+        }
 
 
-def settle(folder: Path) -> None:
-    """Bring memory into the state of a machine and a process that have been at work.
-
-    A virtual machine may give free memory back to its host, and then takes 2 ms for each MB that is written there, for
-    which loaders with a cache would pay and others not: a gigabyte is written and deleted. What the imports left behind
-    is collected, which otherwise happens whenever the number of objects gets to some limit.
-    """
-    files = [folder / f"touched{number}" for number in range(_TOUCHED_FILES)]
-    for file in files:
-        file.write_bytes(bytes(8 << 20))
-    for file in files:
-        file.unlink()
-    gc.collect()
+def _median(runs: list[Run], part: str, quantity: str) -> float:
+    return median(run[part][quantity] for run in runs)
 
 
-def main() -> None:
-    """Run the cold epoch and the warm ones."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("way")
-    parser.add_argument("variant")
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--local", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--samples", type=int, required=True)
-    parser.add_argument("--served-by", type=int, nargs="*", default=[])
-    given = parser.parse_args()
-    torch.set_num_threads(1)  # two threads that wait for each other would take the workers' cores
-    way = importlib.import_module(f"ways.{given.way}")
-    place = Place(url=given.url, local=given.local, cache=given.cache)
-    settle(given.cache)
-    started: list[Callable[[], Iterator[Any]]] = []
-
-    def batches() -> Iterator[Any]:
-        if not started:
-            started.append(way.open_loader(place, given.variant))
-        return started[0]()
-
-    for repeats in (1, WARM):
-        print(json.dumps(epochs(batches, repeats, given.samples, given.served_by)), flush=True)
-        sys.stdin.readline()
-
-
-if __name__ == "__main__":
-    main()
-    os._exit(0)  # some libraries wait for threads that do not end
+def _cold_rate(runs: list[Run]) -> float:
+    return _median(runs, "cold", "images_per_s")

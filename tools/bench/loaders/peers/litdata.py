@@ -1,4 +1,4 @@
-"""LitData: optimised chunks on the local disk."""
+"""LitData: optimised chunks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import litdata
+from litdata.streaming import downloader
 
+from . import Place
 from .recipe import AUGMENTATIONS, BATCH, WORKERS
 
 
@@ -38,5 +40,13 @@ class Pictures(litdata.StreamingDataset):
 def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
     """`variant` names the augmentation."""
     dataset = Pictures(variant, str(data / "chunks"), shuffle=True, drop_last=False)
+    loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS, persistent_workers=True)
+    return lambda: iter(loader)
+
+
+def open_remote(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
+    """`variant` names the augmentation. Chunks are kept in a local folder from epoch to epoch."""
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # otherwise it fails where the endpoint is not https
+    dataset = Pictures(variant, place.url, cache_dir=str(place.cache), shuffle=True, drop_last=False)
     loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS, persistent_workers=True)
     return lambda: iter(loader)

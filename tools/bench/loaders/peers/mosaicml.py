@@ -1,4 +1,4 @@
-"""MosaicML Streaming: MDS shards on the local disk."""
+"""MosaicML Streaming: MDS shards."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from streaming import MDSWriter, StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import DataLoader
 
+from . import Place
 from .recipe import AUGMENTATIONS, BATCH, WORKERS
 
 COLUMNS = {"image": "bytes", "label": "int"}
@@ -36,5 +38,14 @@ class Pictures(StreamingDataset):
 def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
     """`variant` names the augmentation."""
     dataset = Pictures(variant, local=str(data / "mds"), shuffle=True, batch_size=BATCH)
+    loader = DataLoader(dataset, BATCH, num_workers=WORKERS, persistent_workers=True)
+    return lambda: iter(loader)
+
+
+def open_remote(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
+    """`variant` names the augmentation. Shards are kept in a local folder from epoch to epoch."""
+    clean_stale_shared_memory()
+    local = str(place.cache / "mds")
+    dataset = Pictures(variant, remote=place.url, local=local, shuffle=True, batch_size=BATCH)
     loader = DataLoader(dataset, BATCH, num_workers=WORKERS, persistent_workers=True)
     return lambda: iter(loader)

@@ -1,4 +1,4 @@
-"""What the loaders have in common: the numbers, and the augmentation for those that run the user's own.
+"""The recipe of all loaders: its numbers, and the augmentation for those that run the user's own.
 
 There are two, both taken from torchvision's documentation. "pil" decodes with Pillow and normalises in the worker: the
 classic ImageNet example. "tensors" decodes with torchvision and stays uint8 until the batch is in the main process,
@@ -37,12 +37,7 @@ _to_float = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN
 
 def pil(payload: bytes) -> torch.Tensor:
     """Return float32 [3, 224, 224], normalised."""
-    return pil_image(Image.open(io.BytesIO(payload)))
-
-
-def pil_image(image: Image.Image) -> torch.Tensor:
-    """Return float32 [3, 224, 224], normalised."""
-    result: torch.Tensor = _of_pil(image.convert("RGB"))
+    result: torch.Tensor = _of_pil(Image.open(io.BytesIO(payload)).convert("RGB"))
     return result
 
 

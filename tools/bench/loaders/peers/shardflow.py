@@ -1,4 +1,7 @@
-"""shardflow: with its native kernel, and with torchvision's decoder instead."""
+"""shardflow: with its native kernel, and with torchvision's decoder in its place.
+
+Uses only arguments that older versions have as well, for `--against`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 import shardflow
 from shardflow import native
 
+from . import Place
 from .recipe import BATCH, WORKERS
 
 SHARD_SAMPLES = 500
@@ -26,14 +30,21 @@ def prepare(pictures: Path, data: Path, shard_samples: int = SHARD_SAMPLES) -> N
     before = {path.read_bytes() for path in pictures.rglob("*.jpg")}
     after = {sample["jpg"] for sample in shardflow.open(data / "packed")["train"]}
     if before != after:
-        raise AssertionError("packing has changed the bytes of pictures that needed no change")
+        raise AssertionError("expected the bytes of the images as they were, found others")
 
 
 def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
-    """`variant` is "kernel", or "fallback" for the way without native code."""
+    """`variant` is "kernel", or "fallback" without native code."""
     if variant == "fallback":
         native.available = lambda: False
     elif not native.available():
-        raise RuntimeError(native.describe())
+        raise RuntimeError("the native kernel is not available")
     loader = shardflow.Loader(data / "packed", batch_size=BATCH, tail="short", num_workers=WORKERS)
+    return lambda: iter(loader)
+
+
+def open_remote(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
+    """`variant` is "s3" or "local": from the bucket, or from the directory that was uploaded."""
+    url = place.url if variant == "s3" else place.local
+    loader = shardflow.Loader(url, batch_size=BATCH, tail="short", num_workers=WORKERS)
     return lambda: iter(loader)

@@ -13,8 +13,8 @@ from .shardflow import prepare as prepare
 
 
 def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
-    """`variant` is the augmentation, with "-collated" where the DataLoader makes the batches and not the pipeline."""
-    augmentation = AUGMENTATIONS[variant.removesuffix("-collated")]
+    """`variant` is the augmentation, or "collated": tensors that the DataLoader makes batches of, not the pipeline."""
+    augmentation = AUGMENTATIONS["tensors" if variant == "collated" else variant]
     shards = sorted(map(str, (data / "packed" / "train").glob("*.tar")))
     dataset = (
         wds.WebDataset(shards, shardshuffle=len(shards))
@@ -22,7 +22,7 @@ def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
         .to_tuple("jpg", "cls")
         .map_tuple(augmentation, int)
     )
-    if variant.endswith("-collated"):
+    if variant == "collated":
         loader = wds.WebLoader(dataset, batch_size=BATCH, num_workers=WORKERS, persistent_workers=True)
     else:
         loader = wds.WebLoader(dataset.batched(BATCH), batch_size=None, num_workers=WORKERS, persistent_workers=True)

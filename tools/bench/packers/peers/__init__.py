@@ -1,1 +1,1 @@
-"""The packers, a file each. Each has `pack`, and `pictures`, which reads back what it wrote."""
+"""The packers, a file each: `pack` packs a folder, `pictures` reads back the packed images with their names."""

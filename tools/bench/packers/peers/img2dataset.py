@@ -1,4 +1,4 @@
-"""img2dataset, from file to tar, its resizer as it is by default: OpenCV's area filter when it reduces."""
+"""img2dataset, from file to tar, with its default resizer: OpenCV's area filter for reductions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users write into the function that a packer calls for each file: short side 256, quality 90, 4:2:0, RGB."""
+"""Functions that users give to a packer, called for each file: short side 256, quality 90, 4:2:0, RGB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""shardflow: with its native kernel, and as it is where that was not built."""
+"""shardflow: with its native kernel and without."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pack(source: Path, destination: Path, variant: str) -> None:
     from shardflow import native
 
     if native.available() != (variant == "kernel"):
-        raise RuntimeError(native.describe())
+        raise RuntimeError(f"native kernel available: {native.available()}")
     shardflow.pack(source, destination, workers=WORKERS, shard_samples=SHARD_SAMPLES)
 
 

@@ -1,4 +1,4 @@
-"""The work: what every packer is to make of the originals, and where those are."""
+"""The work of every packer: its numbers, and the originals."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""One harness for all benchmarks: see `__main__.py`."""

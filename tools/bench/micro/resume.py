@@ -1,0 +1,118 @@
+"""The cost of going on in the middle of an epoch: on paper for 10^9 samples, and for real with a Loader.
+
+The first table builds the plan of 5·10^5 shards of 2,000 samples, as one of 64 ranks does, and finds the shards and
+records of the first batch; no dataset is needed for that. The second loads a state into a new Loader over 20,000 real
+JPEGs in 200 shards and waits for the first batch.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import tracemalloc
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import shardflow
+from bench.report import markdown
+from shardflow.order.plan import Plan
+from shardflow.order.schedule import Schedule
+
+from .turns import medians
+
+SHARDS, SHARD_SAMPLES = 500_000, 2000
+WORLD, BATCH = 64, 256
+ORDERS = ((64, 16384), (512, 8192))
+"""Lanes and window: one lane per rank, and the defaults' eight."""
+REAL_SAMPLES, REAL_SHARD_SAMPLES, REAL_BATCH = 20_000, 100, 64
+PLACES = (0.0, 0.5, 0.99)
+
+
+def measure(rounds: int) -> str:
+    """Return both tables."""
+    return f"{on_paper(rounds)}\n{for_real(rounds)}"
+
+
+def on_paper(rounds: int) -> str:
+    """Return the table for 10^9 samples."""
+    cases = [(*order, place) for order in ORDERS for place in PLACES]
+    times: dict[Any, list[tuple[float, float, int]]] = {case: [] for case in cases}
+    for _ in range(rounds):
+        for case in cases:
+            times[case].append(first_batch(*case))
+    lines = []
+    for (lanes, window, place), found in times.items():
+        build_ms, find_ms = (1000 * median(one[column] for one in found) for column in (0, 1))
+        tracemalloc.start()  # apart from the timing, which it would slow down
+        first_batch(lanes, window, place)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        costs = (f"{build_ms:.0f} ms", f"{find_ms:.1f} ms", f"{peak_bytes / 2**20:.0f} MiB", str(found[0][2]))
+        lines.append((f"{lanes}, {window}", f"{place:.0%}", *costs))
+    columns = ("build the plan", "find the first batch", "peak memory", "shards of that batch")
+    return markdown(("lanes, window", "place in the epoch", *columns), lines)
+
+
+def first_batch(lanes: int, window: int, place: float) -> tuple[float, float, int]:
+    """Build a plan and find a rank's first batch at a place in the epoch: seconds for each, and distinct shards."""
+    begin = time.perf_counter()
+    plan = Plan(np.full(SHARDS, SHARD_SAMPLES), seed=0, epoch=3, lanes=lanes, window=window)
+    built = time.perf_counter()
+    schedule = Schedule(length=plan.length, batch_size=BATCH, rank=5, world_size=WORLD)
+    first = int(place * plan.length) // schedule.global_batch * schedule.global_batch
+    shards, _ = plan.locate(schedule.positions(first, 0)[0])
+    return built - begin, time.perf_counter() - built, len(np.unique(shards))
+
+
+def for_real(rounds: int) -> str:
+    """Return the table for a real dataset."""
+    ways = [(lanes // WORLD, window, workers) for lanes, window in ORDERS for workers in (0, 2)]
+    with tempfile.TemporaryDirectory() as folder:
+        url = write_dataset(Path(folder))
+        cases = {(way, place): partial(resume_s, url, place, *way) for way in ways for place in PLACES}
+        found = medians(cases, rounds)
+    lines = [
+        (f"{way[0]}, {way[1]}", str(way[2]), *(f"{1000 * found[way, place]:.0f} ms" for place in PLACES))
+        for way in ways
+    ]
+    return markdown(("lanes, window", "workers", *map("{:.0%}".format, PLACES)), lines)
+
+
+def write_dataset(root: Path) -> Path:
+    """Pack tiny JPEGs, which are links to a single one, into many shards."""
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    images = root / "images" / "train" / "all"
+    images.mkdir(parents=True)
+    Image.fromarray(pixels).save(root / "image.jpg")
+    for number in range(REAL_SAMPLES):
+        os.link(root / "image.jpg", images / f"{number:06}.jpg")
+    shardflow.pack(root / "images", root / "tiny", format="keep", shard_samples=REAL_SHARD_SAMPLES)
+    return root / "tiny"
+
+
+def resume_s(url: Path, place: float, lanes: int, window: int, workers: int) -> float:
+    """Return the seconds that `load_state_dict` and the first batch take in a new loader."""
+    loader = shardflow.Loader(
+        url,
+        batch_size=REAL_BATCH,
+        decoder=shardflow.CenterCropDecoder(32),
+        shuffle=shardflow.Shuffle(lanes=lanes, window=window),
+        num_workers=workers,
+        persistent_workers=False,
+    )
+    position = int(place * len(loader)) * REAL_BATCH
+    state = {**loader.state_dict(), "position": position}
+    begin = time.perf_counter()
+    loader.load_state_dict(state)
+    batches = iter(loader)
+    next(batches)
+    seconds = time.perf_counter() - begin
+    assert loader.state_dict()["position"] == position + REAL_BATCH
+    batches.close()
+    return seconds

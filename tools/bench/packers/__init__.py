@@ -1,0 +1,204 @@
+"""Packers on the same JPEG files: short side 256, quality 90, 4:2:0, two worker processes.
+
+Makes the environments and the originals. Every packer packs few images and many, each time in fresh processes: the
+difference is what an image costs, and the rest is the start. Takes 15 minutes, and the first time 15 GB of disk and
+some downloads. vipsthumbnail comes from the system (on Debian: libvips-tools). What does not install or run is reported
+in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import harness, report
+from bench.harness import Row, made
+from bench.report import Run
+from bench.usage import Stopwatch
+
+KINDS = {"small": "0.19-megapixel originals", "large": "12-megapixel originals"}
+COMPARED = {"small": 100, "large": 12}
+"""How many images of each kind are compared with their originals."""
+CALM = 0.1
+"""Share of the machine's CPU time that others may have used in a round whose wall time counts."""
+TIMEOUT_S = 900
+_PR_SET_CHILD_SUBREAPER = 36
+
+ROWS = (
+    Row("img2dataset", "img2dataset", "img2dataset", "img2dataset", "area"),
+    Row("LitData optimize, Pillow", "litdata", "mosaicml-litdata", "litdata", "pillow"),
+    Row("MosaicML MDSWriter, Pillow", "mosaicml-streaming", "mosaicml-litdata", "mosaicml", "pillow"),
+    Row("webdataset writer, Pillow", "webdataset", "common", "webdataset", "pillow"),
+    Row("webdataset writer, Pillow with draft", "webdataset", "common", "webdataset", "pillow-draft"),
+    Row("webdataset writer, torchvision", "webdataset", "common", "webdataset", "torchvision"),
+    Row("vipsthumbnail, files", "apt:libvips-tools", "common", "vips", "lanczos"),
+    Row("shardflow, no kernel", "shardflow", "common", "shardflow", "no-kernel"),
+    Row("shardflow", "shardflow", "common", "shardflow", "kernel"),
+)
+
+
+class Packers(harness.Workload):
+    """The workload."""
+
+    name, page, chart = "packers", "packers.md", "packers.png"
+    rows, published = ROWS, Path(__file__).with_name("results.json")
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """Add the size of the work."""
+        numbers: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("FEW", "MANY")}
+        parser.add_argument("--small", default=[600, 2400], help="numbers of small originals", **numbers)
+        parser.add_argument("--large", default=[60, 180], help="numbers of large originals", **numbers)
+
+    def facts(self) -> dict[str, Any]:
+        """Make the originals; of the many, several are links to the same file."""
+        counts = {kind: getattr(self.options, kind) for kind in KINDS}
+        images = self.options.images and self.options.images.resolve()
+        for kind, (few, many) in counts.items():
+            arguments = {"folder": self._originals(kind, few), "kind": kind, "count": few, "images": images}
+            made(arguments["folder"], partial(self.call, "common", "pictures.originals", **arguments))
+            made(self._originals(kind, many), partial(self._link, kind, few, many))
+        return {"originals": "made from photographs" if images else "drawn", "counts": counts}
+
+    def cases(self) -> list[dict[str, Any]]:
+        """Return the kinds of originals."""
+        return [{"originals": kind} for kind in KINDS]
+
+    def prepare(self, row: Row, case: dict[str, Any], result: dict[str, Any]) -> None:
+        """Pack once, and compare what was packed with the originals."""
+        kind, extracted = case["originals"], self.data / "extracted"
+        source, packed = self._originals(kind, getattr(self.options, kind)[0]), self._clear()
+        self._pack(row, source, packed)
+        shutil.rmtree(extracted, ignore_errors=True)
+        self.call(row, "packers.pack.extract", peer=row.peer, packed=packed, folder=extracted)
+        arguments = {"originals": source, "packed": extracted, "compared": COMPARED[kind]}
+        result.setdefault("quality", {})[kind] = self.call("common", "packers.quality.judge", **arguments)
+
+    def measure(self, row: Row, case: dict[str, Any]) -> Run:
+        """Pack few and many images."""
+        kind = case["originals"]
+        few, many = (self._originals(kind, count) for count in getattr(self.options, kind))
+        return {"few": self._measured(row, few), "many": self._measured(row, many)}
+
+    def costs(self, run: Run) -> dict[str, float]:
+        """Return CPU-ms per image."""
+        counts: list[int] = getattr(self.options, run["originals"])
+        return {"CPU-ms/image": 1000 * _marginal([run], counts, "cpu_s")}
+
+    def others(self, run: Run) -> float:
+        """Return the share of the machine that others used while few or many were packed."""
+        return float(max(run[size]["others"] for size in ("few", "many")))
+
+    def tables(self, results: dict[str, Any]) -> dict[str, str]:
+        """Return a table for each kind of originals, the most expensive packer first."""
+        return {kind: self._table(results, kind) for kind in KINDS}
+
+    def caption(self, results: dict[str, Any]) -> str:
+        """Say what was measured, where and when."""
+        rounds = max((run["round"] for row in results["rows"] for run in row["rounds"]), default=0)
+        others = max((self.others(run) for row in results["rows"] for run in row["rounds"]), default=0.0)
+        return (
+            f"Short side 256, quality 90, two workers; {results['hardware']}; {results['date']}; medians of {rounds} "
+            f"interleaved rounds; others used up to {others:.0%} of the machine."
+        )
+
+    def bars(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Draw the CPU time per image."""
+        found = {
+            row["name"]: [
+                1000 * _marginal(report.runs(row, {"originals": kind}), results["counts"][kind], "cpu_s")
+                for kind in KINDS
+            ]
+            for row in results["rows"]
+            if all(report.runs(row, {"originals": kind}) for kind in KINDS)
+        }
+        names = sorted(found, key=lambda name: -found[name][0])
+        packages = {row["name"]: row["package"] for row in results["rows"]}
+        return {
+            "names": names,
+            "own": [packages[name] == "shardflow" for name in names],
+            "panels": [
+                report.panel(
+                    f"{title}\nCPU-ms per image (less is better)",
+                    ([found[name][number] for name in names], lambda cpu: f"{cpu:.2f}" if cpu < 10 else f"{cpu:.0f}"),
+                )
+                for number, title in enumerate(KINDS.values())
+            ],
+        }
+
+    def _table(self, results: dict[str, Any], kind: str) -> str:
+        case, counts = {"originals": kind}, results["counts"][kind]
+        own = next((report.runs(row, case) for row in results["rows"] if row["name"] == "shardflow"), [])
+
+        def cpu_ms(runs: list[Run]) -> float:
+            return 1000 * _marginal(runs, counts, "cpu_s")
+
+        def cells(row: dict[str, Any], runs: list[Run]) -> tuple[str, ...]:
+            quality = row["quality"][kind]
+            calm = [run for run in runs if self.others(run) <= CALM]
+            start_s = median(run["few"]["cpu_s"] for run in runs) - counts[0] * cpu_ms(runs) / 1000
+            return (
+                f"{cpu_ms(runs):.2f}",
+                f"{cpu_ms(runs) / cpu_ms(own):.2f}" if own else "",
+                f"{1 / _marginal(calm, counts, 'wall_s'):,.0f}" if calm else "-",
+                f"{max(0.0, start_s):.1f}",
+                f"{quality['bytes'] / 1000:.1f}",
+                f"{quality['psnr_db']:.2f}",
+            )
+
+        columns = ("CPU-ms/image", "to shardflow", "images/s", "start, CPU-s", "kB/image", "PSNR dB")
+        return report.table(results, ("packer", "version", *columns), lambda runs: -cpu_ms(runs), cells, case)
+
+    def _originals(self, kind: str, count: int) -> Path:
+        return self.data / f"{kind}-{count}"
+
+    def _link(self, kind: str, few: int, many: int) -> None:
+        for number in range(many):
+            path = sorted(self._originals(kind, few).rglob("*.jpg"), key=lambda path: path.name)[number % few]
+            link = self._originals(kind, many) / path.parent.name / f"{number // few}{path.name}"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, link)
+
+    def _clear(self) -> Path:
+        for name in ("packed", "without-kernel"):
+            shutil.rmtree(self.data / name, ignore_errors=True)
+        return self.data / "packed"
+
+    def _pack(self, row: Row, source: Path, packed: Path) -> None:
+        arguments = {"peer": row.peer, "source": source, "packed": packed, "variant": row.variant}
+        self.call(row, "packers.pack.pack", timeout_s=TIMEOUT_S, **arguments)
+
+    def _measured(self, row: Row, source: Path) -> dict[str, float]:
+        """Pack into an empty folder, and return the costs with those of all processes started.
+
+        Processes that outlive their parent become children of this one, so that none escapes the account.
+        """
+        packed = self._clear()
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        stopwatch = Stopwatch()
+        self._pack(row, source, packed)
+        wall_s = stopwatch.read().wall_s
+        while True:
+            try:
+                os.wait()
+            except ChildProcessError:
+                break
+        used = stopwatch.read()
+        return {"wall_s": wall_s, "cpu_s": used.cpu_s, "others": used.others}
+
+
+def _marginal(runs: list[Run], counts: list[int], quantity: str) -> float:
+    """Return the cost of one more image: the median over rounds of the difference between many images and few."""
+    few, many = counts
+    return median((run["many"][quantity] - run["few"][quantity]) / (many - few) for run in runs)
+
+
+def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Run the workload."""
+    harness.run(Packers, parser, arguments)

@@ -1,1 +1,0 @@
-../loaders/environments.py

@@ -1,0 +1,113 @@
+"""The images that every tool reads, so that no two are the same and neither caches nor tools profit from repetition.
+
+They are cut from photographs, several ways each where there are fewer photographs than images, or drawn.
+
+    pictures    for loaders: short side 256, quality 90, 4:2:0, some 30 kB each
+    small       for packers, as in ImageNet: 500 pixels the long side, some 0.19 megapixels
+    large       for packers, as from a camera: 4000 x 3000 pixels, photographs side by side with a sensor's grain
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+CLASSES = 10
+SHORT_SIDE, QUALITY = 256, 90
+ORIGINAL_QUALITY = 93
+SMALL_SIDE = 500
+LARGE, TILE = (4000, 3000), 1000
+LARGE_GRAIN, DRAWN_GRAIN = 3.0, 6.0
+"""Standard deviations, of 255."""
+
+
+def pictures(folder: str, count: int, images: str | None) -> None:
+    """Write `folder/CLASS/NUMBER.jpg`: an ImageFolder whose files say by name which sample they are."""
+    photographs = _files(images)
+    for number in range(count):
+        rng = np.random.default_rng(number)
+        if photographs:
+            picture = _cut(_open(photographs[number % len(photographs)]), rng, least=SHORT_SIDE)
+        else:
+            picture = _grainy(_resized(_drawn(number, number)), DRAWN_GRAIN, rng)  # to the size of a photograph's file
+        file = io.BytesIO()
+        _resized(picture).save(file, "JPEG", quality=QUALITY, subsampling="4:2:0")
+        _write(Path(folder, f"class{number % CLASSES}", f"{number:06}.jpg"), file.getvalue())
+
+
+def originals(folder: str, kind: str, count: int, images: str | None) -> None:
+    """Write `folder/CLASS/NUMBER.jpg`; the classes are landscape and portrait, one image in four."""
+    photographs = _files(images)
+    for number in range(count):
+        rng = np.random.default_rng((kind == "large", number))
+        picture = (_small if kind == "small" else _large)(photographs, rng)
+        if number % 4 == 0:
+            picture = picture.transpose(Image.Transpose.ROTATE_90)
+        file = io.BytesIO()
+        picture.save(file, "JPEG", quality=ORIGINAL_QUALITY)
+        name = "landscape" if picture.width >= picture.height else "portrait"
+        _write(Path(folder, name, f"{number:06}.jpg"), file.getvalue())
+
+
+def _small(photographs: list[Path], rng: np.random.Generator) -> Image.Image:
+    cut = _cut(_photograph(photographs, rng), rng)
+    factor = SMALL_SIDE / max(cut.size)
+    size = round(cut.width * factor), round(cut.height * factor)
+    cut = cut.resize(size, Image.Resampling.BICUBIC)
+    return cut if min(size) > SHORT_SIDE else ImageOps.fit(cut, (SMALL_SIDE, 375))  # there must be something to reduce
+
+
+def _large(photographs: list[Path], rng: np.random.Generator) -> Image.Image:
+    canvas = Image.new("RGB", LARGE)
+    for x in range(0, LARGE[0], TILE):
+        for y in range(0, LARGE[1], TILE):
+            canvas.paste(ImageOps.fit(_photograph(photographs, rng), (TILE, TILE), Image.Resampling.BICUBIC), (x, y))
+    return _grainy(canvas, LARGE_GRAIN, rng)
+
+
+def _photograph(photographs: list[Path], rng: np.random.Generator) -> Image.Image:
+    number = int(rng.integers(1 << 30))
+    return _open(photographs[number % len(photographs)]) if photographs else _drawn(number, number)
+
+
+def _cut(image: Image.Image, rng: np.random.Generator, least: int = 0) -> Image.Image:
+    """Return a random cut of half or more of an image, at least `least` pixels each way where it has that much."""
+    width, height = (max(min(side, least), int(side * rng.uniform(0.7, 1))) for side in image.size)
+    x, y = (int(rng.integers(0, whole - part + 1)) for whole, part in zip(image.size, (width, height), strict=True))
+    return image.crop((x, y, x + width, y + height))
+
+
+def _drawn(scene: int, number: int) -> Image.Image:
+    from shardflow.demo.pictures import draw
+    from shardflow.demo.scenes import SCENES
+
+    return draw(list(SCENES)[scene % len(SCENES)], number)
+
+
+def _grainy(image: Image.Image, deviation: float, rng: np.random.Generator) -> Image.Image:
+    grain = rng.standard_normal((image.height, image.width, 1), dtype=np.float32) * deviation
+    noisy: npt.NDArray[np.float32] = np.asarray(image, np.float32) + grain
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+
+
+def _resized(image: Image.Image) -> Image.Image:
+    factor = SHORT_SIDE / min(image.size)
+    return image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BICUBIC)
+
+
+def _files(images: str | None) -> list[Path]:
+    return sorted(path for path in Path(images).rglob("*") if path.is_file()) if images else []
+
+
+def _open(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        return image.convert("RGB")
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)

@@ -1,0 +1,80 @@
+"""Results as Markdown tables, and as the contents of pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Run = dict[str, Any]
+Cells = Callable[[dict[str, Any], list[Run]], Sequence[str]]
+
+
+def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    whole = (columns, ["---"] * len(columns), *lines)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in whole) + "\n"
+
+
+def fill(page: Path, contents: Mapping[str, str]) -> None:
+    """Put contents into a Markdown page, each between the two comments that mark its place by name."""
+    text = page.read_text()
+    for mark, content in contents.items():
+        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
+        before, _, rest = text.partition(begin)
+        text = before + begin + content + end + rest.partition(end)[2]
+    page.write_text(text)
+
+
+def runs(row: Mapping[str, Any], case: Mapping[str, Any]) -> list[Run]:
+    """Return a row's runs of a case."""
+    return [run for run in row["rounds"] if case.items() <= run.items()]
+
+
+def failures(row: Mapping[str, Any], case: Mapping[str, Any]) -> list[str]:
+    """Return the reasons why runs of a case failed."""
+    return [failure["reason"] for failure in row["failures"] if case.items() <= failure.items()]
+
+
+def table(
+    results: Mapping[str, Any],
+    columns: Sequence[str],
+    rank: Callable[[list[Run]], float],
+    cells: Cells,
+    case: Mapping[str, Any] | None = None,
+) -> str:
+    """Return a table with a line per row of the results.
+
+    Args:
+        results: What was measured.
+        columns: The titles; the first two are the row's name and version.
+        rank: Key of a row's runs: lines ascend by it, and those without a run come last.
+        cells: Makes the other cells from a row's results and those of its runs that are meant.
+        case: Which of the runs are meant; all by default.
+    """
+    case = case or {}
+    ranked = []
+    for row in results["rows"]:
+        if measured := runs(row, case):
+            ranked.append((rank(measured), (row["name"], row["version"], *cells(row, measured))))
+        else:
+            failed = failures(row, case)
+            reason = f"failed: {failed[-1]}" if failed else "not run"
+            ranked.append((float("inf"), (row["name"], row["version"], reason, *[""] * (len(columns) - 3))))
+    return markdown(columns, [line for _, line in sorted(ranked, key=lambda one: one[0])])
+
+
+def exactness(epochs: Sequence[Mapping[str, Any]], samples: int) -> str:
+    """Say whether each sample came exactly once in all epochs, and otherwise what came in the worst."""
+    if all(epoch["exact"] for epoch in epochs):
+        return "exact"
+    worst = min(epochs, key=lambda epoch: int(epoch["distinct"]))
+    return f"{worst['samples']:,} samples, {worst['distinct']:,} different, of {samples:,}"
+
+
+def panel(title: str, *series: tuple[Sequence[float], Callable[[float], str]]) -> dict[str, Any]:
+    """Return a panel of `charts.bars`: for each series its values, and what writes a value as text."""
+    return {
+        "title": title,
+        "series": [{"values": values, "labels": list(map(text, values))} for values, text in series],
+    }

@@ -1,0 +1,118 @@
+"""Measures one loader, or one client of S3, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.loaders.peers import Place
+from bench.usage import Stopwatch
+
+_TOUCHED_FILES = 128
+
+
+def epochs(
+    peer: str, variant: str, place: dict[str, str], samples: int, servers: list[int], warm: int
+) -> Generator[dict[str, Any]]:
+    """Run an epoch with an empty cache, and warm ones; yields the costs of the one and of the others.
+
+    The cold epoch begins before the loader is made; imports are done by then.
+
+    Args:
+        peer, variant: The loader.
+        place: Where its data is, as for `Place`.
+        samples: How many there are in each epoch.
+        servers: The processes of the server and the proxies.
+        warm: How many epochs follow the first one.
+    """
+    import torch
+
+    torch.set_num_threads(1)  # two threads that wait for each other would take the workers' cores
+    loader = importlib.import_module(f"bench.loaders.peers.{peer}")
+    with contextlib.suppress(ImportError):
+        import s3fs  # noqa: F401 - shardflow opens s3:// with it; importing is not measured
+    where = Place(url=place["url"], local=Path(place["local"]), cache=Path(place["cache"]))
+    os.environ["XDG_CACHE_HOME"] = place["cache"]
+    settle(where.cache)
+    start: list[Callable[[], Iterator[Any]]] = []
+
+    def batches() -> Iterator[Any]:
+        if not start:
+            start.append(loader.open_remote(where, variant))
+        return start[0]()
+
+    for repeats in (1, warm):
+        yield _measured(batches, repeats, samples, servers)
+
+
+def _measured(batches: Callable[[], Iterator[Any]], repeats: int, samples: int, servers: list[int]) -> dict[str, Any]:
+    import torch
+
+    seen: list[list[int]] = []
+    first_batch_s, stopwatch = 0.0, Stopwatch(servers)
+    for _ in range(repeats):
+        numbers: list[int] = []
+        for images, batch_numbers in batches():
+            if not seen and not numbers:
+                first_batch_s = stopwatch.wall_s()
+                if images.shape[1:] != (3, 224, 224) or images.dtype != torch.uint8:
+                    raise AssertionError(f"expected uint8 [3, 224, 224], found {images.dtype} {list(images.shape[1:])}")
+            numbers += map(int, batch_numbers)
+        seen.append(numbers)
+    used, count = stopwatch.read(), sum(map(len, seen))
+    worst = min(seen, key=lambda numbers: len(set(numbers)))
+    return {
+        "images_per_s": count / used.wall_s,
+        "cpu_ms_per_image": 1000 * used.cpu_s / count,
+        "server_cpu_ms_per_image": 1000 * used.server_cpu_s / count,
+        "first_batch_s": first_batch_s,
+        "exact": all(sorted(numbers) == list(range(samples)) for numbers in seen),
+        "samples": len(worst),
+        "distinct": len(set(worst)),
+        "others": used.others,
+    }
+
+
+def settle(folder: Path) -> None:
+    """Bring memory into the state of a machine and a process that have been at work.
+
+    A virtual machine may give free memory back to its host, and then takes 2 ms for each MB that is written there,
+    which only loaders with a cache would pay: a gigabyte is written and deleted. Garbage of the imports is collected,
+    which otherwise happens whenever the number of objects reaches some limit.
+    """
+    files = [folder / f"touched{number}" for number in range(_TOUCHED_FILES)]
+    for file in files:
+        file.write_bytes(bytes(8 << 20))
+    for file in files:
+        file.unlink()
+    gc.collect()
+
+
+def fetch(
+    peer: str, variant: str, bucket: str, blobs: list[dict[str, Any]], folder: str
+) -> Generator[dict[str, float]]:
+    """Fetch blobs into memory-backed files that are deleted as soon as they are whole.
+
+    The first, a small one, is not measured: the client connects with it. Yields when that is done, and then the costs.
+    """
+    client = getattr(importlib.import_module("bench.streaming.clients"), f"open_{peer}")(bucket, variant)
+    first, *wanted = blobs
+    for path in client([first], Path(folder)):
+        path.unlink()
+    yield {}
+    begun, before = time.perf_counter(), os.times()
+    for path, blob in zip(client(wanted, Path(folder)), wanted, strict=True):
+        if path.stat().st_size != blob["size"]:
+            raise AssertionError(f"{blob['key']}: expected {blob['size']} bytes, found {path.stat().st_size}")
+        path.unlink()
+    wall, after = time.perf_counter() - begun, os.times()
+    cpu = after.user + after.system - before.user - before.system
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+    yield {"wall_s": wall, "cpu_s": cpu, "peak_bytes": peak}

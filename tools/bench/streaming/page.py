@@ -1,1 +1,0 @@
-../loaders/page.py

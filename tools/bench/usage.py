@@ -1,0 +1,141 @@
+"""CPU time and memory of process trees, and the machine they run on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_CORES = os.cpu_count() or 1
+
+
+def hardware() -> str:
+    """Describe the machine in one line."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    linux = ".".join(platform.release().split(".")[:2])
+    return f"{_CORES} cores of {next(models, platform.machine())}, {memory:.0f} GB, Linux {linux}"
+
+
+def tree(pid: int) -> list[int]:
+    """Return a process and its descendants."""
+    pids = [pid]
+    for pid in pids:
+        try:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                pids += map(int, (task / "children").read_text().split())
+        except OSError:  # it has just ended
+            continue
+    return pids
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """Return user and system seconds of processes, and of their children that have ended."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / _TICKS
+
+
+def own_cpu_s() -> float:
+    """Return user and system seconds of this process and all of its descendants, ended ones included."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages) + cpu_s(tree(os.getpid())[1:])
+
+
+def machine_cpu_s() -> float:
+    """Return the seconds that all cores have been busy since the machine started."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / _TICKS
+
+
+def busy_share(seconds: float) -> float:
+    """Return the share of the machine's CPU time that is used in the next seconds."""
+    before = machine_cpu_s()
+    time.sleep(seconds)
+    return (machine_cpu_s() - before) / (seconds * _CORES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """CPU time over a period.
+
+    Attributes:
+        wall_s: Its length.
+        cpu_s: Seconds of this process and its descendants.
+        server_cpu_s: Seconds of the servers.
+        others: Share of the machine's CPU time that any other process used.
+    """
+
+    wall_s: float
+    cpu_s: float
+    server_cpu_s: float
+    others: float
+
+
+class Stopwatch:
+    """Measures CPU time from its creation on.
+
+    Args:
+        servers: Processes that serve the measured one, and are no descendants of it.
+    """
+
+    def __init__(self, servers: Iterable[int] = ()) -> None:
+        self._servers = list(servers)
+        self._begin = self._now()
+
+    def wall_s(self) -> float:
+        """Return the seconds since the start."""
+        return time.perf_counter() - self._begin[0]
+
+    def read(self) -> Used:
+        """Return what was used since the start."""
+        wall, cpu, servers, machine = (now - then for now, then in zip(self._now(), self._begin, strict=True))
+        others = max(0.0, machine - cpu - servers) / (wall * _CORES)
+        return Used(wall_s=wall, cpu_s=cpu, server_cpu_s=servers, others=others)
+
+    def _now(self) -> tuple[float, float, float, float]:
+        return time.perf_counter(), own_cpu_s(), cpu_s(self._servers), machine_cpu_s()
+
+
+class PeakMemory:
+    """Records the memory of this process tree from a thread, as proportional set sizes: shared pages count once.
+
+    Looking takes CPU time, so it is for an epoch that is not timed.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.1):
+            self.bytes = max(self.bytes, sum(map(_memory_bytes, tree(os.getpid()))))
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def _memory_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
