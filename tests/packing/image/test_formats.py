@@ -119,9 +119,9 @@ def test_loader_reads_every_format(tmp_path: Path, format_name: str) -> None:
         memoryview(bytearray(next(sample[part] for part in ("jpg", "png", "webp") if part in sample)))
         for sample in sf.open(tmp_path / "dst")["train"]
     ]
-    images, failures = whole(payloads, np.zeros(9, np.uint64))
-    assert not failures
-    assert {tuple(image.shape) for image in images} == {(3, 48, 72)}
+    decoded = whole(payloads, np.zeros((9, 2), np.int64), np.zeros(9, np.uint64))
+    assert not decoded.failures
+    assert {tuple(image.shape) for image in decoded.images} == {(3, 48, 72)}
 
 
 with_avif = pytest.mark.skipif(not features.version("avif"), reason="this build of Pillow cannot read AVIF")
