@@ -16,30 +16,16 @@ from .geometry import Geometry
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """A batch in a worker's pipeline; each stage fills in its part.
+    """A batch in a worker's pipeline; each stage fills in its part."""
 
-    Attributes:
-        key: The batch's own 64-bit key.
-        keys: uint64 [B], the samples' keys: from (seed, epoch, sample) alone.
-        shards, records: int64 [B], where the samples lie.
-        valid: bool [B], False for the repeats that fill a padded tail.
-        empty: This rank has no sample in this step. The batch then carries one, so that shapes and dtypes are right,
-            and the last stage removes it.
-        samples: The samples that were read.
-        pixels: Their decoded images from the pixel cache, uint8 [H, W, 3]; None for images that it does not have.
-        images: The images from the decoder, then from the transform.
-        geometry: How the decoder cropped them; None for a decoder that does not say.
-        substituted: The problem of each sample that another one of the batch replaces.
-    """
-
-    key: int
-    keys: U64
-    shards: npt.NDArray[np.int64]
+    key: int  # the batch's own 64-bit key
+    keys: U64  # [B], the samples' keys: from (seed, epoch, sample) alone
+    shards: npt.NDArray[np.int64]  # [B], where the samples lie
     records: npt.NDArray[np.int64]
-    valid: npt.NDArray[np.bool_]
-    empty: bool
+    valid: npt.NDArray[np.bool_]  # [B], False for the repeats that fill a padded tail
+    empty: bool  # no sample for this rank: the batch carries one, for its shapes and dtypes, and `Collate` removes it
     samples: list[Sample] = field(default_factory=list)
-    pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)
-    images: Any = None
+    pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)  # [H, W, 3], those in the pixel cache
+    images: Any = None  # from the decoder, then from the transform
     geometry: Geometry | None = None
-    substituted: list[str] = field(default_factory=list)
+    substituted: list[str] = field(default_factory=list)  # the problem of each sample that another one replaces

@@ -43,13 +43,7 @@ class Geometry:
     def crop(
         self, index: int, image: torch.Tensor, resize: Callable[[torch.Tensor, int, int], torch.Tensor]
     ) -> torch.Tensor:
-        """Return the crop of a whole image.
-
-        Args:
-            index: Number of the image in the batch.
-            image: [3, H, W].
-            resize: Resizes such an image to a height and a width.
-        """
+        """Return the crop of image `index` of the batch, [3, H, W]; `resize` takes an image, a height and a width."""
         x, y, box_width, box_height = self.box[index].tolist()
         width, height = self.resized[index].tolist()
         left, top = self.window[index].tolist()

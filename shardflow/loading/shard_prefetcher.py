@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ShardflowError
-from shardflow.storage.cache import FetchResult
+from shardflow.storage.cache import Cache, FetchResult
 
 from .topology import local_ranks
 
@@ -45,29 +45,16 @@ class ShardSpan(NamedTuple):
 def prefetching(
     split: Split, needs: Iterator[ShardSpan], *, workers: int, period: int
 ) -> Iterator[Callable[[int, int], None]]:
-    """Fetch shards in the background until the body ends.
+    """Fetch shards in the background until the body ends; yield `ShardPrefetcher.advance`, to be called per batch.
 
-    Yields `ShardPrefetcher.advance`, to be called before each batch. Shards that are read in place are not fetched.
-
-    Args:
-        split: The split that is read.
-        needs: Its shards in the order in which they are needed.
-        workers: Processes of this rank that prefetch the same shards.
-        period: Positions after which all shards are needed again.
+    All `workers` of a rank prefetch the same shards, and after `period` positions all are needed again. Shards that are
+    read in place are not fetched.
     """
     cache = split.reader.cache
     if cache is None:
         yield lambda *_: None
         return
-    # Prefetched shards were used last, and those being read just before: with half of the limit, neither is evicted.
-    prefetcher = ShardPrefetcher(
-        split,
-        needs,
-        budget_bytes=cache.limit_bytes // 2 // local_ranks(),
-        period=period,
-        threads=max(1, IN_FLIGHT // workers),
-        keep_mapped=sum(shard.bytes for shard in split.shards) <= cache.limit_bytes,
-    )
+    prefetcher = ShardPrefetcher(split, cache, needs, workers, period)
     try:
         yield prefetcher.advance
     finally:
@@ -75,28 +62,15 @@ def prefetching(
 
 
 class ShardPrefetcher:
-    """Fetches the shards of one iteration.
+    """Fetches the shards of one iteration."""
 
-    Args:
-        split, needs, period: As above.
-        budget_bytes: Bytes of shards that are being read or prefetched; shards needed now are fetched in any case.
-        threads: Shards to fetch at a time.
-        keep_mapped: Leave shards mapped that are no longer needed. A mapped shard keeps its bytes on the disk after it
-            was evicted, so this would exceed the limit of a cache smaller than the split.
-    """
-
-    def __init__(
-        self,
-        split: Split,
-        needs: Iterator[ShardSpan],
-        *,
-        budget_bytes: int,
-        period: int,
-        threads: int,
-        keep_mapped: bool,
-    ) -> None:
-        self._split, self._needs = split, needs
-        self._budget_bytes, self._period, self._keep_mapped = budget_bytes, period, keep_mapped
+    def __init__(self, split: Split, cache: Cache, needs: Iterator[ShardSpan], workers: int, period: int) -> None:
+        self._split, self._needs, self._period = split, needs, period
+        # Prefetched shards were used last, and those being read just before: with half of the limit, neither is
+        # evicted. Shards that are needed now are fetched in any case.
+        self._budget_bytes = cache.limit_bytes // 2 // local_ranks()
+        # A mapped shard keeps its bytes on the disk after it was evicted: a smaller cache would exceed its limit.
+        self._keep_mapped = sum(shard.bytes for shard in split.shards) <= cache.limit_bytes
         self._next, self._begun = next(needs, None), False
         self._unfinished: list[tuple[int, int]] = []  # a heap of (end, shard)
         self._unfinished_bytes = 0
@@ -104,7 +78,7 @@ class ShardPrefetcher:
         self._queue: deque[int] = deque()
         self._busy: deque[int] = deque()
         self._stopped = False
-        for _ in range(threads):
+        for _ in range(max(1, IN_FLIGHT // workers)):
             # Daemons, and never joined: neither an epoch nor the process waits for a transfer that is not needed.
             threading.Thread(target=self._run, name="shardflow-prefetch", daemon=True).start()
 

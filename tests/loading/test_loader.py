@@ -12,6 +12,7 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, NotFoundError
+from shardflow.loading.sampler import EpochStart
 from tests.helpers.making import flip, jpeg, make_dataset, write_dataset
 
 SIZES = [50, 7, 33, 60]
@@ -177,7 +178,7 @@ def test_geometry_goes_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
     """A batch knows how each image was cropped; where one stands in for another, it is the geometry of that one."""
     url = make_dataset(tmp_path / "set", [40], undecodable=[13])
     some = loader(url, decoder=decoder, max_bad=1, shuffle=False)
-    some._control.begin(some._start())
+    some._control.begin(EpochStart(epoch=0, position=0, lanes=8))
     sampler, read, decode, *_ = some.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     for number, batch in enumerate(decode(read(iter(sampler)))):
         sizes = np.array([sample.image_size for sample in batch.samples])
