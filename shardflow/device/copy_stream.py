@@ -59,11 +59,6 @@ class CopyStream(Protocol):
         """Return whether the compute stream has finished all of its work."""
 
 
-def copy_stream_for(device: torch.device) -> CopyStream | None:
-    """Return a new copy stream of a device; None where copies cannot run beside other work."""
-    return CudaCopyStream(device) if device.type == "cuda" else None
-
-
 class CudaCopyStream:
     """The copy stream of a CUDA device, which has an index."""
 
@@ -131,3 +126,8 @@ class _CudaEvent:
         if not self._event.query():  # type: ignore[no-untyped-call]
             return None
         return float(earlier._event.elapsed_time(self._event)) / 1e3
+
+
+def copy_stream_for(device: torch.device) -> CopyStream | None:
+    """Return a new copy stream of a device; None where copies cannot run beside other work."""
+    return CudaCopyStream(device) if device.type == "cuda" else None

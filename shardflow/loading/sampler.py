@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Split
+from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
 from shardflow.order import keyed_rng
 from shardflow.order.plan import I64, WINDOW, Plan, default_lanes
 from shardflow.order.schedule import Schedule
 
-from .batch import Batch
+from .geometry import Geometry
 from .shard_prefetcher import ShardSpan, prefetching
 
 
@@ -167,6 +170,23 @@ class WorkerControl:
     def steps_begun(self) -> dict[int, int]:
         """Return the step that each worker began last, without workers that began none."""
         return {worker: step for worker, step in enumerate(self._values[4:].tolist()) if step >= 0}
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """A batch in a worker's pipeline; each stage fills in its part."""
+
+    key: int  # the batch's own 64-bit key
+    keys: keyed_rng.U64  # [B], the samples' keys: from (seed, epoch, sample) alone
+    shards: I64  # [B], where the samples lie
+    records: I64
+    valid: npt.NDArray[np.bool_]  # [B], False for the repeats that fill a padded tail
+    empty: bool  # no sample for this rank: the batch carries one, for its shapes and dtypes, and `Collate` removes it
+    samples: list[Sample] = field(default_factory=list)
+    pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)  # [H, W, 3], those in the pixel cache
+    images: Any = None  # from the decoder, then from the transform
+    geometry: Geometry | None = None
+    substituted: list[str] = field(default_factory=list)  # the problem of each sample that another one replaces
 
 
 class PlanSampler(IterableDataset[Batch]):

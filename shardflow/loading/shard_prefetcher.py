@@ -29,9 +29,6 @@ IN_FLIGHT = 8
 """Shards that all workers of a rank together fetch at a time: as many as a rank has lanes by default, so that the first
 batch waits for one transfer and not for several in a row."""
 
-_RETRY_S = 0.1
-_PAUSE_S = 1.0
-
 
 class ShardSpan(NamedTuple):
     """A shard, and the range of positions in which it is read."""
@@ -121,11 +118,11 @@ class ShardPrefetcher:
             except ShardflowError as error:
                 logger.debug("prefetching failed, the reader will try again: %s", error)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopped, _PAUSE_S)
-            else:
-                if fetched is FetchResult.BUSY:
-                    with self._changed:
-                        self._busy.append(shard)
+                    self._changed.wait_for(lambda: self._stopped, timeout=1.0)
+                continue
+            if fetched is FetchResult.BUSY:
+                with self._changed:
+                    self._busy.append(shard)
 
     def _next_shard(self) -> int | None:
         """Return a shard to fetch, waiting for one; None after `stop`."""
@@ -134,7 +131,7 @@ class ShardPrefetcher:
                 if self._queue:
                     return self._queue.popleft()
                 if self._busy:
-                    self._changed.wait(_RETRY_S)
+                    self._changed.wait(timeout=0.1)
                     self._queue.extend(self._busy)
                     self._busy.clear()
                 else:

@@ -1,16 +1,11 @@
 """Batches through shared memory: from a worker to the training process, in memory that is used again and again.
 
 By default the DataLoader takes fresh shared memory for every tensor, which can cost half as much as decoding, in page
-faults alone. Here each worker owns a slab of shared memory, cut into slots. A batch lies in a slot, and only its
-`BatchHandle` travels through the pipe. In the training process the tensors are views of the slot, and when the last of
-them is gone, with all of its own views, the slot is free again. A caller who keeps batches keeps their slots; when none
-is free, the worker falls back to fresh memory. So memory is never overwritten while it can be seen, and nothing waits.
-
-Both ends of a worker's pipeline use the same `SlotPool`: the decode stage borrows a slot and decodes into it, so that
-images are not copied at all, and `BatchSender`, the last stage, sends that slot. It copies other large tensors into a
-slot, and sends small ones through the pipe.
-
-Pickling does the work: the worker puts a `BatchHandle` into the queue, and a `WorkerOutput` comes out.
+faults alone. Here each worker owns a slab of shared memory, cut into slots. The decode stage borrows a slot and decodes
+into it; `BatchSender`, the last stage, sends only a `BatchHandle` through the pipe, which is unpickled as the batch. In
+the training process the tensors are views of the slot, and when the last of them is gone, with all of its own views,
+the slot is free again. When none is free, the worker falls back to fresh memory. So memory is never overwritten while
+it can be seen, and nothing waits.
 """
 
 from __future__ import annotations
@@ -32,13 +27,11 @@ from .stages import WorkerOutput
 
 Bytes = npt.NDArray[np.uint8]
 
-_ALIGNMENT = 64
 SLOTS_BEYOND_PREFETCH = 3
 """One for the batch being decoded, one for the batch that the caller holds, and one for the batch it just dropped."""
 
-_LEAST_BYTES = 1 << 16
-"""Smaller tensors go through the pipe: a label is worth neither a slot nor a file descriptor of its own."""
-
+_ALIGNMENT = 64
+_LEAST_BYTES = 1 << 16  # smaller tensors go through the pipe: a label is worth no slot or file descriptor of its own
 _AS_NUMPY = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64}
 
 

@@ -18,10 +18,10 @@ from shardflow.errors import ConfigError, DecodeError, IntegrityError, Shardflow
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
 
-from .batch import Batch
 from .decoders import Decoder, Empty, Pixels
 from .fork_rng import fork_rng, reseed
 from .pixel_cache import PixelCache
+from .sampler import Batch
 
 Batches = Iterator[Batch]
 

@@ -50,14 +50,15 @@ class Stats:
     def __str__(self) -> str:
         if self.batches < 2:
             return f"no statistics yet: {self.batches} batches were handed out"
-        waiting, copying, transforms = (self._share(s) for s in (self.waiting_s, self.copying_s, self.transforms_s))
+        waiting, copying, transforms = map(self._share, (self.waiting_s, self.copying_s, self.transforms_s))
         line = (
             f"{waiting:.0%} of the time waiting for data, {copying:.0%} for the copy, "
             f"{transforms:.0%} in device transforms, {self._share(self.computing_s):.0%} computing"
         )
-        if max(waiting, copying, transforms) < 0.05:  # smaller shares need no advice
+        greatest = max(waiting, copying, transforms)
+        if greatest < 0.05:  # smaller shares need no advice
             return f"compute-bound: {line}; faster loading would gain nothing, fewer workers may be enough"
-        if waiting == max(waiting, copying, transforms):
+        if waiting == greatest:
             return (
                 f"input-bound: {line}; raise num_workers as far as there are cores, then move transforms to the "
                 "device or pack smaller images"

@@ -23,8 +23,7 @@ import shardflow
 from shardflow.dataset.dataset import Split
 from shardflow.errors import IntegrityError, NotFoundError, TransientError
 from shardflow.formats.manifest import Shard
-from shardflow.loading.batch import Batch
-from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
+from shardflow.loading.sampler import Batch, EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from shardflow.loading.shard_prefetcher import IN_FLIGHT, ShardSpan, prefetching
 from shardflow.loading.stages import Read
 from shardflow.order.schedule import Schedule

@@ -15,8 +15,8 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.image_types import is_jpeg
-from shardflow.loading.crop_sampling import Sizes
 from shardflow.loading.decoders import CenterCropDecoder, Decoded, Empty, ImageDecoder, RandomResizedCropDecoder, new
+from shardflow.loading.geometry import Sizes
 from shardflow.order.keyed_rng import U64
 
 Crop = RandomResizedCropDecoder | CenterCropDecoder
@@ -116,7 +116,7 @@ class DecodeJpeg:
         if device.type == "cuda":
             return self._crop(_decode_on_gpu(files, device), buffer.keys)
         payloads = [file.numpy().data for file in files]
-        images, _, failures = self.crop(payloads, _unknown_sizes(len(files)), buffer.keys)
+        images, _, failures = self.crop(payloads, np.zeros((len(files), 2), dtype=np.int64), buffer.keys)
         _raise_first(failures, range(len(files)))
         assert isinstance(images, torch.Tensor)  # crops have one size
         return images.to(device)
@@ -165,15 +165,11 @@ def _decode_on_gpu(files: Sequence[torch.Tensor], device: torch.device) -> list[
     remaining = [index for index in range(len(files)) if index not in decoded]
     if remaining:
         payloads = [files[index].numpy().data for index in remaining]
-        keys = np.zeros(len(remaining), dtype=np.uint64)
-        images, _, failures = ImageDecoder()(payloads, _unknown_sizes(len(remaining)), keys)
+        sizes, keys = np.zeros((len(remaining), 2), dtype=np.int64), np.zeros(len(remaining), dtype=np.uint64)
+        images, _, failures = ImageDecoder()(payloads, sizes, keys)
         _raise_first(failures, remaining)
         decoded |= {index: image.to(device) for index, image in zip(remaining, images, strict=True)}
     return [decoded[index] for index in range(len(files))]
-
-
-def _unknown_sizes(count: int) -> Sizes:
-    return np.zeros((count, 2), dtype=np.int64)
 
 
 def _raise_first(failures: Mapping[int, DecodeError], indexes: Sequence[int]) -> None:
