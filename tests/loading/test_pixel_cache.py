@@ -56,15 +56,6 @@ for _ in range(2):
 """
 
 
-@pytest.fixture(params=["kernel", "torchvision"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the native kernel, and as where it was not built."""
-    if request.param == "torchvision":
-        monkeypatch.setattr(native, "available", lambda: False)
-    elif not native.available():
-        pytest.skip("needs the native kernel")
-
-
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     """A dataset of 40 labelled samples in three shards."""
