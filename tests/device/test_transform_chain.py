@@ -33,9 +33,7 @@ def pixels(url: Path, epoch: int = 0, transforms: Any = TRANSFORMS, **options: A
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_workers": 2},
-        {"world_size": 3},
-        {"batch_size": 11},
+        *({"num_workers": 2}, {"world_size": 3}, {"batch_size": 11}),
         *({"shuffle": shuffle} for shuffle in (False, shardflow.Shuffle(lanes=5))),
     ],
     ids=str,

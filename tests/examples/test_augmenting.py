@@ -40,11 +40,7 @@ def test_albumentations_pixels_depend_on_the_sample_alone(dataset: Path, example
         {
             label: image
             for images, labels in shardflow.Loader(
-                dataset,
-                decoder=shardflow.CenterCropDecoder(16),
-                transform=example.Keyed(pipeline),
-                tail="short",
-                **options,
+                dataset, decoder=shardflow.CenterCropDecoder(16), transform=keyed, tail="short", **options
             )
             for label, image in zip(labels.tolist(), images.clone(), strict=True)
         }

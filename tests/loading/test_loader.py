@@ -33,7 +33,7 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
 
 
 class FailOnce:
-    """A transform that fails the first time that anybody calls it."""
+    """A transform that fails the first time that it is called."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag

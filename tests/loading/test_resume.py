@@ -131,6 +131,7 @@ def test_set_epoch_after_load_keeps_the_position(dataset: Path) -> None:
         ({"shuffle": shardflow.Shuffle(window=8)}, "window is 16 in the state and 8 here"),
         ({"shuffle": shardflow.Shuffle(window=16, lanes=4)}, "lanes is 8 in the state and 4 here"),
         ({"limit": 30}, "limit is None in the state and 30 here"),
+        ({"samples_per_epoch": 16}, "samples_per_epoch is None in the state and 16 here"),
         ({"shuffle": False}, "shuffle is True in the state and False here"),
     ],
 )
