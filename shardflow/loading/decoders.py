@@ -25,7 +25,8 @@ from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.image_types import image_size, is_jpeg
 from shardflow.order.keyed_rng import U64
 
-from .geometry import Geometry, Sizes, random_resized_crops
+from .crop_sampling import random_resized_crops
+from .geometry import Geometry, Sizes
 
 Images = torch.Tensor | list[torch.Tensor]
 """uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import webdataset as wds
 from torch.utils.data import DataLoader
 
 from shardflow._validation import check_callable, check_integer
@@ -24,15 +23,15 @@ from shardflow.storage.cache import Cache
 
 from . import checkpoint
 from .checkpoint import Cursor
-from .decoders import CenterCropDecoder, Decoder, RandomResizedCropDecoder, new
+from .decoders import CenterCropDecoder, Decoder, RandomResizedCropDecoder
+from .pipeline import build_pipeline
 from .pixel_cache import PixelCache
 from .provenance import describe_dataset, describe_object, describe_versions
 from .sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
-from .shared_memory import SLOTS_BEYOND_PREFETCH, BatchSender, SlotPool
-from .stages import Augment, Collate, Decode, Read
+from .shared_memory import SLOTS_BEYOND_PREFETCH
 from .stats import Stats, StatsRecorder
 from .topology import resolve_rank, usable_cores
-from .workers import WorkerPool, send_errors
+from .workers import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +175,18 @@ class Loader:
         self.substituted: set[str] = set()
         self._stats = StatsRecorder()
         self._workers = WorkerPool(
-            self._build_pipeline(slots=prefetch_factor + SLOTS_BEYOND_PREFETCH),
+            build_pipeline(
+                self._sampler,
+                self.split,
+                fields=self.fields,
+                classes=len(self.dataset.classes or ()),
+                decoder=decoder,
+                pixel_cache=self.pixel_cache,
+                transform=transform,
+                batch_transform=batch_transform,
+                substitute=max_bad > 0,
+                slots=prefetch_factor + SLOTS_BEYOND_PREFETCH,
+            ),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             pin_memory=pin_memory,
@@ -198,21 +208,6 @@ class Loader:
                 f"samples_per_epoch={order.length} is no multiple of the {schedule.global_batch} samples that all "
                 "ranks take in a step, so each epoch would drop some; choose a multiple, or another tail"
             )
-
-    def _build_pipeline(self, slots: int) -> wds.DataPipeline:
-        """Return the stages that a batch passes in a worker, with memory for as many batches as there are slots."""
-        images, damaged, pool = "image" in self.fields, self._max_bad > 0, SlotPool(slots)
-        # A transform may keep its input, so images that meet one are not decoded into memory on loan.
-        empty = pool.borrow if self._transform is None and self._batch_transform is None else new
-        return wds.DataPipeline(
-            self._sampler,
-            Read(self.split, fields=self.fields, substitute=damaged, pixel_cache=self.pixel_cache),
-            Decode(self.decoder, empty, substitute=damaged, pixel_cache=self.pixel_cache) if images else None,
-            Augment(self._transform) if images and self._transform is not None else None,
-            Collate(self.fields, self._batch_transform, len(self.dataset.classes or ())),
-            send_errors,
-            BatchSender(pool),
-        )
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch."""

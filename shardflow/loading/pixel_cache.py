@@ -33,7 +33,7 @@ import numpy.typing as npt
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.storage.cache import Cache
-from shardflow.storage.cache_directory import spare_bytes
+from shardflow.storage.cache_eviction import spare_bytes
 
 from .decoders import Decoder, Pixels, decode_whole, decoder_versions
 

@@ -15,7 +15,7 @@ from shardflow import native
 from shardflow.errors import ConfigError
 from shardflow.formats.image_types import image_size
 from shardflow.loading import decoders
-from shardflow.loading.geometry import random_resized_crops
+from shardflow.loading.crop_sampling import random_resized_crops
 from shardflow.order import keyed_rng
 from tests.helpers.device import kolmogorov_smirnov
 from tests.helpers.making import jpeg
