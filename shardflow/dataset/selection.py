@@ -26,32 +26,12 @@ Mask = npt.NDArray[np.bool_]
 
 
 def shard_labels(split: Split, shard: int) -> list[tuple[int, ...]]:
-    """Return the classes of each record of a shard: none, one or several. A remote tar is downloaded into the cache.
-
-    Raises:
-        StoreError: The tar is missing or out of reach.
-        IntegrityError: A label is damaged, or is not a number.
-    """
+    """Return the classes of each record of a shard: none, one or several. A remote tar is downloaded into the cache."""
     return [_labels(split, shard, record) for record in range(split.shards[shard].samples)]
 
 
-def shard_keys(split: Split, shard: int) -> list[str]:
-    """Return the key of each record of a shard. A remote tar is downloaded into the cache.
-
-    Raises:
-        StoreError: The tar is missing or out of reach.
-        IntegrityError: A header is damaged.
-    """
-    return [split.reader.key(shard, record) for record in range(split.shards[shard].samples)]
-
-
 def sample_hashes(dataset: Dataset, split: str, seed: int) -> keyed_rng.U64:
-    """Return a random number for each sample of a split, from its image and the seed. Only the index is read.
-
-    Raises:
-        StoreError: An index is missing or out of reach.
-        IntegrityError: An index is not the one packed.
-    """
+    """Return a random number for each sample of a split, from its image and the seed. Only the index is read."""
     key = keyed_rng.key(seed, "view")
     reader = dataset[split].reader
     images = [image_checksums(reader.index(shard)) for shard in range(len(reader.shards))]
@@ -67,12 +47,7 @@ def select_lowest(mask: Mask, hashes: keyed_rng.U64, count: int) -> Mask:
 
 
 def select_shards(dataset: Dataset, selection: Mapping[str, tuple[str, Mask]]) -> Iterator[SelectedRows]:
-    """Yield the shards of a virtual dataset.
-
-    Args:
-        dataset: The dataset from which it selects.
-        selection: Split of the virtual dataset → split of the dataset, and which of its samples are selected.
-    """
+    """Yield the shards of a virtual dataset: for each of its splits, the samples of a split of `dataset`."""
     for name, (source, mask) in selection.items():
         split, tars, begin = dataset[source], tar_locations(dataset, source), 0
         for number, shard in enumerate(split.shards):

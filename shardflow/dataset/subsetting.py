@@ -12,7 +12,7 @@ from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Shard
 
 from .dataset import Dataset, Split, open_dataset
-from .selection import Mask, sample_hashes, select_lowest, select_shards, shard_keys, shard_labels
+from .selection import Mask, sample_hashes, select_lowest, select_shards, shard_labels
 from .virtual_dataset import VirtualReport, build_virtual_dataset
 
 _SHOWN_NAMES = 3
@@ -114,7 +114,8 @@ def _keep_samples(
     for name, split in dataset.items():
         kept: list[bool] = []
         for number in _shards(split, progress):
-            for key in shard_keys(split, number):
+            for record in range(split.shards[number].samples):
+                key = split.reader.key(number, record)
                 matches = {key, f"{name}:{key}"} & wanted
                 kept.append(bool(matches))
                 repeated |= matches & found
@@ -138,7 +139,8 @@ def _shards(split: Split, progress: Callable[[Shard], None] | None) -> Iterator[
 
 
 def _summary(conditions: Mapping[str, Any]) -> str:
-    """Return the conditions in a few words; of long lists, only their length."""
-    used = {name: value for name, value in conditions.items() if value is not None}
-    texts = {name: value if isinstance(value, float | int) else f"{len(value)} given" for name, value in used.items()}
-    return ", ".join(f"{name} {text}" for name, text in texts.items())
+    return ", ".join(
+        f"{name} {value if isinstance(value, float | int) else f'{len(value)} given'}"
+        for name, value in conditions.items()
+        if value is not None
+    )

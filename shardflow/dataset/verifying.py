@@ -92,13 +92,7 @@ def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None
 
 
 def verify_shard(storage: Storage, shard: Shard, classes: int | None) -> Iterator[Finding]:
-    """Yield everything that is wrong with a shard of a dataset that is not virtual.
-
-    Args:
-        storage: The storage of the dataset.
-        shard: The shard.
-        classes: How many classes the dataset has; None without labels.
-    """
+    """Yield everything that is wrong with a shard of a dataset that is not virtual, and has so many classes."""
     yield from _verify(storage, shard, _read_tar(storage, shard.name), classes, is_virtual=False)
 
 
@@ -149,7 +143,6 @@ def _verify(
 
 
 def _read_index(storage: Storage, shard: Shard) -> tuple[list[Finding], Index | None]:
-    """Return the problems of an index, and the index if it can be read."""
     try:
         data = storage.read(shard.index_name)
     except StoreError as error:
@@ -177,12 +170,7 @@ def _compare_indexes(index: Index, shard: Shard, rebuilt: Index, keys: list[str]
 
 
 def _verify_members(index: Index, shard: Shard, tar: memoryview, *, reported: str) -> Iterator[Finding]:
-    """Check each member where the index has it: the walk through a tar ends at the first damaged header.
-
-    Args:
-        index, shard, tar: The index of a shard, the shard, and the bytes of its tar.
-        reported: The problem of that header, which is reported already.
-    """
+    """Check each member where the index has it: the walk ended at a damaged header, whose problem is `reported`."""
     for record, name, offset, size, crc32, *_ in index.tolist():
         where = f"record {record}, part {name.decode()!r}"
         try:

@@ -41,9 +41,6 @@ def sample_labels(
     Args:
         read_part: Returns a part of the sample by its name, or None where there is no such part: `sample.get`.
         classes: How many classes there are; None where that is not known.
-
-    Raises:
-        DecodeError: As for `parse_labels`.
     """
     for part in LABEL_PARTS:
         if (payload := read_part(part)) is not None:

@@ -69,9 +69,7 @@ def _offsets(index: Index) -> bytes:
 def _metadata(dataset: Dataset, image: str) -> dict[str, object]:
     labelled = dataset.classes is not None
     return {
-        ".info.json": {
-            "shard_counts": {shard.name: shard.samples for shard in dataset.shards},
-        },
+        ".info.json": {"shard_counts": {shard.name: shard.samples for shard in dataset.shards}},
         "split.yaml": {
             "split_parts": {name: [shard.name for shard in split.shards] for name, split in dataset.items()},
             "exclude": [],

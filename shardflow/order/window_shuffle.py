@@ -22,12 +22,7 @@ shards that a full window spans.
 
 
 class WindowShuffle:
-    """The permutations of all windows of an epoch.
-
-    Args:
-        key: 64-bit key of the epoch.
-        window: W, the samples of a full window, 1 or more.
-    """
+    """The permutations of all windows of an epoch, whose 64-bit key is `key`."""
 
     def __init__(self, key: int, window: int) -> None:
         self._key, self._window = key, window
@@ -52,10 +47,7 @@ class WindowShuffle:
         return starts
 
     def permutation(self, lane: int, window: int, lane_length: int) -> tuple[int, I64]:
-        """Return the offset at which a window of a lane starts, and the permutation of its samples.
-
-        The last window of a lane ends with the lane.
-        """
+        """Return the offset at which a window of a lane starts, and the permutation of its samples."""
         start, stop = self.starts(np.array([window, window + 1])).tolist()
         used = self._last_used.get(lane)
         if used is None or used[0] != window:
