@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,13 +129,7 @@ def index(
         bad=[entry._asdict() for entry in bad],
         storage_options=dst_options if to is not None else src_options,
     )
-    return IndexReport(
-        url=os.fspath(dst),
-        fingerprint=report.fingerprint,
-        samples=report.samples,
-        shards=report.shards,
-        bad=tuple(bad),
-    )
+    return IndexReport(url=os.fspath(dst), bad=tuple(bad), **asdict(report))
 
 
 def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[_TarFile]:

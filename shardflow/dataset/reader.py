@@ -83,12 +83,8 @@ class ShardReader:
     def read(self, shard: int, record: int, *, unchecked: Container[str] = (), sequential: bool = False) -> Sample:
         """Return a sample; of the shards read least recently, those beyond 256 are unmapped.
 
-        Args:
-            shard: Number of the shard.
-            record: Number of the sample in the shard.
-            unchecked: Names of parts whose CRC-32 is not checked: parts that the caller does not use, such as an
-                encoded image whose pixels are cached. Reading them costs nothing then.
-            sequential: The caller will read the whole shard: the kernel reads ahead in it.
+        The CRC-32 of `unchecked` parts, which the caller does not use, is not checked: reading them costs nothing then.
+        If the caller will read the whole shard (`sequential`), the kernel reads ahead in it.
         """
         mapped = self._mapped.get(shard)
         if mapped is None:
@@ -136,9 +132,7 @@ class ShardReader:
     def fetch(self, shard: int, *, stall_timeout_s: float = 0) -> FetchResult:
         """Download a shard into the cache, with its index, unless it is there; return what became of the tar.
 
-        Args:
-            shard: Number of the shard.
-            stall_timeout_s: A download of another thread or process is waited for until it has not grown for so long.
+        A download of another thread or process is waited for until it has not grown for `stall_timeout_s`.
         """
         entry = self.shards[shard]
         if self.cache is None or self._is_file(entry.name):

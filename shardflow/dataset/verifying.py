@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardflow.errors import DecodeError, FormatError, IntegrityError, StoreError, TarError
 from shardflow.formats import shard_index, ustar
@@ -96,50 +96,45 @@ def verify_shard(storage: Storage, shard: Shard, classes: int | None) -> Iterato
     yield from _verify(storage, shard, _read_tar(storage, shard.name), classes, is_virtual=False)
 
 
-class _Tar(NamedTuple):
-    """The bytes of a tar, and their SHA-256."""
-
-    bytes: memoryview
-    sha256: str
-
-
-def _read_tar(storage: Storage, name: str) -> _Tar | StoreError:
+def _read_tar(storage: Storage, name: str) -> tuple[memoryview, str] | StoreError:
+    """Return the bytes of a tar and their SHA-256."""
     try:
         data = storage.read(name)
     except StoreError as error:
         return error
-    return _Tar(memoryview(data), hashlib.sha256(data).hexdigest())
+    return memoryview(data), hashlib.sha256(data).hexdigest()
 
 
 def _verify(
-    storage: Storage, shard: Shard, tar: _Tar | StoreError, classes: int | None, *, is_virtual: bool
+    storage: Storage, shard: Shard, read: tuple[memoryview, str] | StoreError, classes: int | None, *, is_virtual: bool
 ) -> Iterator[Finding]:
     index_findings, index = _read_index(storage, shard)
     yield from index_findings
-    if isinstance(tar, StoreError):
-        yield Finding(shard.name, str(tar))
+    if isinstance(read, StoreError):
+        yield Finding(shard.name, str(read))
         return
-    if len(tar.bytes) != shard.bytes:
-        yield Finding(shard.name, f"has {len(tar.bytes)} bytes, the manifest says {shard.bytes}")
-    if tar.sha256 != shard.sha256:
+    tar, sha256 = read
+    if len(tar) != shard.bytes:
+        yield Finding(shard.name, f"has {len(tar)} bytes, the manifest says {shard.bytes}")
+    if sha256 != shard.sha256:
         yield Finding(shard.name, "its SHA-256 differs from the manifest's")
     if is_virtual:  # its index has only some samples of the tar
         if index is not None:
-            yield from _verify_records(index, shard, tar.bytes, classes)
+            yield from _verify_records(index, shard, tar, classes)
         return
     try:
-        rebuilt, keys = shard_index.build(tar.bytes)
+        rebuilt, keys = shard_index.build(tar)
     except FormatError as error:
         yield Finding(shard.name, str(error))
-        if index is not None and not index_findings and len(tar.bytes) == shard.bytes:
-            yield from _verify_members(index, shard, tar.bytes, reported=str(error))
+        if index is not None and not index_findings and len(tar) == shard.bytes:
+            yield from _verify_members(index, shard, tar, reported=str(error))
         return
     if len(keys) != shard.samples:
         yield Finding(shard.name, f"holds {len(keys)} samples, the manifest says {shard.samples}")
     if index is not None:
         yield from _compare_indexes(index, shard, rebuilt, keys)
     if classes is not None:
-        yield from _verify_labels(shard, tar.bytes, rebuilt, keys, classes, strict=True)
+        yield from _verify_labels(shard, tar, rebuilt, keys, classes, strict=True)
 
 
 def _read_index(storage: Storage, shard: Shard) -> tuple[list[Finding], Index | None]:

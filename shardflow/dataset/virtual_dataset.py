@@ -64,19 +64,16 @@ class SelectedRows(NamedTuple):
 
 def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
     """Return where the tars of a split lie, in order; the tars of a virtual dataset lie in its roots."""
-    own = canonical_root(dataset.url)
     roots = {
         name: (canonical_root(root_url(dataset.url, root)), root.fingerprint)
         for name, root in dataset.manifest.roots.items()
     }
-
-    def location(shard: Shard) -> TarLocation:
-        if not roots:
-            return TarLocation(own, dataset.fingerprint, shard.name, shard.bytes, shard.sha256)
-        name, path = split_shard_name(shard.name)
-        return TarLocation(*roots[name], path, shard.bytes, shard.sha256)
-
-    return [location(shard) for shard in dataset[split].shards]
+    own = canonical_root(dataset.url), dataset.fingerprint
+    locations = []
+    for shard in dataset[split].shards:
+        name, path = split_shard_name(shard.name) if roots else ("", shard.name)
+        locations.append(TarLocation(*roots.get(name, own), path, shard.bytes, shard.sha256))
+    return locations
 
 
 def build_virtual_dataset(

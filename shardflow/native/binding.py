@@ -69,22 +69,13 @@ class Batch(ctypes.Structure):
     """sf_batch of kernel.h."""
 
     _fields_ = (
-        ("images", ctypes.c_void_p),
-        ("sizes", ctypes.c_void_p),
-        ("boxes", ctypes.c_void_p),
-        ("resized", ctypes.c_void_p),
-        ("decoded", ctypes.c_void_p),
-        ("expected", ctypes.c_void_p),
-        ("flips", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ["images", "sizes", "boxes", "resized", "decoded", "expected", "flips", "out"]
+        ),
         ("image_stride", ctypes.c_size_t),
         ("max_pixels", ctypes.c_int64),
-        ("count", ctypes.c_int32),
-        ("width", ctypes.c_int32),
-        ("height", ctypes.c_int32),
-        ("interleaved", ctypes.c_int32),
-        ("filter", ctypes.c_int32),
-        ("oversampling", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ["count", "width", "height", "interleaved", "filter", "oversampling"]),
     )
 
 
@@ -101,12 +92,7 @@ class _Problem(ctypes.Structure):
 class _Header(ctypes.Structure):
     """sf_header of kernel.h."""
 
-    _fields_ = (
-        ("width", ctypes.c_int32),
-        ("height", ctypes.c_int32),
-        ("components", ctypes.c_int32),
-        ("progressive", ctypes.c_int32),
-    )
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("width", "height", "components", "progressive"))
 
 
 class Kernel:

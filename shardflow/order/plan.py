@@ -48,9 +48,6 @@ class Plan:
         lanes: C, the number of parallel streams, 1 or more.
         window: W, the samples of a lane that are shuffled among each other, 1 or more; 1 keeps their order.
         shuffle: False keeps shards and records in the manifest's order.
-
-    Raises:
-        ConfigError: `lanes`, `window` or `epoch` is out of its range.
     """
 
     def __init__(
