@@ -48,7 +48,7 @@ LIBRARIES = {
     "braceexpand": ("storage/url_patterns.py",),
     "ray": ("packing/executors/ray.py",),
     "datasets": ("packing/sources/huggingface.py",),
-    "pyarrow": ("packing/sources/rows.py",),
+    "pyarrow": ("packing/sources/table.py",),
     "PIL": ("packing/", "loading/", "diagnostics/", "preview/", "demo/", "cli/"),
     "click": ("cli/",),
     "tqdm": ("cli/",),

@@ -31,7 +31,7 @@ from shardflow.storage.storage import Storage
 
 from .mapped_shard import MappedShard
 from .sample import Sample
-from .shard_rows import ShardRows, checked_index, parse_index, read_index
+from .shard_rows import ShardRows, check_index, parse_index, read_index
 
 logger = logging.getLogger(__name__)
 
@@ -273,6 +273,6 @@ class ShardReader:
             return parse_index(self._storage, entry, file.read())
 
     def _download_index(self, entry: Shard, target: Path) -> None:
-        data = checked_index(self._storage, entry, self._storage.read(entry.index_name))
+        data = check_index(self._storage, entry, self._storage.read(entry.index_name))
         with map_os_errors(target):
             target.write_bytes(data)

@@ -138,13 +138,14 @@ def read_index(storage: Storage, shard: Shard) -> Index:
 
 def parse_index(storage: Storage, shard: Shard, data: bytes) -> Index:
     """Return an index from its bytes, checked against the manifest."""
+    check_index(storage, shard, data)
     try:
-        return shard_index.from_bytes(checked_index(storage, shard, data), samples=shard.samples, tar_bytes=shard.bytes)
+        return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except ShardIndexError as error:
         raise error.at(shard=storage.url(shard.name)) from None
 
 
-def checked_index(storage: Storage, shard: Shard, data: bytes) -> bytes:
+def check_index(storage: Storage, shard: Shard, data: bytes) -> bytes:
     """Return the bytes of an index, checked against its SHA-256 in the manifest."""
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
         raise IntegrityError(f"{storage.url(shard.index_name)} is not the index packed; run `shardflow verify`")

@@ -14,7 +14,7 @@ from shardflow.errors import StoreError
 from .local_files import map_os_errors
 from .write_lock import lock_directory
 
-_PREFIX = f"shardflow-spool-{os.getuid()}-"
+_PREFIX = f"shardflow-staging-{os.getuid()}-"
 
 
 @contextlib.contextmanager
