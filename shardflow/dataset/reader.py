@@ -137,7 +137,6 @@ class ShardReader:
         entry = self.shards[shard]
         if self.cache is None or self._is_file(entry.name):
             return FetchResult.CACHED
-
         result = self.cache.fetch(
             entry.sha256, entry.bytes, partial(self._download_with_index, entry), stall_timeout_s=stall_timeout_s
         )
@@ -190,7 +189,7 @@ class ShardReader:
         return mapped
 
     def _refetch(self, shard: int) -> bool:
-        """Map a damaged shard anew, downloaded again if the copy in the cache is damaged. Return whether it was."""
+        """Map a damaged shard anew, downloaded again if its cached copy is damaged; return whether it was done."""
         entry = self.shards[shard]
         if self.cache is None or self._is_file(entry.name) or self._mapped[shard].was_refetched:
             return False  # after a second download the damage is the source's

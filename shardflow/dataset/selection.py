@@ -7,7 +7,8 @@ except at the very border.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +16,39 @@ import numpy.typing as npt
 from shardflow.errors import DecodeError, IntegrityError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import sample_labels
+from shardflow.formats.manifest import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.order import keyed_rng
 
 from .dataset import Dataset, Split
 from .virtual_dataset import SelectedRows, tar_locations
 
+_Result = TypeVar("_Result")
+
 Mask = npt.NDArray[np.bool_]
 """For each sample of a split, whether it is selected."""
 
 
-def shard_labels(split: Split, shard: int) -> list[tuple[int, ...]]:
-    """Return the classes of each record of a shard: none, one or several. A remote tar is downloaded into the cache."""
-    return [_labels(split, shard, record) for record in range(split.shards[shard].samples)]
+def read_records(
+    split: Split, read: Callable[[int, int], _Result], progress: Callable[[Shard], None] | None
+) -> Iterator[_Result]:
+    """Yield `read(shard, record)` for each sample of a split. Remote tars are downloaded into the cache."""
+    for number, shard in enumerate(split.shards):
+        for record in range(shard.samples):
+            yield read(number, record)
+        split.reader.unmap(number)
+        if progress is not None:
+            progress(shard)
+
+
+def record_labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
+    """Return the classes of a record: none, one or several."""
+    reader = split.reader
+    try:
+        return sample_labels(lambda part: reader.part(shard, record, part)) or ()
+    except DecodeError as error:
+        message = f"{error}; run `shardflow verify`"
+        raise IntegrityError(message).at(shard=reader.url(shard), key=reader.key(shard, record)) from error
 
 
 def sample_hashes(dataset: Dataset, split: str, seed: int) -> keyed_rng.U64:
@@ -73,12 +94,3 @@ def image_checksums(index: Index) -> keyed_rng.U64:
     rows[with_image] = images[first]
     checksums: keyed_rng.U64 = index["crc32"][rows].astype(np.uint64) << np.uint64(32) | index["size"][rows]
     return checksums
-
-
-def _labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
-    reader = split.reader
-    try:
-        return sample_labels(lambda part: reader.part(shard, record, part)) or ()
-    except DecodeError as error:
-        message = f"{error}; run `shardflow verify`"
-        raise IntegrityError(message).at(shard=reader.url(shard), key=reader.key(shard, record)) from error

@@ -25,17 +25,11 @@ Row = tuple[int, bytes, int, int, int, int, int]
 
 
 class ShardRows(NamedTuple):
-    """The rows of a shard's index, by record.
-
-    Attributes:
-        members: One row per member.
-        bounds: Record → where its rows begin in `members`; one more entry for the end.
-        keys: Record → the row of its key, for records whose members have extended headers.
-    """
+    """The rows of a shard's index, by record."""
 
     members: list[Row]
-    bounds: list[int]
-    keys: dict[int, Row]
+    bounds: list[int]  # record → where its rows begin in `members`; one more entry for the end
+    keys: dict[int, Row]  # record → the row of its key, for records whose members have extended headers
 
     @classmethod
     def from_index(cls, index: Index, samples: int) -> ShardRows:

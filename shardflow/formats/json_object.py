@@ -52,12 +52,11 @@ class JsonObject:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entries, as `json` writes them."""
-        content = {}
-        for name, (field, declared) in entries(type(self)).items():  # type: ignore[arg-type]
-            value = getattr(self, field)
-            if value or not declared.optional:
-                content[name] = declared.write(value)
-        return content
+        return {
+            name: declared.write(value)
+            for name, (field, declared) in entries(type(self)).items()  # type: ignore[arg-type]
+            if (value := getattr(self, field)) or not declared.optional
+        }
 
     @classmethod
     def from_json(cls: type[_Object], content: Mapping[str, Any]) -> _Object:

@@ -79,9 +79,7 @@ class Batch(ctypes.Structure):
     )
 
 
-class _Problem(ctypes.Structure):
-    """sf_problem of kernel.h."""
-
+class _Problem(ctypes.Structure):  # sf_problem
     _fields_ = (
         ("index", ctypes.c_int32),
         ("status", ctypes.c_int32),
@@ -89,9 +87,7 @@ class _Problem(ctypes.Structure):
     )
 
 
-class _Header(ctypes.Structure):
-    """sf_header of kernel.h."""
-
+class _Header(ctypes.Structure):  # sf_header
     _fields_ = tuple((name, ctypes.c_int32) for name in ("width", "height", "components", "progressive"))
 
 
