@@ -19,11 +19,7 @@ _PREFIX = f"shardflow-staging-{os.getuid()}-"
 
 @contextlib.contextmanager
 def temporary_staging() -> Iterator[tuple[Path, int]]:
-    """Provide a temporary directory and the descriptor of the lock on it; remove those that killed processes left.
-
-    Raises:
-        StoreError: The directory cannot be created.
-    """
+    """Provide a temporary directory and the descriptor of the lock on it; remove those that killed processes left."""
     remove_abandoned()
     while True:
         with map_os_errors(Path(tempfile.gettempdir())):
