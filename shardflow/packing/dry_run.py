@@ -22,23 +22,14 @@ from .sources.resolve import list_source, shared_options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """The counts of a pack.
+    """The counts of a pack."""
 
-    Attributes:
-        destination: "free", "unfinished" (a pack would resume), "dataset" or "occupied" (a pack would be refused).
-        inputs: Split → number of inputs.
-        classes: Split → name of a class → number of inputs; empty without classes.
-        skipped: Extension → number of files that are not inputs because of it.
-        shards: Number of shards.
-        finished: Shards that an earlier attempt has finished.
-    """
-
-    destination: str
-    inputs: Mapping[str, int]
-    classes: Mapping[str, Mapping[str, int]]
-    skipped: Mapping[str, int]
+    destination: str  # "free", "unfinished" (a pack would resume), "dataset" or "occupied" (a pack would be refused)
+    inputs: Mapping[str, int]  # split → number
+    classes: Mapping[str, Mapping[str, int]]  # split → class name → number of inputs; empty without classes
+    skipped: Mapping[str, int]  # extension → number of files that are not inputs because of it
     shards: int
-    finished: int
+    finished: int  # shards that an earlier attempt has finished
 
 
 def count_pack(
@@ -52,11 +43,7 @@ def count_pack(
     storage_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> DryRun:
-    """Return the counts of a `pack` with the same arguments. Nothing is written, and no image is read.
-
-    Raises:
-        ConfigError, StoreError: As `pack`.
-    """
+    """Return the counts of a `pack` with the same arguments. Nothing is written, and no image is read."""
     recipe = make_recipe(preset, **settings)
     if shard_samples < 1:
         raise ConfigError(f"shard_samples is {shard_samples}; 1 is the least")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 
 from shardflow._cores import allowed_cores
@@ -35,18 +35,11 @@ class Processes:
     A worker that dies or hangs is replaced and its piece done again. When the second worker ends at the same input, the
     input is quarantined. More deaths than a few and one in ten inputs have another cause, and end the run.
 
-    Args:
-        workers: Number of processes; None for one per core that this process may use.
-        inherited: Descriptors that the workers keep open as long as they live.
-        item_deadline_s: Seconds after which a worker that is still at the same input counts as hung.
+    The workers keep the `inherited` descriptors open. One that is at an input for `item_deadline_s` counts as hung.
     """
 
     def __init__(
-        self,
-        workers: int | None = None,
-        inherited: Sequence[int] = (),
-        *,
-        item_deadline_s: float = ITEM_DEADLINE_S,
+        self, workers: int | None = None, inherited: Sequence[int] = (), *, item_deadline_s: float = ITEM_DEADLINE_S
     ) -> None:
         self.workers = workers or allowed_cores()
         self.inherited = inherited
@@ -137,6 +130,6 @@ class _Run:
             )
         suspect = (task.job.name, ordinal)
         if isinstance(task, Piece) and ordinal is not None and suspect in self._suspects:
-            task = task.without(ordinal, f"{reason}, twice")
+            task = replace(task, deadly={**task.deadly, ordinal: f"{reason}, twice"})
         self._suspects.add(suspect)
         self._tasks.appendleft(task)

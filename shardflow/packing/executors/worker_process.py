@@ -33,11 +33,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """The caller's side of a worker.
-
-    Args:
-        inherited: Descriptors that the worker keeps open as long as it lives, such as the destination's lock.
-    """
+    """The caller's side of a worker, which keeps the `inherited` descriptors open, such as the destination's lock."""
 
     def __init__(self, inherited: Sequence[int]) -> None:
         self.connection, other = Pipe()
@@ -57,22 +53,16 @@ class Worker:
         other.close()
 
     def send(self, task: Task, timeout_s: float) -> None:
-        """Send a task, and expect a message at least every `timeout_s`.
-
-        The death of a worker shows in `receive`.
-        """
+        """Send a task, and expect a message at least every `timeout_s`. A dead worker shows in `receive`."""
         self.task, self.ordinal = task, None
         self._last_message_s, self._timeout_s = time.monotonic(), timeout_s
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(task)
 
     def receive(self) -> Outcome | None:
-        """Receive the messages so far; return the outcome of the task, None when there is none yet.
+        """Return the outcome of the task, None when there is none yet; raise `WorkerError` when the worker is dead.
 
-        Raises:
-            WorkerError: The worker is dead; the message says why.
-            ShardflowError: The task failed.
-            RuntimeError: The task met an unexpected error.
+        An error of the task is raised as well.
         """
         while self.connection.poll():
             try:
@@ -110,7 +100,7 @@ class Worker:
 
 def serve(descriptor: int, caller: int) -> None:
     """Do the tasks that come over a connection until it is closed. This is the worker's side."""
-    # Work for a caller that was killed would only block its next attempt.
+    # A worker that outlives its caller would only block the next attempt.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != caller:
         return

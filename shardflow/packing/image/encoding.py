@@ -39,23 +39,14 @@ FORMATS = {
 
 
 class EncodedImage(NamedTuple):
-    """A packed image, and what statistics and annotations need to know of it.
-
-    Attributes:
-        image: The file.
-        part: Its name in the sample: "jpg", "webp" or "png".
-        pixels: Sums over the pixels before encoding.
-        geometry: Where the pixels were in the source.
-        bytes_before: Size of the source.
-        done: What was done to it, as names of `Statistics.counts`.
-    """
+    """A packed image, and what statistics and annotations need to know of it."""
 
     image: bytes
-    part: str
-    pixels: PixelSums
+    part: str  # its name in the sample: "jpg", "webp" or "png"
+    pixels: PixelSums  # before encoding
     geometry: Geometry
-    bytes_before: int
-    done: tuple[str, ...]
+    bytes_before: int  # size of the source
+    done: tuple[str, ...]  # what was done to it, as names of `Statistics.counts`
 
     def count_in(self, statistics: Statistics, label: Label) -> None:
         """Add it to statistics, with its label or labels."""

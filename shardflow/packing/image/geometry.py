@@ -23,19 +23,12 @@ Window = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """What packing did to the places of the pixels.
+    """Where packing moved the pixels."""
 
-    Args:
-        stored: Size of the image as its file stores it.
-        orientation: 1 … 8, as in EXIF; 1 is upright.
-        box: Left, top, right and bottom of the crop, in pixels of the upright image; its borders may cut pixels.
-        size: Size of the packed image.
-    """
-
-    stored: Size
-    orientation: int
-    box: tuple[float, float, float, float]
-    size: Size
+    stored: Size  # as in the file
+    orientation: int  # 1 … 8, as in EXIF; 1 is upright
+    box: tuple[float, float, float, float]  # of the crop, in the upright image: left, top, right, bottom
+    size: Size  # of the packed image
 
     @classmethod
     def of(cls, stored: Size, orientation: int, resized: Size, window: Window) -> Geometry:

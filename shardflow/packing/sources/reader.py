@@ -115,6 +115,15 @@ def local_path(base: str, place: str) -> str | None:
     return os.path.join(base, place)
 
 
+def file_state(path: str) -> tuple[int, int]:
+    """Return size and time of the last change of a file; zeros for a broken link: reading it gives the reason."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return 0, 0
+    return status.st_size, status.st_ctime_ns
+
+
 def split_url(url: str) -> tuple[str, str]:
     """Return the root of a URL, such as its bucket or its host, and the name below it."""
     scheme, _, rest = url.partition("://")
