@@ -75,9 +75,7 @@ def test_what_is_not_what_was_packed_is_not_accepted(packed: Path, damaged: Path
     report = sf.repair(damaged, copy)
     assert list(report.failed) == ["train/000000.tar"]
     assert "expected SHA-256" in report.failed["train/000000.tar"]
-    first, second, *_ = [
-        json.loads((damaged / f"train/00000{number}.json").read_bytes())["sources"] for number in (0, 1)
-    ]
+    first, second = (json.loads((damaged / f"train/00000{n}.json").read_bytes())["sources"] for n in (0, 1))
     src = shutil.copytree(packed / "src", tmp_path / "src")
     (damaged / "train/000001.tar").unlink()
     (src / first[0]).unlink()
@@ -90,9 +88,8 @@ def test_what_is_not_what_was_packed_is_not_accepted(packed: Path, damaged: Path
     (src / first[0]).write_bytes(same_size)
     (damaged / "train/000001.json").unlink()
     report = sf.repair(damaged, src)
-    assert (
-        "packing train/000000.tar again gave other bytes: its inputs have changed" in report.failed["train/000000.tar"]
-    )
+    changed = "packing train/000000.tar again gave other bytes: its inputs have changed"
+    assert changed in report.failed["train/000000.tar"]
     assert "000001.json does not exist" in report.failed["train/000001.tar"]
     assert report.repaired == ()
 
