@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,9 @@ def count_pack(
             shuffle=shuffle,
             storage_options=storage_options,
         )
-        destination = _destination(ledger.listing)
+        files = {manifest.FILE_NAME: "dataset", manifest.QUARANTINE_NAME: "unfinished"}
+        otherwise = "occupied" if ledger.listing else "free"
+        destination = next((state for name, state in files.items() if name in ledger.listing), otherwise)
         names = source.classes or ()
         return DryRun(
             destination=destination,
@@ -69,14 +71,6 @@ def count_pack(
             shards=len(jobs),
             finished=sum(ledger.finished(job) is not None for job in jobs) if destination == "unfinished" else 0,
         )
-
-
-def _destination(names: Collection[str]) -> str:
-    if manifest.FILE_NAME in names:
-        return "dataset"
-    if manifest.QUARANTINE_NAME in names:
-        return "unfinished"
-    return "occupied" if names else "free"
 
 
 def _classes(items: Sequence[Item], names: Sequence[str]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Extending: new inputs become new shards of an existing dataset, and a new version of its manifest.
 
-No file of the dataset is changed but the manifest, which is replaced in one step at the very end. The old version is
-kept as `manifests/DIGEST.json`, so that a checkpoint or an experiment with the old fingerprint can go on with it.
+No file of the dataset is changed but the manifest, which is replaced in one step at the end. The old one is kept as
+`manifests/DIGEST.json`, so that a checkpoint or an experiment with the old fingerprint can go on.
 """
 
 from __future__ import annotations

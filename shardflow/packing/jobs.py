@@ -59,8 +59,12 @@ class Job:
 
     @property
     def items_sha256(self) -> str:
-        """Digest of the inputs, see `digest_of`."""
+        """Digest of the inputs."""
         return digest_of(self.items, self.first)
+
+    def wrote(self, receipt: Receipt) -> bool:
+        """Whether a receipt is of these inputs and this recipe."""
+        return (receipt.items_sha256, receipt.recipe_sha256) == (self.items_sha256, self.recipe.digest)
 
     def pieces(self) -> list[Piece]:
         """Return the parts of the job that can run at the same time."""
@@ -218,10 +222,9 @@ class Finish:
 
     def _done_before(self, storage: Storage) -> Receipt:
         """Return the receipt of an attempt that removed its fragments, and was killed before it could return."""
-        ours = (self.job.items_sha256, self.job.recipe.digest)
         with contextlib.suppress(NotFoundError, FormatError):
             receipt = from_bytes(storage.read(f"{self.job.name}.json"))
-            if (receipt.items_sha256, receipt.recipe_sha256) == ours:
+            if self.job.wrote(receipt):
                 return receipt
         message = f"{self.job.staging}: fragments of {self.job.name} have vanished; make sure that no process deletes"
         raise StoreError(f"{message} files there, and run the same command again")

@@ -73,9 +73,7 @@ class Ledger:
             receipt = from_bytes(self.storage.read(f"{job.name}.json"))
         except (NotFoundError, FormatError):
             return None
-        if receipt.items_sha256 != job.items_sha256 or receipt.recipe_sha256 != job.recipe.digest:
-            return None
-        if any(item.changed_ns > written.modified_ns for item in job.items):
+        if not job.wrote(receipt) or any(item.changed_ns > written.modified_ns for item in job.items):
             return None
         if any(bad.stage == "read" for bad in receipt.quarantined):
             return None

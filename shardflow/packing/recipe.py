@@ -66,8 +66,7 @@ class Recipe:
     subsampling: str = "4:2:0"
 
     def __post_init__(self) -> None:
-        for name in ("short_side", "long_side"):
-            side = getattr(self, name)
+        for name, side in (("short_side", self.short_side), ("long_side", self.long_side)):
             if side is not None and not 1 <= side <= MAX_SIDE:
                 raise ConfigError(f"{name} is {side}; allowed are 1 to {MAX_SIDE} pixels")
         if not 1 <= self.quality <= 100:
@@ -76,8 +75,21 @@ class Recipe:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
-        if contradiction := _contradiction(self):
-            raise ConfigError(contradiction)
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        defaults = {field.name: field.default for field in fields(self)}
+        if self.long_side is not None and self.square:
+            raise ConfigError("long_side and square exclude each other: the sides of a square are short_side pixels")
+        if self.long_side is not None and self.long_side < (self.short_side or 0):
+            message = f"long_side is {self.long_side}, less than short_side, {self.short_side}"
+            raise ConfigError(f"{message}; set a smaller short_side")
+        if self.enlarge and self.short_side is None and self.long_side is None:
+            raise ConfigError("enlarge has no size to enlarge to; set short_side as well")
+        if self.format == "png" and self.quality != defaults["quality"]:
+            raise ConfigError(f"quality is {self.quality}, but png is lossless; leave quality out, or use jpeg or webp")
+        if self.format in ("png", "webp") and self.subsampling != defaults["subsampling"]:
+            raise ConfigError(f"subsampling is {self.subsampling}, which only jpeg offers; leave it out, or use jpeg")
 
     def describe(self) -> dict[str, Any]:
         """Return the recipe as a manifest describes it."""
@@ -145,21 +157,6 @@ class Recipe:
         side = min(size)
         left, top = ((own - side) // 2 for own in size)
         return left, top, left + side, top + side
-
-
-def _contradiction(recipe: Recipe) -> str | None:
-    defaults = {field.name: field.default for field in fields(Recipe)}
-    if recipe.long_side is not None and recipe.square:
-        return "long_side and square exclude each other: the sides of a square are short_side pixels"
-    if recipe.long_side is not None and recipe.long_side < (recipe.short_side or 0):
-        return f"long_side is {recipe.long_side}, less than short_side, {recipe.short_side}; set a smaller short_side"
-    if recipe.enlarge and recipe.short_side is None and recipe.long_side is None:
-        return "enlarge has no size to enlarge to; set short_side as well"
-    if recipe.format == "png" and recipe.quality != defaults["quality"]:
-        return f"quality is {recipe.quality}, but png is lossless; leave quality out, or use jpeg or webp"
-    if recipe.format in ("png", "webp") and recipe.subsampling != defaults["subsampling"]:
-        return f"subsampling is {recipe.subsampling}, which only jpeg offers; leave it out, or use jpeg"
-    return None
 
 
 def _refuse_too_large(resized: Size, window: Window, target: Format) -> None:

@@ -1,8 +1,7 @@
 """Repairing: the damaged and missing shards of a dataset are restored, and no other file is changed.
 
-The manifest has the hash of each file, so a replacement is accepted only with the SHA-256 of what was packed: from a
-copy of the dataset, or from the source, whose inputs are packed again. An index is rebuilt from its shard, and needs
-neither.
+A shard comes from a copy of the dataset, or from the source, whose inputs are packed again, and is accepted only with
+the SHA-256 of the manifest. An index is rebuilt from its shard, and needs neither.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ def _open_source(
 
 
 def _copy_shards(copy: Dataset) -> RepairSource:
-    """Return a function that fetches a shard from a copy, where it may have another name."""
+    """Return a function that fetches a shard from a copy, where its name may differ."""
     names = {shard.sha256: shard.name for shard in copy.shards}
 
     def fetch(shard: Shard, target: Path) -> None:

@@ -1,7 +1,7 @@
-"""Executors run jobs: one after the other in this process, side by side in several, or on a cluster.
+"""Executors run jobs, with the same bytes: in this process, in several, or on a cluster.
 
-The bytes are the same with each. They differ in what an input can break: an image that crashes its decoder, or hangs
-it, ends the caller of `Serial`; it costs `Processes` and `Ray` two workers and is quarantined.
+An image that crashes or hangs its decoder ends the caller of `Serial`; it costs `Processes` and `Ray` two workers and
+is quarantined.
 """
 
 from __future__ import annotations

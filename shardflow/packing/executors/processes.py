@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import wait
+from typing import NamedTuple
 
 from shardflow._cores import allowed_cores
 from shardflow.errors import PackIncompleteError, WorkerError
@@ -20,13 +21,12 @@ _SPARE_DEATHS = 32
 _INPUTS_PER_DEATH = 10
 
 
-@dataclass(slots=True)
-class _OpenJob:
-    """A job that has begun."""
+class _OpenJob(NamedTuple):
+    """A job that has begun, its number of pieces, and the results of those that are done by their first ordinals."""
 
     job: Job
-    missing: int
-    results: dict[int, PieceResult] = field(default_factory=dict)
+    pieces: int
+    results: dict[int, PieceResult]
 
 
 class Processes:
@@ -80,7 +80,7 @@ class _Run:
         idle = [worker for worker in self._workers if worker.task is None]
         while len(self._tasks) < self._pool.workers and (job := next(self._jobs, None)) is not None:
             pieces = job.pieces()
-            self._open[job.name] = _OpenJob(job, len(pieces))
+            self._open[job.name] = _OpenJob(job, len(pieces), {})
             self._tasks.extend(pieces)
         while self._tasks and (idle or len(self._workers) < self._pool.workers):
             if not idle:
@@ -110,8 +110,7 @@ class _Run:
             self._done(opened.job, outcome)
             return
         opened.results[task.job.first] = outcome
-        opened.missing -= 1
-        if not opened.missing:
+        if len(opened.results) == opened.pieces:
             results = tuple(opened.results[first] for first in sorted(opened.results))
             self._tasks.appendleft(Finish(job=opened.job, results=results))
         self._inputs_done += len(task.job.items)

@@ -1,8 +1,8 @@
 """The executor of a cluster: Ray runs whole jobs, each on one node, as `Processes` with one process does.
 
 A job's fragments are in a temporary directory of its node, so only the finished shard crosses the network. An input
-that ends its decoder is handled on the node; when the node, or Ray's own process there, is lost, Ray runs the job again
-elsewhere: publishing is atomic, so a job that runs twice does no harm.
+that ends its decoder is handled on the node. When the node or Ray's process there is lost, Ray runs the job elsewhere;
+publishing is atomic, so a job may run twice.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ _JOBS_PER_CORE = 2  # so that no core waits for the planning machine, and a clus
 
 
 class Ray:
-    """The cores of a Ray cluster; each does one job at a time.
+    """The cores of a Ray cluster: `workers` jobs at a time, None for as many as keep it busy.
 
-    `workers` is the number of jobs at a time; None for as many as keep the cluster busy. `address` is that of
-    `ray.init`; None for a cluster on this machine, during the run. An existing connection of this process is used in
-    any case.
+    `address` is that of `ray.init`; None for a cluster on this machine, during the run. An existing connection of this
+    process is used in any case.
     """
 
     def __init__(self, workers: int | None = None, *, address: str | None = None) -> None:

@@ -1,9 +1,8 @@
 """A worker process: it does tasks, and may die of one without harm to other processes.
 
-It is started as a fresh interpreter, not through `multiprocessing`: a fork would copy the locks of the caller's
-threads, and a spawn would run the caller's script again, which needs an `if __name__ == "__main__"` in every script.
-Tasks and results are pickled over a socket pair that only these two processes hold, so an end of file on it means
-that the worker is gone.
+It is a fresh interpreter, not of `multiprocessing`: a fork would copy the locks of the caller's threads, and a spawn
+would run the caller's script again, which then needs an `if __name__ == "__main__"`. Tasks and results are pickled over
+a socket pair that only these two processes hold, so an end of file on it means that the worker is gone.
 """
 
 from __future__ import annotations
@@ -107,19 +106,16 @@ def serve(descriptor: int, caller: int) -> None:
     # Decoders print complaints about bad bytes to stderr; the caller gets them as reasons.
     with open(os.devnull, "wb") as devnull:
         os.dup2(devnull.fileno(), 2)
+    connection = Connection(descriptor)
     with contextlib.suppress(EOFError, ConnectionError):  # the caller is gone, or has no more tasks
-        _work(Connection(descriptor))
-
-
-def _work(connection: Connection) -> None:
-    while True:
-        task: Task = connection.recv()
-        try:
-            outcome: Outcome | Exception = task.run(connection.send)
-        except ShardflowError as error:
-            outcome = error
-        except ConnectionError:
-            raise
-        except Exception:
-            outcome = RuntimeError(f"a worker met an unexpected error:\n{traceback.format_exc()}")
-        connection.send(outcome)
+        while True:
+            task: Task = connection.recv()
+            try:
+                outcome: Outcome | Exception = task.run(connection.send)
+            except ShardflowError as error:
+                outcome = error
+            except ConnectionError:
+                raise
+            except Exception:
+                outcome = RuntimeError(f"a worker met an unexpected error:\n{traceback.format_exc()}")
+            connection.send(outcome)

@@ -63,13 +63,11 @@ class EncodedImage(NamedTuple):
 def encode(pixels: Image.Image, target: Format, quality: int, subsampling: str) -> bytes:
     """Return an RGB image as a file. PNG ignores `quality`, and only JPEG uses `subsampling`."""
     pixels.info = {}  # a comment of the source would be written as well
-    settings: dict[str, dict[str, Any]] = {
-        "JPEG": {"quality": quality, "subsampling": subsampling},
-        "WEBP": {"quality": quality},
-        "PNG": {},
-    }
+    settings: dict[str, Any] = {} if target.codec == "PNG" else {"quality": quality}
+    if target.codec == "JPEG":
+        settings["subsampling"] = subsampling
     buffer = io.BytesIO()
-    pixels.save(buffer, target.codec, **settings[target.codec])
+    pixels.save(buffer, target.codec, **settings)
     return buffer.getvalue()
 
 

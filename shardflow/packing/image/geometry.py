@@ -1,13 +1,11 @@
 """Geometry: where each point of a source image went, so that annotations can follow.
 
-An image is met in three states:
-
-    stored    as the pixels lie in the file
-    upright   turned as its orientation says (see `orientation`): what viewers and annotation tools show
+    stored    as the pixels are in the file
+    upright   turned as its orientation says (see `orientation`)
     packed    upright, cropped to `box` and resized to `size`
 
-Coordinates of annotations are in pixels of the upright image, because browsers and annotation tools use those. They
-are continuous: (0, 0) is the corner of the top left pixel, not its centre, and (width, height) the opposite corner.
+Coordinates of annotations are in pixels of the upright image, as browsers and annotation tools use them. They are
+continuous: (0, 0) is the corner of the top left pixel, not its centre, and (width, height) the opposite corner.
 """
 
 from __future__ import annotations

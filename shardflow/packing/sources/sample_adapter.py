@@ -127,15 +127,10 @@ def is_image(value: object) -> bool:
 
 
 def image_file(value: Any, *, as_png: bool = False) -> bytes | Path:
-    """Return an image as the bytes of a file, or as the path of its file.
+    """Return an image as the bytes or the path of a file: the cheapest format to write, or PNG, as masks are read.
 
-    Args:
-        value: Bytes of a file, a path, {"bytes": ..., "path": ...}, a Pillow image, or an array or tensor of uint8
-            (grey: also uint16): [height, width], [height, width, channels], or, of torch, [channels, height, width].
-        as_png: Write PNG, as masks are read, and not the cheapest format.
-
-    Raises:
-        SampleError: It is none of them.
+    It is bytes, a path, {"bytes": ..., "path": ...}, a Pillow image, or an array or tensor of uint8 (grey: also uint16):
+    [height, width], [height, width, channels], or, of torch, [channels, height, width].
     """
     if isinstance(value, Mapping) and is_image(value):
         value = value["bytes"] if value["bytes"] is not None else value["path"]

@@ -1,11 +1,10 @@
 """Tables: one row per image, with its path or URL in a column, and other columns for its label, split and annotations.
 
-CSV and TSV with a header, JSON lines, Parquet. In the text formats a cell that holds a JSON list or object is parsed,
-so that a CSV can have boxes or several labels in a cell; every other cell stays text. Sources: RFC 4180; jsonlines.org;
-parquet.apache.org.
+CSV and TSV with a header, JSON lines, Parquet (RFC 4180; jsonlines.org; parquet.apache.org). A cell of CSV or TSV that
+holds a JSON list or object, such as boxes or several labels, is parsed; every other cell stays text.
 
-Rows keep their order. The size and time of files on this machine are read with the table, so that a resume notices
-changes; an input behind a URL counts as unchanged as long as its row is.
+Rows keep their order. Files on this machine are listed with size and time, so that a resume notices changes; an input
+behind a URL counts as unchanged as long as its row is.
 """
 
 from __future__ import annotations
@@ -145,7 +144,6 @@ def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> D
     path = public_name(place) or f"row {number}"
     if bad:
         return labelled_draft(split, None, path, -1, 0, encode_more(bad=bad))
-    label = row[columns.label] if columns.label else None
     size, changed_ns = _stat(base, place)
     parts: dict[str, object] = {}
     listed: list[int] = []
@@ -158,7 +156,7 @@ def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> D
     if rest := to_json({column: value for column, value in row.items() if column not in columns}):
         parts["json"] = rest
     more = encode_more(image=[place] if path != place else [], parts=parts, listed=listed)
-    return labelled_draft(split, label, path, size, changed_ns, more)
+    return labelled_draft(split, row[columns.label] if columns.label else None, path, size, changed_ns, more)
 
 
 def _is_file_name(place: str) -> bool:
@@ -175,7 +173,7 @@ def _stat(base: str, place: str) -> tuple[int, int]:
 
 
 def _read_rows(data: bytes, name: str) -> Iterator[Row]:
-    """Yield the rows of a table, whose name gives its format, each as column → value."""
+    """Yield the rows of a table, whose name gives its format."""
     kind = os.path.splitext(name)[1].lower()
     if kind not in TABLES:
         raise ConfigError(f"{name} is not a table by its name; expected {', '.join(TABLES)}")
