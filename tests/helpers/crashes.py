@@ -167,7 +167,7 @@ class Stage:
     @contextlib.contextmanager
     def start(self, dst: str, **plan: Any) -> Iterator[subprocess.Popen[bytes]]:
         """Run the command under the instrument; if the body leaves it running, it is killed."""
-        roots = {f"{self._staging}/shardflow-spool-": "staging", dst: "dst"}
+        roots = {f"{self._staging}/shardflow-staging-": "staging", dst: "dst"}
         environment = {
             **os.environ,
             **self.place.environment,

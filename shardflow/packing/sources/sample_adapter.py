@@ -129,7 +129,7 @@ def is_image(value: object) -> bool:
 def image_file(value: Any, *, as_png: bool = False) -> bytes | Path:
     """Return an image as the bytes or the path of a file: the cheapest format to write, or PNG, as masks are read.
 
-    It is bytes, a path, {"bytes": ..., "path": ...}, a Pillow image, or an array or tensor of uint8 (grey: also uint16):
+    It is bytes, a path, {"bytes": ..., "path": ...}, a Pillow image, or an array or tensor of uint8 (grey: or uint16):
     [height, width], [height, width, channels], or, of torch, [channels, height, width].
     """
     if isinstance(value, Mapping) and is_image(value):

@@ -136,7 +136,7 @@ def _watch_requests() -> None:
 
 
 if _PLAN:
-    for _operation in ("fsync", "unlink", "rmdir", "mkdir", "pwrite"):
+    for _operation in ("fsync", "unlink", "rmdir", "mkdir"):
         _watch(_operation)
     for _operation in ("replace", "rename", "link"):
         _watch(_operation, named_by=1)

@@ -116,9 +116,9 @@ def test_loader_reads_every_format(tmp_path: Path, format_name: str) -> None:
     whole = sf.ImageDecoder()
     samples = sf.open(tmp_path / "dst")["train"]
     payloads = [memoryview(bytearray(sample[part])) for sample in samples for part in KEPT if part in sample]
-    images, _, failures = whole(payloads, np.zeros((9, 2), np.int64), np.zeros(9, np.uint64))
-    assert not failures
-    assert {tuple(image.shape) for image in images} == {(3, 48, 72)}
+    decoded = whole(payloads, np.zeros((9, 2), np.int64), np.zeros(9, np.uint64))
+    assert not decoded.failures
+    assert {tuple(image.shape) for image in decoded.images} == {(3, 48, 72)}
 
 
 with_avif = pytest.mark.skipif(not features.version("avif"), reason="this build of Pillow cannot read AVIF")
