@@ -132,7 +132,7 @@ def _is_worker(pid: int) -> bool:
 
 @contextlib.contextmanager
 def without_root() -> Iterator[None]:
-    """Drop the rights of root, who may read and write anything."""
+    """Drop the rights of root, which may read and write anything."""
     user = os.geteuid()
     if user == 0:
         os.seteuid(65534)

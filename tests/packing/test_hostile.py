@@ -87,7 +87,7 @@ def test_the_source_is_untouched(packing: Packing) -> None:
 
 
 def test_every_packed_image_decodes(packing: Packing) -> None:
-    """The dataset is sound, and the loader decodes each of its samples."""
+    """The dataset is valid, and the loader decodes each of its samples."""
     assert sf.verify(packing.dst) == []
     decoder = sf.CenterCropDecoder(16)
     loader = sf.Loader(packing.dst, batch_size=64, decoder=decoder, shuffle=False, tail="short", num_workers=0)

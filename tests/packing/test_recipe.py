@@ -332,7 +332,7 @@ FILES = [encoded(RGB, name) for name in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "
     st.sampled_from(FILES), st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=6)
 )
 def test_flipped_bytes(data: bytes, flips: list[tuple[int, int]]) -> None:
-    """A damaged file becomes a sound JPEG or a reason, and nothing else."""
+    """A damaged file becomes a valid JPEG or a reason, and nothing else."""
     damaged = bytearray(data)
     for position, value in flips:
         damaged[position % len(damaged)] = value
