@@ -141,7 +141,7 @@ def test_too_many_bad_inputs(tmp_path: Path) -> None:
 
 
 def test_mended_inputs(tmp_path: Path) -> None:
-    """The next run packs bad inputs that were repaired, without those that were removed, to the bytes of a first run."""
+    """The next run packs what was repaired and drops what was removed; its bytes are those of a first run."""
     src = write_tree(image_folder(tmp_path / "src", 20), BROKEN)
     with pytest.raises(PackIncompleteError):
         sf.pack(src, tmp_path / "dst", **SMALL)

@@ -138,7 +138,7 @@ def test_bucket(packed: Path, damaged: Path, server: Server, prefix: str) -> Non
 
 
 def test_command(packed: Path, damaged: Path) -> None:
-    """`verify --repair FROM` names the files that it repaired and those that it could not; 0 means that all are intact."""
+    """`verify --repair FROM` names the files that it repaired and those that it could not; 0: all are intact."""
     alone = CliRunner().invoke(shardflow, ["verify", str(damaged), "--repair"], standalone_mode=False)
     assert alone.return_value == 1
     assert "repaired: train/000002.npy\n" in alone.output
