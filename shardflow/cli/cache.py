@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from shardflow.storage.cache import LIMIT, Cache
 from shardflow.storage.cache_directory import CachedFile
 
 from .options import json_option
-from .output import megabytes, plural, shard_bar, total_bytes
+from .output import megabytes, plural, print_json, print_lines, shard_bar, total_bytes
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's
@@ -64,13 +63,16 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
         "disk_free_bytes": shutil.disk_usage(found.directory).free,
     }
     if as_json:
-        click.echo(json.dumps(described, indent=1))
+        print_json(described)
         return
-    click.echo(f"directory  {found.directory}")
-    click.echo(f"shards     {plural(len(blobs), 'file')}, {megabytes(described['bytes'])}")
-    click.echo(f"decoded    {plural(len(decoded), 'file')}, {megabytes(described['decoded_bytes'])}")
-    click.echo(f"limit      {megabytes(found.limit_bytes)} by default; a loader may set another")
-    click.echo(f"disk       {megabytes(described['disk_free_bytes'])} free")
+    lines = {
+        "directory": found.directory,
+        "shards": f"{plural(len(blobs), 'file')}, {megabytes(described['bytes'])}",
+        "decoded": f"{plural(len(decoded), 'file')}, {megabytes(described['decoded_bytes'])}",
+        "limit": f"{megabytes(found.limit_bytes)} by default; a loader may set another",
+        "disk": f"{megabytes(described['disk_free_bytes'])} free",
+    }
+    print_lines(lines.items(), 11)
 
 
 @cache.command()

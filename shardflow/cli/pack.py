@@ -15,14 +15,10 @@ from shardflow.packing.presets import PRESETS
 from shardflow.packing.recipe import KEEP
 
 from .options import executor_options, source_of, source_options
-from .output import PackBar, megabytes, operation_counts, plural
+from .output import PackBar, megabytes, operation_counts, plural, print_lines
 
-_PRESETS_HELP = "\n".join(
-    (
-        "\b",
-        "Presets; the options above override their settings:",
-        *(f"  {name:10}{preset.purpose}" for name, preset in PRESETS.items()),
-    )
+_PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\n".join(
+    f"  {name:10}{preset.purpose}" for name, preset in PRESETS.items()
 )
 
 
@@ -86,8 +82,7 @@ def pack(
         report = shardflow.pack(
             source, dst, max_bad=max_bad, executor=executor, ray_address=ray_address, progress=bar.update, **plan
         )
-    for name, text in _report_lines(report, dst):
-        click.echo(f"{name:13}{text}")
+    print_lines(_report_lines(report, dst), 13)
 
 
 def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str, str]]:

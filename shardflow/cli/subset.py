@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,15 +25,7 @@ from .output import print_virtual_report, shard_bar
 @click.option("--fraction", type=float, help="Share of each split, such as 0.1.")
 @click.option("--limit", type=int, help="Maximum number of samples per split.")
 @click.option("--seed", default=0, show_default=True, help="Seed of --fraction and --limit.")
-def subset(
-    url: str,
-    dst: str,
-    classes: str | None,
-    samples: Path | None,
-    fraction: float | None,
-    limit: int | None,
-    seed: int,
-) -> None:
+def subset(url: str, dst: str, classes: str | None, samples: Path | None, **settings: Any) -> None:
     """Select samples of a dataset as a new dataset at DST, without copying tars.
 
     DST holds a manifest and indexes. It can be read like any dataset, as long as the tars stay where they are. Classes
@@ -44,22 +37,12 @@ def subset(
       shardflow subset s3://bucket/photos256 tenth256/ --fraction 0.1
       shardflow subset photos256/ good256/ --samples good.txt
     """
-    keys = None if samples is None else [line.strip() for line in _lines(samples) if line.strip()]
-    passes = (classes is not None) + (keys is not None)
+    names, keys = None if classes is None else classes.split(","), None
+    if samples is not None:
+        lines = samples.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        keys = [line.strip() for line in lines if line.strip()]
+    passes = (names is not None) + (keys is not None)
     shards = shardflow.open(url).shards * passes if passes else ()
     with shard_bar(shards, "reading", disable=not passes) as progress:
-        report = shardflow.subset(
-            url,
-            dst,
-            classes=None if classes is None else classes.split(","),
-            samples=keys,
-            fraction=fraction,
-            limit=limit,
-            seed=seed,
-            progress=progress,
-        )
+        report = shardflow.subset(url, dst, classes=names, samples=keys, progress=progress, **settings)
     print_virtual_report(report, dst)
-
-
-def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -14,27 +14,16 @@ from torch import nn
 from torchvision.transforms import v2
 
 import shardflow
-from shardflow.loading.decoders import Decoder
 
-SIZE = 96
-"""Pixels of the net's input: enough to distinguish the scenes, and fast on a CPU."""
-
-CROP = (0.3, 1.0)
-"""Range of the area of a random crop, as a share of the picture; in smaller crops the scenes look alike."""
-
+SIZE = 96  # pixels of the net's input: enough to distinguish the scenes, and fast on a CPU
+CROP = (0.3, 1.0)  # area of a random crop, as a share of the picture: in smaller crops the scenes look alike
 BATCH = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Epoch:
-    """The result of one epoch.
+class Epoch(NamedTuple):
+    """The result of one epoch: its number from 1, mean loss, accuracies in 0 … 1, and training throughput.
 
-    Attributes:
-        number: Number of the epoch, from 1.
-        loss: Mean over the batches.
-        train_accuracy: Accuracy on the augmented training images, during the epoch, 0 … 1.
-        val_accuracy: Accuracy on the val split, after the epoch, 0 … 1; None if there is no such split.
-        images_per_s: Training throughput.
+    The training accuracy is that on the augmented images during the epoch.
     """
 
     number: int
@@ -45,12 +34,7 @@ class Epoch:
 
 
 class Net(nn.Module):
-    """Four strided convolutions, global average pooling, and a linear layer.
-
-    Args:
-        classes: Number of outputs.
-        mean, std: Mean and standard deviation of the images, per channel, 0 … 1.
-    """
+    """Four strided convolutions, global average pooling, and a linear layer; mean and std are per channel, 0 … 1."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -83,18 +67,8 @@ def train(
     epochs: int,
     workers: int | None = None,
     limit: int | None = None,
-    seed: int = 0,
 ) -> Iterator[Epoch]:
-    """Train a new net on a labelled dataset, and yield the result of each epoch.
-
-    Args:
-        url: The dataset.
-        split, val_split: Splits for training, and for evaluation, if there is one.
-        epochs: Number of epochs.
-        workers: Number of worker processes of the loader.
-        limit: The most samples of each split to use; None for all.
-        seed: Seed of the net's weights and of the order.
-    """
+    """Train a new net on up to `limit` samples of a labelled dataset, and yield the result of each epoch."""
     dataset = shardflow.open(url)
     batch_size = min(BATCH, limit or BATCH, len(dataset[split]))
     loader = shardflow.Loader(
@@ -105,11 +79,19 @@ def train(
         transform=augmentation(),
         num_workers=workers,
         limit=limit,
-        seed=seed,
     )
-    val_loader = val_split and _val_loader(url, val_split, shardflow.CenterCropDecoder(SIZE), workers, limit)
+    val_loader = val_split and shardflow.Loader(
+        url,
+        split=val_split,
+        batch_size=BATCH,
+        decoder=shardflow.CenterCropDecoder(SIZE),
+        shuffle=False,
+        tail="short",
+        num_workers=workers,
+        limit=limit,
+    )
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         net = Net(len(dataset.classes or ()), dataset.manifest.mean or (0.5,) * 3, dataset.manifest.std or (0.25,) * 3)
     optimiser = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=4e-3, total_steps=max(1, epochs * len(loader)))
@@ -123,7 +105,7 @@ def train(
             loss=loss,
             train_accuracy=train_accuracy,
             images_per_s=len(loader) * batch_size / seconds,
-            val_accuracy=accuracy(net, val_loader) if val_loader else None,
+            val_accuracy=_accuracy(net, val_loader) if val_loader else None,
         )
 
 
@@ -133,7 +115,7 @@ def _train_epoch(
     optimiser: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> tuple[float, float]:
-    """Train for one epoch and return its mean loss and its accuracy."""
+    """Train for one epoch, and return its mean loss and its accuracy."""
     net.train()
     loss_sum, correct, seen = 0.0, 0, 0
     for images, labels in loader:
@@ -149,8 +131,7 @@ def _train_epoch(
     return loss_sum / len(loader), correct / seen
 
 
-def accuracy(net: nn.Module, loader: shardflow.Loader) -> float:
-    """Return the accuracy of the net on one epoch of a loader, 0 … 1."""
+def _accuracy(net: nn.Module, loader: shardflow.Loader) -> float:
     net.eval()
     correct, seen = 0, 0
     with torch.no_grad(), _half_the_threads():
@@ -173,19 +154,3 @@ def _half_the_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _val_loader(
-    url: str | os.PathLike[str], split: str, decoder: Decoder, workers: int | None, limit: int | None
-) -> shardflow.Loader:
-    """Return a loader for evaluation: every sample of a split, in order."""
-    return shardflow.Loader(
-        url,
-        split=split,
-        batch_size=BATCH,
-        decoder=decoder,
-        shuffle=False,
-        tail="short",
-        num_workers=workers,
-        limit=limit,
-    )

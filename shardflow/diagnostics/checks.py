@@ -28,12 +28,7 @@ class Check(NamedTuple):
 
 
 def failed_checks(loader: Loader, *, shared_bytes: int) -> list[Check]:
-    """Return what is likely to make this loader slow, or to stop it.
-
-    Args:
-        loader: A loader with the settings that it will run with.
-        shared_bytes: The most shared memory that its batches take.
-    """
+    """Return what is likely to make a loader slow, or to stop it, if its batches take this much shared memory."""
     return [
         *_shared_memory(shared_bytes),
         *_threads(),
@@ -77,8 +72,7 @@ def _fork(loader: Loader) -> Iterator[Check]:
     remedy = "pass multiprocessing_context='forkserver' to the loader"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         yield Check(
-            "fork",
-            f"CUDA was initialised before the workers are forked; a transform that uses it will fail: {remedy}",
+            "fork", f"CUDA was initialised before the workers are forked; a transform that uses it will fail: {remedy}"
         )
     others = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.name != "MainThread"]
     if others:
@@ -124,17 +118,14 @@ def _shards(split: Split) -> Iterator[Check]:
 
 
 def _storage(split: Split) -> Iterator[Check]:
-    size = sum(shard.bytes for shard in split.shards)
-    if split.reader.cache is not None:
-        if split.reader.cache.limit_bytes < size:
-            yield Check(
-                "cache",
-                f"the cache is limited to {split.reader.cache.limit_bytes / 1e9:.1f} GB, the split has "
-                f"{size / 1e9:.1f} GB: every epoch downloads it again; raise its limit",
-            )
-        directory = Path(split.reader.cache.directory)
-    else:
-        directory = Path(split.reader.url(0))
+    size, cache = sum(shard.bytes for shard in split.shards), split.reader.cache
+    if cache is not None and cache.limit_bytes < size:
+        yield Check(
+            "cache",
+            f"the cache is limited to {cache.limit_bytes / 1e9:.1f} GB, the split has {size / 1e9:.1f} GB: every epoch "
+            "downloads it again; raise its limit",
+        )
+    directory = Path(split.reader.url(0) if cache is None else cache.directory)
     if on_rotating_disk(directory):
         yield Check(
             "rotating disk",
@@ -144,12 +135,7 @@ def _storage(split: Split) -> Iterator[Check]:
 
 
 def on_rotating_disk(path: Path, sysfs: Path = Path("/sys")) -> bool:
-    """Return whether a file is on a rotating disk; False where the kernel does not say.
-
-    Args:
-        path: A file, or a directory.
-        sysfs: Where sysfs is mounted.
-    """
+    """Return whether a file or directory is on a rotating disk; False if the kernel does not say."""
     try:
         device = os.stat(path).st_dev
         block = (sysfs / "dev/block" / f"{os.major(device)}:{os.minor(device)}").resolve(strict=True)

@@ -6,6 +6,7 @@ these images can be faster on this machine; the difference is the cost of readin
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -33,12 +34,7 @@ _TIMEOUT_S = 60.0
 
 
 def payloads(split: Split) -> list[bytes]:
-    """Return up to 512 encoded images, from up to eight shards that are local.
-
-    Raises:
-        IntegrityError: An image is damaged.
-        DecodeError: A sample has no image.
-    """
+    """Return up to 512 encoded images, from up to eight shards that are local."""
     local = [number for number in range(len(split.shards)) if split.reader.is_local(number)] or [0]
     chosen = local[:: -(-len(local) // _SHARDS)]
     images = []
@@ -50,8 +46,8 @@ def payloads(split: Split) -> list[bytes]:
     return images
 
 
-class DecodeBaseline:
-    """Processes that decode images on request; close it after use."""
+class DecodeBaseline(contextlib.AbstractContextManager["DecodeBaseline"]):
+    """Processes that decode images on request, until the context ends."""
 
     def __init__(self, encoded: Sequence[bytes], decoder: Decoder, processes: int) -> None:
         self._connections: list[Connection] = []
@@ -66,11 +62,7 @@ class DecodeBaseline:
             self._processes.append(process)
 
     def measure(self, seconds: float) -> Measurement:
-        """Let all processes decode in parallel for some seconds, and measure them; this process is not counted.
-
-        Raises:
-            DeadlineError: A process has ended, or does not answer.
-        """
+        """Let all processes decode in parallel for some seconds, and measure them; this process is not counted."""
         try:
             for connection in self._connections:
                 connection.send(seconds)
@@ -84,18 +76,11 @@ class DecodeBaseline:
         images, wall_s, cpu_s = zip(*results, strict=True)
         return Measurement(images=sum(images), wall_s=sum(wall_s) / len(results), workers_cpu_s=sum(cpu_s))
 
-    def close(self) -> None:
-        """Kill the processes: they hold nothing that could be lost."""
+    def __exit__(self, *_: object) -> None:
         for connection, process in zip(self._connections, self._processes, strict=True):
-            process.kill()
+            process.kill()  # it holds nothing that could be lost
             process.join()
             connection.close()
-
-    def __enter__(self) -> DecodeBaseline:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _decode_on_request(

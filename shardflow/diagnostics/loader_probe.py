@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,11 @@ from .measurement import Measurement
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class LoaderProbe:
-    """Runs a loader, epoch after epoch, and measures its throughput; close it after use.
+class LoaderProbe(contextlib.AbstractContextManager["LoaderProbe"]):
+    """Runs a loader, epoch after epoch, and measures its throughput until the context ends.
 
-    The batches are discarded, so the throughput is that of a training whose steps take no time.
-
-    Attributes:
-        loader: The loader that is measured.
-        first_batch_s: Seconds from the start of the workers to the first batch.
-        batch_bytes: Size of the tensors of a batch.
+    The batches are discarded, so the throughput is that of a training whose steps take no time. `first_batch_s`
+    includes the start of the workers; `batch_bytes` is the size of the tensors of a batch.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -47,28 +44,17 @@ class LoaderProbe:
         for _ in range(workers):
             next(self._batches)
         before = self._counters(0)
-        begin = now = time.perf_counter()
-        count = 0
-        while now - begin < seconds or count < 2 * max(1, workers):
+        begin, count = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds or count < 2 * max(1, workers):
             next(self._batches)
             count += 1
-            now = time.perf_counter()
-        after = self._counters(count * self.loader.batch_sampler.batch_size)
-        return after - before
+        return self._counters(count * self.loader.batch_sampler.batch_size) - before
 
-    def close(self) -> None:
-        """End the workers."""
-        self._batches.close()  # type: ignore[attr-defined] # a generator
+    def __exit__(self, *_: object) -> None:
+        self._batches.close()
         self.loader.close()
 
-    def __enter__(self) -> LoaderProbe:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def _counters(self, images: int) -> Measurement:
-        """Return the current values of all clocks and counters."""
         user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:9])
         return Measurement(
             images=images,
@@ -100,6 +86,6 @@ def _disk_bytes(pid: int) -> int:
     return int(counters["read_bytes"])
 
 
-def _endless(loader: Loader) -> Iterator[Any]:
+def _endless(loader: Loader) -> Generator[Any]:
     while True:
         yield from loader

@@ -9,13 +9,8 @@ from dataclasses import dataclass, fields
 class Measurement:
     """Counts over a stretch of time; measurements can be added and subtracted.
 
-    Attributes:
-        images: Number of images that the loader returned.
-        wall_s: Wall-clock seconds.
-        own_cpu_s: CPU seconds of this process.
-        workers_cpu_s: CPU seconds of its worker processes.
-        machine_cpu_s: CPU seconds of all processes on the machine.
-        disk_bytes: Bytes that the workers read from a disk and not from the page cache.
+    CPU time is that of this process, of its workers, and of all processes on the machine; `disk_bytes` are those that
+    the workers read from a disk and not from the page cache.
     """
 
     images: int = 0

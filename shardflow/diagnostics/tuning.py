@@ -45,8 +45,7 @@ class _Run(NamedTuple):
     batch_bytes: int
 
 
-_Runs = dict[tuple[int, int], list[_Run]]
-"""(num_workers, prefetch_factor) → its runs."""
+_Runs = dict[tuple[int, int], list[_Run]]  # (num_workers, prefetch_factor) → its runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +172,7 @@ def tune(
         # The default factor runs again with the others: its first runs may have been under other load.
         factors = [(fewest, factor) for factor in PREFETCH_FACTORS]
         _run_settings(make_loader, runs, factors, seconds - share, report_run)
-        # All rounds count, so that the recommendation is not slower than any setting that was measured.
-        trials = _trials(runs)
+        trials = _trials(runs)  # of all rounds, so that the recommendation is not slower than any measured setting
         best = _best(trials)
         loader = make_loader(num_workers=best.num_workers, prefetch_factor=best.prefetch_factor)
     bottleneck, advice = _bottleneck(best, loader, cores)
@@ -209,7 +207,7 @@ def _run_settings(
 
 
 def _trials(runs: _Runs) -> list[Trial]:
-    """Return the trial of each setting, sorted by number of workers and prefetch factor."""
+    """Return the trial of each setting, sorted."""
     return [
         Trial(
             num_workers=workers,
@@ -257,7 +255,5 @@ def _bottleneck(best: Trial, loader: Loader, cores: int) -> tuple[str, str]:
             "images are read from the disk: use a faster disk, smaller images, or enough memory for the whole dataset "
             f"({size / 1e9:.1f} GB)"
         )
-    return (
-        "not known",
-        f"{busy:.1f} of {cores} cores are busy, and no known bottleneck was found: tune again with more --seconds",
-    )
+    found = f"{busy:.1f} of {cores} cores are busy, and no known bottleneck was found"
+    return "not known", f"{found}: tune again with more --seconds"

@@ -6,8 +6,8 @@ import io
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image, ImageDraw
 
@@ -26,15 +26,8 @@ _PROBLEM_CHARACTERS, _PROBLEM_LINES, _PROBLEM_LINE = 24, 4, 16
 _LEAST_COLUMNS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """A picture of one sample or file, with its caption.
-
-    Attributes:
-        title, detail: The two lines of the caption.
-        picture: RGB, of any size; None if there is none to show.
-        problem: Why the file was quarantined; "" for others.
-    """
+class Tile(NamedTuple):
+    """A picture of one sample or file, in RGB and of any size, with the two lines of its caption, and its problem."""
 
     title: str
     detail: str
@@ -42,11 +35,19 @@ class Tile:
     problem: str = ""
 
 
+class ContactSheet(NamedTuple):
+    """Tiles, and the two lines of the heading above them."""
+
+    title: str
+    subtitle: str
+    tiles: Sequence[Tile]
+
+
 def sample_tiles(samples: Iterable[RawSample], classes: Sequence[str] | None) -> Iterator[Tile]:
     """Yield the tile of each sample, with the names of its classes as the title."""
     for sample in samples:
         payload = sample.image
-        decoded = decode_picture(payload) if payload is not None else None
+        decoded = None if payload is None else decode_picture(payload)
         if sample.problem:
             detail = "damaged or missing"
         elif payload is None:
@@ -57,7 +58,7 @@ def sample_tiles(samples: Iterable[RawSample], classes: Sequence[str] | None) ->
             detail = f"{decoded[1][0]} x {decoded[1][1]}, {format_size(payload)}"
         names = [classes[label] for label in sample.labels if label < len(classes)] if classes is not None else []
         title = ", ".join(names) or f"sample {sample.number}"
-        yield Tile(title=title, detail=detail, picture=None if decoded is None else decoded[0], problem=sample.problem)
+        yield Tile(title, detail, None if decoded is None else decoded[0], sample.problem)
 
 
 def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
@@ -78,12 +79,9 @@ def format_size(payload: bytes) -> str:
     return f"{len(payload):,} bytes" if len(payload) < 1000 else f"{len(payload) / 1000:,.0f} kB"
 
 
-def draw_contact_sheet(tiles: Sequence[Tile], path: str | os.PathLike[str], *, title: str, subtitle: str) -> None:
-    """Draw tiles as a PNG, `COLUMNS` in a row.
-
-    Raises:
-        StoreError: The file cannot be written.
-    """
+def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]) -> None:
+    """Draw a contact sheet as a PNG, `COLUMNS` tiles in a row."""
+    title, subtitle, tiles = contact_sheet
     problems = _PROBLEM_LINE * _PROBLEM_LINES if any(tile.problem for tile in tiles) else 0
     row = SIDE + _CAPTION + problems + _GAP
     columns = min(COLUMNS, max(_LEAST_COLUMNS, len(tiles)))

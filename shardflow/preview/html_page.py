@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import Finding
@@ -15,14 +15,11 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.statistics import Statistics
 from shardflow.storage.local_files import map_os_errors
 
-from .contact_sheet import sample_tiles
+from .contact_sheet import ContactSheet, sample_tiles
 from .markup import bar_chart, data_url, note, rank_chart, section, sheet, size_histogram, table
 from .mixing import Mixing, measure_mixing
 from .quarantine import count_reasons, read_quarantine
 from .sample_reader import SampleReader
-
-if TYPE_CHECKING:
-    from .augmentation import AugmentedSample  # which imports torch
 
 _MOST_BARS = 40
 _MOST_ROWS = 20
@@ -38,22 +35,14 @@ def write_page(
     count: int,
     findings: Sequence[Finding] | None,
     versions: Mapping[str, str],
-    augmented: AugmentedSample | None = None,
+    augmented: ContactSheet | None = None,
 ) -> None:
-    """Write the page.
+    """Write the page of a split, with `count` of its samples.
 
     Args:
-        dataset: The dataset to describe.
-        path: The file to write.
-        split: The split whose samples, classes and sizes are shown.
-        count: Number of samples on the contact sheet.
         findings: The result of verification; None if the dataset was not verified.
         versions: Name → version of the software that writes the page.
         augmented: A sample as the loader augments it; None to leave it out.
-
-    Raises:
-        ConfigError: There is no such split.
-        ShardflowError: The dataset is damaged or cannot be reached, or the file cannot be written.
     """
     reader = SampleReader(dataset, split)
     tiles = sample_tiles(reader.samples(reader.spread_samples(count)), dataset.classes)
@@ -181,8 +170,7 @@ def _bytes_per_image(counts: ImageCounts) -> str:
     if not numbers["images"]:
         return section("Bytes per image", "<p>Not known.</p>")
     before, after = (numbers[name] / numbers["images"] for name in ("bytes_before", "bytes_after"))
-    rows = [("packed", round(after))]
-    text = ""
+    rows, text = [("packed", round(after))], ""
     if before and after:
         rows.insert(0, ("before", round(before)))
         ratio, change = (after / before, "larger") if before < after else (before / after, "smaller")
@@ -191,15 +179,15 @@ def _bytes_per_image(counts: ImageCounts) -> str:
 
 
 def _incomplete_note(counts: ImageCounts) -> str:
-    return (
-        "" if counts.complete else note(f"Counted over {counts.statistics.counts['images']:,} images of some shards.")
-    )
+    images = counts.statistics.counts["images"]
+    return "" if counts.complete else note(f"Counted over {images:,} images of some shards.")
 
 
 def _mixing(mixing: Mixing | None) -> str:
     if mixing is None:
         return section("Mixing", "<p>Too few samples to measure.</p>")
-    alt = f"{mixing.batches} batches, one per row, each sample coloured by its position in the split"
+    batches, batch_size = mixing.places.shape
+    alt = f"{batches} batches, one per row, each sample coloured by its position in the split"
     noise = (
         "<p>Class noise was not measured: it needs labels, and shards that are local.</p>"
         if mixing.noise is None
@@ -207,7 +195,7 @@ def _mixing(mixing: Mixing | None) -> str:
     )
     return section(
         "Mixing",
-        f"{noise}<p>A batch of {mixing.batch_size} contains samples of {mixing.shards:.1f} shards on average (a full "
+        f"{noise}<p>A batch of {batch_size} contains samples of {mixing.shards:.1f} shards on average (a full "
         f"shuffle: {mixing.shuffled_shards:.1f}).</p>"
         f'<img class="strip" src="{data_url(mixing.strip(), "PNG")}" alt="{escape(alt)}">'
         '<p class="faint">Each row is a batch, from the first of an epoch to the last. Its samples are sorted by their '
@@ -234,7 +222,7 @@ def _verification(findings: Sequence[Finding] | None) -> str:
     if findings is None:
         content = "<p>Not verified; <code>--verify</code> reads and checks the whole dataset.</p>"
     elif not findings:
-        content = '<p class="good">Sound: every shard, index and member is as it was packed.</p>'
+        content = '<p class="good">No damage: every shard, index and member is as it was packed.</p>'
     else:
         rows = table([(each.where, each.problem) for each in findings[:_MOST_ROWS]])
         number = "1 finding" if len(findings) == 1 else f"{len(findings):,} findings"

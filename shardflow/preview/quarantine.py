@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from PIL import ImageFile
 
@@ -21,8 +21,7 @@ _MOST_BYTES = 64_000_000
 """The most that is read of a quarantined file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantinedInput:
+class QuarantinedInput(NamedTuple):
     """An input that was not packed: its path below the source, the stage that refused it, and the reason."""
 
     path: str
@@ -31,19 +30,13 @@ class QuarantinedInput:
 
 
 def read_quarantine(dataset: Dataset) -> list[QuarantinedInput]:
-    """Return all inputs that were not packed; an empty list if the dataset has no record of them.
-
-    Raises:
-        FormatError: The record is damaged.
-        StoreError: It cannot be reached.
-    """
+    """Return all inputs that were not packed; an empty list if the dataset has no record of them."""
     try:
         lines = dataset.storage.read(QUARANTINE_NAME).splitlines()
     except NotFoundError:
         return []
     try:
-        entries = [json.loads(line) for line in lines]
-        return [QuarantinedInput(path=each["path"], stage=each["stage"], reason=each["reason"]) for each in entries]
+        return [QuarantinedInput(each["path"], each["stage"], each["reason"]) for each in map(json.loads, lines)]
     except (ValueError, KeyError, TypeError) as error:
         url = dataset.storage.url(QUARANTINE_NAME)
         raise FormatError(f"{url} is damaged ({type(error).__name__}: {error}); restore it from a copy") from error
@@ -68,7 +61,7 @@ def quarantine_tiles(inputs: Sequence[QuarantinedInput], source: Storage | None)
             except (ShardflowError, ValueError):  # ValueError: a path that a storage refuses
                 detail = f"{each.stage}, no longer in the source"
         name = each.path.rpartition("/")[2].encode(errors="replace").decode()
-        yield Tile(title=name, detail=detail, picture=picture, problem=each.reason)
+        yield Tile(name, detail, picture, each.reason)
 
 
 @contextlib.contextmanager
