@@ -56,10 +56,11 @@ def bench(
 
 
 def _lines(report: BenchReport) -> Iterator[tuple[str, str]]:
+    loader = report.loader
     yield (
         "loader",
-        f"{report.images_per_s:,.0f} images/s, {report.images_per_s * report.image_bytes / 1e6:,.0f} MB/s, "
-        f"{report.loader.cpu_ms_per_image:.2f} CPU-ms per image; {plural(report.workers, 'worker')}, batches of "
+        f"{loader.images_per_s:,.0f} images/s, {loader.images_per_s * report.image_bytes / 1e6:,.0f} MB/s, "
+        f"{loader.cpu_ms_per_image:.2f} CPU-ms per image; {plural(report.workers, 'worker')}, batches of "
         f"{report.batch_size}",
     )
     yield "first batch", f"after {report.first_batch_s:.2f} s"

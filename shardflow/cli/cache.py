@@ -13,7 +13,6 @@ from shardflow._validation import size_in_bytes
 from shardflow.dataset.warming import warm as warm_splits
 from shardflow.errors import NotFoundError
 from shardflow.storage.cache import LIMIT, Cache
-from shardflow.storage.cache_directory import CachedFile
 
 from .options import json_option
 from .output import megabytes, plural, print_json, print_lines, shard_bar, total_bytes
@@ -94,7 +93,7 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
     if (limit is not None) + everything + damaged != 1:
         raise click.UsageError("give one of --limit, --all and --damaged")
     found = _existing(cache_dir)
-    removed: list[CachedFile] = found.prune_damaged() if damaged else found.prune(limit or 0)
+    removed = found.prune_damaged() if damaged else found.prune(limit or 0)
     click.echo(f"removed {plural(len(removed), 'file')}, {megabytes(sum(blob.bytes for blob in removed))}")
 
 

@@ -91,7 +91,9 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
         yield "tars", f"where they are: {', '.join(root['url'] for root in described['roots'].values())}"
     else:
         yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, with tar headers"
-    yield "classes", _classes(described["classes"])
+    classes = described["classes"]
+    no_labels = "none: the samples have no labels"
+    yield "classes", no_labels if classes is None else f"{len(classes):,}: {first_few(classes, _CLASSES_SHOWN)}"
     yield "recipe", _pairs(described["recipe"])
     yield "mean", _numbers(described["mean"])
     yield "std", _numbers(described["std"])
@@ -130,18 +132,9 @@ def _sizes(widths: Mapping[int, int], heights: Mapping[int, int], size: float) -
     return f"{middle}, {ranges}, {size / 1000:,.1f} kB on average"
 
 
-def _classes(classes: Sequence[str] | None) -> str:
-    if classes is None:
-        return "none: the samples have no labels"
-    return f"{len(classes):,}: {first_few(classes, _CLASSES_SHOWN)}"
-
-
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_setting(value)}" for name, value in values.items()) or "not known"
-
-
-def _setting(value: Any) -> str:
-    return "any" if value is None else ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    words = {"None": "any", "True": "yes", "False": "no"}
+    return ", ".join(f"{name} {words.get(str(value), value)}" for name, value in values.items()) or "not known"
 
 
 def _numbers(values: Sequence[float] | None) -> str:

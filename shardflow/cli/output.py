@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import click
 from tqdm import tqdm
 
-import shardflow
 from shardflow.formats.manifest import Shard
 from shardflow.packing.packing import Progress
 
@@ -93,13 +92,3 @@ def print_lines(lines: Iterable[tuple[str, Any]], width: int) -> None:
 def operation_counts(counts: Mapping[str, int]) -> str:
     """Return the operations that packing applied to images, each with its number of images; "" if there are none."""
     return "; ".join(f"{counts[name]:,} {words}" for name, words in _OPERATIONS.items() if counts.get(name))
-
-
-def print_virtual_report(report: shardflow.VirtualReport | shardflow.IndexReport, dst: str) -> None:
-    """Print what a new virtual dataset contains."""
-    splits = {
-        split: f"{plural(samples, 'sample')} in {plural(report.shards[split], 'shard')}"
-        for split, samples in report.samples.items()
-    }
-    lines = [("dataset", f"{dst} (the tars stay where they are)"), *splits.items(), ("fingerprint", report.fingerprint)]
-    print_lines(lines, 14)

@@ -7,6 +7,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,21 +143,10 @@ def _verify(url: Path, report: Report, failures: list[str]) -> None:
 
 def _stream(url: Path, split: str, workers: int, report: Report, failures: list[str]) -> None:
     """Stream an epoch and save the state halfway, time another epoch, and resume the first one from the state."""
-
-    def loader(batch_size: int, num_workers: int) -> shardflow.Loader:
-        return shardflow.Loader(
-            url,
-            split=split,
-            batch_size=batch_size,
-            decoder=shardflow.RandomResizedCropDecoder(_CROP),
-            fields=("image", "key"),
-            tail="short",
-            limit=LIMIT,
-            num_workers=num_workers,
-        )
-
+    decoder, fields = shardflow.RandomResizedCropDecoder(_CROP), ("image", "key")
+    loader = partial(shardflow.Loader, url, split=split, decoder=decoder, fields=fields, tail="short", limit=LIMIT)
     report("stream", f"{split}: random {_CROP}-pixel crops, batches of {BATCH}, worker processes: {workers}")
-    stream = loader(BATCH, workers)
+    stream = loader(batch_size=BATCH, num_workers=workers)
     epoch: list[tuple[str, int]] = []
     stop = (len(stream) + 1) // 2
     saved = ""
@@ -175,7 +165,7 @@ def _stream(url: Path, split: str, workers: int, report: Report, failures: list[
         failures.append("an epoch did not visit each sample exactly once")
 
     report("resume", f"loading a state that was saved after batch {stop} of {len(stream)}, {len(saved)} bytes")
-    resumed = loader(_RESUMED_BATCH, min(1, workers))
+    resumed = loader(batch_size=_RESUMED_BATCH, num_workers=min(1, workers))
     resumed.load_state_dict(json.loads(saved))
     rest, expected = [entry for batch in resumed for entry in _checksums(*batch)], epoch[stop * BATCH :]
     if rest == expected:

@@ -13,12 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-Plane = npt.NDArray[np.floating[Any]]
-"""[H, W], usually 0 … 1."""
-
-Pixels = npt.NDArray[np.floating[Any]]
-"""[H, W, 3], RGB, about 0 … 1; clipped later."""
-
+Plane = npt.NDArray[np.floating[Any]]  # [H, W], usually 0 … 1
+Pixels = npt.NDArray[np.floating[Any]]  # [H, W, 3], RGB, about 0 … 1; clipped later
 Scene = Callable[[np.random.Generator, int, int], Pixels]
 
 _SKIES = (  # at the top, at the horizon
@@ -244,7 +240,6 @@ def _grid(width: int, height: int) -> tuple[Plane, Plane]:
 
 
 def _tilted_grid(rng: np.random.Generator, width: int, height: int, most: float) -> tuple[Plane, Plane]:
-    """Return coordinates rotated by up to `most` radians, in slight perspective."""
     x, y = _grid(width, height)
     angle = rng.uniform(-most, most)
     near = 1 + rng.uniform(-0.35, 0.35) * (x / width - 0.5)
@@ -254,7 +249,6 @@ def _tilted_grid(rng: np.random.Generator, width: int, height: int, most: float)
 
 
 def _cell_noise(rng: np.random.Generator, column: Plane, row: Plane) -> Plane:
-    """Return a random number in 0 … 1 for each cell of a grid."""
     return _hash(column.astype(np.int64), row.astype(np.int64), int(rng.integers(1 << 30)))
 
 
@@ -274,6 +268,5 @@ def _step(distance: Plane, softness: float) -> Plane:
 
 
 def _mix(first: Pixels, second: Pixels, share: Plane | np.float32) -> Pixels:
-    """Return `first` where `share` is 0 and `second` where it is 1."""
     weight = np.asarray(share, dtype=np.float32)[..., None]
     return np.asarray(first * (1 - weight) + second * weight, dtype=np.float32)

@@ -21,13 +21,9 @@ from .measurement import Measurement
 from .stage_times import stage_cpu_ms
 
 _ROUNDS = 4
-STEPS = 2 * _ROUNDS
-"""How many times `bench` calls `progress`."""
-
-_LOADER_SHARE, _BASELINE_SHARE, _STAGES_SHARE = 0.6, 0.25, 0.15
-"""Shares of the time."""
-_UNDISTURBED = 0.9
-"""The least share of the cores that the baseline gets on a machine without other load."""
+STEPS = 2 * _ROUNDS  # calls of `progress`
+_LOADER_SHARE, _BASELINE_SHARE, _STAGES_SHARE = 0.6, 0.25, 0.15  # of the time
+_UNDISTURBED = 0.9  # the least share of the cores that the baseline gets on a machine without other load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +44,9 @@ class BenchReport:
     step_ms: float | None = None
 
     @property
-    def images_per_s(self) -> float:
-        """Throughput of the loader."""
-        return self.loader.images_per_s
-
-    @property
     def share_of_baseline(self) -> float:
         """Throughput of the loader, as a share of the decode baseline."""
-        return self.images_per_s / self.baseline.images_per_s
+        return self.loader.images_per_s / self.baseline.images_per_s
 
     @property
     def disturbed(self) -> bool:
@@ -65,7 +56,7 @@ class BenchReport:
     @property
     def batch_ms(self) -> float:
         """Milliseconds per batch: a model with a longer training step never waits."""
-        return 1000 * self.batch_size / self.images_per_s
+        return 1000 * self.batch_size / self.loader.images_per_s
 
     @property
     def wait_share(self) -> float | None:
@@ -101,8 +92,8 @@ class BenchReport:
             "cores": self.cores,
             "images": self.loader.images,
             "seconds": self.loader.wall_s,
-            "images_per_s": self.images_per_s,
-            "megabytes_per_s": self.images_per_s * self.image_bytes / 1e6,
+            "images_per_s": self.loader.images_per_s,
+            "megabytes_per_s": self.loader.images_per_s * self.image_bytes / 1e6,
             "cpu_ms_per_image": self.loader.cpu_ms_per_image,
             "training_process_cpu_ms_per_image": 1000 * self.loader.own_cpu_s / self.loader.images,
             "first_batch_s": self.first_batch_s,

@@ -31,7 +31,7 @@ _SMALLEST_SHARE = 0.005
 def draw_bench(report: BenchReport, path: str | os.PathLike[str], heading: str) -> None:
     """Draw the result of a benchmark as a PNG, with a heading that describes the loader."""
     rates = [
-        ("this loader", report.images_per_s, COLOURS["decode"]),
+        ("this loader", report.loader.images_per_s, COLOURS["decode"]),
         (f"decode baseline, {report.cores} cores", report.baseline.images_per_s, COLOURS["wait"]),
     ]
     if report.step_ms is not None:

@@ -28,8 +28,7 @@ PREFETCH_FACTORS = (2, 4, 8)
 _DEFAULT_FACTOR = 4
 
 _ROUNDS = 3
-_WORKERS_SHARE = 0.65
-"""Share of the time for the number of workers; the rest is for the prefetch factor, which matters less."""
+_WORKERS_SHARE = 0.65  # of the time; the rest is for the prefetch factor, which matters less
 _AS_GOOD = 0.97
 _BUSY = 0.85
 _OTHER_LOAD = 0.2
@@ -207,7 +206,6 @@ def _run_settings(
 
 
 def _trials(runs: _Runs) -> list[Trial]:
-    """Return the trial of each setting, sorted."""
     return [
         Trial(
             num_workers=workers,
@@ -228,7 +226,6 @@ def _best(trials: Sequence[Trial]) -> Trial:
 
 
 def _bottleneck(best: Trial, loader: Loader, cores: int) -> tuple[str, str]:
-    """Return what limits a setting, and what could be done about it."""
     measured, split = best.total, loader.split
     busy = measured.cpu_s / measured.wall_s
     if busy >= _BUSY * cores:

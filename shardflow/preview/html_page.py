@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import Finding
@@ -18,7 +18,7 @@ from shardflow.storage.local_files import map_os_errors
 from .contact_sheet import ContactSheet, sample_tiles
 from .markup import bar_chart, data_url, note, rank_chart, section, sheet, size_histogram, table
 from .mixing import Mixing, measure_mixing
-from .quarantine import count_reasons, read_quarantine
+from .quarantine import read_quarantine
 from .sample_reader import SampleReader
 
 _MOST_BARS = 40
@@ -46,18 +46,20 @@ def write_page(
     """
     reader = SampleReader(dataset, split)
     tiles = sample_tiles(reader.samples(reader.spread_samples(count)), dataset.classes)
-    counts = count_images(dataset, reader)
+    statistics, complete = count_images(dataset, reader)
+    images = statistics.counts["images"]
+    incomplete = "" if complete else note(f"Counted over {images:,} images of some shards.")
     body = "".join(
         [
-            _facts(dataset, counts.statistics),
+            _facts(dataset, statistics),
             section("Samples", sheet(tiles)),
             "" if augmented is None else section(augmented.title, note(augmented.subtitle) + sheet(augmented.tiles)),
             '<div class="columns">',
-            _classes(dataset, counts.statistics),
-            _sizes(counts),
-            _bytes_per_image(counts),
+            _classes(dataset, statistics),
+            _sizes(statistics, incomplete),
+            _bytes_per_image(statistics.counts, incomplete),
             _mixing(measure_mixing(reader.split)),
-            _recipe(dataset, counts.statistics),
+            _recipe(dataset, statistics),
             _verification(findings),
             _quarantine(dataset),
             _identity(dataset, versions),
@@ -88,21 +90,15 @@ def write_page(
         Path(path).write_text(page, encoding="utf-8", errors="replace")
 
 
-class ImageCounts(NamedTuple):
-    """Statistics of the images of a split, and whether they cover all of it.
+def count_images(dataset: Dataset, reader: SampleReader) -> tuple[Statistics, bool]:
+    """Return the statistics of the reader's split, and whether they cover all of it.
 
-    Counted from indexes, they lack what only packing knows: classes, and sizes and bytes before packing.
+    If the manifest has none, they are counted from the indexes of some shards, and lack what only packing knows:
+    classes, and sizes and bytes before packing.
     """
-
-    statistics: Statistics
-    complete: bool
-
-
-def count_images(dataset: Dataset, reader: SampleReader) -> ImageCounts:
-    """Return the statistics of the reader's split: those of the manifest, or counts from the indexes of some shards."""
     known = (dataset.manifest.statistics or {}).get(reader.split.name)
     if known is not None:
-        return ImageCounts(known, complete=True)
+        return known, True
     counts, sizes = Counter[str](), Statistics()
     shards = reader.spread_shards()
     for shard in shards:
@@ -113,7 +109,7 @@ def count_images(dataset: Dataset, reader: SampleReader) -> ImageCounts:
                 if width and height:
                     sizes.count(before=(width, height), after=(width, height), labels=())
     counted = Statistics(counts=counts, widths_after=sizes.widths_after, heights_after=sizes.heights_after)
-    return ImageCounts(counted, complete=len(shards) == len(reader.split.shards))
+    return counted, len(shards) == len(reader.split.shards)
 
 
 def _facts(dataset: Dataset, statistics: Statistics) -> str:
@@ -145,8 +141,7 @@ def _classes(dataset: Dataset, statistics: Statistics) -> str:
     return section("Classes", rank_chart(numbers, label) + text + "<h3>Largest classes</h3>" + bar_chart(largest))
 
 
-def _sizes(counts: ImageCounts) -> str:
-    known = counts.statistics
+def _sizes(known: Statistics, incomplete: str) -> str:
     if not known.widths_after:
         return section("Sizes", "<p>Not known.</p>")
     legend = '<p><span class="key after"></span>packed'
@@ -158,15 +153,14 @@ def _sizes(counts: ImageCounts) -> str:
     ):
         label = f"{name}s packed: {_range(after)}" + (f"; before: {_range(before)}" if before else "")
         parts.append(f"<h3>{name.capitalize()}, pixels</h3>{size_histogram(before, after, label)}{note(label)}")
-    return section("Sizes", legend + "".join(parts) + _incomplete_note(counts))
+    return section("Sizes", legend + "".join(parts) + incomplete)
 
 
 def _range(sides: Mapping[int, int]) -> str:
     return f"{min(sides):,} to {max(sides):,}" if len(sides) > 1 else f"{min(sides):,}"
 
 
-def _bytes_per_image(counts: ImageCounts) -> str:
-    numbers = counts.statistics.counts
+def _bytes_per_image(numbers: Mapping[str, int], incomplete: str) -> str:
     if not numbers["images"]:
         return section("Bytes per image", "<p>Not known.</p>")
     before, after = (numbers[name] / numbers["images"] for name in ("bytes_before", "bytes_after"))
@@ -175,12 +169,7 @@ def _bytes_per_image(counts: ImageCounts) -> str:
         rows.insert(0, ("before", round(before)))
         ratio, change = (after / before, "larger") if before < after else (before / after, "smaller")
         text = f"<p>Packing made the images {ratio:,.1f} times {change}.</p>"
-    return section("Bytes per image", bar_chart(rows) + text + _incomplete_note(counts))
-
-
-def _incomplete_note(counts: ImageCounts) -> str:
-    images = counts.statistics.counts["images"]
-    return "" if counts.complete else note(f"Counted over {images:,} images of some shards.")
+    return section("Bytes per image", bar_chart(rows) + text + incomplete)
 
 
 def _mixing(mixing: Mixing | None) -> str:
@@ -235,9 +224,9 @@ def _quarantine(dataset: Dataset) -> str:
     inputs = read_quarantine(dataset)
     if not inputs:
         return section("Quarantine", "<p>Empty: every input was packed.</p>")
-    rows = [(f"{number:,}", reason) for reason, number in count_reasons(inputs)[:_MOST_ROWS]]
+    reasons = Counter(f"{each.stage}: {each.reason}" for each in inputs).most_common(_MOST_ROWS)
     text = f"<p>{len(inputs):,} of {dataset.manifest.inputs:,} inputs could not be packed:</p>"
-    return section("Quarantine", text + table(rows, "counts"))
+    return section("Quarantine", text + table([(f"{number:,}", reason) for reason, number in reasons], "counts"))
 
 
 def _identity(dataset: Dataset, versions: Mapping[str, str]) -> str:

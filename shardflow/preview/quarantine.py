@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,8 +16,7 @@ from shardflow.storage.storage import Storage
 
 from .contact_sheet import Tile, decode_picture, format_size
 
-_MOST_BYTES = 64_000_000
-"""The most that is read of a quarantined file."""
+_MOST_BYTES = 64_000_000  # that are read of a quarantined file
 
 
 class QuarantinedInput(NamedTuple):
@@ -40,11 +38,6 @@ def read_quarantine(dataset: Dataset) -> list[QuarantinedInput]:
     except (ValueError, KeyError, TypeError) as error:
         url = dataset.storage.url(QUARANTINE_NAME)
         raise FormatError(f"{url} is damaged ({type(error).__name__}: {error}); restore it from a copy") from error
-
-
-def count_reasons(inputs: Sequence[QuarantinedInput]) -> list[tuple[str, int]]:
-    """Return each "stage: reason" with its number of inputs, the most frequent first."""
-    return Counter(f"{each.stage}: {each.reason}" for each in inputs).most_common()
 
 
 def quarantine_tiles(inputs: Sequence[QuarantinedInput], source: Storage | None) -> Iterator[Tile]:

@@ -21,14 +21,15 @@ from tests.helpers.making import make_dataset
 
 
 def test_lists_the_manifest(tmp_path: Path) -> None:
-    """Splits, counts, classes and fingerprint are printed in aligned lines."""
+    """Splits, counts, classes and fingerprint are printed in aligned lines; the shards may be missing."""
     dataset = make_dataset(tmp_path / "data", {"train": [5, 7], "val": [3]})
+    for path in dataset.glob("*/*"):
+        path.unlink()
     result = CliRunner().invoke(info, [str(dataset)])
     assert result.exit_code == 0
     rows = [line[13:].split() for line in result.output.splitlines()]
-    assert ["train", "12", "samples", "2", "shards"] in [row[:5] for row in rows]
-    assert ["val", "3", "samples", "1", "shard"] in [row[:5] for row in rows]
-    assert ["all", "15", "samples", "3", "shards"] in [row[:5] for row in rows]
+    for expected in ("train 12 samples 2 shards", "val 3 samples 1 shard", "all 15 samples 3 shards"):
+        assert expected.split() in [row[:5] for row in rows]
     assert "12: class0, class1, class2, class3, class4, class5, class6, class7, ..." in result.output
     assert shardflow.open(dataset).fingerprint in result.output
 
@@ -95,14 +96,6 @@ def test_shows_statistics(tmp_path: Path) -> None:
     assert train["counts"]["bytes_before"] == sum(sizes)
     images = [sample["jpg"] for sample in shardflow.open(tmp_path / "data")["train"]]
     assert train["counts"]["bytes_after"] == sum(map(len, images))
-
-
-def test_reads_the_manifest_alone(tmp_path: Path) -> None:
-    """A dataset whose shards are missing can still be described."""
-    dataset = make_dataset(tmp_path / "data", [4])
-    for path in dataset.glob("train/*"):
-        path.unlink()
-    assert CliRunner().invoke(info, [str(dataset)]).exit_code == 0
 
 
 def test_shows_how_much_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
