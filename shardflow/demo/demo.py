@@ -22,7 +22,7 @@ from shardflow.storage.local_files import map_os_errors
 
 from .pictures import make_pictures
 from .scenes import SCENES
-from .training import BATCH, CROP, SIZE, augmentation, train
+from .training import AUGMENTATION, BATCH, CROP, SIZE, train
 
 LIMIT = 4096  # the most samples of a split that are streamed and trained on, so that the demo is short with any folder
 WORKERS = 8  # the most processes by default: the demo has no work for more
@@ -207,7 +207,7 @@ def draw_samples(
         split=split,
         batch_size=1,
         decoder=shardflow.RandomResizedCropDecoder(SIDE, scale=CROP),
-        transform=augmentation(),
+        transform=AUGMENTATION,
         num_workers=0,
         seed=seed,
     )

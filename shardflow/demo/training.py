@@ -18,6 +18,7 @@ import shardflow
 SIZE = 96  # pixels of the net's input: enough to distinguish the scenes, and fast on a CPU
 CROP = (0.3, 1.0)  # area of a random crop, as a share of the picture: in smaller crops the scenes look alike
 BATCH = 32
+AUGMENTATION = v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3)  # after the crop
 
 
 class Epoch(NamedTuple):
@@ -54,11 +55,6 @@ class Net(nn.Module):
         return logits
 
 
-def augmentation() -> v2.Transform:
-    """Return the transform of each training image after its random crop, from torchvision v2."""
-    return v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3)
-
-
 def train(
     url: str | os.PathLike[str],
     *,
@@ -76,7 +72,7 @@ def train(
         split=split,
         batch_size=batch_size,
         decoder=shardflow.RandomResizedCropDecoder(SIZE, scale=CROP),
-        transform=augmentation(),
+        transform=AUGMENTATION,
         num_workers=workers,
         limit=limit,
     )

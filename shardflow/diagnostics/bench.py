@@ -16,8 +16,7 @@ from shardflow.loading.loader import Loader
 from shardflow.loading.topology import usable_cores
 
 from .decode_baseline import DecodeBaseline, payloads
-from .loader_probe import LoaderProbe
-from .measurement import Measurement
+from .loader_probe import LoaderProbe, Measurement
 from .stage_times import stage_cpu_ms
 
 _ROUNDS = 4

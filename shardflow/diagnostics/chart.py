@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from shardflow.preview.drawing import FAINT, FRAME, INK, PAPER, font
+from shardflow.preview.contact_sheet import FAINT, FRAME, INK, PAPER, font
 from shardflow.storage.local_files import map_os_errors
 
 from .bench import BenchReport

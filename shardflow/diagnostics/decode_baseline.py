@@ -24,7 +24,7 @@ from shardflow.loading.decoders import Decoder
 from shardflow.loading.stages import image_part
 from shardflow.loading.workers import exit_with_parent
 
-from .measurement import Measurement
+from .loader_probe import Measurement
 
 BATCH = 32
 

@@ -21,8 +21,7 @@ from shardflow.loading.shared_memory import SLOTS_BEYOND_PREFETCH
 from shardflow.loading.topology import usable_cores
 
 from .checks import Check, failed_checks
-from .loader_probe import LoaderProbe
-from .measurement import Measurement
+from .loader_probe import LoaderProbe, Measurement
 
 PREFETCH_FACTORS = (2, 4, 8)
 _DEFAULT_FACTOR = 4

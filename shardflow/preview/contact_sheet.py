@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from shardflow.storage.local_files import map_os_errors
 
-from .drawing import FAINT, FRAME, INK, PAPER, font, shorten
 from .sample_reader import RawSample
+
+PAPER, INK, FAINT, FRAME = "#f7f6f3", "#1d1d1f", "#6b6a6f", "#e6e4df"
 
 SIDE = 176
 """Pixels of a tile's picture, each way."""
@@ -88,8 +89,8 @@ def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]
     width = 2 * _MARGIN + columns * (SIDE + _GAP) - _GAP
     sheet = Image.new("RGB", (width, _HEADER + -(-len(tiles) // columns) * row + _MARGIN - _GAP), PAPER)
     pen = ImageDraw.Draw(sheet)
-    pen.text((_MARGIN, 26), shorten(title, font(26), width - 2 * _MARGIN), INK, font(26))
-    pen.text((_MARGIN, 62), shorten(subtitle, font(16), width - 2 * _MARGIN), FAINT, font(16))
+    pen.text((_MARGIN, 26), _shorten(title, 26, width - 2 * _MARGIN), INK, font(26))
+    pen.text((_MARGIN, 62), _shorten(subtitle, 16, width - 2 * _MARGIN), FAINT, font(16))
     for number, tile in enumerate(tiles):
         left, top = _MARGIN + number % columns * (SIDE + _GAP), _HEADER + number // columns * row
         pen.rectangle((left, top, left + SIDE - 1, top + SIDE - 1), FRAME)
@@ -99,11 +100,26 @@ def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]
             sheet.paste(picture, (left + (SIDE - picture.width) // 2, top + (SIDE - picture.height) // 2))
         else:
             pen.text((left + SIDE // 2, top + SIDE // 2), "no picture", FAINT, font(15), anchor="mm")
-        pen.text((left, top + SIDE + 4), shorten(tile.title, font(16), SIDE), INK, font(16))
-        pen.text((left, top + SIDE + 25), shorten(tile.detail, font(13), SIDE), FAINT, font(13))
+        pen.text((left, top + SIDE + 4), _shorten(tile.title, 16, SIDE), INK, font(16))
+        pen.text((left, top + SIDE + 25), _shorten(tile.detail, 13, SIDE), FAINT, font(13))
         lines = textwrap.wrap(tile.problem, _PROBLEM_CHARACTERS, max_lines=_PROBLEM_LINES, placeholder=" ...")
         for place, line in enumerate(lines):
             y = top + SIDE + _CAPTION + place * _PROBLEM_LINE
-            pen.text((left, y), shorten(line, font(13), SIDE), INK, font(13))
+            pen.text((left, y), _shorten(line, 13, SIDE), INK, font(13))
     with map_os_errors(Path(path)):
         sheet.save(path, "PNG")
+
+
+def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Return the font of a height in pixels."""
+    return ImageFont.load_default(size)
+
+
+def _shorten(text: str, size: int, width: float) -> str:
+    """Return a line of text, cut with an ellipsis if it is wider than `width` pixels."""
+    lettering = font(size)
+    if lettering.getlength(text) <= width:
+        return text
+    while text and lettering.getlength(text + "...") > width:
+        text = text[:-1]
+    return text + "..."

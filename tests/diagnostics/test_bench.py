@@ -15,8 +15,7 @@ import torch
 import shardflow
 from shardflow.diagnostics.bench import STEPS, BenchReport, bench
 from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
-from shardflow.diagnostics.loader_probe import LoaderProbe
-from shardflow.diagnostics.measurement import Measurement
+from shardflow.diagnostics.loader_probe import LoaderProbe, Measurement
 from shardflow.diagnostics.stage_times import STAGES, stage_cpu_ms
 from shardflow.errors import ConfigError, DeadlineError
 from tests.helpers.making import make_dataset

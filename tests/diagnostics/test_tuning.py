@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import shardflow
-from shardflow.diagnostics.measurement import Measurement
+from shardflow.diagnostics.loader_probe import Measurement
 from shardflow.diagnostics.tuning import PREFETCH_FACTORS, Trial, _best, _bottleneck, tune
 from shardflow.errors import ConfigError
 from tests.diagnostics.test_bench import rest

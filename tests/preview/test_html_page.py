@@ -39,14 +39,8 @@ EVALUATED = {
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A packed dataset: 36 samples of three classes in 4 shards, 3 inputs in quarantine."""
     root = tmp_path_factory.mktemp("preview")
-    files = {
-        f"{CLASSES[number % 3]}/{number:02}.jpg": jpeg(number, 150 + 3 * number, 100 + number) for number in range(36)
-    }
-    files |= {
-        "fern/cut.jpg": jpeg(99, 300, 200)[:4000],
-        "fern/words.jpg": b"no picture at all",
-        "fern/nothing.png": b"",
-    }
+    files = {f"{CLASSES[n % 3]}/{n:02}.jpg": jpeg(n, 150 + 3 * n, 100 + n) for n in range(36)}
+    files |= {"fern/cut.jpg": jpeg(99, 300, 200)[:4000], "fern/words.jpg": b"no picture", "fern/nothing.png": b""}
     source = write_tree(root / "source", {f"train/{name}": payload for name, payload in files.items()})
     shardflow.pack(source, root / "dataset", short_side=96, shard_samples=10, executor="serial", max_bad=3)
     return root / "dataset"
