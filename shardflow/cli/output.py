@@ -21,7 +21,6 @@ _OPERATIONS = {
     "profile_unusable": "with an unusable colour profile",
     "turned": "rotated upright",
 }
-"""Count in the statistics → its words."""
 
 
 @contextlib.contextmanager

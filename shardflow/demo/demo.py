@@ -24,17 +24,15 @@ from .pictures import make_pictures
 from .scenes import SCENES
 from .training import AUGMENTATION, BATCH, CROP, SIZE, train
 
-LIMIT = 4096  # the most samples of a split that are streamed and trained on, so that the demo is short with any folder
-WORKERS = 8  # the most processes by default: the demo has no work for more
-
+_LIMIT = 4096  # the most samples of a split that are streamed and trained on, for a short demo
+_WORKERS = 8  # the most processes by default: the demo has no work for more
 _CROP = 224
 _RESUMED_BATCH = 24
 _SHEET = "demo.png"
 _SHEET_SAMPLES = 8
 _SEARCHED_SAMPLES = 512
 
-Report = Callable[[str, str], None]
-"""Called with the name of a step and one line about it."""
+Report = Callable[[str, str], None]  # called with the name of a step and one line about it
 
 
 class DemoResult(NamedTuple):
@@ -60,7 +58,7 @@ def run_demo(
     for name, value in (("epochs", epochs), ("workers", workers)):
         if value is not None and value < 0:
             raise ConfigError(f"{name} must be 0 or more, found {value}")
-    processes = workers if workers is not None else min(allowed_cores(), WORKERS)
+    processes = workers if workers is not None else min(allowed_cores(), _WORKERS)
     folder = _new_folder(Path(output))
     if folder != Path(output):
         report("output", f"{output} is in use; this run writes to {folder}")
@@ -144,7 +142,7 @@ def _verify(url: Path, report: Report, failures: list[str]) -> None:
 def _stream(url: Path, split: str, workers: int, report: Report, failures: list[str]) -> None:
     """Stream an epoch and save the state halfway, time another epoch, and resume the first one from the state."""
     decoder, fields = shardflow.RandomResizedCropDecoder(_CROP), ("image", "key")
-    loader = partial(shardflow.Loader, url, split=split, decoder=decoder, fields=fields, tail="short", limit=LIMIT)
+    loader = partial(shardflow.Loader, url, split=split, decoder=decoder, fields=fields, tail="short", limit=_LIMIT)
     report("stream", f"{split}: random {_CROP}-pixel crops, batches of {BATCH}, worker processes: {workers}")
     stream = loader(batch_size=BATCH, num_workers=workers)
     epoch: list[tuple[str, int]] = []
@@ -184,7 +182,7 @@ def _train(
     """Train, and return the failure to learn, if any."""
     evaluated = f"evaluated on {val_split}" if val_split else f"evaluated on {split}, as there is no val split"
     report("train", f"a small convolutional net on the CPU, {SIZE}-pixel crops of {split}, {evaluated}")
-    for last in train(url, split=split, val_split=val_split, epochs=epochs, workers=workers, limit=LIMIT):
+    for last in train(url, split=split, val_split=val_split, epochs=epochs, workers=workers, limit=_LIMIT):
         val = "" if last.val_accuracy is None else f"   {val_split} {last.val_accuracy:6.1%}"
         accuracies = f"{split} {last.train_accuracy:6.1%}{val}"
         rate = f"{last.images_per_s:4.0f} images/s"

@@ -13,8 +13,7 @@ from PIL import Image, ImageFilter
 
 from .scenes import SCENES, Pixels
 
-_SHORT_SIDE = 272, 352
-"""Range in pixels: above 256, so that packing has something to resize."""
+_SHORT_SIDE = 272, 352  # range in pixels: above 256, so that packing has something to resize
 
 
 def make_pictures(folder: Path, *, train: int, val: int, workers: int) -> None:

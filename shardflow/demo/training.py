@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -91,50 +91,36 @@ def train(
         net = Net(len(dataset.classes or ()), dataset.manifest.mean or (0.5,) * 3, dataset.manifest.std or (0.25,) * 3)
     optimiser = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=4e-3, total_steps=max(1, epochs * len(loader)))
-    for number in range(1, epochs + 1):
-        started = time.perf_counter()
-        with _half_the_threads():
-            loss, train_accuracy = _train_epoch(net, loader, optimiser, schedule)
-        seconds = time.perf_counter() - started
-        yield Epoch(
-            number=number,
-            loss=loss,
-            train_accuracy=train_accuracy,
-            images_per_s=len(loader) * batch_size / seconds,
-            val_accuracy=_accuracy(net, val_loader) if val_loader else None,
-        )
 
-
-def _train_epoch(
-    net: nn.Module,
-    loader: shardflow.Loader,
-    optimiser: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
-) -> tuple[float, float]:
-    """Train for one epoch, and return its mean loss and its accuracy."""
-    net.train()
-    loss_sum, correct, seen = 0.0, 0, 0
-    for images, labels in loader:
-        logits = net(images)
-        loss = F.cross_entropy(logits, labels, label_smoothing=0.05)
+    def step(loss: torch.Tensor) -> None:
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
-        loss_sum += loss.item()
-        correct += int((logits.argmax(1) == labels).sum())
-        seen += len(labels)
-    return loss_sum / len(loader), correct / seen
+
+    for number in range(1, epochs + 1):
+        started = time.perf_counter()
+        loss, train_accuracy = _run_epoch(net, loader, step)
+        rate = len(loader) * batch_size / (time.perf_counter() - started)
+        yield Epoch(number, loss, train_accuracy, _run_epoch(net, val_loader)[1] if val_loader else None, rate)
 
 
-def _accuracy(net: nn.Module, loader: shardflow.Loader) -> float:
-    net.eval()
-    correct, seen = 0, 0
-    with torch.no_grad(), _half_the_threads():
+def _run_epoch(
+    net: nn.Module, loader: shardflow.Loader, step: Callable[[torch.Tensor], None] | None = None
+) -> tuple[float, float]:
+    """Run one epoch, with a training step for each loss if there is one; return the mean loss and the accuracy."""
+    net.train(step is not None)
+    loss_sum, correct, seen = 0.0, 0, 0
+    with torch.set_grad_enabled(step is not None), _half_the_threads():
         for images, labels in loader:
-            correct += int((net(images).argmax(1) == labels).sum())
+            logits = net(images)
+            loss = F.cross_entropy(logits, labels, label_smoothing=0.05)
+            if step is not None:
+                step(loss)
+            loss_sum += loss.item()
+            correct += int((logits.argmax(1) == labels).sum())
             seen += len(labels)
-    return correct / seen
+    return loss_sum / len(loader), correct / seen
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ these images can be faster on this machine; the difference is the cost of readin
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -89,13 +90,7 @@ def _decode_on_request(
     exit_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
     torch.set_num_threads(1)  # as in a DataLoader worker
-    buffers: dict[tuple[int, ...], torch.Tensor] = {}
-
-    def empty(shape: tuple[int, ...]) -> torch.Tensor:
-        if shape not in buffers:
-            buffers[shape] = torch.empty(shape, dtype=torch.uint8)
-        return buffers[shape]
-
+    buffer = functools.cache(functools.partial(torch.empty, dtype=torch.uint8))
     views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, like the views of a mapped shard
     sizes = np.array([image_size(view) for view in views], dtype=np.int64)  # a loader has them from the index
     batches = [(views[begin : begin + BATCH], sizes[begin : begin + BATCH]) for begin in range(0, len(views), BATCH)]
@@ -106,6 +101,6 @@ def _decode_on_request(
         now, images, turn = begin, 0, seed  # each process starts with another batch
         while now - begin < seconds:
             batch, batch_sizes = batches[turn % len(batches)]
-            decoder(batch, batch_sizes, keys.integers(0, 1 << 63, len(batch), dtype=np.uint64), empty)
+            decoder(batch, batch_sizes, keys.integers(0, 1 << 63, len(batch), dtype=np.uint64), buffer)
             images, turn, now = images + len(batch), turn + 1, time.perf_counter()
         requests.send((images, now - begin, time.process_time() - cpu))

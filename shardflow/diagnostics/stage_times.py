@@ -18,10 +18,7 @@ STAGES = ("plan", "read", "decode", "augment", "collate")
 
 
 def stage_cpu_ms(loader: Loader, seconds: float) -> dict[str, float]:
-    """Return the CPU milliseconds per image of each stage, in the order of `STAGES`.
-
-    The loader has been iterated before. If it has two batches, at least two are read, and the first does not count.
-    """
+    """Return the CPU milliseconds per image of each stage of a loader; the first of several batches does not count."""
     source, *rest = loader.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     clocks = [_TimedIterator(iter(source))]
     for stage in rest[:-2]:  # the last two forward errors and send batches, which does not happen here

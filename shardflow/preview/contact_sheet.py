@@ -17,11 +17,8 @@ from .sample_reader import RawSample
 
 PAPER, INK, FAINT, FRAME = "#f7f6f3", "#1d1d1f", "#6b6a6f", "#e6e4df"
 
-SIDE = 176
-"""Pixels of a tile's picture, each way."""
-
+SIDE = 176  # pixels of a tile's picture, each way
 COLUMNS = 6
-
 _GAP, _MARGIN, _HEADER, _CAPTION = 14, 36, 104, 44
 _PROBLEM_CHARACTERS, _PROBLEM_LINES, _PROBLEM_LINE = 24, 4, 16
 _LEAST_COLUMNS = 4

@@ -37,13 +37,7 @@ def write_page(
     versions: Mapping[str, str],
     augmented: ContactSheet | None = None,
 ) -> None:
-    """Write the page of a split, with `count` of its samples.
-
-    Args:
-        findings: The result of verification; None if the dataset was not verified.
-        versions: Name → version of the software that writes the page.
-        augmented: A sample as the loader augments it; None to leave it out.
-    """
+    """Write the page of a split, with `count` of its samples; `findings` is None if the dataset was not verified."""
     reader = SampleReader(dataset, split)
     tiles = sample_tiles(reader.samples(reader.spread_samples(count)), dataset.classes)
     statistics, complete = count_images(dataset, reader)

@@ -22,7 +22,6 @@ from shardflow.order.schedule import Schedule
 from .sample_reader import labels_of
 
 BATCH = 256
-
 _BATCHES = 48
 _LEAST_BATCHES = 4
 _RAMP = (55, 48, 128), (44, 110, 146), (60, 160, 125), (240, 210, 80)
@@ -30,13 +29,9 @@ _RAMP = (55, 48, 128), (44, 110, 146), (60, 160, 125), (240, 210, 80)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """The mixing of an epoch on one rank, in batches evenly spread over it.
+    """The mixing of an epoch on one rank: mean number of shards in a batch, now and under a full shuffle; class noise.
 
-    Attributes:
-        shards: Mean number of distinct shards in a batch.
-        shuffled_shards: The same under a full shuffle.
-        noise: Class noise, 1 under a full shuffle; None if it could not be measured.
-        places: float [batches, batch_size], position of each sample in the split, 0 … 1, sorted within each batch.
+    `places` is float [batches, batch_size]: the positions of samples in the split, 0 … 1, sorted within each batch.
     """
 
     shards: float

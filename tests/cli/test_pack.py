@@ -44,7 +44,7 @@ def test_exit_codes(tmp_path: Path) -> None:
     bad = write_tree(tmp_path / "bad", {"1.jpg": (src / "a" / "0000.jpg").read_bytes(), "2.jpg": b"", "3\n.jpg": b""})
     (tmp_path / "file").write_text("")
     assert run("pack", src, tmp_path / "dst", "--workers", 1).returncode == 0
-    failures = [
+    for exit_code, arguments in (
         (1, (bad, tmp_path / "bad-dst", "--workers", 1)),
         (2, (tmp_path / "file", tmp_path / "x")),
         (2, (src, tmp_path / "x", "--quality", 101)),
@@ -52,8 +52,7 @@ def test_exit_codes(tmp_path: Path) -> None:
         (3, (src, tmp_path / "dst")),
         (4, (src, tmp_path / "file")),
         (4, (tmp_path / "nowhere", tmp_path / "x")),
-    ]
-    for exit_code, arguments in failures:
+    ):
         done = run("pack", *arguments)
         assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
         lines = [line for line in done.stderr.splitlines() if line and not line.startswith("packing:")]
@@ -121,14 +120,12 @@ def test_options_reach_the_recipe(tmp_path: Path) -> None:
     """Options of the command line are in the manifest; the preset sets the others."""
     src = image_folder(tmp_path / "src", 3)
     _packed(src, tmp_path / "1", "--preset", "fine", "--short-side", "48", "--square", "--filter", "lanczos")
-    assert {"short_side": 48, "square": True, "filter": "lanczos", "quality": 95, "subsampling": "4:4:4"}.items() <= (
-        shardflow.open(tmp_path / "1").recipe.items()
-    )
+    recipe = {"short_side": 48, "square": True, "filter": "lanczos", "quality": 95, "subsampling": "4:4:4"}
+    assert recipe.items() <= shardflow.open(tmp_path / "1").recipe.items()
     options = ("--format", "webp", "--quality", "70", "--long-side", "300", "--enlarge", "--no-square")
     _packed(src, tmp_path / "2", *options)
-    assert {"format": "webp", "quality": 70, "long_side": 300, "enlarge": True, "square": False}.items() <= (
-        shardflow.open(tmp_path / "2").recipe.items()
-    )
+    recipe = {"format": "webp", "quality": 70, "long_side": 300, "enlarge": True, "square": False}
+    assert recipe.items() <= shardflow.open(tmp_path / "2").recipe.items()
 
 
 def test_operations_are_reported(tmp_path: Path) -> None:
@@ -136,10 +133,8 @@ def test_operations_are_reported(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (60, 40), colour) for colour in ("red", "green")]
     animation = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     write_tree(tmp_path / "src", {"1.gif": animation, "2.jpg": encoded(frames[0], "JPEG", exif=turned(8))})
-    assert (
-        "\noperations   1 reduced to the first frame; 1 rotated upright\n"
-        in _packed(tmp_path / "src", tmp_path / "dst").output
-    )
+    printed = _packed(tmp_path / "src", tmp_path / "dst").output
+    assert "\noperations   1 reduced to the first frame; 1 rotated upright\n" in printed
 
 
 def test_contradictions_are_config_errors(tmp_path: Path) -> None:

@@ -170,7 +170,6 @@ def test_arithmetic() -> None:
     assert report_of(step_ms=60.0).fed is True
     assert not report.disturbed
     assert report_of(baseline=Measurement(images=2000, wall_s=1.0, workers_cpu_s=1.5)).disturbed
-    alone = report_of(
-        workers=0, loader=Measurement(images=1000, wall_s=1.0, own_cpu_s=0.9), stage_cpu_ms={"decode": 2.0}
-    )
+    busy = Measurement(images=1000, wall_s=1.0, own_cpu_s=0.9)
+    alone = report_of(workers=0, loader=busy, stage_cpu_ms={"decode": 2.0})
     assert alone.shares() == pytest.approx({"wait": 0.1, "decode": 0.9, "transfer": 0})

@@ -21,8 +21,7 @@ __all__ = ["prefix", "server"]
 
 CLASSES = ("cat", "dog", "owl")
 ROWS = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", PAGES["docs/glossary.md"].read_text(encoding="utf-8"), re.M)
-TRAIN, VAL = 270, 30
-"""So many pictures that a batch of 256 is full."""
+TRAIN, VAL = 270, 30  # so many pictures that a batch of 256 is full
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +84,13 @@ def test_what_does_not_run_is_found(tmp_path: Path, photos: Path) -> None:
     page.write_text("```python\nmissing\n```\n")
     with pytest.raises(NameError):
         run_page(page, {}, str)
-    with pytest.raises(AssertionError, match="exit code 4"):
-        run_command(f"shardflow info {tmp_path}/none", [], "here")
-    with pytest.raises(AssertionError, match="no line like 'nothing'"):
-        run_command(f"shardflow info {photos.parent}/photos256", ["dataset", "nothing"], "here")
-    with pytest.raises(AssertionError, match=r"there is no examples/none\.py"):
-        run_command("python examples/none.py", [], "here")
+    for command, shown, message in (
+        (f"shardflow info {tmp_path}/none", [], "exit code 4"),
+        (f"shardflow info {photos.parent}/photos256", ["dataset", "nothing"], "no line like 'nothing'"),
+        ("python examples/none.py", [], r"there is no examples/none\.py"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            run_command(command, shown, "here")
 
 
 def test_links_lead_somewhere() -> None:

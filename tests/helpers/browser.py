@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 NAMES = "chromium", "chromium-browser", "google-chrome"
-
 _TIMEOUT_S = 60.0
 
 

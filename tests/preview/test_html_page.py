@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,11 +70,8 @@ def page(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pages(browser: Browser, page: Path) -> dict[tuple[int, bool], Rendered]:
     """What the page looks like by width, and whether it is dark."""
-    return {
-        (width, dark): browser.render(page, width=width, dark=dark, evaluate=EVALUATED)
-        for width in WIDTHS
-        for dark in (False, True)
-    }
+    screens = itertools.product(WIDTHS, (False, True))
+    return {screen: browser.render(page, width=screen[0], dark=screen[1], evaluate=EVALUATED) for screen in screens}
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -128,14 +126,9 @@ def test_page_says_what_the_dataset_is(packed: Path, page: Path) -> None:
     for expected in (
         dataset.fingerprint,
         "No damage: every shard",
-        "3 of 39 inputs could not be packed",
-        "the file is empty",
-        "before: 144 to 248",
-        f"{round(counted['bytes_before'] / 36):,}",
-        f"{round(counted['bytes_after'] / 36):,}",
-        "short side",
-        "A batch of 9 contains samples of",
-        "1.2.3",
+        *("3 of 39 inputs could not be packed", "the file is empty", "before: 144 to 248"),
+        *(f"{round(counted[name] / 36):,}" for name in ("bytes_before", "bytes_after")),
+        *("short side", "A batch of 9 contains samples of", "1.2.3"),
     ):
         assert expected in text, expected
     assert "<script" not in html
