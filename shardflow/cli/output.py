@@ -34,14 +34,11 @@ def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> 
         yield progress
 
 
-class PackBar:
+class PackBar(contextlib.AbstractContextManager["PackBar"]):
     """The progress bar of a pack; it appears with the first progress. If the pack is stopped, it says how to resume."""
 
     def __init__(self) -> None:
         self._bar: tqdm[NoReturn] | None = None
-
-    def __enter__(self) -> PackBar:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:

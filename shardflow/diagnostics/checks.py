@@ -29,22 +29,13 @@ class Check(NamedTuple):
 
 def failed_checks(loader: Loader, *, shared_bytes: int) -> list[Check]:
     """Return what is likely to make a loader slow, or to stop it, if its batches take this much shared memory."""
-    return [
-        *_shared_memory(shared_bytes),
-        *_threads(),
-        *_fork(loader),
-        *_pinning(loader),
-        *_kernel(),
-        *_shards(loader.split),
-        *_storage(loader.split),
-    ]
+    limits, hardware = _limits(shared_bytes), _hardware(loader)
+    return [*limits, *_fork(loader), *hardware, *_shards(loader.split), *_storage(loader.split)]
 
 
-def _shared_memory(needed: int) -> Iterator[Check]:
-    if not os.path.isdir("/dev/shm"):
-        return
-    # Compared with the total: a loader that is running may already use a part of it.
-    total = shutil.disk_usage("/dev/shm").total
+def _limits(needed: int) -> Iterator[Check]:
+    # The total, because a loader that is running may already use a part of it.
+    total = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else needed
     if needed > total:
         yield Check(
             "shared memory",
@@ -52,9 +43,6 @@ def _shared_memory(needed: int) -> Iterator[Check]:
             "(docker run --shm-size=16g; in Kubernetes an emptyDir with medium Memory), or lower num_workers or "
             "prefetch_factor",
         )
-
-
-def _threads() -> Iterator[Check]:
     threads, cores = torch.get_num_threads(), usable_cores()
     if threads > cores:
         yield Check(
@@ -84,14 +72,11 @@ def _fork(loader: Loader) -> Iterator[Check]:
         )
 
 
-def _pinning(loader: Loader) -> Iterator[Check]:
+def _hardware(loader: Loader) -> Iterator[Check]:
     if loader.data_loader.pin_memory and not torch.cuda.is_available():
         yield Check("pin_memory", "pin_memory=True, but there is no GPU: omit the argument to pin only with a GPU")
     if torch.cuda.is_available() and not loader.data_loader.pin_memory:
         yield Check("pin_memory", "pin_memory=False, but there is a GPU: omit the argument, so that copies overlap")
-
-
-def _kernel() -> Iterator[Check]:
     if not native.available():
         yield Check(
             "native kernel",

@@ -43,7 +43,8 @@ class _Run(NamedTuple):
     batch_bytes: int
 
 
-_Runs = dict[tuple[int, int], list[_Run]]  # (num_workers, prefetch_factor) → its runs
+_Setting = tuple[int, int]  # num_workers, prefetch_factor
+_Runs = dict[_Setting, list[_Run]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,11 +185,7 @@ def tune(
 
 
 def _run_settings(
-    make_loader: MakeLoader,
-    runs: _Runs,
-    settings: Sequence[tuple[int, int]],
-    seconds: float,
-    report_run: Callable[[], object],
+    make_loader: MakeLoader, runs: _Runs, settings: Sequence[_Setting], seconds: float, report_run: Callable[[], object]
 ) -> None:
     """Run settings in turn until the time is over, each at least once."""
     begin, longest = time.monotonic(), 0.0

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import Finding
@@ -188,17 +187,14 @@ def _mixing(mixing: Mixing | None) -> str:
 
 def _recipe(dataset: Dataset, statistics: Statistics) -> str:
     manifest = dataset.manifest
-    rows = [(name.replace("_", " "), _setting(value)) for name, value in manifest.recipe.items()]
+    words = {"None": "not set", "True": "yes", "False": "no"}
+    rows = [(name.replace("_", " "), words.get(str(value), str(value))) for name, value in manifest.recipe.items()]
     for name, values in (("mean (RGB)", manifest.mean), ("std (RGB)", manifest.std)):
         if values is not None:
             rows.append((name, ", ".join(f"{value:.3f}" for value in values)))
     operations = {name: number for name, number in statistics.counts.items() if number and name not in _NOT_OPERATIONS}
     rows += [(f"{name.replace('_', ' ')} while packing", f"{number:,}") for name, number in operations.items()]
     return section("Recipe", table(rows) if rows else "<p>The manifest has no recipe.</p>")
-
-
-def _setting(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else "not set" if value is None else str(value)
 
 
 def _verification(findings: Sequence[Finding] | None) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from PIL import ImageFile
+from PIL import Image, ImageFile
 
 from shardflow.dataset.dataset import Dataset
 from shardflow.errors import FormatError, NotFoundError, ShardflowError
@@ -47,8 +46,7 @@ def quarantine_tiles(inputs: Sequence[QuarantinedInput], source: Storage | None)
         if source is not None:
             try:
                 payload = source.read_range(each.path, 0, _MOST_BYTES)
-                with _truncated_images_allowed():
-                    decoded = decode_picture(payload)
+                decoded = _decode_truncated(payload)
                 picture = None if decoded is None else decoded[0]
                 detail = f"{each.stage}, {format_size(payload)}"
             except (ShardflowError, ValueError):  # ValueError: a path that a storage refuses
@@ -57,12 +55,11 @@ def quarantine_tiles(inputs: Sequence[QuarantinedInput], source: Storage | None)
         yield Tile(name, detail, picture, each.reason)
 
 
-@contextlib.contextmanager
-def _truncated_images_allowed() -> Iterator[None]:
-    """Let Pillow decode truncated files; its switch is global, so it is set only for a moment."""
+def _decode_truncated(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
+    """Decode an image that may be truncated; Pillow's switch for it is global, so it is set only for a moment."""
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
-        yield
+        return decode_picture(payload)
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = before

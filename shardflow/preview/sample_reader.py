@@ -70,7 +70,7 @@ class SampleReader:
     def samples(self, numbers: Iterable[int]) -> Iterator[RawSample]:
         """Yield samples of the split by number, in the order of the numbers; several are read at a time."""
         with ThreadPoolExecutor(_THREADS) as pool:
-            yield from pool.map(self._sample_or_problem, numbers)
+            yield from pool.map(self._sample, numbers)
 
     def spread_shards(self) -> list[int]:
         """Return the numbers of up to four shards, evenly spread over the split: few, because each needs its index."""
@@ -110,20 +110,18 @@ class SampleReader:
             raise ConfigError(f"split {split.name!r} has no sample of class {name!r}; choose another split")
         return found
 
-    def _sample_or_problem(self, number: int) -> RawSample:
-        try:
-            return self._sample(number)
-        except (IntegrityError, FormatError, NotFoundError) as error:
-            return RawSample(number, "", {}, str(error))
-
     def _sample(self, number: int) -> RawSample:
         shard, record = self.split.locate(number)
-        rows = self.index_rows(shard)
-        if rows is None:  # without an index the whole shard has to be read, which the split does
-            whole: dict[str, Any] = self.split[number]
-            return RawSample(number, whole.pop("__key__"), {part: whole[part] for part in whole if part != "__url__"})
-        span = memoryview(self._dataset.storage.read_range(self.split.shards[shard].name, *rows.span(record)))
-        sample = rows.sample_of_span(record, span, shard=shard, url=self.split.reader.url(shard))
+        try:
+            rows = self.index_rows(shard)
+            if rows is None:  # without an index the whole shard has to be read, which the split does
+                whole: dict[str, Any] = self.split[number]
+                key = whole.pop("__key__")
+                return RawSample(number, key, {part: whole[part] for part in whole if part != "__url__"})
+            span = memoryview(self._dataset.storage.read_range(self.split.shards[shard].name, *rows.span(record)))
+            sample = rows.sample_of_span(record, span, shard=shard, url=self.split.reader.url(shard))
+        except (IntegrityError, FormatError, NotFoundError) as error:
+            return RawSample(number, "", {}, str(error))
         return RawSample(number, sample.key, {part: bytes(payload) for part, payload in sample.parts.items()})
 
 
