@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow.packing.estimate import Estimate, estimate
+from shardflow.packing.dry_run import DryRun, count_pack
 from shardflow.packing.image.decoding import FILTERS
 from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
-from shardflow.packing.presets import PRESETS
-from shardflow.packing.recipe import KEEP
+from shardflow.packing.recipe import KEEP, PRESETS
 
 from .options import executor_options, source_of, source_options
 from .output import PackBar, megabytes, operation_counts, plural, print_lines
@@ -44,21 +43,9 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 @click.option("--seed", default=0, show_default=True, help="Shuffle seed.")
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options
-@click.option("--dry-run", is_flag=True, help="Print what would be packed and about how many bytes; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing.")
 @click.option("--max-bad", default=0, show_default=True, help="Maximum number of quarantined inputs.")
-def pack(
-    src: str,
-    dst: str,
-    no_shuffle: bool,
-    seed: int,
-    shard_samples: int,
-    workers: int | None,
-    executor: str,
-    ray_address: str | None,
-    max_bad: int,
-    dry_run: bool,
-    **settings: Any,
-) -> None:
+def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -> None:
     """Pack the images of SRC into shards, and write them to DST as a dataset.
 
     SRC is a directory or URL with CLASS/x.jpg, or train/CLASS/x.jpg and other splits, or x.jpg without labels; a table
@@ -72,16 +59,13 @@ def pack(
       shardflow pack "s3://bucket/laion/{00000..00099}.tar" s3://bucket/laion256
     """
     source = source_of(src, settings)
-    plan: dict[str, Any] = {"shuffle": not no_shuffle, "seed": seed, "shard_samples": shard_samples, "workers": workers}
-    plan |= {name: value for name, value in settings.items() if value is not None}
+    run = {name: settings.pop(name) for name in ("workers", "executor", "ray_address", "max_bad")}
+    plan = {"shuffle": not no_shuffle, **{name: value for name, value in settings.items() if value is not None}}
     if dry_run:
-        for name, text in _estimate_lines(estimate(source, dst, **plan), dst):
-            click.echo(f"{name:13}{text}")
+        print_lines(_dry_run_lines(count_pack(source, dst, **plan), dst), 13)
         return
     with PackBar() as bar:
-        report = shardflow.pack(
-            source, dst, max_bad=max_bad, executor=executor, ray_address=ray_address, progress=bar.update, **plan
-        )
+        report = shardflow.pack(source, dst, progress=bar.update, **run, **plan)
     print_lines(_report_lines(report, dst), 13)
 
 
@@ -99,8 +83,8 @@ def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str,
         yield "quarantined", f"{plural(report.quarantined, 'input')}, listed in quarantine.jsonl"
         for reason, count in sorted(report.reasons.items(), key=lambda entry: -entry[1]):
             yield f"{count:11,}", reason
-    if report.ignored:
-        yield "skipped", _ignored(report.ignored)
+    if report.skipped:
+        yield "skipped", _skipped(report.skipped)
     yield "next", f"shardflow verify {dst}"
 
 
@@ -110,22 +94,17 @@ _DESTINATIONS = {
     "dataset": "already holds a dataset, so a pack would be refused",
     "occupied": "holds other files, so a pack would be refused",
 }
-_NAMED = 3
 
 
-def _estimate_lines(found: Estimate, dst: str) -> Iterator[tuple[str, str]]:
-    for split, inputs in found.inputs.items():
-        counts = found.classes.get(split)
-        classes = f" in {len(counts)} classes of {_range(counts.values())}" if counts else ""
+def _dry_run_lines(counts: DryRun, dst: str) -> Iterator[tuple[str, str]]:
+    for split, inputs in counts.inputs.items():
+        sizes = counts.classes.get(split)
+        classes = f" in {len(sizes)} classes of {_range(sizes.values())}" if sizes else ""
         yield split, f"{plural(inputs, 'input')}{classes}"
-    size = f"about {megabytes(found.bytes)} ± {megabytes(found.plus_minus)}, judged by {plural(found.sampled, 'input')}"
-    yield "would write", f"{plural(found.shards, 'shard')}, {size}"
-    if found.quarantined:
-        named = "; ".join(f"{bad.path!r} ({bad.stage}: {bad.reason})" for bad in found.quarantined[:_NAMED])
-        yield "quarantined", f"{len(found.quarantined)} of these {found.sampled}: {named}"
-    if found.ignored:
-        yield "skipped", _ignored(found.ignored)
-    state = _DESTINATIONS[found.destination].format(finished=found.finished, shards=found.shards)
+    yield "would write", plural(counts.shards, "shard")
+    if counts.skipped:
+        yield "skipped", _skipped(counts.skipped)
+    state = _DESTINATIONS[counts.destination].format(finished=counts.finished, shards=counts.shards)
     yield "destination", f"{dst} {state}"
 
 
@@ -133,6 +112,5 @@ def _range(numbers: Collection[int]) -> str:
     return f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"
 
 
-def _ignored(ignored: Mapping[str, int]) -> str:
-    """Return the number of files that are not images, by extension."""
-    return ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in ignored.items())
+def _skipped(skipped: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in skipped.items())

@@ -103,7 +103,7 @@ def test_decoded_images_are_shown_and_pruned(far: str, directory: Path) -> None:
 
 
 def test_prune_requires_one_option(directory: Path) -> None:
-    """None or two of the ways to prune are wrong usage, as are options before a subcommand."""
+    """Pruning without an option or with two is wrong usage, as are options before a subcommand."""
     for arguments in (["prune"], ["prune", "--all", "--damaged"], ["--json", "prune", "--all"]):
         assert CliRunner().invoke(cache, arguments).exit_code == 2
     assert not directory.exists()

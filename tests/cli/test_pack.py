@@ -14,7 +14,7 @@ import shardflow
 from shardflow.cli import main
 from shardflow.cli.pack import pack
 from shardflow.errors import ConfigError
-from shardflow.packing.presets import PRESETS
+from shardflow.packing.recipe import PRESETS
 from tests.helpers.command import run
 from tests.helpers.folders import encoded, image_folder, photo, turned, write_tree
 
