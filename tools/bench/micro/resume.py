@@ -21,10 +21,9 @@ from PIL import Image
 
 import shardflow
 from bench.report import markdown
+from bench.usage import medians
 from shardflow.order.plan import Plan
 from shardflow.order.schedule import Schedule
-
-from .turns import medians
 
 SHARDS, SHARD_SAMPLES = 500_000, 2000
 WORLD, BATCH = 64, 256

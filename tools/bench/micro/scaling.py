@@ -19,9 +19,8 @@ import torch
 import shardflow
 from bench.loaders.peers.shardflow import prepare
 from bench.report import markdown
+from bench.usage import epoch_us, medians
 from shardflow.formats.manifest import FILE_NAME
-
-from .turns import epoch_us, medians
 
 IMAGES = 6400
 BATCHES, WORKERS, SHARDS, SIZES = (16, 64, 256, 640), (0, 1, 2, 4), (50, 500, 2000), (4_000, 100_000, 2_000_000)
