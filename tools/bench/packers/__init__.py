@@ -78,8 +78,8 @@ class Packers(harness.Workload):
         self._pack(row, source, packed)
         shutil.rmtree(extracted, ignore_errors=True)
         self.call(row, "packers.peers.extract", peer=row.peer, packed=packed, folder=extracted)
-        arguments = {"originals": source, "packed": extracted, "compared": COMPARED[kind]}
-        result.setdefault("quality", {})[kind] = self.call("common", "packers.quality.judge", **arguments)
+        compared = {"originals": source, "packed": extracted, "compared": COMPARED[kind]}
+        result.setdefault("quality", {})[kind] = self.call("common", "packers.quality.judge", **compared)
 
     def measure(self, row: Row, case: dict[str, Any]) -> Run:
         """Pack few and many images."""
@@ -174,8 +174,7 @@ class Packers(harness.Workload):
 
 def _marginal(runs: list[Run], counts: list[int], quantity: str) -> float:
     """Return the cost of one more image: the median over rounds of the difference between many images and few."""
-    few, many = counts
-    return median((run["many"][quantity] - run["few"][quantity]) / (many - few) for run in runs)
+    return median(run["many"][quantity] - run["few"][quantity] for run in runs) / (counts[1] - counts[0])
 
 
 def _cpu_ms(runs: list[Run], counts: list[int]) -> float:
