@@ -39,10 +39,12 @@ from .dataset.syncing import SyncReport, sync
 from .dataset.verifying import Finding, verify
 from .dataset.virtual_dataset import VirtualReport
 from .packing.extending import ExtendReport, extend
-
-# Bound here and not on first use: importing a module of the same name would otherwise replace the function.
-from .packing.packing import Collection, Folder, PackReport, Shards, Table, pack
+from .packing.packing import PackReport, pack
 from .packing.repairing import RepairReport, repair
+from .packing.sources.collection import Collection
+from .packing.sources.folder import Folder
+from .packing.sources.shards import Shards
+from .packing.sources.table import Table
 from .storage.cache import Cache
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from shardflow.packing.executors import EXECUTORS
-from shardflow.packing.sources import described
+from shardflow.packing.sources.resolve import describe_source
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -66,4 +66,4 @@ def source_of(src: str, settings: dict[str, Any]) -> Any:
     columns = {name: column for name in COLUMNS if (column := settings.pop(f"{name}_column")) is not None}
     parts = settings.pop("parts") or ""
     names = tuple(part.strip().lstrip(".") for part in parts.split(",") if part.strip())
-    return described(src, columns=columns, parts=names, classes=settings.pop("classes"))
+    return describe_source(src, columns=columns, parts=names, classes=settings.pop("classes"))

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 import shardflow
 from shardflow.formats.manifest import Shard
-from shardflow.packing.packing import Progress
+from shardflow.packing.run import Progress
 
 _OPERATIONS = {
     "converted": "converted from their profile to sRGB",

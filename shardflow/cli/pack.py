@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow.packing.estimate import Estimate, estimate
+from shardflow.packing.dry_run import DryRun, count_pack
 from shardflow.packing.image.decoding import FILTERS
 from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
-from shardflow.packing.presets import PRESETS
-from shardflow.packing.recipe import KEEP
+from shardflow.packing.recipe import KEEP, PRESETS
 
 from .options import executor_options, source_of, source_options
 from .output import PackBar, megabytes, operation_counts, plural
@@ -48,7 +47,7 @@ _PRESETS_HELP = "\n".join(
 @click.option("--seed", default=0, show_default=True, help="Shuffle seed.")
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options
-@click.option("--dry-run", is_flag=True, help="Print what would be packed and about how many bytes; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing.")
 @click.option("--max-bad", default=0, show_default=True, help="Maximum number of quarantined inputs.")
 def pack(
     src: str,
@@ -76,15 +75,22 @@ def pack(
       shardflow pack "s3://bucket/laion/{00000..00099}.tar" s3://bucket/laion256
     """
     source = source_of(src, settings)
-    plan: dict[str, Any] = {"shuffle": not no_shuffle, "seed": seed, "shard_samples": shard_samples, "workers": workers}
+    plan: dict[str, Any] = {"shuffle": not no_shuffle, "seed": seed, "shard_samples": shard_samples}
     plan |= {name: value for name, value in settings.items() if value is not None}
     if dry_run:
-        for name, text in _estimate_lines(estimate(source, dst, **plan), dst):
+        for name, text in _dry_run_lines(count_pack(source, dst, **plan), dst):
             click.echo(f"{name:13}{text}")
         return
     with PackBar() as bar:
         report = shardflow.pack(
-            source, dst, max_bad=max_bad, executor=executor, ray_address=ray_address, progress=bar.update, **plan
+            source,
+            dst,
+            max_bad=max_bad,
+            workers=workers,
+            executor=executor,
+            ray_address=ray_address,
+            progress=bar.update,
+            **plan,
         )
     for name, text in _report_lines(report, dst):
         click.echo(f"{name:13}{text}")
@@ -104,8 +110,8 @@ def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str,
         yield "quarantined", f"{plural(report.quarantined, 'input')}, listed in quarantine.jsonl"
         for reason, count in sorted(report.reasons.items(), key=lambda entry: -entry[1]):
             yield f"{count:11,}", reason
-    if report.ignored:
-        yield "skipped", _ignored(report.ignored)
+    if report.skipped:
+        yield "skipped", _skipped(report.skipped)
     yield "next", f"shardflow verify {dst}"
 
 
@@ -115,22 +121,17 @@ _DESTINATIONS = {
     "dataset": "already holds a dataset, so a pack would be refused",
     "occupied": "holds other files, so a pack would be refused",
 }
-_NAMED = 3
 
 
-def _estimate_lines(found: Estimate, dst: str) -> Iterator[tuple[str, str]]:
-    for split, inputs in found.inputs.items():
-        counts = found.classes.get(split)
-        classes = f" in {len(counts)} classes of {_range(counts.values())}" if counts else ""
+def _dry_run_lines(counts: DryRun, dst: str) -> Iterator[tuple[str, str]]:
+    for split, inputs in counts.inputs.items():
+        sizes = counts.classes.get(split)
+        classes = f" in {len(sizes)} classes of {_range(sizes.values())}" if sizes else ""
         yield split, f"{plural(inputs, 'input')}{classes}"
-    size = f"about {megabytes(found.bytes)} ± {megabytes(found.plus_minus)}, judged by {plural(found.sampled, 'input')}"
-    yield "would write", f"{plural(found.shards, 'shard')}, {size}"
-    if found.quarantined:
-        named = "; ".join(f"{bad.path!r} ({bad.stage}: {bad.reason})" for bad in found.quarantined[:_NAMED])
-        yield "quarantined", f"{len(found.quarantined)} of these {found.sampled}: {named}"
-    if found.ignored:
-        yield "skipped", _ignored(found.ignored)
-    state = _DESTINATIONS[found.destination].format(finished=found.finished, shards=found.shards)
+    yield "would write", plural(counts.shards, "shard")
+    if counts.skipped:
+        yield "skipped", _skipped(counts.skipped)
+    state = _DESTINATIONS[counts.destination].format(finished=counts.finished, shards=counts.shards)
     yield "destination", f"{dst} {state}"
 
 
@@ -138,6 +139,6 @@ def _range(numbers: Collection[int]) -> str:
     return f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"
 
 
-def _ignored(ignored: Mapping[str, int]) -> str:
+def _skipped(skipped: Mapping[str, int]) -> str:
     """Return the number of files that are not images, by extension."""
-    return ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in ignored.items())
+    return ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in skipped.items())

@@ -25,7 +25,7 @@ from shardflow.storage.storage import Storage
 from .mapped_shard import MappedShard
 from .partial_shard import PartialShard
 from .sample import Sample
-from .shard_rows import ShardRows, parse_index, read_index, read_index_bytes
+from .shard_rows import ShardRows, check_index, parse_index, read_index
 
 logger = logging.getLogger(__name__)
 
@@ -302,6 +302,6 @@ class ShardReader:
             return parse_index(self._storage, entry, file.read())
 
     def _download_index(self, entry: Shard, target: Path) -> None:
-        data = read_index_bytes(self._storage, entry)
+        data = check_index(self._storage, entry, self._storage.read(entry.index_name))
         with map_os_errors(target):
             target.write_bytes(data)

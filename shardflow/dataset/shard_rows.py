@@ -160,23 +160,10 @@ def read_index(storage: Storage, shard: Shard) -> Index:
     """Return the index of a shard from its storage.
 
     Raises:
-        NotFoundError: It is missing.
-        IntegrityError: It is not the one packed.
-        ShardIndexError: It does not fit its tar.
-        StoreError: It is out of reach.
+        NotFoundError, StoreError: It is missing, or out of reach.
+        IntegrityError, ShardIndexError: As for `parse_index`.
     """
     return parse_index(storage, shard, storage.read(shard.index_name))
-
-
-def read_index_bytes(storage: Storage, shard: Shard) -> bytes:
-    """Return the bytes of a shard's index from its storage, checked.
-
-    Raises:
-        NotFoundError: It is missing.
-        IntegrityError: It is not the one packed.
-        StoreError: It is out of reach.
-    """
-    return _checked(storage, shard, storage.read(shard.index_name))
 
 
 def parse_index(storage: Storage, shard: Shard, data: bytes) -> Index:
@@ -186,13 +173,19 @@ def parse_index(storage: Storage, shard: Shard, data: bytes) -> Index:
         IntegrityError: It is not the one packed.
         ShardIndexError: It does not fit its tar.
     """
+    check_index(storage, shard, data)
     try:
-        return shard_index.from_bytes(_checked(storage, shard, data), samples=shard.samples, tar_bytes=shard.bytes)
+        return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except ShardIndexError as error:
         raise error.at(shard=storage.url(shard.name)) from None
 
 
-def _checked(storage: Storage, shard: Shard, data: bytes) -> bytes:
+def check_index(storage: Storage, shard: Shard, data: bytes) -> bytes:
+    """Return the bytes of an index if they have the SHA-256 of the manifest.
+
+    Raises:
+        IntegrityError: They have another.
+    """
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
         raise IntegrityError(f"{storage.url(shard.index_name)} is not the index packed; run `shardflow verify`")
     return data

@@ -25,7 +25,7 @@ from shardflow.storage.write_lock import FILE_NAME as LOCK_NAME
 from shardflow.storage.write_lock import abort_uploads, acquire, clean_up, release
 
 from .dataset import Dataset, open_dataset
-from .shard_rows import read_index_bytes
+from .shard_rows import check_index
 
 _SHARDS_AT_A_TIME = 4
 
@@ -98,7 +98,7 @@ def sync(
             if is_missing:
                 _copy_tar(source, target, writer.staging, shard)
             if target.url(shard.index_name) not in sizes:
-                target.put(shard.index_name, read_index_bytes(source, shard))
+                target.put(shard.index_name, check_index(source, shard, source.read(shard.index_name)))
             return is_missing
 
         tars: list[tuple[Shard, bool]] = []

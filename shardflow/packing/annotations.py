@@ -1,86 +1,130 @@
-"""Parts: what stands beside an image under the same key, and how it follows the image to its new size.
+"""Annotations: the parts of a sample beside its image, and how they follow the image to its new size.
 
     cls           number of the class, as text
     labels.json   numbers of the classes, ascending, as a JSON list
-    *.png         a mask, such as mask.png: cut and resized with the image, each pixel the nearest one's value
-    json, *.json  annotations: the coordinates in it move with the image, see below; everything else stays as it is
-    anything else stays as it is: txt, ...
+    *.png         a mask, such as mask.png: cropped and resized with the image, by nearest neighbour
+    json, *.json  annotations: coordinates in it are moved, see below; everything else is kept
+    others        kept as they are: txt, ...
 
-Coordinates are in pixels of the upright picture (see `geometry`), and are found by their names, at any depth:
+Coordinates are in pixels of the upright image (see `geometry`), and are found by their names, at any depth:
 
     boxes         [[x1, y1, x2, y2], ...]: corners
-    bbox          [x, y, width, height], or a list of those: as COCO has it
-    keypoints     [[x, y], ...], or [[x, y, visibility], ...], or, as COCO has it, [x, y, visibility, x, y, ...]
+    bbox          [x, y, width, height], or a list of those, as in COCO
+    keypoints     [[x, y], ...], or [[x, y, visibility], ...], or, as in COCO, [x, y, visibility, x, y, ...]
 
-Boxes are cut at the borders of the packed picture; one of which nothing is left becomes all zeros, so that lists that
-run in parallel with it stay in step. Points may come to lie beyond the borders; one whose visibility is 0 stays as it
-is. Numbers are rounded to a thousandth of a pixel.
+Boxes are clipped to the packed image. A box outside of it becomes all zeros, so that lists that run in parallel stay in
+step. Keypoints may lie beyond the borders; one whose visibility is 0 is kept as it is. Numbers are rounded to a
+thousandth of a pixel.
 
 Source of the COCO forms: cocodataset.org, "Data format".
 """
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from PIL import Image
+
 from shardflow.errors import DecodeError
-from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.image_types import IMAGE_PARTS, IMAGE_TYPES
 from shardflow.formats.labels import LABEL_PARTS, Label, format_label
 
+from .image.colour import BITS_TAG
+from .image.decoding import map_codec_errors, safe_open
 from .image.geometry import Geometry
+
+MASK_FORMATS = tuple(each.name for each in IMAGE_TYPES if each.for_masks)
+MASK_MODES = ("1", "L", "P", "I;16", "RGB")
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 _DIGITS = 3
 
 
-def companions(parts: Mapping[str, bytes], label: Label, geometry: Geometry) -> dict[str, bytes]:
-    """Return everything that goes with an image into its sample.
+def transform_parts(parts: Mapping[str, bytes], label: Label, geometry: Geometry) -> dict[str, bytes]:
+    """Return the parts that stand beside an image in its sample.
 
     Args:
-        parts: What goes with the source.
+        parts: The parts of the source.
         label: Its class or classes.
-        geometry: What became of the image.
+        geometry: Where the pixels of the image went.
 
     Raises:
         DecodeError: A part cannot be read, does not fit the image, or has a name that no sample can have.
     """
-    made = {}
+    transformed = {}
     for part, data in parts.items():
         if not _NAME.fullmatch(part):
             raise DecodeError(f"part {part!r}: names of parts are up to 16 letters, digits and ._-")
         if part in IMAGE_PARTS:
-            raise DecodeError(f"part {part!r} would be a second image; rename it to something like second.{part}")
+            raise DecodeError(f"part {part!r} would be a second image; rename it, for example to second.{part}")
         if part in LABEL_PARTS:
-            raise DecodeError(f"part {part!r} is made from the labels of a source, and is no part of its own")
-        made[part] = _moved(part, data, geometry)
-    return made | format_label(label)
+            raise DecodeError(f"part {part!r} is reserved for the labels; rename it")
+        transformed[part] = _transform(part, data, geometry)
+    return transformed | format_label(label)
 
 
-def _moved(part: str, data: bytes, geometry: Geometry) -> bytes:
+def transform_mask(data: bytes, geometry: Geometry) -> bytes:
+    """Return a mask, drawn on the upright image, as the PNG that fits the packed one.
+
+    Each pixel takes the value of the nearest one: labels are never mixed. Bilevel, 8 and 16 bits of grey, palette
+    indexes (with their palette) and RGB codes keep their values.
+
+    Args:
+        data: A file in one of `MASK_FORMATS`, as large as the upright image.
+        geometry: Where the pixels of the image went.
+
+    Raises:
+        DecodeError: It is not such a file, or of another size.
+    """
+    with map_codec_errors(DecodeError), safe_open(data, MASK_FORMATS) as image:
+        if image.size != geometry.upright:
+            found, expected = ("{}x{}".format(*size) for size in (image.size, geometry.upright))
+            message = f"the mask has {found} pixels, the upright image {expected}"
+            raise DecodeError(f"{message}; make the mask as large as the image")
+        if image.mode not in MASK_MODES or _is_rescaled(image, data):
+            kinds = "1, 8 or 16 bits of grey, a palette, or 8 bits of RGB"
+            raise DecodeError(f"a mask in mode {image.mode} has no plain label values; save it with {kinds}")
+        image.load()
+        resized = image.resize(geometry.size, Image.Resampling.NEAREST, box=geometry.box)
+        resized.info = {}  # metadata of the file
+        buffer = io.BytesIO()
+        resized.save(buffer, "PNG")
+        return buffer.getvalue()
+
+
+def _is_rescaled(image: Image.Image, data: bytes) -> bool:
+    """Whether Pillow changes the values of the file: 2 or 4 bits of grey, 16 of colour (W3C PNG 11.2.2)."""
+    if image.format == "PNG":
+        return data[24:26] in (b"\x02\x00", b"\x04\x00", b"\x10\x02")
+    return getattr(image, "tag_v2", {}).get(BITS_TAG, (8,))[0] in (2, 4)
+
+
+def _transform(part: str, data: bytes, geometry: Geometry) -> bytes:
     if part.endswith(".png"):
         try:
-            return geometry.mask(data)
+            return transform_mask(data, geometry)
         except DecodeError as error:
             raise DecodeError(f"part {part!r}: {error}") from error
     if (part == "json" or part.endswith(".json")) and any(f'"{name}"'.encode() in data for name in _COORDINATES):
         try:
-            return json.dumps(_followed(json.loads(data), geometry), ensure_ascii=False).encode()
+            return json.dumps(_transform_json(json.loads(data), geometry), ensure_ascii=False).encode()
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
             raise DecodeError(f"part {part!r}: {error}") from error
     return data
 
 
-def _followed(value: Any, geometry: Geometry) -> Any:
+def _transform_json(value: Any, geometry: Geometry) -> Any:
     """Return a JSON value with all coordinates in it moved."""
     if isinstance(value, dict):
         return {
-            name: _COORDINATES[name](inner, geometry) if name in _COORDINATES else _followed(inner, geometry)
+            name: _COORDINATES[name](inner, geometry) if name in _COORDINATES else _transform_json(inner, geometry)
             for name, inner in value.items()
         }
-    return [_followed(inner, geometry) for inner in value] if isinstance(value, list) else value
+    return [_transform_json(inner, geometry) for inner in value] if isinstance(value, list) else value
 
 
 def _boxes(value: Any, geometry: Geometry) -> list[list[float]]:
@@ -101,13 +145,13 @@ def _keypoints(value: Any, geometry: Geometry) -> list[Any]:
         return [_keypoints(inner, geometry) for inner in value]
     if value and not isinstance(value[0], list):
         if len(value) % 3:
-            raise ValueError(f"keypoints: expected x, y, visibility, again and again, found {len(value)} numbers")
+            raise ValueError(f"keypoints: expected x, y, visibility in turn, found {len(value)} numbers")
         rows = _keypoints([value[at : at + 3] for at in range(0, len(value), 3)], geometry)
         return [number for row in rows for number in row]
     points = []
     for x, y, *visibility in _rows(value, "keypoints", (2, 3)):
-        unseen = visibility == [0]
-        points.append([x, y, *visibility] if unseen else [*_rounded(geometry.point(x, y)), *visibility])
+        hidden = visibility == [0]
+        points.append([x, y, *visibility] if hidden else [*_rounded(geometry.point(x, y)), *visibility])
     return points
 
 
@@ -126,7 +170,7 @@ def _list(value: Any, name: str) -> list[Any]:
 
 
 def _rows(value: Any, name: str, lengths: tuple[int, ...]) -> list[list[float]]:
-    """Return a list of lists of numbers, checked to be one."""
+    """Return a list of lists of numbers, after checking that it is one."""
     rows: list[list[float]] = value
     for row in rows:
         if len(row) not in lengths or not all(isinstance(number, int | float) for number in row):

@@ -1,16 +1,17 @@
 """The commit: receipts become a manifest, and the manifest makes the dataset.
 
-Everything is counted here from the receipts alone, so it comes out the same whether the jobs were just done or done
-by an earlier attempt. The manifest is written last, create-only: before it there is no dataset. An extension puts a new
-version in its place in one step, and keeps the old one beside it.
+Everything is counted from receipts alone, so the result is the same whether the jobs were just done or done by an
+earlier attempt. The manifest is written last, create-only: before it there is no dataset. An extension replaces the
+manifest by a new version in one step, and keeps the old one beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shardflow.errors import DatasetExistsError, PackIncompleteError
 from shardflow.formats import manifest
@@ -20,104 +21,161 @@ from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.storage.storage import Storage
 from shardflow.storage.write_lock import abort_uploads, release
 
-from .image.codecs import codecs
+from .image.encoding import codec_versions
 from .ledger import Ledger
 from .recipe import Recipe
-from .report import PackReport
 
 _NAMED = 3
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackReport:
+    """The result of a pack. `inputs` is always the sum of `packed` and `quarantined`.
+
+    Attributes:
+        fingerprint: The dataset's identity.
+        inputs, packed, quarantined: Numbers of images.
+        reasons: Reason of a quarantine → number of inputs; figures in the reasons are left out.
+        skipped: Extension → number of files that are not inputs because of it.
+        shards: Number of shards.
+        bytes_in, bytes_out: Size of the packed inputs, and of the shards.
+        counts: Number of images that were turned, converted, first frames, ..., by the names of `Statistics.counts`.
+        resumed: Inputs that an earlier attempt had done.
+        seconds: Duration of this attempt.
+    """
+
+    fingerprint: str
+    inputs: int
+    packed: int
+    quarantined: int
+    reasons: Mapping[str, int]
+    skipped: Mapping[str, int]
+    shards: int
+    bytes_in: int
+    bytes_out: int
+    counts: Mapping[str, int]
+    resumed: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """Receipts added up, in any order. The paths of the packed inputs, most of a receipt, are not kept.
+
+    Attributes:
+        shards: Name of a job → its shard, where it has one.
+        statistics: Split → counts.
+        pixels, bytes_in: Sums over the packed images.
+        quarantined: All inputs that were not packed.
+    """
+
+    shards: dict[str, manifest.Shard] = field(default_factory=dict)
+    statistics: defaultdict[str, Statistics] = field(default_factory=lambda: defaultdict(Statistics))
+    pixels: PixelSums = field(default_factory=PixelSums)
+    bytes_in: int = 0
+    quarantined: list[Quarantined] = field(default_factory=list)
+
+    def add(self, name: str, receipt: Receipt) -> None:
+        """Add the receipt of the job of a name."""
+        if receipt.shard is not None:
+            self.shards[name] = receipt.shard
+        self.statistics[name.partition("/")[0]] += receipt.statistics
+        self.pixels += receipt.pixels
+        self.bytes_in += receipt.bytes_in
+        self.quarantined += receipt.quarantined
+
+    def __add__(self, other: Totals) -> Totals:
+        statistics = defaultdict(Statistics, self.statistics)
+        for split, counts in other.statistics.items():
+            statistics[split] += counts
+        return Totals(
+            shards=self.shards | other.shards,
+            statistics=statistics,
+            pixels=self.pixels + other.pixels,
+            bytes_in=self.bytes_in + other.bytes_in,
+            quarantined=self.quarantined + other.quarantined,
+        )
+
+
 def commit(
     ledger: Ledger,
-    layout: Sharding,
+    totals: Totals,
+    sharding: Sharding,
     *,
     classes: tuple[str, ...] | None,
     recipe: Recipe,
     max_bad: int,
-    ignored: Mapping[str, int],
+    skipped: Mapping[str, int],
     replacing: manifest.Manifest | None = None,
-    before: Mapping[str, Receipt] | None = None,
+    before: Totals | None = None,
 ) -> PackReport:
-    """Write `quarantine.jsonl` and, when no more than `max_bad` inputs are in it, the manifest.
+    """Write `quarantine.jsonl` and, when no more than `max_bad` new inputs are in it, the manifest.
 
     Args:
-        ledger: Has the receipts of all jobs of the layout.
-        layout: The jobs.
-        classes, recipe: What the manifest says of them.
-        max_bad: Inputs that may be quarantined, besides those that were so in the version that is replaced.
-        ignored: For the report.
-        replacing: The version whose place the new one takes; it is kept under another name. None for the first one.
-        before: The receipts of that version by the names of the jobs.
+        ledger: The ledger of the destination.
+        totals: Receipts of the jobs, without those of the version that is replaced.
+        sharding: The division of all inputs into jobs.
+        classes, recipe: For the manifest.
+        max_bad: Inputs that may be quarantined, besides those of the version that is replaced.
+        skipped: For the report.
+        replacing: The version that the new one replaces; it is kept under another name. None for a new dataset.
+        before: Receipts of that version.
 
     Raises:
-        PackIncompleteError: More are quarantined, or nothing could be packed.
-        DatasetExistsError: Somebody else committed meanwhile.
+        PackIncompleteError: More inputs are quarantined, or nothing could be packed.
+        DatasetExistsError: Another process committed meanwhile.
     """
-    splits: dict[str, list[manifest.Shard]] = {split: [] for split in layout.jobs}
-    quarantined: list[Quarantined] = []
-    old = before or {}
-    bad: list[Quarantined] = []  # among what is new
-    statistics = {split: Statistics() for split in splits}
-    pixels, bytes_in = PixelSums(), 0
-    for name in layout.names():
-        receipt = old[name] if name in old else ledger.receipt(name)
-        quarantined += receipt.quarantined
-        if name not in old:
-            bad += receipt.quarantined
-        pixels += receipt.pixels
-        bytes_in += receipt.bytes_in
-        split = name.partition("/")[0]
-        statistics[split] += receipt.statistics
-        if receipt.shard is not None:
-            splits[split].append(receipt.shard)
-    ledger.write_quarantine(sorted(quarantined))
-    shards = [shard for entries in splits.values() for shard in entries]
-    inputs = sum(layout.inputs.values())
-    if len(bad) > max_bad or not shards:
+    whole = totals if before is None else before + totals
+    splits: dict[str, list[manifest.Shard]] = {split: [] for split in sharding.jobs}
+    for name in sharding.names():
+        if name in whole.shards:
+            splits[name.partition("/")[0]].append(whole.shards[name])
+    ledger.write_quarantine(sorted(whole.quarantined))
+    inputs = sum(sharding.inputs.values())
+    if len(totals.quarantined) > max_bad or not whole.shards:
         fresh = inputs - (replacing.inputs if replacing is not None else 0)
-        raise PackIncompleteError(_refusal(ledger, sorted(bad), fresh, max_bad))
-    ledger.remove_strangers(layout.names())
+        raise PackIncompleteError(_refusal(ledger, sorted(totals.quarantined), fresh, max_bad))
+    ledger.remove_leftovers(sharding.names())
 
     from shardflow import __version__  # here, because shardflow imports this package while it is being imported
 
-    made = manifest.Manifest(
-        splits={split: tuple(entries) for split, entries in splits.items()},
+    new = manifest.Manifest(
+        splits={split: tuple(shards) for split, shards in splits.items()},
         classes=classes,
         recipe=recipe.describe(),
-        tools={"shardflow": __version__, **codecs()},
+        tools={"shardflow": __version__, **codec_versions()},
         inputs=inputs,
-        mean=pixels.mean,
-        std=pixels.std,
-        statistics=statistics,
-        sharding=layout,
+        mean=whole.pixels.mean,
+        std=whole.pixels.std,
+        statistics={split: whole.statistics[split] for split in splits},
+        sharding=sharding,
     )
-    abort_uploads(ledger.storage, {shard.name for shard in shards})
+    abort_uploads(ledger.storage, {shard.name for shard in whole.shards.values()})
     if replacing is None:
-        ledger.storage.put_new(manifest.FILE_NAME, made.to_bytes())
+        ledger.storage.put_new(manifest.FILE_NAME, new.to_bytes())
     else:
-        _replace(ledger.storage, replacing, made)
+        _replace(ledger.storage, replacing, new)
     release(ledger.storage)
     return PackReport(
-        fingerprint=made.fingerprint,
+        fingerprint=new.fingerprint,
         inputs=inputs,
-        packed=made.samples,
-        quarantined=len(quarantined),
-        reasons=Counter(re.sub(r"\d+", "N", f"{bad.stage}: {bad.reason}") for bad in quarantined),
-        ignored=ignored,
-        shards=len(shards),
-        bytes_in=bytes_in,
-        bytes_out=sum(shard.bytes for shard in shards),
-        counts=sum(statistics.values(), Statistics()).counts,
+        packed=new.samples,
+        quarantined=len(whole.quarantined),
+        reasons=Counter(re.sub(r"\d+", "N", f"{bad.stage}: {bad.reason}") for bad in whole.quarantined),
+        skipped=skipped,
+        shards=len(whole.shards),
+        bytes_in=whole.bytes_in,
+        bytes_out=sum(shard.bytes for shard in whole.shards.values()),
+        counts=sum(whole.statistics.values(), Statistics()).counts,
     )
 
 
 def _replace(storage: Storage, old: manifest.Manifest, new: manifest.Manifest) -> None:
-    """Put one version in the place of another, which is kept first: at any moment one of them is there, whole."""
+    """Replace one version by another, after keeping the old one: at any moment one of them is there, whole."""
     found = storage.read(manifest.FILE_NAME)
     if manifest.from_bytes(found).fingerprint != old.fingerprint:
         raise DatasetExistsError(f"{storage} was extended by another process meanwhile; run the same command again")
-    with contextlib.suppress(DatasetExistsError):  # by an attempt that was killed right here
+    with contextlib.suppress(DatasetExistsError):  # an attempt that was killed here has kept it
         storage.put_new(manifest.kept_name(old.fingerprint), found)
     storage.put(manifest.FILE_NAME, new.to_bytes())
 
@@ -129,6 +187,6 @@ def _refusal(ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, ma
     if len(quarantined) == inputs:
         return f"none of the {inputs} inputs could be packed: {listed}; is this the right directory?"
     return (
-        f"{len(quarantined)} of {inputs} inputs could not be packed, {max_bad} are allowed: {listed}. Mend or remove "
-        f"them, or allow them with --max-bad {len(quarantined)}, then run the same command again: what was packed stays"
+        f"{len(quarantined)} of {inputs} inputs could not be packed, {max_bad} are allowed: {listed}. Repair or remove "
+        f"them, or allow them with --max-bad {len(quarantined)}, then run the same command again: the packed ones stay"
     )

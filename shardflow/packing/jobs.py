@@ -1,8 +1,8 @@
-"""A job makes one shard from a fixed slice of the inputs, known before any work begins.
+"""Jobs: each makes one shard from a fixed slice of the inputs, known before any work begins.
 
-It touches nothing outside its shard, so any executor will do. A job is done in *pieces* of a few inputs each, which
-may run at the same time in several processes and leave a fragment of the shard each; `Finish` puts them together. The
-slots of a split are numbered whatever becomes of the inputs in them, so a sample's key depends on its own slot alone.
+A job touches nothing outside its shard, so any executor can run it. It is done in *pieces* of a few inputs each, which
+may run at the same time in several processes and leave a fragment of the shard each; `Finish` assembles them. The slots
+of a split are numbered regardless of the fate of their inputs, so a sample's key depends on its own slot alone.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import TEMPORARY, Storage
 
 from . import shard_writer
-from .annotations import companions
-from .image.encoded_image import EncodedImage
+from .annotations import transform_parts
+from .image.encoding import EncodedImage
 from .recipe import Recipe
-from .sources import Input, Reader, Source
 from .sources.items import Item
+from .sources.reader import Input, Reader
+from .sources.source import Source
 
 PIECE_ITEMS = 32
-"""Small enough that a hundred inputs keep several processes busy, and that little is lost with a process that dies."""
+"""Small enough that a hundred inputs keep several processes busy, and that a process that dies loses little."""
 
 Announce = Callable[[int | None], None]
-"""Told which input (its ordinal) is begun, None when the last is over: if the process ends, somebody knows where."""
+"""Called with the ordinal of each input that begins, and with None after the last: it shows where a process ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +49,14 @@ class Job:
     """One shard to make.
 
     Args:
-        name: The shard's name in the store without an extension: "train/000000".
-        first: Ordinal in the split of the first of the inputs.
+        name: Name of the shard without an extension: "train/000000".
+        first: Ordinal of the first input in its split.
         items: The inputs in order.
-        reader: Reads them.
-        dst: The store's path or URL.
-        spool: Local directory for the fragments.
-        recipe: What to do with each.
-        storage_options: Of the store; never shown.
+        reader: Reader of the inputs.
+        dst: Path or URL of the destination.
+        staging: Local directory for the fragments.
+        recipe: The recipe of the images.
+        storage_options: Options of the destination; never shown.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Job:
     items: Sequence[Item]
     reader: Reader
     dst: str
-    spool: Path
+    staging: Path
     recipe: Recipe
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -82,20 +83,35 @@ class Job:
 
 
 def digest_of(items: Iterable[Item], first: int) -> str:
-    """Return the SHA-256 of inputs: paths, labels, sizes, what else they are, and where they stand in the split."""
+    """Return the SHA-256 of inputs: their paths, labels, sizes, `more`, and their place in the split."""
     lines = (b"%b\0%a %d\0%b" % (os.fsencode(path), label, size, more) for path, label, size, _, more in items)
     return hashlib.sha256(b"%d\0" % first + b"".join(lines)).hexdigest()
 
 
 class PieceResult(NamedTuple):
-    """What became of a piece: its fragment, and the fate of each of its inputs; `skipped` are ordinals of the bad."""
+    """The result of a piece: its fragment, and the fate of each of its inputs.
+
+    Attributes:
+        fragment: The members of the packed samples.
+        sources: Paths of the packed inputs.
+        quarantined: The other inputs.
+        bad_ordinals: Their ordinals.
+        pixels, statistics: Sums and counts over the packed images.
+    """
 
     fragment: shard_writer.Fragment
     sources: tuple[str, ...]
     quarantined: tuple[Quarantined, ...]
-    skipped: tuple[int, ...]
+    bad_ordinals: tuple[int, ...]
     pixels: PixelSums
     statistics: Statistics
+
+
+Outcome = PieceResult | Receipt
+"""The result of a piece, or of a whole job."""
+
+Done = Callable[[Job, Outcome], None]
+"""Called with each outcome and its job, in the calling thread, in any order; last comes the receipt of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +120,7 @@ class Piece:
 
     Args:
         job: The job, cut down to these inputs.
-        deadly: Ordinal → reason, of inputs that must not be touched because they end the process.
+        deadly: Ordinal → reason, of inputs that end their process and must not be touched.
     """
 
     job: Job
@@ -114,43 +130,43 @@ class Piece:
         """Process the inputs and write the fragment; may be repeated.
 
         Raises:
-            StoreError: The destination failed. Whatever is wrong with an input is part of the result instead.
+            StoreError: The destination failed. A bad input is part of the result instead.
         """
         job = self.job
         members: list[bytes] = []
         sources: list[str] = []
         quarantined: list[Quarantined] = []
-        skipped: list[int] = []
+        bad_ordinals: list[int] = []
         pixels, statistics = PixelSums(), Statistics()
         for (ordinal, item), read in zip(enumerate(job.items, job.first), self._reads(), strict=True):
             announce(ordinal)
             outcome = self._process(ordinal, item, read)
             if isinstance(outcome, Quarantined):
                 quarantined.append(outcome)
-                skipped.append(ordinal)
+                bad_ordinals.append(ordinal)
                 continue
-            packed, parts = outcome
-            members.append(shard_writer.sample(f"{ordinal:09d}", {packed.part: packed.image, **parts}))
+            image, parts = outcome
+            members.append(shard_writer.sample(f"{ordinal:09d}", {image.part: image.image, **parts}))
             sources.append(item.path)
-            pixels += packed.pixels
-            packed.count_in(statistics, item.label)
+            pixels += image.pixels
+            image.count_in(statistics, item.label)
         announce(None)
         folder, _, base = job.name.rpartition("/")
         name = f"{folder}/{TEMPORARY}{base}.{job.first:09d}"
         data = b"".join(members)
-        path = job.spool / name
+        path = job.staging / name
         with map_os_errors(path):
-            path.parent.mkdir(exist_ok=True)  # without parents: a disk that was unmounted is not to be made up for
-            path.write_bytes(data)  # not made durable: after a crash the piece is done again
+            path.parent.mkdir(exist_ok=True)  # without parents: the mount point of a lost disk must not be filled
+            path.write_bytes(data)  # not synced: after a crash the piece is done again
         fragment = shard_writer.Fragment(name=name, samples=len(sources), size=len(data), crc32=zlib.crc32(data))
-        return PieceResult(fragment, tuple(sources), tuple(quarantined), tuple(skipped), pixels, statistics)
+        return PieceResult(fragment, tuple(sources), tuple(quarantined), tuple(bad_ordinals), pixels, statistics)
 
     def without(self, ordinal: int, reason: str) -> Piece:
         """Return the piece with one more input marked as deadly."""
         return replace(self, deadly={**self.deadly, ordinal: reason})
 
     def _reads(self) -> Iterator[Callable[[], Input]]:
-        """Yield what returns each input, in order; those that are far away are all asked for at once."""
+        """Yield functions that return the inputs, in order; remote inputs are all requested at once."""
         reader = self.job.reader
         if not reader.remote:
             yield from (functools.partial(reader.read, item) for item in self.job.items)
@@ -167,9 +183,9 @@ class Piece:
         if ordinal in self.deadly:
             return Quarantined(item.path, "decode", self.deadly[ordinal])
         try:
-            image, given = read()
-            packed = self.job.recipe.process(image)
-            return packed, companions(given, item.label, packed.geometry)
+            data, parts = read()
+            image = self.job.recipe.process(data)
+            return image, transform_parts(parts, item.label, image.geometry)
         except SampleError as error:
             stages = {DecodeError: "decode", EncodeError: "encode"}
             return Quarantined(item.path, stages.get(type(error), "read"), str(error))
@@ -183,15 +199,15 @@ class Finish:
     results: tuple[PieceResult, ...]
 
     def run(self, announce: Announce) -> Receipt:  # noqa: ARG002 - no input is touched
-        """Publish tar, index and receipt, in this order; may be repeated.
+        """Publish tar, index and receipt, in this order, and return the receipt; may be repeated.
 
         Raises:
             StoreError: The destination failed.
-            IntegrityError: It does not hold what was written.
+            IntegrityError: A fragment or the tar does not hold what was written to it.
         """
         job = self.job
         storage = open_storage(job.dst, job.storage_options)
-        if not all((job.spool / result.fragment.name).exists() for result in self.results):
+        if not all((job.staging / result.fragment.name).exists() for result in self.results):
             return self._done_before(storage)
         shard, index = None, b""
         receipt_name = f"{job.name}.json"
@@ -200,9 +216,9 @@ class Finish:
         if storage.local_path(receipt_name) is not None:
             storage.remove(receipt_name)
         if any(result.fragment.samples for result in self.results):
-            fragments = [(job.spool / result.fragment.name, result.fragment) for result in self.results]
+            fragments = [(job.staging / result.fragment.name, result.fragment) for result in self.results]
             folder, _, base = job.name.rpartition("/")
-            tar = job.spool / folder / f"{TEMPORARY}{base}.tar"
+            tar = job.staging / folder / f"{TEMPORARY}{base}.tar"
             with map_os_errors(tar):
                 assembled = shard_writer.assemble(tar, fragments)
             storage.upload(f"{job.name}.tar", tar)
@@ -224,7 +240,7 @@ class Finish:
             items_sha256=job.items_sha256,
             recipe_sha256=job.recipe.digest,
             sources=tuple(path for result in self.results for path in result.sources),
-            skipped=tuple(ordinal - job.first for result in self.results for ordinal in result.skipped),
+            skipped=tuple(ordinal - job.first for result in self.results for ordinal in result.bad_ordinals),
             quarantined=tuple(bad for result in self.results for bad in result.quarantined),
             bytes_in=statistics.counts["bytes_before"],
             pixels=sum((result.pixels for result in self.results), PixelSums()),
@@ -233,20 +249,20 @@ class Finish:
             index_bytes=len(index),
         )
         storage.put(receipt_name, receipt.to_bytes())
-        with map_os_errors(job.spool):
+        with map_os_errors(job.staging):
             for result in self.results:
-                (job.spool / result.fragment.name).unlink(missing_ok=True)
+                (job.staging / result.fragment.name).unlink(missing_ok=True)
         return receipt
 
     def _done_before(self, storage: Storage) -> Receipt:
-        """Return the receipt of a run that removed its fragments, and ended before it could say that it was done."""
+        """Return the receipt of an attempt that removed its fragments, and was killed before it could return."""
         ours = (self.job.items_sha256, self.job.recipe.digest)
         with contextlib.suppress(NotFoundError, FormatError):
             receipt = from_bytes(storage.read(f"{self.job.name}.json"))
             if (receipt.items_sha256, receipt.recipe_sha256) == ours:
                 return receipt
-        message = f"{self.job.spool}: fragments of {self.job.name} have vanished; see to it that nothing removes files"
-        raise StoreError(f"{message} there, and run the same command again")
+        message = f"{self.job.staging}: fragments of {self.job.name} have vanished; make sure that no process deletes"
+        raise StoreError(f"{message} files there, and run the same command again")
 
 
 def plan_jobs(
@@ -254,7 +270,7 @@ def plan_jobs(
     dst: str,
     recipe: Recipe,
     *,
-    spool: Path,
+    staging: Path,
     shard_samples: int,
     seed: int,
     shuffle: bool,
@@ -272,7 +288,7 @@ def plan_jobs(
                 items=items[first : first + shard_samples],
                 reader=source.reader,
                 dst=dst,
-                spool=spool,
+                staging=staging,
                 recipe=recipe,
                 storage_options=storage_options,
             )
@@ -281,13 +297,13 @@ def plan_jobs(
 
 
 def content_of(jobs: Iterable[Job]) -> str:
-    """Return a digest of all that decides on what these jobs write, by which a writer knows its own claim again."""
+    """Return a digest of everything that these jobs' output depends on, by which a writer recognises its own lock."""
     lines = "".join(f"{job.name} {job.items_sha256} {job.recipe.digest}\n" for job in jobs)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def layout_of(jobs: Sequence[Job], *, shard_samples: int, shuffle: bool, seed: int) -> Sharding:
-    """Return how these jobs were cut."""
+def sharding_of(jobs: Sequence[Job], *, shard_samples: int, shuffle: bool, seed: int) -> Sharding:
+    """Return how the inputs were divided into these jobs."""
     numbers, inputs = Counter[str](), Counter[str]()
     for job in jobs:
         split = job.name.partition("/")[0]

@@ -1,7 +1,9 @@
-"""The ledger: the receipts in a destination, and whose the files there are.
+"""The ledger: the receipts in a destination, and which of the files there belong to a pack.
 
 `quarantine.jsonl` is the first file that a pack writes, and so the sign that a directory is being packed into.
 Without it a directory must be empty; with it, only files that have a pack's names are ever replaced or removed.
+
+The destination is listed once, at the beginning: nothing else writes there meanwhile.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.formats.manifest import QUARANTINE_NAME as QUARANTINE
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.receipt import Quarantined, Receipt, from_bytes
+from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import remove_abandoned
 from shardflow.storage.storage import TEMPORARY, ListedBlob, Storage, Writer
 from shardflow.storage.write_lock import FILE_NAME as LOCK
@@ -24,11 +28,12 @@ from shardflow.storage.write_lock import acquire, clean_up
 from .jobs import Job, content_of
 
 _SHARD = re.compile(rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json)")
-_HALF_DONE = re.compile(rf"(({'|'.join((*SPLITS, 'manifests'))})/)?{re.escape(TEMPORARY)}[^/]+")
+_FOLDERS = (".", *SPLITS, "manifests")
+_TEMPORARY = re.compile(rf"(({'|'.join(_FOLDERS[1:])})/)?{re.escape(TEMPORARY)}[^/]+")
 
 
 class Ledger:
-    """The receipts in a store. One writer at a time."""
+    """The receipts in a storage. One writer at a time."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -41,10 +46,10 @@ class Ledger:
     def refuse_dataset(self) -> None:
         """Refuse a destination that holds a dataset.
 
-        What a pack that was killed at the very moment of its commit has left beside the manifest is removed.
+        What a pack that was killed at the moment of its commit has left beside the manifest is removed.
 
         Raises:
-            DatasetExistsError: It does.
+            DatasetExistsError: It holds a dataset.
         """
         if self.storage.size(manifest.FILE_NAME) is not None:
             clean_up(self.storage)
@@ -60,36 +65,37 @@ class Ledger:
         """
         self.refuse_dataset()
         if QUARANTINE not in self.listing and LOCK not in self.listing:
-            foreign = [name for name in self.listing if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
-            if foreign:
-                message = f"{self.storage} is not empty: it holds {foreign[0]!r}, which no pack wrote"
+            others = [name for name in self.listing if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
+            if others:
+                message = f"{self.storage} is not empty: it holds {others[0]!r}, which no pack wrote"
                 raise ConfigError(f"{message}; choose an empty or a new directory")
         acquire(self.storage, content_of(jobs), writer)
-        if self.storage.size(QUARANTINE) is None:
+        if QUARANTINE not in self.listing:
             self.write_quarantine(())
 
     def finished(self, job: Job) -> Receipt | None:
         """Return the receipt of a job that need not be done again, None when it must be.
 
-        A job is done again when its inputs or its recipe are others, when an input was touched after the receipt was
+        A job is done again when its inputs or its recipe differ, when an input was touched after the receipt was
         written, when a file of the shard is missing or cut, and when an input could not be read, which may be mended.
         """
         name = f"{job.name}.json"
-        written_ns = self.listing[name].modified_ns if name in self.listing else None
-        if written_ns is None:
+        listed = [self.listing.get(f"{job.name}.{extension}") for extension in ("json", "tar", "npy")]
+        written, tar, index = listed
+        if written is None or written.modified_ns is None or (tar is None) != (index is None):
             return None
         try:
             receipt = from_bytes(self.storage.read(name))
         except (NotFoundError, FormatError):
             return None
         same = receipt.items_sha256 == job.items_sha256 and receipt.recipe_sha256 == job.recipe.digest
-        if not same or any(item.changed_ns > written_ns for item in job.items):
+        if not same or any(item.changed_ns > written.modified_ns for item in job.items):
             return None
         if any(bad.stage == "read" for bad in receipt.quarantined):
             return None
         if receipt.shard is not None:
-            sizes = {receipt.shard.name: receipt.shard.bytes, receipt.shard.index_name: receipt.index_bytes}
-            if any(name not in self.listing or self.listing[name].size != size for name, size in sizes.items()):
+            sizes = (receipt.shard.bytes, receipt.index_bytes)
+            if tar is None or index is None or (tar.size, index.size) != sizes:
                 return None
         return receipt
 
@@ -98,7 +104,7 @@ class Ledger:
 
         Raises:
             NotFoundError: There is none.
-            FormatError: It is none of this version.
+            FormatError: It is not a receipt of this version.
         """
         return from_bytes(self.storage.read(f"{name}.json"))
 
@@ -107,15 +113,18 @@ class Ledger:
         rows = [json.dumps(bad._asdict(), sort_keys=True) + "\n" for bad in quarantined]
         self.storage.put(QUARANTINE, "".join(rows).encode())
 
-    def remove_strangers(self, names: Iterable[str]) -> None:
-        """Remove shards of an earlier attempt that had others than the jobs of these names."""
+    def remove_leftovers(self, names: Iterable[str]) -> None:
+        """Remove what earlier attempts left: temporary files, and shards of other jobs than those of these names."""
         planned = set(names)
-        for name in self.storage.listing():
-            if _SHARD.fullmatch(name) and name.rpartition(".")[0] not in planned:
+        for name in self.listing:
+            is_other = _SHARD.fullmatch(name) and name.rpartition(".")[0] not in planned
+            if is_other or _TEMPORARY.fullmatch(name):
                 self.storage.remove(name)
 
-    def remove_temporaries(self) -> None:
-        """Remove what a process that ended left half done."""
-        for name in self.storage.listing():
-            if _HALF_DONE.fullmatch(name):
-                self.storage.remove(name)
+
+def remove_temporaries(staging: Path) -> None:
+    """Remove the temporary files that processes which ended have left in the directory of the fragments."""
+    with map_os_errors(staging):
+        for folder in _FOLDERS:
+            for path in (staging / folder).glob(f"{TEMPORARY}*"):
+                path.unlink(missing_ok=True)

@@ -1,58 +1,64 @@
 """The recipe: how the bytes of one source image become the image that is packed.
 
-    open     only the formats of `guard`, and no more pixels than it allows, checked before any are allocated
+    open     only the formats of `decoding`, and no more pixels than it allows, checked before any are allocated
     decode   JPEGs at a reduced scale where that is enough (`decoding`); of several frames the first
-    plain    8-bit: 16 bits are scaled, alpha is composited on white, palettes and CMYK are converted (`colour`)
+    8 bits   16 bits are scaled, alpha is composited on white, palettes and CMYK are converted (`colour`)
     resize   antialiased, aspect ratio kept
-    convert  from an embedded colour profile to sRGB (`profile`)
-    turn     as the EXIF orientation says; it is dropped with all other metadata
-    cut      the centre, if a square is asked for
-    encode   (`encoding`), or copy the file if nothing at all had to be done and its format is kept
+    convert  from an embedded colour profile to sRGB (`colour`)
+    turn     as the EXIF or XMP orientation says (`orientation`); all metadata is dropped
+    crop     the centre, if a square is asked for
+    encode   (`encoding`), or copy the file if nothing had to be done and its format is kept
 
-What the settings cost and give is measured in docs/recipe.md.
+A preset is a recipe for a common case. docs/recipe.md has measurements of what the settings cost and gain.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
 from PIL import Image
 
 from shardflow.errors import ConfigError, DecodeError, EncodeError
+from shardflow.formats.manifest import Manifest
 
-from .image.codecs import codecs
-from .image.decoding import FILTERS, Filter, decode_at, has_more_frames, orientation_of
-from .image.encoded_image import EncodedImage
-from .image.encoding import FORMATS, SUBSAMPLINGS, Format, can_stay, encode, measure
-from .image.geometry import Geometry, Size, Window, turned
-from .image.profile import conversion
-from .image.safe_open import MAX_PIXELS, map_codec_errors, safe_open
+from .image.colour import profile_conversion
+from .image.decoding import (
+    FILTERS,
+    MAX_PIXELS,
+    Filter,
+    decode_resized,
+    has_more_frames,
+    map_codec_errors,
+    safe_open,
+)
+from .image.encoding import FORMATS, SUBSAMPLINGS, EncodedImage, Format, can_copy, codec_versions, encode, pixel_sums
+from .image.geometry import Geometry, Size, Window
+from .image.orientation import apply_orientation, load_tiff, orientation_of
 
 KEEP = "keep"
 MAX_SIDE = 65_500
-"""JPEG's own limit."""
+"""JPEG's limit."""
 
 _KEPT_AS = {"JPEG": "jpeg", "MPO": "jpeg", "WEBP": "webp"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The settings.
+    """The settings of packing.
 
     Args:
-        short_side: Pixels of the shorter side, 1 … 65500; None for as many as there are.
-            Smaller images keep their size.
-        long_side: The most pixels that the longer side may have, 1 … 65500; None for any number.
-        square: Cut the centre out, as wide as high.
+        short_side: Pixels of the shorter side, 1 … 65500; None to keep the size. Smaller images keep their size.
+        long_side: Limit of the longer side in pixels, 1 … 65500; None for no limit.
+        square: Crop the centre, as wide as high.
         enlarge: Enlarge smaller images to `short_side`, or to `long_side` where there is none.
         filter: "bicubic", "bilinear" or "lanczos", all antialiased.
-        format: "jpeg", "webp" (lossy), "png", or "keep": JPEG, WebP and PNG stay what they are, the rest becomes PNG,
-            and a file in which nothing has to be changed is copied byte for byte, its metadata included.
-        quality: Of JPEG and WebP, 1 … 100.
+        format: "jpeg", "webp" (lossy), "png", or "keep": JPEG, WebP and PNG keep their format, other formats become
+            PNG, and a file in which nothing has to be changed is copied byte for byte, its metadata included.
+        quality: Quality of JPEG and WebP, 1 … 100.
         subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0".
 
     Raises:
@@ -83,59 +89,58 @@ class Recipe:
             raise ConfigError(contradiction)
 
     def describe(self) -> dict[str, Any]:
-        """Return what a manifest says about it."""
+        """Return the recipe as a manifest describes it."""
         return {"background": "white", "colour": "sRGB", **asdict(self)}
 
     @property
     def digest(self) -> str:
         """SHA-256 of everything that the packed bytes depend on, the codecs' versions included."""
-        text = json.dumps({**self.describe(), "codecs": codecs()}, sort_keys=True)
+        text = json.dumps({**self.describe(), "codecs": codec_versions()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def process(self, data: bytes) -> EncodedImage:
-        """Return what becomes of an image file.
+        """Pack an image file.
 
         Raises:
             DecodeError: It cannot be decoded.
             EncodeError: It cannot be encoded.
         """
         with map_codec_errors(DecodeError), safe_open(data) as image:
-            if image.format == "TIFF":
-                image.load()  # which turns it, alone among the formats
-            stored, chosen = image.size, self._format(image)
+            loaded_upright = image.format == "TIFF" and load_tiff(image)
+            stored, target = image.size, self._format(image)
             resized = self._resized(stored)
             window = self._window(resized)
-            _refuse_too_large(resized, window, chosen)
-            asked, several = conversion(image), has_more_frames(image, data)
-            pixels = decode_at(image, data, resized, self.filter, as_cmyk=asked.mode == "CMYK")
-            orientation = orientation_of(image)
-            changed = (window[2:] != stored, orientation != 1, asked.transform is not None, several)
-            kept = self.format == KEEP and not any(changed) and can_stay(image, data)
+            _refuse_too_large(resized, window, target)
+            conversion, more_frames = profile_conversion(image), has_more_frames(image, data)
+            pixels = decode_resized(image, data, resized, self.filter, as_cmyk=conversion.mode == "CMYK")
+            orientation = 1 if loaded_upright else orientation_of(image)
+            changed = (window[2:] != stored, orientation != 1, conversion.transform is not None, more_frames)
+            kept = self.format == KEEP and not any(changed) and can_copy(image, data)
         with map_codec_errors(EncodeError):
-            pixels = turned(asked.apply(pixels), orientation)
+            pixels = apply_orientation(conversion.apply(pixels), orientation)
             window = self._window(pixels.size)
             done = {
-                "converted": asked.transform is not None,
+                "converted": conversion.transform is not None,
                 "enlarged": resized > stored,
-                "first_frame": several,
+                "first_frame": more_frames,
                 "kept": kept,
-                "profile_unusable": not asked.usable,
-                "turned": orientation != 1,
+                "profile_unusable": not conversion.usable,
+                "turned": loaded_upright or orientation != 1,
             }
             geometry = Geometry.of(stored, orientation, pixels.size, window)
             if geometry.size != pixels.size:
                 pixels = pixels.crop(window)
             return EncodedImage(
-                image=data if kept else encode(pixels, chosen, self.quality, self.subsampling),
-                part=chosen.part,
-                pixels=measure(pixels),
+                image=data if kept else encode(pixels, target, self.quality, self.subsampling),
+                part=target.part,
+                pixels=pixel_sums(pixels),
                 geometry=geometry,
                 bytes_before=len(data),
                 done=tuple(name for name, was in done.items() if was),
             )
 
     def _resized(self, size: Size) -> Size:
-        """Return the size before anything is cut: the settings that make it smallest count."""
+        """Return the size before the crop: the setting that makes the image smallest counts."""
         short, long = min(size), max(size)
         limits = [(most, side) for most, side in ((self.short_side, short), (self.long_side, long)) if most is not None]
         if not limits or not short:
@@ -147,7 +152,7 @@ class Recipe:
         return width, height
 
     def _window(self, size: Size) -> Window:
-        """Return what is kept of a resized image."""
+        """Return the crop of a resized image."""
         if not self.square:
             return (0, 0, *size)
         side = min(size)
@@ -163,20 +168,78 @@ def _contradiction(recipe: Recipe) -> str | None:
     if recipe.long_side is not None and recipe.square:
         return "long_side and square exclude each other: the sides of a square are short_side pixels"
     if recipe.long_side is not None and recipe.long_side < (recipe.short_side or 0):
-        return f"long_side is {recipe.long_side}, less than short_side, {recipe.short_side}; give a smaller short_side"
+        return f"long_side is {recipe.long_side}, less than short_side, {recipe.short_side}; set a smaller short_side"
     if recipe.enlarge and recipe.short_side is None and recipe.long_side is None:
-        return "enlarge has no size to enlarge to; give short_side as well"
+        return "enlarge has no size to enlarge to; set short_side as well"
     if recipe.format == "png" and recipe.quality != defaults["quality"]:
-        return f"quality is {recipe.quality}, but png loses nothing; leave quality out, or take jpeg or webp"
+        return f"quality is {recipe.quality}, but png is lossless; leave quality out, or use jpeg or webp"
     if recipe.format in ("png", "webp") and recipe.subsampling != defaults["subsampling"]:
-        return f"subsampling is {recipe.subsampling}, which only jpeg offers; leave it out, or take jpeg"
+        return f"subsampling is {recipe.subsampling}, which only jpeg offers; leave it out, or use jpeg"
     return None
 
 
-def _refuse_too_large(resized: Size, window: Window, chosen: Format) -> None:
+def _refuse_too_large(resized: Size, window: Window, target: Format) -> None:
     if resized[0] * resized[1] > MAX_PIXELS:
         raise EncodeError(f"would be enlarged to {resized[0]}x{resized[1]} pixels, more than {MAX_PIXELS}")
     width, height = window[2] - window[0], window[3] - window[1]
-    if max(width, height) > chosen.longest:
-        name, limit = chosen.codec, chosen.longest
-        raise EncodeError(f"would have {width}x{height} pixels; {limit} a side is {name}'s limit")
+    if max(width, height) > target.longest:
+        raise EncodeError(f"would have {width}x{height} pixels; {target.longest} a side is {target.codec}'s limit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """The purpose of a preset, in a line, and the settings that differ from a recipe's defaults."""
+
+    purpose: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+PRESETS = {
+    "imagenet": Preset(purpose="short side 256, JPEG quality 90: for training on crops of 224 pixels"),
+    "compact": Preset(
+        purpose="short side 256, JPEG quality 75: three fifths of the disk and of the network", settings={"quality": 75}
+    ),
+    "fine": Preset(
+        purpose="short side 512, JPEG quality 95, full colour resolution: for detection and segmentation",
+        settings={"short_side": 512, "quality": 95, "subsampling": "4:4:4"},
+    ),
+    "lossless": Preset(
+        purpose="short side 256, PNG: no artefacts, five times the disk, nine times the decoding",
+        settings={"format": "png"},
+    ),
+    "original": Preset(
+        purpose="any size; JPEG, PNG and WebP copied byte for byte where they can be",
+        settings={"short_side": None, "format": "keep"},
+    ),
+}
+
+
+def make_recipe(preset: str = "imagenet", **settings: Any) -> Recipe:
+    """Return the recipe of a preset, with some settings changed.
+
+    Raises:
+        ConfigError: There is no such preset or setting, a value is out of its range, or two contradict each other.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"preset is {preset!r}; allowed are {', '.join(PRESETS)}")
+    known = [setting.name for setting in fields(Recipe)]
+    for setting in settings:
+        if setting not in known:
+            raise ConfigError(f"a recipe has no {setting!r}; it has {', '.join(known)}")
+    return Recipe(**{**PRESETS[preset].settings, **settings})
+
+
+def recipe_of(manifest: Manifest) -> Recipe:
+    """Return the recipe that a dataset was packed with.
+
+    Raises:
+        ConfigError: This version of shardflow has no such recipe.
+    """
+    names = [setting.name for setting in fields(Recipe)]
+    recipe = Recipe(**{name: manifest.recipe[name] for name in names if name in manifest.recipe})
+    if recipe.describe() != manifest.recipe:
+        raise ConfigError(
+            f"the dataset was packed with {dict(manifest.recipe)}, which this shardflow cannot do; use the version "
+            f"that packed it: {manifest.tools.get('shardflow')}"
+        )
+    return recipe

@@ -1,8 +1,8 @@
-"""Repair: the damaged and missing shards of a dataset are made whole again, and no other file is touched.
+"""Repairing: the damaged and missing shards of a dataset are restored, and no other file is changed.
 
-The manifest says what each file must be, so whatever puts it back is accepted only if it has the SHA-256 of what was
-packed: a copy of the dataset, or the source from which the shard's job is done once more. An index follows from its
-shard, and needs neither.
+The manifest has the hash of each file, so a replacement is accepted only with the SHA-256 of what was packed: from a
+copy of the dataset, or from the source, whose inputs are packed again. An index is rebuilt from its shard, and needs
+neither.
 """
 
 from __future__ import annotations
@@ -10,33 +10,46 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardflow.dataset.dataset import Dataset, open_dataset
 from shardflow.dataset.verifying import Finding, verify_dataset, verify_shard
-from shardflow.errors import ConfigError, NotFoundError, ShardflowError
+from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import shard_index
 from shardflow.formats.manifest import Shard
+from shardflow.formats.receipt import Receipt, from_bytes
+from shardflow.storage.local_files import file_sha256
 from shardflow.storage.staging import temporary_staging
 from shardflow.storage.storage import Storage
 
 from .executors import ExecutorMaker, executor_maker
-from .repack import Remaking
-from .sources import listed
+from .image.encoding import codec_versions
+from .jobs import Job
+from .recipe import recipe_of
+from .sources.items import Item, Items
+from .sources.labelling import append_classes
+from .sources.resolve import list_source
+from .sources.source import Source
+
+RepairSource = Callable[[Shard, Path], None]
+"""Writes the tar of a shard, as it was packed, to a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairReport:
-    """What a repair did.
+    """The result of a repair.
 
     Attributes:
-        found: Everything that was wrong.
+        found: All damage that was found.
         repaired: Names of the files that were replaced.
-        failed: Name of a shard → why it could not be made whole.
-        left: What is still wrong.
+        failed: Name of a shard → why it could not be repaired.
+        left: Damage that remains.
     """
 
     found: tuple[Finding, ...]
@@ -58,24 +71,23 @@ def repair(
 
     Args:
         url: The dataset; its manifest must be sound.
-        source: A copy of the dataset, or what it was packed from, as `pack` takes it; None mends indexes alone.
-        storage_options, source_options: What fsspec's file systems take, where these are URLs.
+        source: A copy of the dataset, or what it was packed from, as for `pack`; None repairs indexes alone.
+        storage_options, source_options: Options of fsspec's file systems, where these are URLs.
         workers: Processes for packing again; None for one per core.
         progress: Called after each shard that was read.
 
     Raises:
         NotFoundError: There is no dataset, or nothing at `source`.
         ManifestError: The manifest is damaged.
-        ConfigError: `source` is neither a copy nor a source, the shards belong to other datasets, or `workers` is
-            below 1.
-        StoreError: The dataset is out of reach, or another process is writing to it.
+        ConfigError: `source` is neither a copy nor a source, the dataset is virtual, or `workers` is below 1.
+        StoreError: The dataset cannot be reached, or another process is writing to it.
     """
     make_executor = executor_maker("processes", workers)
     dataset = open_dataset(url, storage_options=storage_options)
     if roots := dataset.manifest.roots.values():
         places = ", ".join(root.url for root in roots)
-        message = f"{dataset.url} has no shards of its own; repair {places}"
-        raise ConfigError(f"{message}, or make it anew if an index is lost")
+        message = f"{dataset.url} is a virtual dataset without shards of its own; repair {places}"
+        raise ConfigError(f"{message}, or create it again if an index is lost")
     found = verify_dataset(dataset, progress=progress)
     touched = {finding.file for finding in found}
     broken = [shard for shard in dataset.shards if touched & {shard.name, shard.index_name}]
@@ -84,75 +96,143 @@ def repair(
     left: list[Finding] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(dataset.storage.exclusive_writer())
-        donor = None
+        repair_source = None
         if source is not None and broken:
-            donor = _donor(dataset, source, source_options, make_executor, stack)
+            repair_source = _open_source(dataset, source, source_options, make_executor, stack)
         for shard in broken:
             try:
-                repaired += _mend(dataset.storage, shard, donor)
+                repaired += _repair_shard(dataset.storage, shard, repair_source)
             except ShardflowError as error:
                 failed[shard.name] = str(error)
             left += verify_shard(dataset.storage, shard, None if dataset.classes is None else len(dataset.classes))
     return RepairReport(found=tuple(found), repaired=tuple(repaired), failed=failed, left=tuple(left))
 
 
-Donor = Callable[[Shard, Path], None]
-"""Writes the tar of a shard, as it was packed, to a path."""
-
-
-def _donor(
+def _open_source(
     dataset: Dataset,
     source: Any,
     options: Mapping[str, Any] | None,
     make_executor: ExecutorMaker,
     stack: contextlib.ExitStack,
-) -> Donor:
-    """Return who gives the shards, for as long as the stack stands."""
+) -> RepairSource:
+    """Open the repair source. It is closed with the stack."""
     if isinstance(source, (str, os.PathLike)):
         try:
-            return _copy(open_dataset(source, storage_options=options))
-        except NotFoundError:  # no copy, so a source
+            return _copy_shards(open_dataset(source, storage_options=options))
+        except NotFoundError:  # not a copy, so a source
             pass
-    return Remaking(dataset, stack.enter_context(listed(source, options)), make_executor)
+    return _Repacker(dataset, stack.enter_context(list_source(source, options)), make_executor)
 
 
-def _copy(copy: Dataset) -> Donor:
-    """Return what fetches a shard from a copy, under whatever name it has there."""
-    lines = {shard.sha256: shard for shard in copy.shards}
+def _copy_shards(copy: Dataset) -> RepairSource:
+    """Return a function that fetches a shard from a copy, where it may have another name."""
+    by_hash = {shard.sha256: shard for shard in copy.shards}
 
     def fetch(shard: Shard, target: Path) -> None:
-        if shard.sha256 not in lines:
+        if shard.sha256 not in by_hash:
             raise NotFoundError(
                 f"{copy.url} has no shard with the content of {shard.name}; is it a copy of this dataset?"
             )
-        copy.storage.get(lines[shard.sha256].name, target, size=shard.bytes, sha256=shard.sha256)
+        copy.storage.get(by_hash[shard.sha256].name, target, size=shard.bytes, sha256=shard.sha256)
 
     return fetch
 
 
-def _mend(storage: Storage, shard: Shard, donor: Donor | None) -> list[str]:
-    """Replace what is not as it was packed of a shard and its index; return the names."""
-    tar, mended = _read(storage, shard.name, shard.sha256), []
+class _Repacker:
+    """Packs shards of a dataset again, by their receipts, from the source that the dataset was packed from.
+
+    Args:
+        dataset: The dataset, with the receipts of the shards.
+        source: Its source, listed; it may have grown since.
+        make_executor: Makes the executor of the jobs.
+
+    Raises:
+        ConfigError: This version of shardflow does not know the recipe, or only one of the two has classes.
+    """
+
+    def __init__(self, dataset: Dataset, source: Source, make_executor: ExecutorMaker) -> None:
+        self._storage = dataset.storage
+        self._tools = dataset.manifest.tools
+        self._recipe = recipe_of(dataset.manifest)
+        self._make_executor = make_executor
+        self._source = append_classes(source, dataset.classes)
+
+    def __call__(self, shard: Shard, target: Path) -> None:
+        """Write the tar of a shard to a path.
+
+        Raises:
+            NotFoundError: The receipt is missing, or an input is.
+            IntegrityError: The result is not what was packed; the message says what differs.
+        """
+        try:
+            receipt = from_bytes(self._storage.read(shard.receipt_name))
+            items = self._items(shard, receipt)
+        except FormatError as error:
+            raise IntegrityError(f"{shard.receipt_name}: {error}; restore it, or repair from a copy") from error
+        with temporary_staging() as (folder, lock):
+            job = Job(
+                name=shard.name.removesuffix(".tar"),
+                first=receipt.first,
+                items=items,
+                reader=self._source.reader,
+                dst=str(folder),
+                staging=folder,
+                recipe=self._recipe,
+            )
+            if job.items_sha256 != receipt.items_sha256:
+                raise IntegrityError(f"the inputs of {shard.name} have changed since they were packed")
+            self._make_executor(lock).run([job], lambda *_: None)
+            tar = folder / shard.name
+            if not tar.exists() or file_sha256(tar) != shard.sha256:
+                ours = codec_versions()
+                theirs = {name: self._tools.get(name) for name in ours}
+                reason = (
+                    "its inputs have changed" if ours == theirs else f"it was packed with {theirs}, here are {ours}"
+                )
+                raise IntegrityError(f"packing {shard.name} again gave other bytes: {reason}")
+            shutil.move(tar, target)
+
+    def _items(self, shard: Shard, receipt: Receipt) -> Sequence[Item]:
+        items = self._source.splits.get(shard.name.partition("/")[0], Items.of(()))
+        paths = receipt.inputs()
+        rows: dict[str, list[int]] = {path: [] for path in paths}
+        for row, item in enumerate(items):
+            if item.path in rows:
+                rows[item.path].append(row)
+        for path, found in rows.items():
+            if not found:
+                raise NotFoundError(f"the source has no {path!r}, from which {shard.name} was packed")
+            if len(found) > 1:
+                raise IntegrityError(
+                    f"the source has {len(found)} inputs {path!r}, and no receipt says from which of them {shard.name} "
+                    "was packed; repair it from a copy"
+                )
+        return items.take(np.array([rows[path][0] for path in paths], dtype=np.int64))
+
+
+def _repair_shard(storage: Storage, shard: Shard, repair_source: RepairSource | None) -> list[str]:
+    """Replace the damaged files of a shard and its index; return their names."""
+    tar, repaired = _read(storage, shard.name, shard.sha256), []
     index = _read(storage, shard.index_name, shard.index_sha256)
     with temporary_staging() as (folder, _):
         path = folder / "shard.tar"
         if tar is None:
-            if donor is None:
+            if repair_source is None:
                 raise NotFoundError(f"{shard.name} is lost; name a copy of the dataset, or what it was packed from")
-            donor(shard, path)
+            repair_source(shard, path)
             tar = path.read_bytes()
         rebuilt = shard_index.rebuild(memoryview(tar), shard.index_sha256)
         if path.exists():
             storage.upload(shard.name, path)
-            mended.append(shard.name)
+            repaired.append(shard.name)
         if index is None:
             storage.put(shard.index_name, rebuilt)
-            mended.append(shard.index_name)
-    return mended
+            repaired.append(shard.index_name)
+    return repaired
 
 
 def _read(storage: Storage, name: str, sha256: str) -> bytes | None:
-    """Return a file if it is there and as it was packed."""
+    """Return a file if it exists with its SHA-256."""
     try:
         data = storage.read(name)
     except NotFoundError:

@@ -1,49 +1,90 @@
-"""An attempt: the jobs that are not finished yet are run, and what happens is counted."""
+"""One run of jobs: those that are not finished are done, and progress is counted."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from shardflow.errors import StoreError
+from shardflow.formats.receipt import Receipt
 
 from .executors import Executor
-from .jobs import Job, PieceResult
-from .ledger import Ledger
-from .report import Progress
+from .jobs import Job, Outcome
+from .ledger import Ledger, remove_temporaries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The progress of a pack.
+
+    Attributes:
+        inputs: Number of all inputs.
+        resumed: Inputs that an earlier attempt had done.
+        done: Inputs that are packed or quarantined by now, the resumed ones included.
+        bytes_in, bytes_out: Bytes that this attempt has read, and written.
+    """
+
+    inputs: int
+    resumed: int
+    done: int
+    bytes_in: int = 0
+    bytes_out: int = 0
 
 
 def run_jobs(
-    ledger: Ledger, jobs: Sequence[Job], executor: Executor, progress: Callable[[Progress], None] | None
+    ledger: Ledger,
+    jobs: Sequence[Job],
+    executor: Executor,
+    *,
+    staging: Path,
+    on_receipt: Callable[[str, Receipt], None],
+    progress: Callable[[Progress], None] | None,
 ) -> int:
-    """Run the jobs that have no receipt that still holds, and return how many inputs the others have.
+    """Run the jobs that are not finished, and return the number of inputs of the finished ones.
+
+    Args:
+        ledger: The ledger of the destination.
+        jobs: All jobs.
+        executor: Runs the jobs.
+        staging: Directory of the jobs' fragments; what killed processes left there is removed.
+        on_receipt: Called with the name of each job and its receipt, in any order.
+        progress: Called in this thread, now and then.
 
     Raises:
         StoreError: The destination failed.
         PackIncompleteError: Workers kept dying.
     """
-    missing = [job for job in jobs if ledger.finished(job) is None]
+    unfinished = []
+    for job in jobs:
+        if (receipt := ledger.finished(job)) is None:
+            unfinished.append(job)
+        else:
+            on_receipt(job.name, receipt)
     inputs = sum(len(job.items) for job in jobs)
-    resumed = inputs - sum(len(job.items) for job in missing)
+    resumed = inputs - sum(len(job.items) for job in unfinished)
     so_far = Progress(inputs=inputs, resumed=resumed, done=resumed)
 
-    def count(result: PieceResult | None) -> None:
-        nonlocal so_far
-        if result is not None:
-            so_far = replace(
-                so_far,
-                done=so_far.done + len(result.sources) + len(result.quarantined),
-                bytes_in=so_far.bytes_in + result.statistics.counts["bytes_before"],
-                bytes_out=so_far.bytes_out + result.fragment.size,
-            )
-        if progress is not None:
-            progress(so_far)
+    progress = progress or (lambda _: None)
 
-    count(None)
+    def done(job: Job, outcome: Outcome) -> None:
+        nonlocal so_far
+        if isinstance(outcome, Receipt):
+            on_receipt(job.name, outcome)
+            return
+        so_far = replace(
+            so_far,
+            done=so_far.done + len(outcome.sources) + len(outcome.quarantined),
+            bytes_in=so_far.bytes_in + outcome.statistics.counts["bytes_before"],
+            bytes_out=so_far.bytes_out + outcome.fragment.size,
+        )
+        progress(so_far)
+
+    progress(so_far)
     try:
-        executor.run(missing, count)
+        executor.run(unfinished, done)
     finally:
-        with contextlib.suppress(StoreError):  # what went wrong before matters more
-            ledger.remove_temporaries()
+        with contextlib.suppress(StoreError):  # an error of the run matters more
+            remove_temporaries(staging)
     return resumed

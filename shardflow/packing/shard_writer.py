@@ -1,8 +1,7 @@
-"""The writer: encoded samples in, a shard and its index out.
+"""The shard writer: encoded samples become a shard and its index.
 
-A shard is written in *fragments*: the members of a few samples each, without the zero blocks that end a tar. Put one
-after the other they are the shard, so that several processes can work on one shard, and its bytes do not tell how
-many did.
+A shard is written in *fragments*: the members of a few samples each, without the zero blocks that end a tar. The shard
+is their concatenation, so several processes can work on it, and its bytes do not depend on their number.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:
-    """A finished fragment: its name in the store, and what its file must hold."""
+    """A finished fragment: the name of its file, and the samples, size and CRC-32 that the file must have."""
 
     name: str
     samples: int
@@ -32,7 +31,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
-    """A whole shard: size in bytes and SHA-256 of the tar, and the contents of its index."""
+    """A whole shard: size in bytes and SHA-256 of the tar, and the content of its index."""
 
     size: int
     sha256: str
@@ -40,7 +39,7 @@ class Assembled:
 
 
 def sample(key: str, parts: Mapping[str, bytes]) -> bytes:
-    """Return the members of one sample as they stand in a tar, sorted by name."""
+    """Return the members of one sample as they are in a tar, sorted by name."""
     blocks: list[bytes] = []
     for part in sorted(parts):
         payload = parts[part]
@@ -53,10 +52,10 @@ def assemble(target: Path, pieces: Sequence[tuple[Path, Fragment]]) -> Assembled
 
     Args:
         target: The file to write.
-        pieces: Where each fragment lies, in order. One sample at least.
+        pieces: Path of each fragment, in order. They have at least one sample.
 
     Raises:
-        IntegrityError: A fragment, or the shard made from them, does not hold what was written.
+        IntegrityError: A fragment, or the shard, does not hold what was written to it.
         TarError: The same.
     """
     digest = hashlib.sha256()

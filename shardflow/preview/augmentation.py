@@ -11,10 +11,9 @@ from PIL import Image
 
 from shardflow.dataset.dataset import Dataset
 from shardflow.errors import ConfigError, DecodeError
-from shardflow.loading.batch import Batch
 from shardflow.loading.decoders import Decoder, RandomResizedCropDecoder, new
 from shardflow.loading.loader import Loader
-from shardflow.loading.sampler import augmentation_keys
+from shardflow.loading.sampler import Batch, augmentation_keys
 from shardflow.loading.stages import Augment
 
 from .contact_sheet import SIDE, Tile, sample_tiles

@@ -1,7 +1,7 @@
 """The cache of remote shards: verified files, named by their SHA-256, that all processes of a user on a host share.
 
-Experiments, ranks, splits and copies of a dataset share the files of the same content. `cache_directory` describes the
-files and locks, `cache_eviction` keeps the cache within its limit.
+Experiments, ranks, splits and copies of a dataset share the files of the same content. `cache_directory` has the files,
+locks and eviction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from shardflow._validation import size_in_bytes
 from shardflow.errors import StoreError
 
 from .cache_directory import CachedFile, CacheDirectory, unlink
-from .cache_eviction import Evictor
 from .local_files import file_sha256, map_os_errors
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,10 @@ STALL_TIMEOUT_S = 60.0
 """How long a reader waits for another process whose download does not grow. The retry policy ends the downloads of live
 processes sooner; this timeout is for processes that were stopped."""
 
-_ATTEMPTS = 3  # to fetch into a directory that other processes delete meanwhile
+_NO_ROOM = (
+    "the cache %s has no room (limit %d bytes): each process downloads shards into private temporary files; free some "
+    "space, raise the limit of the cache, or choose a cache directory on another disk"
+)
 
 Download = Callable[[Path], None]
 """Writes the expected content to a new file and verifies it; leaves no file when it raises."""
@@ -40,12 +42,9 @@ Download = Callable[[Path], None]
 class FetchResult(enum.Enum):
     """The result of an attempt to put a file into the cache."""
 
-    CACHED = enum.auto()
-    """The file is in the cache."""
-    BUSY = enum.auto()
-    """Another process is downloading the file."""
-    FULL = enum.auto()
-    """The cache, or its disk, has no room."""
+    CACHED = enum.auto()  # the file is in the cache
+    BUSY = enum.auto()  # another process is downloading the file
+    FULL = enum.auto()  # the cache, or its disk, has no room
 
 
 class Cache:
@@ -75,7 +74,6 @@ class Cache:
         self.limit_bytes = size_in_bytes(limit)
         self.pixel_limit_bytes = None if pixels is None else size_in_bytes(pixels)
         self._files = CacheDirectory(self.directory)
-        self._evictor = Evictor(self._files)
         self.decoded_directory = self._files.decoded
         self._warned = False
         with contextlib.suppress(StoreError):  # raised later, and only if a file is fetched
@@ -95,10 +93,11 @@ class Cache:
             StoreError: No disk has room; and any error of `download`.
         """
         with map_os_errors(self.directory):
-            for _ in range(_ATTEMPTS):
+            for _ in range(3):  # other processes may delete the directory
                 file = self._obtain(sha256, size, download, STALL_TIMEOUT_S)
-                if file is FetchResult.FULL:
-                    self._warn_of_no_room()
+                if file is FetchResult.FULL and not self._warned:
+                    self._warned = True
+                    logger.warning(_NO_ROOM, self.directory, self.limit_bytes)
                 if isinstance(file, FetchResult):
                     break
                 if file is not None:
@@ -106,21 +105,14 @@ class Cache:
             return self._open_private(size or 0, download)
 
     def fetch(self, sha256: str, size: int | None, download: Download, *, stall_timeout_s: float = 0) -> FetchResult:
-        """Put the file of this content into the cache, if there is room.
+        """Put the file of this content into the cache, if there is room; see `open`.
 
-        Args:
-            sha256, size, download: As for `open`.
-            stall_timeout_s: A download of another process is waited for until it has not grown for so long.
-
-        Raises:
-            StoreError: And any other error of `download`.
+        A download of another process is waited for until it has not grown for `stall_timeout_s`.
         """
         with map_os_errors(self.directory):
             file = self._obtain(sha256, size, download, stall_timeout_s)
-        if file is None:
-            return FetchResult.BUSY
-        if isinstance(file, FetchResult):
-            return file
+        if file is None or isinstance(file, FetchResult):
+            return file or FetchResult.BUSY
         file.close()
         return FetchResult.CACHED
 
@@ -140,17 +132,17 @@ class Cache:
 
     def blobs(self) -> list[CachedFile]:
         """Return the shards and indexes in the cache, the least recently used first."""
-        return self._evictor.blobs()
+        return self._files.list_blobs()
 
     def decoded(self) -> list[CachedFile]:
         """Return the files of decoded images, the least recently used first, with the disk space of each."""
-        return self._evictor.decoded()
+        return self._files.list_decoded()
 
     def prune(self, limit_bytes: int) -> list[CachedFile]:
         """Evict shards and decoded images until they are within a limit, remove leftovers; return the evicted files."""
         self._files.create()
         with map_os_errors(self.directory):
-            return self._evictor.prune(limit_bytes)
+            return self._files.prune(limit_bytes)
 
     def prune_damaged(self) -> list[CachedFile]:
         """Read all blobs, remove those that do not have the SHA-256 of their name, and return them."""
@@ -160,9 +152,9 @@ class Cache:
         """Read a blob and remove it if it is damaged; return whether it was."""
         path = self._files.blobs / sha256
         with contextlib.suppress(FileNotFoundError), map_os_errors(path):
-            if file_sha256(path) != sha256:
+            if is_damaged := file_sha256(path) != sha256:
                 path.unlink(missing_ok=True)
-                return True
+            return is_damaged
         return False
 
     def _obtain(
@@ -177,7 +169,7 @@ class Cache:
                     return FetchResult.BUSY
                 if (file := self._open_cached(sha256, size)) is not None:
                     return file
-                if not self._evictor.make_room(size or 0, self.limit_bytes):
+                if not self._files.make_room(size or 0, self.limit_bytes):
                     return FetchResult.FULL
                 return self._download(sha256, download, size, keep=True)
         except OSError as error:
@@ -213,7 +205,6 @@ class Cache:
             try:
                 if keep and (size is not None or self._reserve(name, os.fstat(file.fileno()).st_size)):
                     os.replace(partial, self._files.blobs / name)
-                    self._evictor.forget_size(name)
             except BaseException:
                 file.close()
                 raise
@@ -225,7 +216,7 @@ class Cache:
         """Reserve room for a file whose size was unknown before its download; return whether there is any."""
         try:
             os.truncate(self._files.locks / name, size)
-            return self._evictor.make_room(size, self.limit_bytes)
+            return self._files.make_room(size, self.limit_bytes)
         except FileNotFoundError:  # the cache was deleted at this moment
             return False
 
@@ -248,16 +239,6 @@ class Cache:
             message = f"neither {self.directory} nor {tempfile.gettempdir()} has room for {size} bytes"
             raise StoreError(f"{message}; free some space, or choose a cache directory on another disk") from error
 
-    def _warn_of_no_room(self) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "the cache %s has no room (limit %d bytes): each process downloads shards into private temporary "
-                "files; free some space, raise the limit of the cache, or choose a cache directory on another disk",
-                self.directory,
-                self.limit_bytes,
-            )
-
 
 def as_cache(cache: Cache | str | os.PathLike[str] | None) -> Cache:
     """Return a cache unchanged, the cache in a directory, or for None the cache in the user's cache directory."""
@@ -271,7 +252,6 @@ def default_directory() -> Path:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Return whether an error was caused by a full disk or quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True

@@ -9,7 +9,6 @@ import contextlib
 import email.utils
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from shardflow.errors import (
     AccessDeniedError,
@@ -32,91 +31,64 @@ _NO_KEYS = f"no credentials were found; {_KEYS}, or set storage_options={{'anon'
 _EXPIRED = "the session token has expired; get new credentials and run the same command again"
 _CLOCK = "the clocks of this machine and of the server differ too much; set the clock (NTP) and try again"
 _RIGHTS = "the credentials do not allow this; have it granted, or use others"
+_CERTIFICATE = "the certificate is not trusted; check the endpoint URL"
+_LATE = "the server did not answer in time"
 _REGION = "the bucket is in another region, or not at this endpoint; set AWS_REGION and the endpoint URL"
 
-# By the error code in the answer, which is more precise than the HTTP status.
-_CODES: dict[str, tuple[type[ShardflowError], str]] = {
-    "NoSuchBucket": (BucketNotFoundError, "there is no such bucket; check its name and the endpoint"),
-    "NoSuchKey": (NotFoundError, "does not exist; check the path"),
-    "NoSuchUpload": (ChangedError, "the upload is no longer open"),
-    "PreconditionFailed": (ChangedError, "the blob has changed"),
-    "ExpiredToken": (AccessDeniedError, _EXPIRED),
-    "ExpiredTokenException": (AccessDeniedError, _EXPIRED),
-    "TokenRefreshRequired": (AccessDeniedError, _EXPIRED),
-    "RequestTimeTooSkewed": (AccessDeniedError, _CLOCK),
-    "RequestExpired": (AccessDeniedError, _CLOCK),
-    "InvalidAccessKeyId": (AccessDeniedError, f"the server does not know the access key; {_KEYS}"),
-    "SignatureDoesNotMatch": (AccessDeniedError, f"the secret does not belong to the access key; {_KEYS}"),
-    "InvalidToken": (AccessDeniedError, f"the session token is not valid; {_KEYS}"),
-    "InvalidObjectState": (AccessDeniedError, "the object is archived; restore it first"),
-    "AuthorizationHeaderMalformed": (ConfigError, _REGION),
-    "PermanentRedirect": (ConfigError, _REGION),
-    "InvalidBucketName": (ConfigError, "the bucket's name is not allowed; check the URL"),
-    "SlowDown": (TransientError, "the server asks for fewer requests"),
-    "RequestTimeout": (TransientError, "the connection was too slow for the server"),
-    "OperationAborted": (TransientError, "another request was changing the same blob"),
-    "ConditionalRequestConflict": (TransientError, "another request was writing the same blob"),
-    "BadDigest": (TransientError, "bytes were damaged on the way to the server"),
-    "InvalidDigest": (TransientError, "bytes were damaged on the way to the server"),
-    "XAmzContentSHA256Mismatch": (TransientError, "bytes were damaged on the way to the server"),
-    "IncompleteBody": (TransientError, "bytes were lost on the way to the server"),
-}
-# By the name of an exception's class or base class, "module.Class"; the first match counts.
-_CLASSES: tuple[tuple[str, type[ShardflowError], str], ...] = (
-    ("botocore.NoCredentialsError", AccessDeniedError, _NO_KEYS),
-    ("botocore.PartialCredentialsError", AccessDeniedError, _KEYS),
-    ("botocore.CredentialRetrievalError", AccessDeniedError, _KEYS),
-    ("botocore.TokenRetrievalError", AccessDeniedError, _EXPIRED),
-    ("botocore.SSOError", AccessDeniedError, _EXPIRED),
-    ("botocore.ProfileNotFound", ConfigError, "check AWS_PROFILE and ~/.aws/config"),
-    ("botocore.ConfigParseError", ConfigError, "check AWS_CONFIG_FILE and ~/.aws/config"),
-    ("botocore.ParamValidationError", ConfigError, "check the URL: s3://bucket/prefix"),
-    ("botocore.ConnectTimeoutError", DeadlineError, "connecting to the server took too long"),
-    ("botocore.ReadTimeoutError", DeadlineError, "the server did not answer in time"),
-    ("botocore.EndpointConnectionError", TransientError, "the server cannot be reached; check the endpoint URL"),
-    ("aiohttp.ClientConnectorCertificateError", ConfigError, "the certificate is not trusted; check the endpoint URL"),
-    ("builtins.TimeoutError", DeadlineError, "the server did not answer in time"),
-    ("asyncio.TimeoutError", DeadlineError, "the server did not answer in time"),
-    ("fsspec.FSTimeoutError", DeadlineError, "the server did not answer in time"),
-    ("builtins.FileNotFoundError", NotFoundError, "does not exist; check the path"),
+# An error and its message, for error codes of answers, HTTP statuses, and classes of exceptions (with a dot). A code is
+# more precise than the status. Of the base classes of an exception, the one in the first row counts.
+_OUTCOMES: tuple[tuple[type[ShardflowError], str, str], ...] = (
+    (BucketNotFoundError, "there is no such bucket; check its name and the endpoint", "NoSuchBucket"),
+    (ChangedError, "the upload is no longer open", "NoSuchUpload"),
+    (ChangedError, "the blob has changed", "PreconditionFailed 412"),
+    (AccessDeniedError, _NO_KEYS, "botocore.NoCredentialsError"),
+    (AccessDeniedError, _KEYS, "401 botocore.PartialCredentialsError botocore.CredentialRetrievalError"),
+    (AccessDeniedError, f"the server does not know the access key; {_KEYS}", "InvalidAccessKeyId"),
+    (AccessDeniedError, f"the secret does not belong to the access key; {_KEYS}", "SignatureDoesNotMatch"),
+    (AccessDeniedError, f"the session token is not valid; {_KEYS}", "InvalidToken"),
+    (AccessDeniedError, _EXPIRED, "ExpiredToken ExpiredTokenException TokenRefreshRequired"),
+    (AccessDeniedError, _EXPIRED, "botocore.TokenRetrievalError botocore.SSOError"),
+    (AccessDeniedError, _CLOCK, "RequestTimeTooSkewed RequestExpired"),
+    (AccessDeniedError, "the object is archived; restore it first", "InvalidObjectState"),
+    (ConfigError, _REGION, "AuthorizationHeaderMalformed PermanentRedirect 301 307"),
+    (ConfigError, "the bucket's name is not allowed; check the URL", "InvalidBucketName"),
+    (ConfigError, "check AWS_PROFILE and ~/.aws/config", "botocore.ProfileNotFound"),
+    (ConfigError, "check AWS_CONFIG_FILE and ~/.aws/config", "botocore.ConfigParseError"),
+    (ConfigError, "check the URL: s3://bucket/prefix", "botocore.ParamValidationError"),
+    (ConfigError, _CERTIFICATE, "aiohttp.ClientConnectorCertificateError"),
+    (DeadlineError, "connecting to the server took too long", "botocore.ConnectTimeoutError"),
+    (DeadlineError, _LATE, "botocore.ReadTimeoutError fsspec.FSTimeoutError"),
+    (DeadlineError, _LATE, "builtins.TimeoutError asyncio.TimeoutError"),
+    # A KeyError comes from fsspec's memory when it removes a blob.
+    (NotFoundError, "does not exist; check the path", "NoSuchKey 404 builtins.FileNotFoundError builtins.KeyError"),
+    (DatasetExistsError, "exists already; nothing is ever overwritten", "builtins.FileExistsError"),
+    (AccessDeniedError, _RIGHTS, "403 builtins.PermissionError"),
+    (StoreError, "this kind of storage cannot do that; choose another place", "builtins.NotImplementedError"),
+    (StoreError, "the server does not support this request; choose another place", "501"),
+    (ConfigError, "check the URL", "aiohttp.InvalidURL"),
+    (TransientError, "the server asks for fewer requests", "SlowDown 429"),
+    (TransientError, "the connection was too slow for the server", "RequestTimeout 408"),
+    (TransientError, "another request was changing the same blob", "OperationAborted 409"),
+    (TransientError, "another request was writing the same blob", "ConditionalRequestConflict"),
     (
-        "builtins.KeyError",
-        NotFoundError,
-        "does not exist; check the path",
-    ),  # from fsspec's memory when it removes a blob
-    ("builtins.FileExistsError", DatasetExistsError, "exists already; nothing is ever overwritten"),
-    ("builtins.PermissionError", AccessDeniedError, _RIGHTS),
-    ("builtins.NotImplementedError", StoreError, "this kind of storage cannot do that; choose another place"),
-    ("aiohttp.InvalidURL", ConfigError, "check the URL"),
-    ("aiohttp.ClientError", TransientError, "the connection failed"),
-    ("botocore.HTTPClientError", TransientError, "the connection failed"),
-    ("botocore.IncompleteReadError", TransientError, "the answer was cut short"),
-    ("botocore.ResponseParserError", TransientError, "the answer could not be read"),
-    ("botocore.ChecksumError", TransientError, "the answer was damaged on the way"),
-    ("builtins.ConnectionError", TransientError, "the connection failed"),
-    ("builtins.EOFError", TransientError, "the connection ended"),
+        TransientError,
+        "bytes were damaged on the way to the server",
+        "BadDigest InvalidDigest XAmzContentSHA256Mismatch",
+    ),
+    (TransientError, "bytes were lost on the way to the server", "IncompleteBody"),
+    (TransientError, "the server cannot be reached; check the endpoint URL", "botocore.EndpointConnectionError"),
+    (TransientError, "the connection failed", "aiohttp.ClientError botocore.HTTPClientError builtins.ConnectionError"),
+    (TransientError, "the answer was cut short", "botocore.IncompleteReadError"),
+    (TransientError, "the answer could not be read", "botocore.ResponseParserError"),
+    (TransientError, "the answer was damaged on the way", "botocore.ChecksumError"),
+    (TransientError, "the connection ended", "builtins.EOFError"),
 )
-_STATUSES: dict[int, tuple[type[ShardflowError], str]] = {
-    301: (ConfigError, _REGION),
-    307: (ConfigError, _REGION),
-    401: (AccessDeniedError, _KEYS),
-    403: (AccessDeniedError, _RIGHTS),
-    404: (NotFoundError, "does not exist; check the path"),
-    408: (TransientError, "the connection was too slow for the server"),
-    409: (TransientError, "another request was changing the same blob"),
-    412: (ChangedError, "the blob has changed"),
-    429: (TransientError, "the server asks for fewer requests"),
-    501: (StoreError, "the server does not support this request; choose another place"),
-}
 
 
 def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool]) -> Failure:
-    """Return what an exception means.
+    """Return the meaning of a client's exception for the blob or root at `url`.
 
-    Args:
-        error: Raised by a client.
-        url: The blob or root of the request, for the message.
-        leaks: Returns whether the text of an exception holds a secret; it is neither quoted nor attached then.
+    `leaks` returns whether the text of an exception holds a secret; it is neither quoted nor attached then.
     """
     if isinstance(error, ShardflowError):
         if url not in str(error):
@@ -125,8 +97,7 @@ def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool])
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         return classify(error.__cause__, url, leaks)  # over HTTP, fsspec raises this for every error
     headers: Mapping[str, str] = {}
-    response: Any = getattr(error, "response", None)
-    if isinstance(response, Mapping) and "Error" in response:
+    if isinstance(response := getattr(error, "response", None), Mapping) and "Error" in response:
         metadata = response.get("ResponseMetadata", {})
         headers = metadata.get("HTTPHeaders", {})
         code = "" if leaks(error) else str(response["Error"].get("Code", ""))
@@ -143,18 +114,21 @@ def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool])
 
 
 def _by_answer(code: str, status: int) -> tuple[type[ShardflowError], str]:
-    found = _CODES.get(code) or _STATUSES.get(status)
+    found = _outcome({code}) or _outcome({str(status)})
     if found is None and (status >= 500 or code == "InternalError"):
-        found = (TransientError, "the server failed")
+        return TransientError, "the server failed"
     return found or (StoreError, f"the server refused with {code or status}; see its documentation")
 
 
 def _by_class(error: Exception) -> tuple[type[ShardflowError], str]:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return ConfigError, "the certificate is not trusted; check the endpoint URL"
+        return ConfigError, _CERTIFICATE
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
-    found = ((kind, why) for name, kind, why in _CLASSES if name in names)
-    return next(found, (StoreError, "the client failed; see the cause"))
+    return _outcome(names) or (StoreError, "the client failed; see the cause")
+
+
+def _outcome(keys: set[str]) -> tuple[type[ShardflowError], str] | None:
+    return next(((kind, why) for kind, why, names in _OUTCOMES if not keys.isdisjoint(names.split())), None)
 
 
 def _describe(error: BaseException, leaks: Callable[[BaseException], bool]) -> str:

@@ -43,10 +43,9 @@ class FsspecTransport:
     async def fetch(
         self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
     ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end of the file; see Transport."""
+        """Return the bytes from `start` to `stop`, or to the end of the file."""
         if head is None:
-            head = await self.head(name)
-            if head is None:
+            if (head := await self.head(name)) is None:
                 raise NotFoundError(f"{self._url}/{name}: does not exist; check the path")
             on_head(head)
         stop, size = min(stop, head.size), head.size
@@ -92,13 +91,19 @@ class FsspecTransport:
     async def put(self, name: str, data: bytes, *, new: bool) -> None:
         """Publish a file. A new one is created exclusively by the file system, if it supports that."""
         mode = {"mode": "create"} if new else {}
-        await self._retry(lambda: self._write("pipe_file", name, data, len(data), **mode), name)
+
+        async def request() -> None:
+            if not self._fs.async_impl:  # the asynchronous ones are object stores, which have no folders
+                await self._call("makedirs", name.rpartition("/")[0], len(data), exist_ok=True)
+            await self._call("pipe_file", name, len(data), data, **mode)
+
+        await self._retry(request, name)
 
     async def upload(self, name: str, source: Path) -> None:
         """Publish a local file, and check the size that has arrived."""
-        size = source.stat().st_size
         data = await asyncio.to_thread(source.read_bytes)
-        await self._retry(lambda: self._write("pipe_file", name, data, size), name)
+        size = len(data)
+        await self.put(name, data, new=False)
         head = await self.head(name)
         if head is None or head.size != size:
             raise IntegrityError(f"{self._url}/{name}: {size} bytes were written, but the size differs; write it again")
@@ -131,18 +136,10 @@ class FsspecTransport:
         url = f"{self._url}/{name}" if name else self._url
         return await retry(request, lambda error: self._classify(error, url), self._retry_policy)
 
-    async def _write(self, method: str, name: str, data: bytes, size: int, **arguments: Any) -> None:
-        if not self._fs.async_impl:  # the asynchronous ones are object stores, which have no folders
-            await self._run("makedirs", size, self._key(name).rpartition("/")[0], exist_ok=True)
-        await self._run(method, size, self._key(name), data, **arguments)
-
-    async def _call(self, method: str, name: str, size: int = 0, **arguments: Any) -> Any:
-        return await self._run(method, size, self._key(name), **arguments)
-
-    async def _run(self, method: str, size: int, *paths: Any, **arguments: Any) -> Any:
+    async def _call(self, method: str, name: str, size: int = 0, *data: bytes, **arguments: Any) -> Any:
         """Call a method of the file system. One that blocks runs in a thread, which goes on after a timeout."""
         if self._fs.async_impl:
-            work = getattr(self._fs, f"_{method}")(*paths, **arguments)
+            work = getattr(self._fs, f"_{method}")(self._key(name), *data, **arguments)
         else:
-            work = asyncio.to_thread(getattr(self._fs, method), *paths, **arguments)
+            work = asyncio.to_thread(getattr(self._fs, method), self._key(name), *data, **arguments)
         return await with_timeout(work, self._retry_policy.transfer_s(size), f"{self._url}: expected an answer")

@@ -60,8 +60,8 @@ class LocalStorage:
         path = self.local_path(name)
         with map_os_errors(path), open(path, "rb") as file:
             chunks = iter(lambda: file.read(COPY_BYTES), b"")
-            with new_file(target) as descriptor:
-                write_verified(chunks, descriptor, self.url(name), size=size, sha256=sha256)
+            with new_file(target) as copy:
+                write_verified(chunks, copy, self.url(name), size=size, sha256=sha256)
 
     def put(self, name: str, data: bytes) -> None:
         """Publish a blob, and replace an existing one."""
@@ -88,10 +88,7 @@ class LocalStorage:
             try:
                 yield temporary
                 sync_to_disk(temporary)
-                if create_only:
-                    os.link(temporary, final)
-                else:
-                    os.replace(temporary, final)
+                (os.link if create_only else os.replace)(temporary, final)
                 sync_to_disk(final.parent)
             except FileExistsError as error:
                 raise DatasetExistsError(f"{final} exists already; nothing is ever overwritten") from error
@@ -102,12 +99,10 @@ class LocalStorage:
         """Return all files below the root by name, sorted."""
         found: dict[str, ListedBlob] = {}
         with map_os_errors(self.root):
-            for folder, _, files in os.walk(self.root):
-                for path in (Path(folder, file) for file in files):
-                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
-                        status = path.stat()
-                        name = path.relative_to(self.root).as_posix()
-                        found[name] = ListedBlob(status.st_size, modified_ns=status.st_mtime_ns)
+            for path in (Path(folder, file) for folder, _, files in os.walk(self.root) for file in files):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
+                    status, name = path.stat(), path.relative_to(self.root).as_posix()
+                    found[name] = ListedBlob(status.st_size, modified_ns=status.st_mtime_ns)
         return dict(sorted(found.items()))
 
     def remove(self, name: str) -> None:
@@ -117,7 +112,7 @@ class LocalStorage:
             path.unlink(missing_ok=True)
 
     def abort_uploads(self, names: Collection[str]) -> None:
-        """Do nothing: what a killed writer left on a disk is in the listing."""
+        """Do nothing: the files of a killed writer are in the listing."""
 
     @contextlib.contextmanager
     def exclusive_writer(self) -> Iterator[Writer]:

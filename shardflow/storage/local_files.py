@@ -1,13 +1,15 @@
-"""Files on a local disk: created whole, verified and synced; errors of the operating system become the project's."""
+"""Files on a local disk: created whole, verified, locked, synced; errors of the system become the project's own."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 from shardflow.errors import AccessDeniedError, DatasetExistsError, IntegrityError, NotFoundError, StoreError
 
@@ -15,36 +17,30 @@ COPY_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
-def new_file(target: Path) -> Iterator[int]:
-    """Provide the descriptor of a new file; remove the file if the body fails."""
+def new_file(target: Path) -> Iterator[IO[bytes]]:
+    """Open a file that must not exist for writing; remove it if the body fails."""
     with map_os_errors(target):
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        file = open(target, "xb")  # noqa: SIM115 - closed below, where a failure removes the file
         try:
-            yield descriptor
+            with file:
+                yield file
         except BaseException:
             target.unlink(missing_ok=True)
             raise
-        finally:
-            os.close(descriptor)
 
 
-def write_verified(chunks: Iterable[bytes], descriptor: int, url: str, *, size: int, sha256: str) -> None:
-    """Write chunks from the start of a file, and verify them as a whole.
-
-    Raises:
-        IntegrityError: They have another size or SHA-256.
-    """
-    os.ftruncate(descriptor, 0)
+def write_verified(chunks: Iterable[bytes], file: IO[bytes], url: str, *, size: int, sha256: str) -> None:
+    """Write chunks from the start of a file; IntegrityError if as a whole they have another size or SHA-256."""
+    file.seek(0)
+    file.truncate()
     digest, done = hashlib.sha256(), 0
     for chunk in chunks:
         digest.update(chunk)
-        view = memoryview(chunk)
-        while view:
-            written = os.pwrite(descriptor, view, done)
-            view, done = view[written:], done + written
+        file.write(chunk)
+        done += len(chunk)
         if done > size:
             break
-    remedy = "the copy is damaged, or belongs to another dataset: copy it again from a sound one"
+    remedy = "the copy is damaged, or belongs to another dataset: copy it again from an intact one"
     if done != size:
         found = f"more than {size}" if done > size else str(done)
         raise IntegrityError(f"{url}: expected {size} bytes, found {found}; {remedy}")
@@ -57,14 +53,12 @@ def map_os_errors(path: Path) -> Iterator[None]:
     """Turn errors of the operating system into the project's own, and name the path."""
     try:
         yield
-    except StoreError:
+    except (StoreError, DatasetExistsError):
         raise
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"{error.filename or path} does not exist; check the path") from error
     except PermissionError as error:
         raise AccessDeniedError(f"{error.filename or path}: permission denied; check the owner and mode") from error
-    except DatasetExistsError:
-        raise
     except OSError as error:
         remedy = "free some space and run the same command again" if error.errno == errno.ENOSPC else "check the disk"
         raise StoreError(f"{error.filename or path}: {error.strerror or error}; {remedy}") from error
@@ -77,6 +71,15 @@ def file_sha256(path: Path) -> str:
         while chunk := file.read(COPY_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def flock(descriptor: int) -> bool:
+    """Lock a file or directory without waiting; return whether this succeeded."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def sync_to_disk(path: Path) -> None:

@@ -22,6 +22,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+import fsspec
+from fsspec.asyn import get_loop
+
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError
 
 from .error_mapping import classify
@@ -44,18 +47,8 @@ _CANCEL_TIMEOUT_S = 10.0
 _LOOP_TIMEOUT_S = 60.0
 
 
-class _ConnectLock:
-    """The lock that is held while a client is created. A forked process gets a new one, which no thread holds."""
-
-    def __init__(self) -> None:
-        self.renew()
-        os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        self.lock = threading.Lock()
-
-
-_connecting = _ConnectLock()
+# The lock that is held while a client is created, by process: in a forked one, a thread that is gone may hold the old.
+_connecting: dict[int, threading.Lock] = {}
 
 
 class RemoteStorage:
@@ -63,16 +56,7 @@ class RemoteStorage:
 
     Each process creates its own client when it first needs one, also after a fork. A process that multiprocessing
     starts receives all options. Any other pickle, which may end up in a file, leaves out the options that can hold
-    secrets; the client then has to find its credentials in the environment.
-
-    Args:
-        url: `s3://bucket/prefix`, `gs://…`, `https://…`, `memory://…`, ….
-        storage_options: Arguments of fsspec's file system.
-        retry_policy: How often and for how long a request is retried.
-        piece_bytes: How many bytes one request reads or writes.
-
-    Raises:
-        ConfigError: The scheme is unknown, or the URL of a bucket holds credentials or a query.
+    secrets; the client then has to find its credentials in the environment. One request reads or writes `piece_bytes`.
     """
 
     def __init__(
@@ -87,10 +71,8 @@ class RemoteStorage:
         self._retry_policy = retry_policy or RetryPolicy()
         self._piece_bytes = piece_bytes
         self._lacks_options = False
-        self._client: tuple[int, Transport] | None = None  # with the process that created it
-        self._inherited: list[object] = []
-        import fsspec
-
+        # By process. A parent's client is kept and never closed in a child: both share its sockets and its poll set.
+        self._clients: dict[int, Transport] = {}
         if self._url.scheme not in fsspec.available_protocols():
             raise ConfigError(f"{self}: this scheme is not supported; use s3://, gs://, https:// or a directory")
 
@@ -101,7 +83,7 @@ class RemoteStorage:
         return f"RemoteStorage({str(self)!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_client": None, "_inherited": []}
+        state = {**self.__dict__, "_clients": {}}
         if multiprocessing.context.get_spawning_popen() is None:
             state["_lacks_options"] = self._lacks_options or self._url.holds_secrets()
             state["_url"] = self._url.without_secrets()
@@ -132,7 +114,7 @@ class RemoteStorage:
         """Return a part of a blob with one request; without any if the part is empty."""
         if start >= stop:
             return b""
-        return b"".join(self._run(self._transport().fetch(name, start, stop, None, _ignore_head)))
+        return b"".join(self._run(self._transport().fetch(name, start, stop, None, lambda _: None)))
 
     def size(self, name: str) -> int | None:
         """Return the size of a blob in bytes, None if it does not exist."""
@@ -148,9 +130,9 @@ class RemoteStorage:
 
         def attempt() -> None:
             with contextlib.closing(self._pieces(name, check_size, size)) as pieces:
-                write_verified(pieces, descriptor, self.url(name), size=size, sha256=sha256)
+                write_verified(pieces, file, self.url(name), size=size, sha256=sha256)
 
-        with new_file(target) as descriptor:
+        with new_file(target) as file:
             self._retry_mismatch(name, attempt)
 
     def put(self, name: str, data: bytes) -> None:
@@ -188,7 +170,7 @@ class RemoteStorage:
     def _pieces(
         self, name: str, on_head: Callable[[Head], None], size: int | None = None
     ) -> Generator[bytes, None, None]:
-        """Yield a blob in order, while the next ranges are in flight; `on_head` may raise for what it is told.
+        """Yield a blob in order, while the next ranges are in flight; `on_head` may refuse the blob by an error.
 
         Where the size is known, no request waits for the first answer. Those that were sent before it are not
         conditional; if the blob changes meanwhile, its checksum shows that.
@@ -199,7 +181,7 @@ class RemoteStorage:
 
         def request(head: Head) -> None:
             for start, stop in itertools.islice(ranges, PIECES - len(in_flight)):
-                in_flight.append(self._submit(transport.fetch(name, start, stop, head, _ignore_head)))
+                in_flight.append(self._submit(transport.fetch(name, start, stop, head, lambda _: None)))
 
         try:
             start, stop = next(ranges, (0, self._piece_bytes))
@@ -231,27 +213,21 @@ class RemoteStorage:
 
     def _transport(self) -> Transport:
         """Return the client of this process; the first thread that needs it creates it, which takes 0.1 s."""
-        client = self._client
-        if client is None or client[0] != os.getpid():
-            with _connecting.lock:
-                client = self._client
-                if client is None or client[0] != os.getpid():
-                    # The parent's client is kept and never closed here: both share its sockets and its poll set.
-                    self._inherited.append(client)
-                    client = self._client = (os.getpid(), self._connect())
-                    weakref.finalize(self, _close, *client).atexit = False
-        return client[1]
+        pid = os.getpid()
+        if pid not in self._clients:
+            with _connecting.setdefault(pid, threading.Lock()):
+                if pid not in self._clients:
+                    self._clients[pid] = self._connect()
+                    weakref.finalize(self, _close, pid, self._clients[pid]).atexit = False
+        return self._clients[pid]
 
     def _connect(self) -> Transport:
-        import fsspec
-        import fsspec.asyn
-
         url, policy = self._url, self._retry_policy
         options: dict[str, Any] = {**url.options, "skip_instance_cache": True}
         try:
             if url.is_bucket:
                 # `asynchronous`: the file system must not close itself in the process that drops it last.
-                options = {**s3_options(options, policy), "asynchronous": True, "loop": fsspec.asyn.get_loop()}
+                options = {**s3_options(options, policy), "asynchronous": True, "loop": get_loop()}
             fs, path = fsspec.core.url_to_fs(url.url, **options)
             if url.is_bucket:
                 return S3Transport(fs, path, self._classify, policy, self._piece_bytes)
@@ -263,15 +239,12 @@ class RemoteStorage:
         raise failure  # outside of the handlers, so that the cause, which may hold secrets, is not attached
 
     def _classify(self, error: Exception, url: str) -> Failure:
-        """Return what an exception of a client means."""
         failure = classify(error, url, self._url.leaks_in)
         if self._lacks_options and isinstance(failure.error, PermissionError):
             failure.error.args = (f"{failure.error}; this storage was unpickled, without its storage_options",)
         return failure
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        from fsspec.asyn import get_loop
-
         future = asyncio.run_coroutine_threadsafe(work, get_loop())
         track_transfer(future)
         return future
@@ -296,13 +269,7 @@ class RemoteStorage:
 
 
 def _wait_for(future: Future[T]) -> T:
-    """Return the result of work on the event loop. The work has deadlines; this guards against a loop that is blocked.
-
-    Raises:
-        DeadlineError: The event loop does not run, because other code in its thread blocks.
-    """
-    from fsspec.asyn import get_loop
-
+    """Return the result of work on the event loop. The work has deadlines; this one is for a blocked loop."""
     while not wait([future], _LOOP_TIMEOUT_S).done:
         either: list[Future[Any]] = [asyncio.run_coroutine_threadsafe(asyncio.sleep(0), get_loop()), future]
         if not wait(either, _LOOP_TIMEOUT_S, FIRST_COMPLETED).done:
@@ -312,19 +279,12 @@ def _wait_for(future: Future[T]) -> T:
 
 
 def _ranges(size: int, piece_bytes: int, start: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield the start and stop of each piece of a blob.
-
-    The first one is short, because the beginning of a shard is read while the rest is still being fetched.
-    """
+    """Yield the start and stop of each piece. The first is short: a shard is read while the rest is being fetched."""
     while start < size:
-        short = start == 0 and size > piece_bytes // 2
-        stop = min(size, start + (piece_bytes // 8 if short else piece_bytes))
+        is_short = start == 0 and size > piece_bytes // 2
+        stop = min(size, start + (piece_bytes // 8 if is_short else piece_bytes))
         yield start, stop
         start = stop
-
-
-def _ignore_head(_: Head) -> None:
-    """Do nothing: the head is known already."""
 
 
 def _propagate_failure(done: Future[list[bytes]], found: Future[Head]) -> None:
@@ -337,7 +297,5 @@ def _propagate_failure(done: Future[list[bytes]], found: Future[Head]) -> None:
 
 
 def _close(pid: int, transport: Transport) -> None:
-    from fsspec.asyn import get_loop
-
     if os.getpid() == pid:
         asyncio.run_coroutine_threadsafe(transport.close(), get_loop())

@@ -14,15 +14,10 @@ from .urls import is_remote, strip_file_scheme
 
 
 def open_storage(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Storage:
-    """Return the storage at a path or URL.
+    """Return the storage at a path, a `file:` URL, or a URL of any scheme that fsspec serves: `s3://bucket/prefix`.
 
-    Args:
-        url: A path, a `file:` URL, or a URL of any scheme that fsspec serves: `s3://bucket/prefix`.
-        storage_options: Arguments of fsspec's file system for that scheme (`endpoint_url`, `key`, `anon`, …). The
-            client takes anything else from its usual places: environment, profiles, instance roles.
-
-    Raises:
-        ConfigError: The scheme is not supported, or there are options for a directory.
+    The options are arguments of fsspec's file system for that scheme (`endpoint_url`, `key`, `anon`, …). The client
+    takes anything else from its usual places: environment, profiles, instance roles.
     """
     text = os.fspath(url)
     if is_remote(text):
@@ -30,7 +25,6 @@ def open_storage(url: str | os.PathLike[str], storage_options: Mapping[str, Any]
 
         return RemoteStorage(text, storage_options)
     if storage_options:
-        raise ConfigError(
-            f"{text}: storage_options are for URLs such as s3://bucket/prefix; leave them out for a directory"
-        )
+        remedy = "leave them out for a directory"
+        raise ConfigError(f"{text}: storage_options are for URLs such as s3://bucket/prefix; {remedy}")
     return LocalStorage(strip_file_scheme(text))

@@ -24,8 +24,7 @@ class RetryPolicy:
     attempts: int = 8  # in a row without progress
     give_up_s: float = 120.0  # after the last progress; no new attempt starts later
     answer_s: float = 15.0  # from a request to the head of its answer
-    # Bytes that arrive more slowly count as stalled.
-    pace_bytes: int = 256 << 10
+    pace_bytes: int = 256 << 10  # in `pace_s`; bytes that arrive more slowly count as stalled
     pace_s: float = 8.0
     backoff_s: float = 0.25  # before the second attempt; then twice as long each time
     longest_backoff_s: float = 15.0
@@ -56,11 +55,7 @@ async def retry(
 ) -> T:
     """Repeat a request until it succeeds, fails permanently, or reaches a limit of the policy.
 
-    Args:
-        request: Makes one attempt; it continues where the last one stopped.
-        classify: Returns what an exception of the request means.
-        policy: The limits.
-        received_bytes: Returns how many bytes have arrived so far. After `pace_bytes` more, the limits start anew.
+    `received_bytes` returns how many bytes have arrived so far. After `pace_bytes` more, the limits start anew.
     """
     # The operating system's randomness: the generator that training has seeded must not change.
     jitter = random.SystemRandom()
@@ -80,19 +75,14 @@ async def retry(
         pause_s = max(failure.after_s, jitter.uniform(pause_s / 2, pause_s))
         passed_s = clock() - since
         if attempts >= policy.attempts or passed_s + pause_s > policy.give_up_s:
-            kind = type(failure.error)
             times = "once" if attempts == 1 else f"{attempts} times"
-            final = kind(f"{failure.error}; tried {times} in {passed_s:.0f} s: run it again when the store answers")
-            raise final from failure.error.__cause__
+            message = f"{failure.error}; tried {times} in {passed_s:.0f} s: run it again when the store answers"
+            raise type(failure.error)(message) from failure.error.__cause__
         await asyncio.sleep(pause_s)
 
 
 async def with_timeout(work: Awaitable[T], timeout_s: float, expected: str) -> T:
-    """Wait for a result, no longer than the timeout.
-
-    Raises:
-        DeadlineError: The timeout has passed; the message begins with `expected`.
-    """
+    """Wait for a result; after the timeout raise a DeadlineError whose message begins with `expected`."""
     try:
         return await asyncio.wait_for(work, timeout_s)
     except (asyncio.TimeoutError, TimeoutError) as error:  # two classes before Python 3.11

@@ -18,7 +18,15 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, ShardflowError, StoreError, TransientError
+from shardflow.errors import (
+    BucketNotFoundError,
+    ConfigError,
+    DatasetExistsError,
+    NotFoundError,
+    ShardflowError,
+    StoreError,
+    TransientError,
+)
 
 from .local_files import file_sha256
 from .retry import ChangedError, Failure, RetryPolicy, retry, with_timeout
@@ -29,7 +37,6 @@ T = TypeVar("T")
 
 LEAST_PART_BYTES = 5 << 20  # S3 accepts smaller parts only as the last one
 _MOST_PARTS = 10_000  # in one upload
-_IN_FLIGHT = 4
 _CLOCK_DIFFERENCE = timedelta(minutes=1)
 
 
@@ -47,11 +54,7 @@ def s3_options(options: Mapping[str, Any], policy: RetryPolicy) -> dict[str, Any
 
 @functools.cache
 def _api_loader(path: str | None) -> Any:
-    """Return botocore's loader of the descriptions of S3's API, which keeps what it has read.
-
-    Reading them is two thirds of the cost of a client; the rest is 0.1 CPU-s. The clients of a process share one
-    loader, and so do processes that are forked from it.
-    """
+    """Return botocore's loader of the descriptions of S3's API, one for all clients: reading them takes 0.2 CPU-s."""
     from botocore.loaders import create_loader
 
     return create_loader(path)
@@ -93,7 +96,7 @@ class S3Transport:
     async def fetch(
         self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
     ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end of the object; see Transport."""
+        """Return the bytes from `start` to `stop`, or to the end of the object."""
         piece = _Piece()
 
         async def request() -> None:
@@ -124,25 +127,17 @@ class S3Transport:
 
     async def head(self, name: str) -> Head | None:
         """Return the head of an object, None if it does not exist."""
-
-        # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
-        async def request() -> Head | None:
-            try:
-                answer = await self._call("get_object", name, Range="bytes=0-0")
-            except Exception as error:
-                if _status(error) == 416:
-                    return await self._head_at_end(name, 0, error)
-                if _code(error) in ("NoSuchKey", "404"):
-                    return None
-                raise
-            try:
-                found = _head(answer, 0)
-                await self._receive(answer["Body"], _Piece(), 1)  # a connection is free when the body is read
-                return found
-            finally:
-                answer["Body"].close()
-
-        return await self._retry(request, name)
+        heads: list[Head] = []
+        try:
+            # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
+            await self.fetch(name, 0, 1, None, heads.append)
+        except ChangedError:  # it was replaced between two attempts
+            return await self.head(name)
+        except BucketNotFoundError:
+            raise
+        except NotFoundError:
+            return None
+        return heads[-1]
 
     async def put(self, name: str, data: bytes, *, new: bool) -> None:
         """Publish an object, which must not exist if `new`, and otherwise replaces an existing one."""
@@ -166,30 +161,23 @@ class S3Transport:
             await self.put(name, await asyncio.to_thread(source.read_bytes), new=False)
             return
         metadata = _metadata(await asyncio.to_thread(file_sha256, source))
-        upload = ""
+        upload = await self._open_upload(name, metadata)
         try:
-            upload = await self._open_upload(name, metadata)
             parts = await self._parts(name, source, size, upload)
             await self._complete(name, upload, parts, metadata)
-            upload = ""
-        finally:
-            if upload:
-                await asyncio.shield(self._abort(name, upload))
+        except BaseException:
+            await asyncio.shield(self._abort(name, upload))
+            raise
 
     async def listing(self) -> dict[str, ListedBlob]:
         """Return all objects below the prefix by name."""
         found: dict[str, ListedBlob] = {}
-        next_page: dict[str, str] = {}
-        while True:
-            page = await self._request("list_objects_v2", "", Prefix=self._prefix, **next_page)
-            for item in page.get("Contents", ()):
-                name, modified = item["Key"].removeprefix(self._prefix), item.get("LastModified")
-                if name and not name.endswith("/"):  # others stand for folders
-                    modified_ns = None if modified is None else int(modified.timestamp() * 1e9)
-                    found[name] = ListedBlob(item["Size"], item.get("ETag") or "", modified_ns)
-            if not page.get("IsTruncated"):
-                return found
-            next_page = {"ContinuationToken": page["NextContinuationToken"]}
+        async for item in self._listed("list_objects_v2", "Contents", "", "ContinuationToken"):
+            name, modified = item["Key"].removeprefix(self._prefix), item.get("LastModified")
+            if name and not name.endswith("/"):  # the others are folders
+                modified_ns = None if modified is None else int(modified.timestamp() * 1e9)
+                found[name] = ListedBlob(item["Size"], item.get("ETag") or "", modified_ns)
+        return found
 
     async def remove(self, name: str) -> None:
         """Delete an object. A missing one is no error."""
@@ -198,8 +186,7 @@ class S3Transport:
     async def abort_uploads(self, names: Collection[str]) -> None:
         """Abort the unfinished uploads of these objects."""
         async for upload in self._uploads(""):
-            name = upload["Key"].removeprefix(self._prefix)
-            if name in names:
+            if (name := upload["Key"].removeprefix(self._prefix)) in names:
                 await self._abort(name, upload["UploadId"])
 
     async def close(self) -> None:
@@ -220,7 +207,7 @@ class S3Transport:
         return await self._retry(lambda: self._call(method, name, **arguments), name)
 
     async def _call(self, method: str, name: str, **arguments: Any) -> Any:
-        """Make one request, with the arguments that the caller's storage_options add to each."""
+        """Make one request, with the arguments that the storage_options add to each."""
         url = self._url(name)
         timeout_s = self._retry_policy.transfer_s(len(arguments.get("Body", b"")))
 
@@ -245,21 +232,18 @@ class S3Transport:
         return str(answer["ETag"])
 
     async def _receive(self, body: Any, piece: _Piece, want: int) -> None:
-        """Receive until a piece has `want` bytes. After an error it keeps those that arrived."""
 
         async def read_to(goal: int) -> None:
             while piece.size < goal:
-                chunk = await body.read(goal - piece.size)
-                if not chunk:
+                if not (chunk := await body.read(goal - piece.size)):
                     raise TransientError("the body of an answer ended early")
                 piece.chunks.append(chunk)
                 piece.size += len(chunk)
 
         while piece.size < want:
             goal = min(want, piece.size + self._retry_policy.pace_bytes)
-            await with_timeout(
-                read_to(goal), self._retry_policy.pace_s, f"expected {goal - piece.size} more bytes of an answer"
-            )
+            expected = f"expected {goal - piece.size} more bytes of an answer"
+            await with_timeout(read_to(goal), self._retry_policy.pace_s, expected)
 
     async def _head_at_end(self, name: str, start: int, error: Exception) -> Head:
         """Return the head of an object for which a range from `start` was refused; it must end there or before."""
@@ -287,38 +271,39 @@ class S3Transport:
             own = await self._retry(request, name)
         finally:
             if lost:
+                # Uploads of another writer of the same object look the same. That writer then has to start again.
                 with contextlib.suppress(ShardflowError):  # the credentials may not allow listing uploads
-                    await self._abort_others(name, own, start)
+                    async for upload in self._uploads(name):
+                        is_new = upload["Initiated"] >= start - _CLOCK_DIFFERENCE
+                        if upload["Key"] == self._prefix + name and upload["UploadId"] != own and is_new:
+                            await self._abort(name, upload["UploadId"])
         return own
 
-    async def _uploads(self, beginning: str) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield the open uploads of all objects whose names have this beginning."""
+    def _uploads(self, beginning: str) -> AsyncIterator[Mapping[str, Any]]:
+        return self._listed("list_multipart_uploads", "Uploads", beginning, "KeyMarker", "UploadIdMarker")
+
+    async def _listed(self, method: str, key: str, beginning: str, *markers: str) -> AsyncIterator[Mapping[str, Any]]:
         next_page: dict[str, str] = {}
         while True:
-            page = await self._request("list_multipart_uploads", "", Prefix=self._prefix + beginning, **next_page)
-            for upload in page.get("Uploads", ()):
-                yield upload
+            page = await self._request(method, "", Prefix=self._prefix + beginning, **next_page)
+            for item in page.get(key, ()):
+                yield item
             if not page.get("IsTruncated"):
                 return
-            next_page = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
-
-    async def _abort_others(self, name: str, own: str, start: datetime) -> None:
-        """Abort all uploads of an object that were opened after `start`, except our own.
-
-        Uploads of another writer of the same object look the same. That writer then has to start again.
-        """
-        async for upload in self._uploads(name):
-            is_new = upload["Initiated"] >= start - _CLOCK_DIFFERENCE
-            if upload["Key"] == self._prefix + name and upload["UploadId"] != own and is_new:
-                await self._abort(name, upload["UploadId"])
+            next_page = {marker: page[f"Next{marker}"] for marker in markers}
 
     async def _parts(self, name: str, source: Path, size: int, upload: str) -> list[dict[str, Any]]:
         part_bytes = max(self._part_bytes, math.ceil(size / _MOST_PARTS))
-        slots = asyncio.Semaphore(_IN_FLIGHT)
+        slots = asyncio.Semaphore(4)
+
+        def read(number: int) -> bytes:
+            with open(source, "rb") as file:
+                file.seek(number * part_bytes)
+                return file.read(part_bytes)
 
         async def send(number: int) -> dict[str, Any]:
             async with slots:
-                data = await asyncio.to_thread(_file_part, source, number * part_bytes, part_bytes)
+                data = await asyncio.to_thread(read, number)
                 arguments = {"UploadId": upload, "PartNumber": number + 1}
                 tag = await self._retry(lambda: self._send("upload_part", name, data, **arguments), name)
                 return {"ETag": tag, "PartNumber": number + 1}
@@ -333,8 +318,7 @@ class S3Transport:
 
     async def _complete(self, name: str, upload: str, parts: list[dict[str, Any]], metadata: dict[str, str]) -> None:
         try:
-            arguments = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
-            await self._request("complete_multipart_upload", name, **arguments)
+            await self._request("complete_multipart_upload", name, UploadId=upload, MultipartUpload={"Parts": parts})
         except StoreError as error:
             # The request may have succeeded although its answer was lost; the upload is closed then.
             if not await self._has_metadata(name, metadata):
@@ -346,7 +330,6 @@ class S3Transport:
             await self._request("abort_multipart_upload", name, UploadId=upload)
 
     async def _has_metadata(self, name: str, metadata: dict[str, str]) -> bool:
-        """Return whether an object has the metadata of one call, and so was written by it."""
         try:
             head = await self.head(name)
         except ShardflowError:
@@ -360,24 +343,12 @@ def _metadata(sha256: str) -> dict[str, str]:
 
 
 def _head(answer: Mapping[str, Any], start: int) -> Head:
-    """Return the head of the whole object from the answer to a ranged request."""
     unit, _, of = str(answer.get("ContentRange", "")).partition("/")
     if unit.partition("-")[0] != f"bytes {start}" or not of.isdecimal():
         raise TransientError("the answer is not the requested range")
     return Head(size=int(of), tag=answer.get("ETag"), metadata=answer.get("Metadata", {}))
 
 
-def _code(error: Exception) -> str:
-    answer = getattr(error, "response", None) or {}
-    return str(answer.get("Error", {}).get("Code", ""))
-
-
 def _status(error: Exception) -> int:
     answer = getattr(error, "response", None) or {}
     return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-def _file_part(source: Path, start: int, size: int) -> bytes:
-    with open(source, "rb") as file:
-        file.seek(start)
-        return file.read(size)

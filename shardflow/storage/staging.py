@@ -14,16 +14,12 @@ from shardflow.errors import StoreError
 from .local_files import map_os_errors
 from .write_lock import lock_directory
 
-_PREFIX = f"shardflow-spool-{os.getuid()}-"
+_PREFIX = f"shardflow-staging-{os.getuid()}-"
 
 
 @contextlib.contextmanager
 def temporary_staging() -> Iterator[tuple[Path, int]]:
-    """Provide a temporary directory and the descriptor of the lock on it; remove those that killed processes left.
-
-    Raises:
-        StoreError: The directory cannot be created.
-    """
+    """Provide a temporary directory and the descriptor of the lock on it; remove those that killed processes left."""
     remove_abandoned()
     while True:
         with map_os_errors(Path(tempfile.gettempdir())):

@@ -19,32 +19,19 @@ TEMPORARY = ".tmp-"
 
 
 class ListedBlob(NamedTuple):
-    """An entry of a listing.
+    """An entry of a listing."""
 
-    Attributes:
-        size: In bytes; -1 where the server does not send it.
-        tag: A text that changes with the content; "" where the storage has none.
-        modified_ns: When the blob was published, by the clock of the storage, in ns since 1970; None if unknown.
-    """
-
-    size: int
-    tag: str = ""
-    modified_ns: int | None = None
+    size: int  # in bytes; -1 where the server does not send it
+    tag: str = ""  # changes with the content; "" where the storage has none
+    modified_ns: int | None = None  # of the publication, by the clock of the storage, since 1970; None if unknown
 
 
 class Writer(NamedTuple):
-    """The right to write to a storage, as `exclusive_writer` grants it.
+    """The right to write to a storage, as `exclusive_writer` grants it."""
 
-    Attributes:
-        staging: A local directory for files that are not finished; on a local disk, the root of the storage itself.
-        lock: The descriptor of the kernel's lock on that directory. A process that inherits it holds the lock too.
-        is_alone: Whether that lock keeps all other writers out. It cannot where other machines can write as well:
-            there `write_lock.acquire` has to.
-    """
-
-    staging: Path
-    lock: int
-    is_alone: bool
+    staging: Path  # a local directory for files that are not finished; on a local disk, the root of the storage itself
+    lock: int  # the descriptor of the kernel's lock on that directory; a process that inherits it holds the lock too
+    is_alone: bool  # whether it keeps all writers out; where other machines can write, `write_lock.acquire` has to
 
 
 class Storage(Protocol):

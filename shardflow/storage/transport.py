@@ -15,17 +15,11 @@ from .storage import ListedBlob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The properties of a blob, as the server sends them.
+    """The properties of a blob, as the server sends them."""
 
-    Attributes:
-        size: In bytes.
-        tag: Changes with the content; None where the server has none.
-        metadata: Holds `sha256` if a RemoteStorage wrote the blob.
-    """
-
-    size: int
-    tag: str | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    size: int  # in bytes
+    tag: str | None = None  # changes with the content; None where the server has none
+    metadata: Mapping[str, str] = field(default_factory=dict)  # holds `sha256` if a RemoteStorage wrote the blob
 
 
 class Transport(Protocol):
@@ -40,9 +34,7 @@ class Transport(Protocol):
         """Return the bytes from `start` to `stop`, or to the end where that comes first, in chunks.
 
         Args:
-            name: The blob.
-            start: The first byte.
-            stop: The byte after the last.
+            name, start, stop: The blob, its first byte, and the byte after the last.
             head: From an earlier request, so that all bytes are of one blob. Without a tag if only the size is known,
                 None if nothing is.
             on_head: If `head` has no tag, called with the head of the answer, before its bytes arrive.

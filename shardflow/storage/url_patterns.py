@@ -37,11 +37,7 @@ def split_pattern(url: str | os.PathLike[str]) -> RootAndPattern:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return the names, or patterns with wildcards alone, for which a pattern with braces stands.
-
-    Raises:
-        ConfigError: The braces are not balanced.
-    """
+    """Return the names, or patterns with wildcards alone, of a pattern with braces."""
     try:
         return list(braceexpand.braceexpand(pattern))
     except ValueError as error:  # UnbalancedBracesError is a subclass

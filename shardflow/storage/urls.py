@@ -10,10 +10,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from shardflow.errors import ConfigError
 
-# The storage_options that hold no secrets. All others count as secret: no list of the names under which file systems
-# take keys, tokens and passwords can be complete.
+# The storage_options that hold no secrets. All others count as secret: no list of the names of keys is complete.
 _HARMLESS = {"anon", "config_kwargs", "endpoint_url", "profile", "region_name", "requester_pays", "use_ssl", "verify"}
-_BUCKETS = ("s3", "s3a")
 _LEAST_SECRET_CHARACTERS = 4  # shorter texts occur in any message by chance
 
 
@@ -24,27 +22,23 @@ def strip_file_scheme(url: str | os.PathLike[str]) -> str:
 
 
 def is_remote(url: str | os.PathLike[str]) -> bool:
-    """Return whether a path or URL does not name a place on this machine's disks."""
+    """Return whether this is a URL of anything but this machine's disks."""
     text = os.fspath(url)
     return "://" in text and not text.startswith("file:")
 
 
 def remote_options(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the options for a URL, None for a directory: they are for another place of the same command then."""
+    """Return the options for a URL, None for a directory: there they are for another argument of the same command."""
     return storage_options if is_remote(url) else None
 
 
 def canonical_root(root: str) -> str:
-    """Return the one name of a place, whichever links or relative path lead there."""
+    """Return the one name of a directory or URL, whichever links or relative path lead there."""
     return root if is_remote(root) else os.path.realpath(root)
 
 
 class RemoteUrl:
-    """A URL with its storage_options.
-
-    Raises:
-        ConfigError: The text is not a URL, or the URL of a bucket holds credentials or a query.
-    """
+    """A URL with its storage_options; `is_bucket` says whether it is of S3."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.url = url
@@ -58,6 +52,7 @@ class RemoteUrl:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", self.scheme):
             text = url.partition("?")[0].rpartition("@")[2]
             raise ConfigError(f"{text}: this is not a URL; expected one such as s3://bucket/prefix")
+        self.is_bucket = self.scheme in ("s3", "s3a")
         self.shown = urlunsplit((self.scheme, place, parts.path.rstrip("/"), "", ""))
         if self.is_bucket and (parts.query or "@" in parts.netloc):
             raise ConfigError(f"{self.shown}: credentials and queries belong in storage_options, not in a bucket's URL")
@@ -68,11 +63,6 @@ class RemoteUrl:
 
     def __str__(self) -> str:
         return self.shown
-
-    @property
-    def is_bucket(self) -> bool:
-        """Whether the URL is of S3."""
-        return self.scheme in _BUCKETS
 
     def without_secrets(self) -> RemoteUrl:
         """Return the URL and the options without any that may be secret."""
@@ -95,7 +85,6 @@ class RemoteUrl:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield all texts in a value that may be secrets."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if name not in _HARMLESS or _suspicious(inner):

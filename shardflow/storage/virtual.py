@@ -35,7 +35,6 @@ class VirtualStorage:
         return str(self._own)
 
     def _locate(self, name: str) -> tuple[Storage, str]:
-        """Return the storage that holds a blob, and its name there."""
         if not name.endswith(".tar"):
             return self._own, name
         root, path = split_shard_name(name)
@@ -96,7 +95,7 @@ class VirtualStorage:
         storage.remove(name)
 
     def abort_uploads(self, names: Collection[str]) -> None:
-        """Abort the unfinished uploads of these blobs, with one call for each storage that has any of them."""
+        """Abort the unfinished uploads of these blobs, with one call for each storage that has any."""
         located = [self._locate(name) for name in names]
         for storage in (self._own, *self._roots.values()):
             if here := {name for holder, name in located if holder is storage}:
@@ -110,16 +109,7 @@ class VirtualStorage:
 def virtual_storage(
     storage: Storage, roots: Mapping[str, Root], storage_options: Mapping[str, Any] | None = None
 ) -> Storage:
-    """Return the storage of a dataset with these roots: `storage` itself where there are none.
-
-    Args:
-        storage: Where the manifest is.
-        roots: By name, from the manifest.
-        storage_options: For roots behind URLs, as for `open_storage`.
-
-    Raises:
-        ConfigError: The dataset may not lead to one of the roots, or the options fit no root, or several.
-    """
+    """Return the storage of a dataset whose manifest is in `storage` and names these roots; itself without any."""
     urls = {name: root_url(str(storage), root) for name, root in roots.items()}
     hosts = {urlsplit(url)[:2] for url in urls.values() if is_remote(url)}
     if storage_options and storage.local_path("") is not None and len(hosts) != 1:
@@ -132,30 +122,20 @@ def virtual_storage(
 
 
 def root_url(url: str, root: Root) -> str:
-    """Return the path or URL of a root of the dataset at a path or URL.
-
-    Raises:
-        ConfigError: A remote dataset leads out of its own bucket or host.
-    """
+    """Return the path or URL of a root of the dataset at `url`; a remote one must stay in its own bucket or host."""
     if not is_remote(url):
         return str(Path(url, root.url)) if root.is_relative else root.url
     scheme, host, path, _, _ = urlsplit(url)
     parts = path.strip("/").split("/") if path.strip("/") else []
     if not root.is_relative or root.url.split("/").count("..") > len(parts):
-        raise ConfigError(
-            f"{url}: its shards are in {root.url}, and a dataset behind a URL may only lead to its own bucket or "
-            "host; copy its manifest and indexes to a local disk if you trust it"
-        )
+        rule = f"its shards are in {root.url}, and a dataset behind a URL may only lead to its own bucket or host"
+        raise ConfigError(f"{url}: {rule}; copy its manifest and indexes to a local disk if you trust it")
     joined = posixpath.normpath(posixpath.join("/", *parts, root.url)).rstrip("/")
     return urlunsplit((scheme, host, joined, "", ""))
 
 
 def relative_root(storage: Storage, target: Storage) -> str:
-    """Return the path or URL by which a dataset in `storage` names `target` as a root.
-
-    Raises:
-        ConfigError: No reader would follow it.
-    """
+    """Return the path or URL by which a dataset in `storage` names `target` as a root, if a reader would follow it."""
     here, there = storage.local_path(""), target.local_path("")
     if there is not None:
         if here is None:
@@ -166,7 +146,6 @@ def relative_root(storage: Storage, target: Storage) -> str:
         return str(target)
     ours, theirs = urlsplit(str(storage)), urlsplit(str(target))
     if ours[:2] != theirs[:2]:
-        raise ConfigError(
-            f"{storage} cannot name shards of another bucket or host, {target}; choose a place beside them or on a disk"
-        )
+        message = f"{storage} cannot name shards of another bucket or host, {target}"
+        raise ConfigError(f"{message}; choose a place beside them or on a disk")
     return posixpath.relpath(theirs.path or "/", ours.path or "/")

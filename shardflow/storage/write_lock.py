@@ -9,7 +9,6 @@ work goes on: it resumes a run, or is its twin, which writes the same bytes unde
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from shardflow.errors import ConfigError, DatasetExistsError, ManifestError, NotFoundError, StoreError
 from shardflow.formats import manifest
 
-from .local_files import map_os_errors
+from .local_files import flock, map_os_errors
 from .storage import TEMPORARY, Storage, Writer
 
 FILE_NAME = "unfinished.json"
@@ -35,41 +34,26 @@ def lock_directory(path: Path, *, timeout_s: float | None = None) -> Iterator[in
     A process that inherits the descriptor holds the lock too. So after a writer was killed, the lock stays until the
     last of its workers has ended, and none of them can publish a file beside the next writer. The timeout gives such
     workers time to end.
-
-    Raises:
-        StoreError: Another process holds the lock.
     """
     with map_os_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         deadline = time.monotonic() + (LOCK_TIMEOUT_S if timeout_s is None else timeout_s)
         try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if time.monotonic() > deadline:
-                        message = f"another process is writing to {path}; wait, or choose another destination"
-                        raise StoreError(message) from error
-                    time.sleep(_POLL_S)
+            while not flock(descriptor):
+                if time.monotonic() > deadline:
+                    raise StoreError(f"another process is writing to {path}; wait, or choose another destination")
+                time.sleep(_POLL_S)
             yield descriptor
         finally:
             os.close(descriptor)
 
 
 def acquire(storage: Storage, content: str, writer: Writer | None = None) -> None:
-    """Lock a storage until a dataset is committed there; may be repeated with the same content.
+    """Lock a storage until a dataset is committed there; may be repeated with the same content, a digest of the work.
 
-    Args:
-        storage: A place without a dataset.
-        content: A digest of the work. It tells this lock from others.
-        writer: If it is alone, no blob is written, but an existing one is respected. None writes the blob in any case,
-            as the sign of an unfinished copy.
-
-    Raises:
-        DatasetExistsError: The place holds a dataset.
-        ConfigError: The place is locked for other content.
+    A writer that is alone writes no blob, but respects an existing one. None writes the blob in any case, as the sign
+    of an unfinished copy. Raises DatasetExistsError where a dataset is, ConfigError where other content is locked.
     """
     _acquire(storage, {"content": content}, writer)
     # After the lock: a writer that finished meanwhile wrote the manifest before it released its own.
@@ -81,9 +65,7 @@ def acquire(storage: Storage, content: str, writer: Writer | None = None) -> Non
 def acquire_to_extend(storage: Storage, content: str, fingerprint: str, writer: Writer) -> None:
     """Lock a dataset of this fingerprint until its extension is committed; may be repeated with the same content.
 
-    Raises:
-        DatasetExistsError: The dataset is no longer of this fingerprint.
-        ConfigError: The place is locked for another extension.
+    Raises DatasetExistsError if the dataset has another fingerprint now, ConfigError if it is locked for other content.
     """
     if writer.is_alone:
         return
@@ -110,8 +92,7 @@ def clean_up(storage: Storage) -> None:
         if extended is not None and extended == manifest.from_bytes(storage.read(manifest.FILE_NAME)).fingerprint:
             return  # an extension of this dataset is running, or can be resumed
         release(storage)
-        path = storage.local_path(manifest.FILE_NAME)
-        if path is not None:  # other storages have no leftovers
+        if (path := storage.local_path(manifest.FILE_NAME)) is not None:  # other storages have no leftovers
             for leftover in path.parent.glob(f"{TEMPORARY}{manifest.FILE_NAME}.*"):
                 storage.remove(leftover.name)
 
@@ -127,7 +108,6 @@ def abort_uploads(storage: Storage, names: Collection[str]) -> None:
 
 
 def _acquire(storage: Storage, content: dict[str, str], writer: Writer | None) -> None:
-    """Create the blob of a lock, or make sure that the existing one has the same content."""
     ours = json.dumps(content, indent=1).encode() + b"\n"
     try:
         if writer is None or not writer.is_alone:
@@ -147,7 +127,7 @@ def _acquire(storage: Storage, content: dict[str, str], writer: Writer | None) -
 
 
 def _extended_fingerprint(storage: Storage) -> str | None:
-    """Return the fingerprint of the dataset that the lock is there to extend; None for any other lock, and for none."""
+    """Return the fingerprint of the dataset that the lock is for extending; None for any other lock, or without one."""
     try:
         found = json.loads(storage.read(FILE_NAME)).get("extends")
     except (NotFoundError, ValueError, AttributeError):

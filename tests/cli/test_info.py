@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,9 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, "info", str(dataset)], stdout=full, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (4, b"shardflow: the output: No space left on device\n")
+
+
+def test_the_package_runs_as_a_module() -> None:
+    """`python -m shardflow` is the command line."""
+    done = subprocess.run([sys.executable, "-m", "shardflow", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("shardflow ")

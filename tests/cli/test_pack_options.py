@@ -10,7 +10,7 @@ from PIL import Image
 import shardflow
 from shardflow.cli.pack import pack
 from shardflow.errors import ConfigError
-from shardflow.packing.presets import PRESETS
+from shardflow.packing.recipe import PRESETS
 from tests.helpers.folders import encoded, image_folder, turned, write_tree
 
 

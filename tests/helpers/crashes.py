@@ -1,8 +1,8 @@
 """The kill matrix: a pack, a sync or an extension dies at each point where it writes, publishes, removes or asks.
 
 Whatever the point, a reader sees a whole dataset or none (of one that is extended: the old version or the new), and
-the same command run again ends with the bytes of a run that nobody disturbed: no file more, no upload left open, no
-temporary directory. A worker that dies disturbs nobody.
+the same command run again ends with the bytes of an uninterrupted run: no additional file, no open upload, no temporary
+directory. The death of a worker has no effect on the result.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Place(Protocol):
     plan: dict[str, Any]
 
     def fresh(self) -> str:
-        """Return a destination that nobody has used."""
+        """Return a new destination."""
         ...
 
     def fill(self, dst: str, files: Mapping[str, bytes]) -> None:
@@ -69,7 +69,7 @@ class Place(Protocol):
         ...
 
     def left_open(self, dst: str) -> list[str]:
-        """Return the names of the uploads that were begun there and neither completed nor given up."""
+        """Return the names of the uploads that are neither completed nor aborted."""
         ...
 
 
@@ -138,7 +138,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one kill: how the reader found the destination, and how much the next run took over."""
+    """The result of one kill: what a reader found in the destination, and how many inputs the next run resumed."""
 
     point: str
     reader: str
@@ -149,18 +149,18 @@ class Outcome:
 
 
 class Stage:
-    """What is done again and again to one kind of place, with a few images.
+    """One command on one kind of place, run again and again with a few images.
 
     Args:
-        folder: For all that is needed.
-        place: Where it is done.
+        folder: A directory for all files.
+        place: The kind of destination.
         command: "pack"; "sync" of a packed dataset; "extend" of one that was made from half of the images.
     """
 
     def __init__(self, folder: Path, place: Place, command: str) -> None:
         self.place, self.command, self._folder = place, command, folder
-        self._spools = folder / "spools"
-        self._spools.mkdir(parents=True)
+        self._staging = folder / "staging"
+        self._staging.mkdir(parents=True)
         images = {f"{name}/{n}.jpg": noise(n, place.side) for n, name in enumerate(CLASSES)}
         self.src = write_tree(folder / "src", {**images, "a/bad.jpg": b"\xff\xd8"})
         self._begun: dict[str, bytes] = {}
@@ -174,13 +174,13 @@ class Stage:
             self._begun, self._old = contents(folder / "dataset"), sf.open(folder / "dataset").fingerprint
         dst, trace = self._destination(), folder / "trace"
         with self.start(dst, trace=str(trace)) as process:
-            assert process.wait(DEADLINE_S) == 0, self.said()
+            assert process.wait(DEADLINE_S) == 0, self.output()
         self.points = trace.read_text().splitlines()
-        self.undisturbed = place.contents(dst)
-        self.tidy(dst)
+        self.uninterrupted = place.contents(dst)
+        self.check_and_remove(dst)
 
     def _destination(self) -> str:
-        for left in self._spools.iterdir():  # by a case that failed
+        for left in self._staging.iterdir():  # after a failed case
             shutil.rmtree(left)
         dst = self.place.fresh()
         self.place.fill(dst, self._begun)
@@ -189,12 +189,12 @@ class Stage:
     @contextlib.contextmanager
     def start(self, dst: str, **plan: Any) -> Iterator[subprocess.Popen[bytes]]:
         """Run the command under the instrument; if the body leaves it running, it is killed."""
-        roots = {f"{self._spools}/shardflow-spool-": "spool", dst: "dst"}
+        roots = {f"{self._staging}/shardflow-staging-": "staging", dst: "dst"}
         environment = {
             **os.environ,
             **self.place.environment,
             "PYTHONPATH": os.pathsep.join([str(INSTRUMENT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "TMPDIR": str(self._spools),
+            "TMPDIR": str(self._staging),
             "FIRE": json.dumps({"roots": roots, **self.place.plan, **plan}),
         }
         order = [self.command, str(self.src), dst, *ORDERS[self.command]]
@@ -206,12 +206,12 @@ class Stage:
             process.kill()
             process.wait()
 
-    def said(self) -> str:
-        """Return what the last command printed."""
+    def output(self) -> str:
+        """Return the output of the last command."""
         return (self._folder / "messages").read_text(errors="replace")
 
     def kill_at(self, point: str) -> Outcome:
-        """Let the process that passes a point die there, and see to the rest.
+        """Kill the process at a point, resume, and check the result.
 
         Raises:
             AssertionError: A promise is broken.
@@ -220,32 +220,32 @@ class Stage:
         fired.unlink(missing_ok=True)
         with self.start(dst, kill=point, fired=str(fired)) as process:
             code = process.wait(DEADLINE_S)
-        assert fired.exists(), f"the point was not passed: {point}; exit status {code}\n{self.said()}"
+        assert fired.exists(), f"the point was not passed: {point}; exit status {code}\n{self.output()}"
         if point.startswith("worker"):
-            assert code == 0, self.said()
-            self.tidy(dst)
+            assert code == 0, self.output()
+            self.check_and_remove(dst)
             return Outcome(point, "went on")
         assert code == -signal.SIGKILL
-        return self.goes_on(dst, point)
+        return self.resume(dst, point)
 
     def kill_after(self, seconds: float) -> Outcome | None:
-        """Kill the parent after some time, and see to the rest; None when it was quicker."""
+        """Kill the parent after some time, resume, and check the result; None when it had ended before."""
         dst = self._destination()
         with self.start(dst) as process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(seconds)
             early = process.poll() is not None
-        outcome = self.goes_on(dst, f"after {seconds:.3f} s")
+        outcome = self.resume(dst, f"after {seconds:.3f} s")
         return None if early else outcome
 
-    def goes_on(self, dst: str, point: str) -> Outcome:
-        """See what a reader finds after a kill, run the command again, and see that nothing tells of the kill."""
+    def resume(self, dst: str, point: str) -> Outcome:
+        """Read the destination after a kill, run the command again, and check that the kill left no trace."""
         reader = self._reader(dst)
-        for spool in self._spools.iterdir():
-            with lock_directory(spool, timeout_s=30):  # the workers end too, when they have the time to
+        for left in self._staging.iterdir():
+            with lock_directory(left, timeout_s=30):  # until its workers have ended
                 pass
         before = tempfile.tempdir
-        tempfile.tempdir = str(self._spools)
+        tempfile.tempdir = str(self._staging)
         resumed = None
         try:
             resumed = self._again(dst)
@@ -253,16 +253,16 @@ class Stage:
             assert reader == "whole"
         finally:
             tempfile.tempdir = before
-        self.tidy(dst)
+        self.check_and_remove(dst)
         return Outcome(point, reader, resumed)
 
-    def tidy(self, dst: str) -> None:
-        """Assert that what is there is what belongs there, and remove it."""
+    def check_and_remove(self, dst: str) -> None:
+        """Assert that the destination has exactly the files of an uninterrupted run, and remove it."""
         found = self.place.contents(dst)
-        assert found.keys() == self.undisturbed.keys()
-        assert found == self.undisturbed
+        assert found.keys() == self.uninterrupted.keys()
+        assert found == self.uninterrupted
         assert self.place.left_open(dst) == []
-        assert list(self._spools.iterdir()) == []
+        assert list(self._staging.iterdir()) == []
         if "://" not in dst:
             shutil.rmtree(dst)
 

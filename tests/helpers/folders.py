@@ -12,13 +12,14 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, TiffImagePlugin, TiffTags
 
 from shardflow.formats.manifest import QUARANTINE_NAME
-from shardflow.packing.image.encoded_image import EncodedImage
+from shardflow.packing.image.encoding import EncodedImage
 from shardflow.packing.recipe import Recipe
 from tests.helpers.making import jpeg
 
@@ -40,6 +41,33 @@ def turned(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = orientation
     return exif
+
+
+XMP_FORMS = (
+    'tiff:Orientation="{}"/>',
+    "tiff:Orientation = '{}' />",
+    "><tiff:Orientation>{}</tiff:Orientation></rdf:Description>",
+)
+"""The forms in which XMP may state an orientation."""
+
+
+def xmp_file(format_name: str, image: Image.Image, orientation: int, form: str = XMP_FORMS[0], **options: Any) -> bytes:
+    """Return an image as a file whose XMP metadata say how to turn it (XMP specification, parts 2 and 3)."""
+    packet = f"""<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+<rdf:Description rdf:about="" xmlns:tiff="http://ns.adobe.com/tiff/1.0/" {form.format(orientation)}
+</rdf:RDF></x:xmpmeta>""".encode()
+    if format_name == "PNG":
+        data = encoded(image, "PNG", **options)
+        end = data.rindex(b"IEND") - 4  # behind the pixels, where a reader that stops at them misses it
+        return data[:end] + png_chunk(b"iTXt", b"XML:com.adobe.xmp" + bytes(5) + packet) + data[end:]
+    if format_name == "TIFF":
+        tags = TiffImagePlugin.ImageFileDirectory_v2()
+        tags[700] = packet
+        tags.tagtype[700] = TiffTags.BYTE
+        for tag, value in options.pop("exif", {}).items():
+            tags[tag] = value
+        return encoded(image, "TIFF", tiffinfo=tags, **options)
+    return encoded(image, format_name, xmp=packet, **options)
 
 
 def png16(pixels: npt.NDArray[np.uint16], colour_type: int) -> bytes:
@@ -110,7 +138,7 @@ class Deadly(Recipe):
 
 
 class Doomed(Recipe):
-    """A recipe under which every process dies at once, whatever the input."""
+    """A recipe under which every process dies at every input."""
 
     __slots__ = ()
 

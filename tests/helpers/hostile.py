@@ -1,4 +1,4 @@
-"""A corpus of hostile inputs: what a folder that nobody has looked at may hold, each with what must become of it."""
+"""A corpus of hostile inputs, as an unknown folder may hold them, each with its expected fate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers.folders import encoded, photo, png16, png_chunk
 
 PACKED, READ, DECODE, ENCODE = "packed", "read", "decode", "encode"
 EITHER = "packed, decode or encode"
-"""A decoder may still make a picture of it, of any size, and cannot be asked for the right one."""
+"""A decoder may still make an image of it, of any size; its pixels are not checked."""
 
 FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "TIFF": "tif", "BMP": "bmp", "PPM": "ppm"}
 if features.version("avif"):
@@ -96,7 +96,7 @@ def _other_things() -> Corpus:
 
 
 def forged() -> Corpus:
-    """Return headers that promise pictures of gigabytes: nobody may allocate them before looking."""
+    """Return headers that announce images of gigabytes, which must not be allocated."""
 
     def put(kind: str, at: int, layout: str, *values: int) -> bytes:
         data = bytearray(FILES[kind])
@@ -237,7 +237,7 @@ def _socket(path: Path) -> None:
 
 
 def fingerprint(root: Path) -> dict[str, tuple[int, int, str]]:
-    """Return mode, time and SHA-256 of everything below a folder, to see whether anybody touched it."""
+    """Return mode, time and SHA-256 of everything below a folder, to detect changes."""
     return {os.fsdecode(path): _state(path) for path in _all(os.fsencode(root))}
 
 

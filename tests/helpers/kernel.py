@@ -1,4 +1,4 @@
-"""Packing with the native kernel, and as it is where that was not built."""
+"""Packing with the native kernel, and without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardflow.native import binding
 
 @contextlib.contextmanager
 def without_kernel() -> Iterator[None]:
-    """Let this process have no kernel for a while."""
+    """Switch the kernel off in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(binding, "load", lambda: "switched off by a test")
         yield
@@ -21,7 +21,7 @@ def without_kernel() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["kernel", "Pillow"])
 def either_decoder(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What holds whoever decodes and resizes the JPEGs."""
+    """Decode and resize JPEGs with the kernel, and with Pillow."""
     if request.param == "Pillow":
         with without_kernel():
             yield

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: the S3 server, for those that pack into a bucket, and who decodes JPEGs."""
+"""Fixtures of this folder: the S3 server, and the two decoders of JPEGs."""
 
 from __future__ import annotations
 

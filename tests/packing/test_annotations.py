@@ -2,25 +2,27 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import DecodeError
-from shardflow.packing.annotations import companions
+from shardflow.packing.annotations import transform_mask, transform_parts
 from shardflow.packing.image.geometry import Geometry
-from tests.helpers.folders import encoded, photo, quarantined, turned, write_tree
+from tests.helpers.folders import encoded, photo, png16, quarantined, turned, write_tree
 
 HALF = Geometry(stored=(200, 100), orientation=1, box=(50.0, 0.0, 150.0, 100.0), size=(50, 50))
 """The middle square of a wide picture, at half its size."""
 
 
 def _moved(**annotations: Any) -> Any:
-    return json.loads(companions({"json": json.dumps(annotations).encode()}, None, HALF)["json"])
+    return json.loads(transform_parts({"json": json.dumps(annotations).encode()}, None, HALF)["json"])
 
 
 def test_coordinates_follow() -> None:
@@ -41,7 +43,7 @@ def test_coordinates_follow() -> None:
     }
 
 
-def test_what_is_cut_off_keeps_its_place() -> None:
+def test_cropped_boxes_keep_their_place() -> None:
     """A box outside of the crop becomes zeros, so that labels beside it stay in step; an empty list stays one."""
     assert _moved(boxes=[[0, 0, 40, 40], [60, 0, 80, 20]], labels=[7, 8]) == {
         "boxes": [[0, 0, 0, 0], [5, 0, 15, 10]],
@@ -51,17 +53,17 @@ def test_what_is_cut_off_keeps_its_place() -> None:
 
 
 def test_other_json_is_not_touched() -> None:
-    """JSON without coordinates keeps its bytes, and other parts do, whatever is in them."""
+    """JSON without coordinates keeps its bytes, and so do all other parts."""
     parts = {"json": b'{ "caption":"a \\"box\\"" }', "txt": b"\xff", "meta.json": b"not even JSON"}
-    assert companions(parts, None, HALF) == parts
+    assert transform_parts(parts, None, HALF) == parts
 
 
 def test_labels() -> None:
     """One class is the text of its number in `.cls`, several are a JSON list in `.labels.json`, none is no part."""
-    assert companions({}, 7, HALF) == {"cls": b"7"}
-    assert companions({}, (3, 17), HALF) == {"labels.json": b"[3, 17]"}
-    assert companions({}, (), HALF) == {"labels.json": b"[]"}
-    assert companions({}, None, HALF) == {}
+    assert transform_parts({}, 7, HALF) == {"cls": b"7"}
+    assert transform_parts({}, (3, 17), HALF) == {"labels.json": b"[3, 17]"}
+    assert transform_parts({}, (), HALF) == {"labels.json": b"[]"}
+    assert transform_parts({}, None, HALF) == {}
 
 
 @pytest.mark.parametrize(
@@ -77,15 +79,15 @@ def test_labels() -> None:
         ({"json": b'{"boxes": [[1, 2'}, "part 'json'"),
         ({"mask.png": b"no image"}, "part 'mask.png': not an image"),
         ({"png": b""}, "would be a second image"),
-        ({"cls": b"1"}, "made from the labels"),
+        ({"cls": b"1"}, "reserved for the labels"),
         ({"a/b": b""}, "names of parts are up to 16"),
         ({"seventeen.letters": b""}, "names of parts are up to 16"),
     ],
 )
-def test_parts_that_cannot_be(parts: dict[str, bytes], message: str) -> None:
+def test_invalid_parts(parts: dict[str, bytes], message: str) -> None:
     """A part that is not what its name says, or that no sample can have, is named with the reason."""
     with pytest.raises(DecodeError, match=message):
-        companions(parts, None, HALF)
+        transform_parts(parts, None, HALF)
 
 
 def _quarters(width: int, height: int) -> Image.Image:
@@ -140,3 +142,86 @@ def test_a_mask_of_another_size_is_quarantined(tmp_path: Path) -> None:
     assert [(row["path"], row["stage"]) for row in rows] == [("a.jpg", "decode"), ("b.jpg", "read")]
     assert "lacks mask.png" in rows[1]["reason"]
     assert "5x5" in rows[0]["reason"]
+
+
+WIDE = Geometry(stored=(400, 200), orientation=1, box=(0, 0, 400, 200), size=(200, 100))
+CUT = Geometry(stored=(200, 400), orientation=6, box=(100, 0, 300, 200), size=(100, 100))
+
+LABELS = (np.arange(200 * 400).reshape(200, 400) // 7 % 251).astype(np.uint8)
+PALETTE = [value for entry in range(256) for value in (entry, 255 - entry, entry // 2)]
+
+
+def _palette() -> Image.Image:
+    image = Image.fromarray(LABELS)
+    image.putpalette(PALETTE)
+    return image
+
+
+MASKS: dict[str, tuple[Image.Image, npt.NDArray[np.generic]]] = {
+    "8 bits": (Image.fromarray(LABELS), LABELS),
+    "16 bits": (Image.fromarray(LABELS.astype(np.uint16) * 257), LABELS.astype(np.uint16) * 257),
+    "palette": (_palette(), LABELS),
+    "bilevel": (Image.fromarray(LABELS > 99), LABELS > 99),
+    "colours": (
+        Image.fromarray(np.stack([LABELS, LABELS // 2, LABELS * 0], -1)),
+        np.stack([LABELS, LABELS // 2, LABELS * 0], -1),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+@pytest.mark.parametrize("geometry", [WIDE, CUT], ids=["whole", "cut"])
+def test_masks(case: str, geometry: Geometry) -> None:
+    """A mask keeps its values, its depth and its palette, and each pixel takes the value of the nearest one."""
+    image, values = MASKS[case]
+    made = Image.open(io.BytesIO(transform_mask(encoded(image, "PNG"), geometry)))
+    left, top, right, bottom = geometry.box
+    columns = (left + (np.arange(geometry.size[0]) + 0.5) * (right - left) / geometry.size[0]).astype(int)
+    rows = (top + (np.arange(geometry.size[1]) + 0.5) * (bottom - top) / geometry.size[1]).astype(int)
+    assert (np.asarray(made) == values[np.ix_(rows, columns)]).all()
+    assert made.format == "PNG"
+    assert made.mode == image.mode
+    assert made.getpalette() == image.getpalette()
+
+
+@pytest.mark.parametrize("format_name", ["BMP", "GIF", "TIFF"])
+def test_masks_in_other_formats(format_name: str) -> None:
+    """Whatever lossless format a mask comes in, it leaves as a PNG with the same values."""
+    made = Image.open(io.BytesIO(transform_mask(encoded(Image.fromarray(LABELS), format_name), WIDE)))
+    assert (np.asarray(made) == LABELS[1::2, 1::2]).all()
+
+
+UNFIT = {
+    "lossy": (encoded(Image.fromarray(LABELS), "JPEG"), "not an image in one of the formats PNG"),
+    "of another size": (
+        encoded(Image.fromarray(LABELS[:100]), "PNG"),
+        "the mask has 400x100 pixels, the upright image 400x200",
+    ),
+    "translucent": (encoded(Image.fromarray(LABELS).convert("LA"), "PNG"), "mode LA has no plain label values"),
+    "floating point": (encoded(Image.new("F", (400, 200)), "TIFF"), "mode F has no plain label values"),
+    "cut short": (encoded(Image.fromarray(LABELS), "PNG")[:300], "."),
+    "empty": (b"", "the file is empty"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_unfit_masks(case: str) -> None:
+    """A mask whose values or places could be wrong is refused rather than guessed at."""
+    data, said = UNFIT[case]
+    with pytest.raises(DecodeError, match=said):
+        transform_mask(data, WIDE)
+
+
+def test_depths_that_pillow_changes_are_refused() -> None:
+    """Grey of 2 or 4 bits would be spread, label 1 becoming 85 or 17, and colours of 16 bits cut to 8: refused."""
+    with pytest.raises(DecodeError, match="no plain label values"):
+        transform_mask(png16(np.zeros((200, 400, 3), np.uint16), 2), WIDE)
+    plain = encoded(Image.new("1", (400, 200)), "PNG")
+    for bits in (2, 4):
+        with pytest.raises(DecodeError, match="no plain label values"):
+            transform_mask(_with_depth(plain, bits), WIDE)
+
+
+def _with_depth(data: bytes, bits: int) -> bytes:
+    head = data[12:24] + bytes([bits, 0]) + data[26:29]
+    return data[:12] + head + zlib.crc32(head).to_bytes(4, "big") + data[33:]

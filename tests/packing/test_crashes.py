@@ -19,16 +19,16 @@ STRIDES = {
 """One in so many points is tried here, and those below; `tools/fire kills` tries all of them."""
 
 ALWAYS = (
-    "worker after unlink dst/train/.tmp-000000.000000000 #1",  # the shard is done, and nobody was told
+    "worker after unlink dst/train/.tmp-000000.000000000 #1",  # the shard is done, and the parent does not know
     "worker after create_multipart_upload train/000000.tar #1",
     "parent after link dst/shardflow.json #1",
     "parent after put_object shardflow.json #1",
     "parent half write dst/.tmp-unfinished.json.* #1",
 )
-"""Points after which something that looks like a leftover, or like somebody else's, is all that there is."""
+"""Points after which only a file is there that looks like a leftover, or like another writer's."""
 
 TURNING = re.compile(r"(half write|after (link|replace|put_object)) .*(manifests/|shardflow\.json|dst/.*quarantine)")
-"""Points of an extension, tried as well, at which the ledger or the old version gives way to the new one."""
+"""Points of an extension, tried as well, at which the ledger or the manifest is replaced."""
 
 every_stage = pytest.mark.parametrize(("command", "place"), STRIDES)
 
@@ -39,7 +39,7 @@ def test_a_kill_at_any_point_leaves_no_trace(
 ) -> None:
     """A process killed before, amid or after a step leaves a whole dataset or none; the next run shows no trace.
 
-    A worker that is killed disturbs nobody.
+    A killed worker has no effect on the result.
     """
     if place == "disk":
         stage = Stage(tmp_path / "stage", Disk(tmp_path / "disk"), command)

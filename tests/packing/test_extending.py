@@ -21,8 +21,9 @@ from shardflow.errors import (
     StoreError,
 )
 from shardflow.formats.manifest import Manifest, from_bytes, kept_name
-from shardflow.packing.append import renumbered
-from shardflow.packing.sources import Reader, Source
+from shardflow.packing.sources.labelling import append_classes
+from shardflow.packing.sources.reader import Reader
+from shardflow.packing.sources.source import Source
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
 from shardflow.storage.write_lock import FILE_NAME as LOCK
@@ -172,9 +173,8 @@ class _Counted(str):
 def test_many_classes() -> None:
     """Putting the classes of a source behind those of a dataset takes a few looks at each name."""
     old, new = (tuple(_Counted(f"{kind}{n}") for n in range(300)) for kind in ("old", "new"))
-    source = Source(reader=Reader(base="."), splits={}, classes=new, ignored={})
-    classes, _ = renumbered(source, old)
-    assert classes == (*old, *new)
+    source = Source(reader=Reader(base="."), splits={}, classes=new, skipped={})
+    assert append_classes(source, old).classes == (*old, *new)
     assert _Counted.hashed < 10 * 600
 
 
@@ -200,19 +200,19 @@ def test_what_cannot_be_extended(packed: Path, dst: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="the dataset has classes and the source has none"):
         sf.extend(write_tree(tmp_path / "flat", {"x.jpg": photo(1)}), dst)
     (dst / "train/000001.json").rename(tmp_path / "receipt")
-    with pytest.raises(NotFoundError, match=r"without all receipts.*train/000001\.json.*restore"):
+    with pytest.raises(NotFoundError, match=r"needs all receipts.*train/000001\.json.*restore"):
         sf.extend(packed / "src", dst)
     (tmp_path / "receipt").rename(dst / "train/000001.json")
     assert contents(dst) == before
     made = from_bytes(before["shardflow.json"])
     bare = Manifest(splits=made.splits, classes=made.classes, recipe=made.recipe, inputs=made.inputs)
     (dst / "shardflow.json").write_bytes(bare.to_bytes())
-    with pytest.raises(ConfigError, match="does not say how its inputs were cut"):
+    with pytest.raises(ConfigError, match="does not record how its inputs were divided"):
         sf.extend(packed / "src", dst)
 
 
 def test_one_extender_at_a_time(packed: Path, dst: Path) -> None:
-    """While somebody else writes to a directory, an extension is refused."""
+    """While another process writes to a directory, an extension is refused."""
     with LocalStorage(dst).exclusive_writer(), pytest.raises(StoreError, match="another process is writing"):
         sf.extend(packed / "src", dst)
 

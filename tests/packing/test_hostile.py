@@ -14,7 +14,7 @@ from PIL import Image
 
 import shardflow as sf
 from shardflow import PackReport
-from shardflow.packing.packing import Progress
+from shardflow.packing.run import Progress
 from tests.helpers.command import run
 from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
 from tests.helpers.hostile import (
@@ -87,7 +87,7 @@ def test_the_source_is_untouched(packing: Packing) -> None:
 
 
 def test_every_packed_image_decodes(packing: Packing) -> None:
-    """The dataset is sound, and the loader decodes each sample of it, whatever it was made from."""
+    """The dataset is sound, and the loader decodes each of its samples."""
     assert sf.verify(packing.dst) == []
     loader = sf.Loader(
         packing.dst,

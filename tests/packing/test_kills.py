@@ -33,7 +33,7 @@ def src(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What a pack of it writes when nobody disturbs it."""
+    """The files of an uninterrupted pack."""
     dst = tmp_path_factory.mktemp("undisturbed")
     sf.pack(src, dst, **SETTINGS)
     return contents(dst)
@@ -87,7 +87,7 @@ def test_killed_again_and_again(src: Path, undisturbed: dict[str, bytes], tmp_pa
 
 
 def test_workers_do_not_outlive_their_parent(src: Path, tmp_path: Path) -> None:
-    """Workers of a killed parent end at once, whatever they do; here they are stuck."""
+    """Workers of a killed parent end at once, even if they are stuck."""
     with _start(src, tmp_path) as process:
         _wait(lambda: len(workers_of(process.pid)) == 2, "two workers")
         workers = workers_of(process.pid)
@@ -114,13 +114,13 @@ def test_resume_does_no_finished_job_again(src: Path, undisturbed: dict[str, byt
 
 
 def test_worker_holds_the_lock(tmp_path: Path) -> None:
-    """While a worker is left over, nobody else may write, though the process that started it is gone."""
+    """While a worker lives, no other process may write, even when the parent is gone."""
     storage = LocalStorage(tmp_path)
     with storage.exclusive_writer() as writer:
         worker = Worker([writer.lock])
     with pytest.raises(StoreError, match="another process is writing"), storage.exclusive_writer():
         pass
-    worker.end("no longer needed")
+    worker.stop("no longer needed")
     with storage.exclusive_writer():
         pass
 

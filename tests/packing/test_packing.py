@@ -19,11 +19,12 @@ from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.packing.executors import Serial
 from shardflow.packing.jobs import plan_jobs
 from shardflow.packing.ledger import Ledger
-from shardflow.packing.packing import Progress
 from shardflow.packing.recipe import Recipe
-from shardflow.packing.sources import list_source
+from shardflow.packing.run import Progress
+from shardflow.packing.sources.resolve import list_source
 from shardflow.storage.local import LocalStorage
 from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
+from tests.helpers.jobs import run_jobs
 from tests.helpers.kernel import without_kernel
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial"}
@@ -166,7 +167,7 @@ def test_shard_without_a_sample(tmp_path: Path) -> None:
 
 
 def test_nothing_packed(tmp_path: Path) -> None:
-    """A dataset without a single sample is not committed, whatever `max_bad` allows."""
+    """A dataset without a single sample is not committed, even if `max_bad` allows it."""
     write_tree(tmp_path / "src", {"1.jpg": b"no image"})
     with pytest.raises(PackIncompleteError, match="none of the 1 inputs could be packed"):
         sf.pack(tmp_path / "src", tmp_path / "dst", **SMALL, max_bad=5)
@@ -185,7 +186,7 @@ def test_dataset_is_never_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["notes.txt", "train/000000.tar", ".tmp-mine", "train/.tmp-mine"])
 def test_foreign_files_are_left_alone(tmp_path: Path, name: str) -> None:
-    """A directory with files of somebody else is refused, even where they are named like a pack's."""
+    """A directory with other files is refused, even where they are named like a pack's."""
     src = image_folder(tmp_path / "src", 5)
     write_tree(tmp_path / "dst", {name: b"precious"})
     with pytest.raises(ConfigError, match="which no pack wrote"):
@@ -306,10 +307,10 @@ def test_unreadable_inputs_are_tried_again(tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "b/2.jpg": photo(2)})
     ledger = Ledger(LocalStorage(tmp_path / "dst"))
     (tmp_path / "dst").mkdir()
-    layout: dict[str, Any] = {"spool": tmp_path / "dst", "shard_samples": 1, "seed": 0, "shuffle": False}
+    layout: dict[str, Any] = {"staging": tmp_path / "dst", "shard_samples": 1, "seed": 0, "shuffle": False}
     jobs = plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout)
     (src / "b").rename(tmp_path / "away")
-    Serial().run(jobs, [].append)
+    run_jobs(Serial(), jobs)
     (tmp_path / "away").rename(src / "b")
     assert plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout) == jobs
     assert [ledger.finished(job) is not None for job in jobs] == [True, False]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from dataclasses import fields
 from typing import Any
 
@@ -10,12 +11,12 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps, JpegImagePlugin
+from PIL import Image, ImageOps, JpegImagePlugin, features
 
 from shardflow.errors import ConfigError, DecodeError, EncodeError, SampleError
 from shardflow.packing.image.decoding import FILTERS, Filter
-from shardflow.packing.recipe import Recipe
-from tests.helpers.folders import encoded, photo, png16, turned
+from shardflow.packing.recipe import PRESETS, Recipe, make_recipe
+from tests.helpers.folders import XMP_FORMS, encoded, photo, png16, png_chunk, turned, xmp_file
 from tests.helpers.reference import decoded
 
 Pixels = npt.NDArray[np.uint8]
@@ -23,6 +24,9 @@ Pixels = npt.NDArray[np.uint8]
 FINE = Recipe(short_side=32, quality=100, subsampling="4:4:4")  # what differs is then not the codec's doing
 
 pytestmark = pytest.mark.usefixtures("either_decoder")
+
+
+with_avif = pytest.mark.skipif(not features.version("avif"), reason="this build of Pillow cannot read AVIF")
 
 
 def _shades(width: int = 96, height: int = 64) -> Pixels:
@@ -153,6 +157,32 @@ def test_orientation(orientation: int, format_name: str) -> None:
     size = (48, 32) if orientation < 5 else (32, 48)
     assert np.abs(decoded(jpeg) - _expected(upright, size)).mean() < 2
     assert not Image.open(io.BytesIO(jpeg)).getexif()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP", "TIFF", pytest.param("AVIF", marks=with_avif)])
+@pytest.mark.parametrize("form", XMP_FORMS)
+def test_orientation_in_xmp(orientation: int, format_name: str, form: str) -> None:
+    """The image is turned by XMP where EXIF has no orientation, and counted so; EXIF comes first."""
+    options = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(format_name, {})
+    by_exif = FINE.process(encoded(RGB, format_name, exif=turned(orientation), **options))
+    by_xmp = FINE.process(xmp_file(format_name, RGB, orientation, form, **options))
+    assert np.abs(decoded(by_xmp.image).astype(float) - decoded(by_exif.image)).mean() < 1
+    assert by_xmp.geometry.size == by_exif.geometry.size == ((48, 32) if orientation < 5 else (32, 48))
+    assert by_xmp.done == by_exif.done == (() if orientation == 1 else ("turned",))
+    if (format_name, orientation) != ("AVIF", 1):  # which Pillow writes without an orientation
+        both = FINE.process(xmp_file(format_name, RGB, 9 - orientation, form, exif=turned(orientation), **options))
+        assert both.image == by_exif.image
+
+
+def test_odd_metadata_around_xmp() -> None:
+    """An XMP packet in ImageMagick's hexadecimal digits is found, and one behind broken EXIF."""
+    packet = b'<rdf:Description tiff:Orientation="6"/>'
+    png, text = encoded(RGB, "PNG"), f"\nxmp\n{len(packet):8}\n{packet.hex()}\n".encode()
+    raw = png[:33] + png_chunk(b"zTXt", b"Raw profile type xmp\0\0" + zlib.compress(text)) + png[33:]
+    for data in (raw, encoded(RGB, "JPEG", xmp=packet, exif=b"Exif\0\0garbage")):
+        packed = FINE.process(data)
+        assert (packed.geometry.size, packed.done) == ((32, 48), ("turned",))
 
 
 @pytest.mark.parametrize("size", [(1600, 1200), (1601, 1203), (1999, 700)])
@@ -364,7 +394,7 @@ WRONG: dict[str, dict[str, object]] = {
     "long_side and square exclude each other": {"long_side": 512, "square": True},
     "long_side is 200, less than short_side, 256": {"long_side": 200},
     "enlarge has no size to enlarge to": {"short_side": None, "enlarge": True},
-    "quality is 80, but png loses nothing": {"format": "png", "quality": 80},
+    "quality is 80, but png is lossless": {"format": "png", "quality": 80},
     "subsampling is 4:4:4, which only jpeg offers": {"format": "webp", "subsampling": "4:4:4"},
 }
 
@@ -385,3 +415,29 @@ def test_digest() -> None:
     assert {name for other in others for name in other} == {field.name for field in fields(Recipe)}
     assert len({Recipe(**other).digest for other in [{}, *others]}) == len(others) + 1
     assert Recipe().digest == Recipe(short_side=256).digest
+
+
+def test_presets_are_settings() -> None:
+    """A preset is a recipe with some settings, each of which can be changed; the first one has none."""
+    assert make_recipe() == make_recipe("imagenet") == Recipe()
+    assert make_recipe("fine") == Recipe(short_side=512, quality=95, subsampling="4:4:4")
+    assert make_recipe("fine", quality=80, square=True) == Recipe(
+        short_side=512, quality=80, subsampling="4:4:4", square=True
+    )
+    assert make_recipe("original", short_side=512) == Recipe(short_side=512, format="keep")
+
+
+def test_presets_differ() -> None:
+    """No two presets are the same recipe, and each has a purpose."""
+    assert len({make_recipe(name).digest for name in PRESETS}) == len(PRESETS)
+    assert all(preset.purpose for preset in PRESETS.values())
+
+
+def test_unknown_presets_and_settings() -> None:
+    """An unknown preset or setting is refused with the known ones, and so is a contradiction."""
+    with pytest.raises(ConfigError, match="preset is 'cifar'; allowed are imagenet, compact"):
+        make_recipe("cifar")
+    with pytest.raises(ConfigError, match="no 'shortside'; it has short_side, long_side"):
+        make_recipe(shortside=3)
+    with pytest.raises(ConfigError, match="png is lossless"):
+        make_recipe("lossless", quality=80)

@@ -90,7 +90,9 @@ def test_what_is_not_what_was_packed_is_not_accepted(packed: Path, damaged: Path
     (src / first[0]).write_bytes(same_size)
     (damaged / "train/000001.json").unlink()
     report = sf.repair(damaged, src)
-    assert "came out with other bytes: its inputs have changed" in report.failed["train/000000.tar"]
+    assert (
+        "packing train/000000.tar again gave other bytes: its inputs have changed" in report.failed["train/000000.tar"]
+    )
     assert "000001.json does not exist" in report.failed["train/000001.tar"]
     assert report.repaired == ()
 

@@ -37,7 +37,7 @@ def src(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def spools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def staging_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory for temporary files that nobody else uses."""
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -46,7 +46,9 @@ def spools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_bucket_holds_what_a_disk_would(src: Path, tmp_path: Path, server: Server, prefix: str, spools: Path) -> None:
+def test_a_bucket_holds_what_a_disk_would(
+    src: Path, tmp_path: Path, server: Server, prefix: str, staging_root: Path
+) -> None:
     """The blobs are the files of a local pack, byte for byte, and nothing else is left there or here."""
     url, options = server.url(prefix), server.options()
     local = sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
@@ -54,7 +56,7 @@ def test_a_bucket_holds_what_a_disk_would(src: Path, tmp_path: Path, server: Ser
     assert server.contents(prefix) == contents(tmp_path / "dst")
     assert (report.fingerprint, report.packed, report.quarantined) == (local.fingerprint, 70, 1)
     assert sf.verify(url, storage_options=options) == []
-    assert list(spools.iterdir()) == []
+    assert list(staging_root.iterdir()) == []
     assert SECRET_KEY.encode() not in b"".join(server.contents(prefix).values())
     with pytest.raises(DatasetExistsError, match="already holds a dataset"):
         sf.pack(src, url, **SETTINGS, max_bad=1, storage_options=options)
@@ -77,9 +79,27 @@ def test_the_command_needs_the_usual_environment_alone(src: Path, server: Server
     assert (again.returncode, again.stdout) == (3, "")
 
 
+def test_requests_of_a_pack(src: Path, server: Server, proxy: Proxy, prefix: str) -> None:
+    """A pack reads nothing back; a resume lists the destination once, and reads the receipts of finished shards."""
+    settings = {**SETTINGS, "storage_options": server.options(proxy.endpoint)}
+
+    def requests() -> tuple[int, list[str]]:
+        paths = (target.partition("?")[0] for method, target, _ in proxy.log if method == "GET")
+        reads = sorted(path.rpartition(f"/{prefix}/")[2] for path in paths if f"/{prefix}/" in path)
+        return proxy.count("GET", "list-type=2"), [name for name in reads if "/" in name]
+
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, server.url(prefix), **settings)
+    assert requests() == (1, [])
+    proxy.clear()
+    server.storage(prefix).remove("train/000001.npy")
+    assert sf.pack(src, server.url(prefix), **settings, max_bad=1).resumed == 51
+    assert requests() == (1, [f"train/00000{number}.json" for number in (0, 2, 3)])
+
+
 @pytest.mark.parametrize("moment", ["quarantine.jsonl", "train/000000.tar", "train/000001.json", "train/000003.npy"])
 def test_a_killed_pack_goes_on(
-    src: Path, tmp_path: Path, server: Server, prefix: str, spools: Path, moment: str
+    src: Path, tmp_path: Path, server: Server, prefix: str, staging_root: Path, moment: str
 ) -> None:
     """After SIGKILL at any moment the same call ends with the same bytes, and removes what was left here."""
     arguments = {**SETTINGS, "max_bad": 1, "storage_options": server.options()}
@@ -91,8 +111,8 @@ def test_a_killed_pack_goes_on(
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGKILL)
     process.wait()
-    for spool in spools.iterdir():
-        with lock_directory(spool, timeout_s=30):  # the workers end with it, each when it has the time to
+    for staging in staging_root.iterdir():
+        with lock_directory(staging, timeout_s=30):  # the workers end with it, each when it has the time to
             pass
     done = [name for name in storage.listing() if name.endswith(".json") and "/" in name]
     try:
@@ -102,7 +122,7 @@ def test_a_killed_pack_goes_on(
         pass
     sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
     assert server.contents(prefix) == contents(tmp_path / "dst")
-    assert list(spools.iterdir()) == []
+    assert list(staging_root.iterdir()) == []
 
 
 def test_two_packers_of_the_same_make_one_dataset(src: Path, server: Server, prefix: str) -> None:

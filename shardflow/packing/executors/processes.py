@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
 from shardflow._cores import allowed_cores
 from shardflow.errors import PackIncompleteError, WorkerError
-from shardflow.packing.jobs import Finish, Job, Piece, PieceResult
+from shardflow.formats.receipt import Receipt
+from shardflow.packing.jobs import Done, Finish, Job, Outcome, Piece, PieceResult
 
-from .worker_process import Outcome, Task, Worker
+from .worker_process import Task, Worker
 
 ITEM_DEADLINE_S = 300.0
 _FINISH_DEADLINE_S = 3600.0  # a shard of any size on a slow disk
@@ -20,8 +21,8 @@ _INPUTS_PER_DEATH = 10
 
 
 @dataclass(slots=True)
-class _Open:
-    """A job of which some pieces are done."""
+class _OpenJob:
+    """A job that has begun."""
 
     job: Job
     missing: int
@@ -31,12 +32,12 @@ class _Open:
 class Processes:
     """Several worker processes that share the pieces of the jobs.
 
-    A worker that dies or hangs is replaced and its piece done again. When that ends at the same input, the input is to
-    blame and is quarantined. More deaths than a few and one in ten inputs have another cause, and end the run.
+    A worker that dies or hangs is replaced and its piece done again. When the second worker ends at the same input, the
+    input is quarantined. More deaths than a few and one in ten inputs have another cause, and end the run.
 
     Args:
         workers: Number of processes; None for one per core that this process may use.
-        inherited: Descriptors that the workers hold as long as they live.
+        inherited: Descriptors that the workers keep open as long as they live.
         item_deadline_s: Seconds after which a worker that is still at the same input counts as hung.
     """
 
@@ -51,78 +52,80 @@ class Processes:
         self.inherited = inherited
         self.item_deadline_s = item_deadline_s
 
-    def run(self, jobs: Iterable[Job], done: Callable[[PieceResult], None]) -> None:
+    def run(self, jobs: Iterable[Job], done: Done) -> None:
         """See `Executor`."""
         _Run(self, jobs, done).run()
 
 
 class _Run:
-    """One run of `Processes`: what is open, who does what, and who died."""
+    """One run of `Processes`: its open jobs, its workers, and their deaths."""
 
-    def __init__(self, pool: Processes, jobs: Iterable[Job], done: Callable[[PieceResult], None]) -> None:
+    def __init__(self, pool: Processes, jobs: Iterable[Job], done: Done) -> None:
         self._pool = pool
         self._jobs = iter(jobs)
         self._done = done
         self._tasks: deque[Task] = deque()
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenJob] = {}
         self._workers: list[Worker] = []
         self._suspects: set[tuple[str, int | None]] = set()
         self._deaths = self._inputs_done = 0
 
     def run(self) -> None:
         try:
-            while self._hand_out():
+            while self._assign_tasks():
                 busy = [worker for worker in self._workers if worker.task is not None]
-                patience = max(0.0, min(-worker.overdue_s() for worker in busy))
-                wait([worker.connection for worker in busy], patience)
+                timeout_s = max(0.0, min(-worker.overdue_s() for worker in busy))
+                wait([worker.connection for worker in busy], timeout_s)
                 for worker in busy:
-                    self._attend(worker)
+                    self._check(worker)
         finally:
             for worker in self._workers:
-                worker.end("no longer needed")
+                worker.stop("no longer needed")
 
-    def _hand_out(self) -> bool:
-        """Give every worker something to do, starting workers as needed; return whether any has."""
+    def _assign_tasks(self) -> bool:
+        """Give every worker a task, starting workers as needed; return whether any has one."""
         idle = [worker for worker in self._workers if worker.task is None]
         while len(self._tasks) < self._pool.workers and (job := next(self._jobs, None)) is not None:
             pieces = job.pieces()
-            self._open[job.name] = _Open(job, len(pieces))
+            self._open[job.name] = _OpenJob(job, len(pieces))
             self._tasks.extend(pieces)
         while self._tasks and (idle or len(self._workers) < self._pool.workers):
             if not idle:
                 idle.append(Worker(self._pool.inherited))
                 self._workers.append(idle[-1])
             task = self._tasks.popleft()
-            idle.pop().give(task, self._pool.item_deadline_s if isinstance(task, Piece) else _FINISH_DEADLINE_S)
+            idle.pop().send(task, self._pool.item_deadline_s if isinstance(task, Piece) else _FINISH_DEADLINE_S)
         return any(worker.task is not None for worker in self._workers)
 
-    def _attend(self, worker: Worker) -> None:
+    def _check(self, worker: Worker) -> None:
         task = worker.task
         assert task is not None
         try:
-            outcome = worker.hear()
+            outcome = worker.receive()
         except WorkerError as error:
-            self._mourn(worker, task, str(error))
+            self._replace(worker, task, str(error))
             return
         if outcome is not None:
-            self._settle(task, outcome)
+            self._complete(task, outcome)
         elif worker.overdue_s() > 0:
-            self._mourn(worker, task, worker.end("it did not end in time"))
+            self._replace(worker, task, worker.stop("it did not end in time"))
 
-    def _settle(self, task: Task, outcome: Outcome) -> None:
-        if not (isinstance(task, Piece) and isinstance(outcome, PieceResult)):
-            del self._open[task.job.name]
-            return
+    def _complete(self, task: Task, outcome: Outcome) -> None:
         opened = self._open[task.job.name]
+        if isinstance(outcome, Receipt):
+            del self._open[task.job.name]
+            self._done(opened.job, outcome)
+            return
         opened.results[task.job.first] = outcome
         opened.missing -= 1
         if not opened.missing:
             results = tuple(opened.results[first] for first in sorted(opened.results))
             self._tasks.appendleft(Finish(job=opened.job, results=results))
         self._inputs_done += len(task.job.items)
-        self._done(outcome)
+        self._done(opened.job, outcome)
 
-    def _mourn(self, worker: Worker, task: Task, end: str) -> None:
+    def _replace(self, worker: Worker, task: Task, reason: str) -> None:
+        """Drop a dead worker, and put its task back; a second death at the same input marks the input as deadly."""
         self._workers.remove(worker)
         self._deaths += 1
         ordinal = worker.ordinal
@@ -130,10 +133,10 @@ class _Run:
             where = repr(task.job.items[ordinal - task.job.first].path) if ordinal is not None else task.job.name
             raise PackIncompleteError(
                 f"{self._deaths} workers died while {self._inputs_done} inputs were done, the last one at {where}: "
-                f"{end}. Is memory short? Use fewer workers; the same command goes on where this one stopped"
+                f"{reason}. Is memory short? Use fewer workers; the same command goes on where this one stopped"
             )
         suspect = (task.job.name, ordinal)
         if isinstance(task, Piece) and ordinal is not None and suspect in self._suspects:
-            task = task.without(ordinal, f"{end}, twice")
+            task = task.without(ordinal, f"{reason}, twice")
         self._suspects.add(suspect)
         self._tasks.appendleft(task)

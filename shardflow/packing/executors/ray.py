@@ -1,8 +1,8 @@
 """The executor of a cluster: Ray runs whole jobs, each on one node, as `Processes` with one process does.
 
-A job's fragments lie in a temporary directory of its node, so nothing but the finished shard travels. Whatever ends a
-decoder is dealt with on the node; when the node, or Ray's own process there, is lost, Ray does the job again somewhere:
-publishing is atomic, so a job that runs twice does no harm.
+A job's fragments are in a temporary directory of its node, so only the finished shard crosses the network. An input
+that ends its decoder is handled on the node; when the node, or Ray's own process there, is lost, Ray runs the job again
+elsewhere: publishing is atomic, so a job that runs twice does no harm.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
 from shardflow.errors import ConfigError, PackIncompleteError, ShardflowError
-from shardflow.packing.jobs import Job, PieceResult
+from shardflow.packing.jobs import Done, Job, Outcome
 from shardflow.storage.staging import temporary_staging
 
 from .processes import Processes
-from .ray_preflight import Premises, marked
+from .ray_preflight import Preflight, preflight
 
 _RETRIES = 5
 _ANSWER_S = 5.0
-_JOBS_PER_CORE = 2  # so that no core waits for the planning machine, and a cluster that can grow sees why it should
+_JOBS_PER_CORE = 2  # so that no core waits for the planning machine, and a cluster that can grow sees the demand
 
 
 class Ray:
     """The cores of a Ray cluster; each does one job at a time.
 
     Args:
-        workers: Jobs at a time; None for what keeps the whole cluster busy.
-        address: Of the cluster, as `ray.init` takes it; None for one on this machine, for as long as the run takes. A
-            connection that the process has already is used in any case.
+        workers: Jobs at a time; None for as many as keep the whole cluster busy.
+        address: Address of the cluster, as for `ray.init`; None for one on this machine, during the run. An existing
+            connection of this process is used in any case.
     """
 
     def __init__(self, workers: int | None = None, *, address: str | None = None) -> None:
         self.workers = workers
         self.address = address
 
-    def run(self, jobs: Iterable[Job], done: Callable[[PieceResult], None]) -> None:
-        """See `Executor`; `done` is told of the pieces of a job when all are done.
+    def run(self, jobs: Iterable[Job], done: Done) -> None:
+        """See `Executor`; the outcomes of a job come when all of it is done.
 
         Raises:
             ConfigError: Ray is not installed, there is no cluster, or a node has other codecs or another source.
@@ -54,53 +54,53 @@ class Ray:
         first = next(jobs, None)
         if first is None:
             return
-        with _connected(self.address, self.workers) as ours, marked(first) as premises:
-            _run(chain((first,), jobs), premises, self.workers, done, cancel=not ours)
+        with _connected(self.address, self.workers) as ours, preflight(first) as checks:
+            _run(chain((first,), jobs), checks, self.workers, done, cancel=not ours)
 
 
-def _run_job(job: Job, premises: Premises) -> list[PieceResult] | ShardflowError:
-    """Do a job; this is what runs on a node. Errors are returned, because Ray would wrap them."""
-    results: list[PieceResult] = []
+def _run_job(job: Job, checks: Preflight) -> list[Outcome] | ShardflowError:
+    """Do a job, on a node. Errors are returned, because Ray would wrap them."""
+    outcomes: list[Outcome] = []
     try:
-        premises.check(job)
-        with temporary_staging() as (spool, lock):
-            Processes(1, (lock,)).run([replace(job, spool=spool)], results.append)
+        checks.check(job)
+        with temporary_staging() as (staging, lock):
+            Processes(1, (lock,)).run([replace(job, staging=staging)], lambda _, outcome: outcomes.append(outcome))
     except ShardflowError as error:
         return error
-    return results
+    return outcomes
 
 
 def _run(
     jobs: Iterator[Job],
-    premises: Premises,
+    checks: Preflight,
     workers: int | None,
-    done: Callable[[PieceResult], None],
+    done: Done,
     *,
     cancel: bool,
 ) -> None:
-    """Do the jobs. A connection that ends takes its tasks along; where it goes on, what is left has to be cancelled."""
+    """Do the jobs. Tasks end with a connection of our own; on another, unfinished ones have to be cancelled."""
     import ray
 
     task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_run_job)
-    shared = ray.put(premises)
-    running: set[Any] = set()
+    shared = ray.put(checks)
+    running: dict[Any, Job] = {}
     try:
         while True:
             most = workers or _JOBS_PER_CORE * max(1, int(ray.cluster_resources().get("CPU", 0)))
             while len(running) < most and (job := next(jobs, None)) is not None:
-                running.add(task.remote(job, shared))
+                running[task.remote(job, shared)] = job
             if not running:
                 break
             for ended in ray.wait(list(running))[0]:
-                outcome = ray.get(ended)
-                running.remove(ended)
-                if isinstance(outcome, ShardflowError):
-                    raise outcome
-                for result in outcome:
-                    done(result)
+                outcomes = ray.get(ended)
+                job = running.pop(ended)
+                if isinstance(outcomes, ShardflowError):
+                    raise outcomes
+                for outcome in outcomes:
+                    done(job, outcome)
     except ray.exceptions.RayTaskError as error:
         if not isinstance(error.cause, ImportError):
-            raise  # a defect: its traceback is in it
+            raise  # a defect: the exception has its traceback
         raise ConfigError(
             f"a node of the cluster lacks what the job needs ({error.cause}); install it there"
         ) from error
@@ -110,16 +110,16 @@ def _run(
             f"{message} fewer workers; the same command goes on where this one stopped"
         ) from error
     finally:
-        with contextlib.suppress(Exception):  # what ended the run matters more; on its own a task ends with its shard
+        with contextlib.suppress(Exception):  # the error of the run matters more; otherwise a task ends after its shard
             for left in running if cancel else ():
                 ray.cancel(left, force=True)
 
 
 @contextlib.contextmanager
 def _connected(address: str | None, workers: int | None) -> Iterator[bool]:
-    """Be connected to a cluster while the body runs, which is told whether the connection ends with it."""
+    """Connect to a cluster while the context lasts; the value is whether the connection ends with it."""
     try:
-        with warnings.catch_warnings():  # Ray's are for those who write for it
+        with warnings.catch_warnings():  # Ray's warnings are for its developers
             warnings.simplefilter("ignore")
             import ray
     except ImportError as error:
@@ -131,7 +131,7 @@ def _connected(address: str | None, workers: int | None) -> Iterator[bool]:
     with _signals_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            _knock(address)
+            _probe(address)
             ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
         except (OSError, RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
@@ -142,8 +142,8 @@ def _connected(address: str | None, workers: int | None) -> Iterator[bool]:
         ray.shutdown()
 
 
-def _knock(address: str | None) -> None:
-    """Fail soon where nobody listens: Ray itself tries for minutes."""
+def _probe(address: str | None) -> None:
+    """Fail soon at an address without a cluster: Ray itself tries for minutes."""
     place = urlsplit(address if address and "://" in address else f"//{address or ''}")
     if place.hostname and place.port:
         socket.create_connection((place.hostname, place.port), timeout=_ANSWER_S).close()
@@ -151,7 +151,7 @@ def _knock(address: str | None) -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Undo what the body does about SIGTERM: Ray exits without a word, and with another code."""
+    """Restore the handler of SIGTERM afterwards: Ray's exits without a message, and with another code."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

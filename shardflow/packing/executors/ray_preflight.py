@@ -1,7 +1,7 @@
-"""Premises: what must be the same on every node that does jobs of one pack.
+"""Preflight checks: what must be the same on every node that runs jobs of one pack.
 
-A path that exists everywhere need not be the same disk everywhere, and other codecs make other bytes. So each job first
-makes sure that its node sees the same source and the same destination as the machine that plans, with the same codecs.
+A path that exists on every node need not be the same disk, and other codecs make other bytes. So each job first checks
+that its node sees the same source and the same destination as the planning machine, with the same codecs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardflow.errors import ConfigError, NotFoundError, SampleError, StoreError
-from shardflow.packing.image.codecs import codecs
+from shardflow.packing.image.encoding import codec_versions
 from shardflow.packing.jobs import Job
 from shardflow.packing.sources.items import Item
 from shardflow.storage.resolve import open_storage
@@ -26,15 +26,16 @@ _REACH = "a cluster needs a source and a destination that every node reaches by 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Premises:
-    """What the machine that plans has.
+class Preflight:
+    """The state of the planning machine.
 
     Args:
-        host: The machine that plans.
-        folder: Its working directory, from which relative paths count.
+        host: Its name.
+        folder: Its working directory, which relative paths start from.
         mark: Name and content of a blob in the destination.
-        probe: An input, and the SHA-256 of its bytes; None when the first ones cannot be read here either.
-        codecs, recipe_sha256: What images are processed with.
+        probe: An input, and the SHA-256 of its bytes; None when the first inputs cannot be read there either.
+        codecs: Versions of its codecs.
+        recipe_sha256: Digest of the recipe there.
     """
 
     host: str
@@ -45,13 +46,18 @@ class Premises:
     recipe_sha256: str
 
     def check(self, job: Job) -> None:
-        """Raise a ConfigError or StoreError when this node is not as the job needs it."""
-        with contextlib.suppress(OSError):  # where it is missing, relative paths are found missing below
+        """Check this node for a job.
+
+        Raises:
+            ConfigError: It has other codecs, another source or another destination.
+            StoreError: The destination cannot be read.
+        """
+        with contextlib.suppress(OSError):  # if it is missing, relative paths are found missing below
             os.chdir(self.folder)
         here = f"node {socket.gethostname()}"
         if job.recipe.digest != self.recipe_sha256:
             raise ConfigError(
-                f"{here} has the codecs {codecs()}, {self.host} has {self.codecs}, and other codecs make other "
+                f"{here} has the codecs {codec_versions()}, {self.host} has {self.codecs}, and other codecs make other "
                 "bytes; install the same versions on every node"
             )
         name, content = self.mark
@@ -71,22 +77,22 @@ class Premises:
 
 
 @contextlib.contextmanager
-def marked(job: Job) -> Iterator[Premises]:
-    """Leave a mark in the destination for as long as the body runs, and describe this machine."""
+def preflight(job: Job) -> Iterator[Preflight]:
+    """Put a mark into the destination while the context lasts, and describe this machine."""
     storage = open_storage(job.dst, job.storage_options)
     mark = (f"{TEMPORARY}ray.{secrets.token_hex(4)}", secrets.token_bytes(16))
     readable = ((item, sha256) for item in job.items[:_TRIED_INPUTS] if (sha256 := _read_sha256(job, item)))
-    premises = Premises(
+    checks = Preflight(
         host=socket.gethostname(),
         folder=os.getcwd(),
         mark=mark,
         probe=next(readable, None),
-        codecs=codecs(),
+        codecs=codec_versions(),
         recipe_sha256=job.recipe.digest,
     )
     storage.put(*mark)
     try:
-        yield premises
+        yield checks
     finally:
         with contextlib.suppress(StoreError):  # the next attempt removes it
             storage.remove(mark[0])

@@ -1,7 +1,7 @@
-"""A worker: a process that does tasks, and may die of one without taking anybody along.
+"""A worker process: it does tasks, and may die of one without harm to other processes.
 
 It is started as a fresh interpreter, not through `multiprocessing`: a fork would copy the locks of the caller's
-threads, and a spawn would run the caller's script again, which asks every script for an `if __name__ == "__main__"`.
+threads, and a spawn would run the caller's script again, which needs an `if __name__ == "__main__"` in every script.
 Tasks and results are pickled over a socket pair that only these two processes hold, so an end of file on it means
 that the worker is gone.
 """
@@ -20,32 +20,30 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 
 from shardflow.errors import ShardflowError, WorkerError
-from shardflow.formats.receipt import Receipt
-from shardflow.packing.jobs import Finish, Piece, PieceResult
+from shardflow.packing.jobs import Finish, Outcome, Piece
 
 Task = Piece | Finish
-Outcome = PieceResult | Receipt
 
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[3:]; from shardflow.packing.executors.worker_process import serve; "
     "serve(*map(int, sys.argv[1:3]))"
 )
-_END_PATIENCE_S = 10.0
+_EXIT_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """The caller's side.
+    """The caller's side of a worker.
 
     Args:
-        inherited: Descriptors to hold for as long as the worker lives, such as the destination's lock.
+        inherited: Descriptors that the worker keeps open as long as it lives, such as the destination's lock.
     """
 
     def __init__(self, inherited: Sequence[int]) -> None:
         self.connection, other = Pipe()
         self.task: Task | None = None
-        self.ordinal: int | None = None  # the input it is at
-        self._heard = self._patience_s = 0.0
+        self.ordinal: int | None = None  # of the current input
+        self._last_message_s = self._timeout_s = 0.0
         self._end: str | None = None
         command = [sys.executable, "-c", _BOOT, str(other.fileno()), str(os.getpid()), *map(str, sys.path)]
         # In a session of its own, Ctrl-C reaches the caller alone, which then ends the worker.
@@ -58,20 +56,21 @@ class Worker:
         )
         other.close()
 
-    def give(self, task: Task, patience_s: float) -> None:
-        """Hand over a task, and expect some word at least every `patience_s`.
+    def send(self, task: Task, timeout_s: float) -> None:
+        """Send a task, and expect a message at least every `timeout_s`.
 
-        A worker that is dead by now says so through its connection.
+        The death of a worker shows in `receive`.
         """
-        self.task, self.ordinal, self._heard, self._patience_s = task, None, time.monotonic(), patience_s
+        self.task, self.ordinal = task, None
+        self._last_message_s, self._timeout_s = time.monotonic(), timeout_s
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(task)
 
-    def hear(self) -> Outcome | None:
-        """Take what the worker said; return the outcome of its task, None when there is none yet.
+    def receive(self) -> Outcome | None:
+        """Receive the messages so far; return the outcome of the task, None when there is none yet.
 
         Raises:
-            WorkerError: It is dead; the message says of what.
+            WorkerError: The worker is dead; the message says why.
             ShardflowError: The task failed.
             RuntimeError: The task met an unexpected error.
         """
@@ -79,8 +78,8 @@ class Worker:
             try:
                 message = self.connection.recv()
             except (EOFError, OSError):
-                raise WorkerError(self.end()) from None
-            self._heard = time.monotonic()
+                raise WorkerError(self.stop()) from None
+            self._last_message_s = time.monotonic()
             if message is None or isinstance(message, int):
                 self.ordinal = message
                 continue
@@ -92,15 +91,15 @@ class Worker:
         return None
 
     def overdue_s(self) -> float:
-        """Return for how long it has been silent beyond patience; negative while it has not."""
-        return time.monotonic() - self._heard - self._patience_s
+        """Return how long the next message is overdue; negative before its deadline."""
+        return time.monotonic() - self._last_message_s - self._timeout_s
 
-    def end(self, reason: str | None = None) -> str:
-        """End the process, if it has not ended by itself, and return how it ended."""
+    def stop(self, reason: str | None = None) -> str:
+        """Kill the process, if it has not ended by itself, and return how it ended."""
         if self._end is None:
             if reason is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_END_PATIENCE_S)
+                    self._process.wait(_EXIT_TIMEOUT_S)
             self._process.kill()
             code = self._process.wait()
             how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
@@ -110,15 +109,15 @@ class Worker:
 
 
 def serve(descriptor: int, caller: int) -> None:
-    """Do the tasks that come over a connection until it is closed; the worker's side."""
-    # Work for a caller that was killed would only stand in the way of its next attempt.
+    """Do the tasks that come over a connection until it is closed. This is the worker's side."""
+    # Work for a caller that was killed would only block its next attempt.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != caller:
         return
-    # Libraries that decode write there what they think of bad bytes; the caller hears of it as a reason.
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    with contextlib.suppress(EOFError, ConnectionError):  # the caller is gone, or has nothing more to do
+    # Decoders print complaints about bad bytes to stderr; the caller gets them as reasons.
+    with open(os.devnull, "wb") as devnull:
+        os.dup2(devnull.fileno(), 2)
+    with contextlib.suppress(EOFError, ConnectionError):  # the caller is gone, or has no more tasks
         _work(Connection(descriptor))
 
 

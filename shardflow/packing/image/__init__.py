@@ -1,1 +1,1 @@
-"""Image: one image on its way into a shard: decode, convert colours, resize, encode."""
+"""One image on its way into a shard: decode, orient, convert colours, resize, encode."""

@@ -1,21 +1,36 @@
-"""Colour: pixels of any kind as 8-bit grey or RGB, as they show.
+"""Colour: pixels of any kind as 8-bit grey or RGB, in sRGB.
 
-16 bits are scaled, alpha is composited on white, palettes and CMYK are converted. Numbers that could mean anything are
+16 bits are scaled, alpha is composited on white, palettes and CMYK are converted. Numbers without a defined range are
 refused rather than guessed at.
+
+An embedded ICC profile is converted to sRGB, which loaders and models expect. Colours are converted after the resize,
+where there are fewer pixels. A profile that leaves colours as they are, as the sRGB profile that most cameras write, is
+recognised by that, regardless of its name, and costs nothing further. A profile that is broken, or meant for pixels of
+another kind, is ignored, as viewers do. Conversion is relative colorimetric with black point compensation, by Little
+CMS. Colours outside of sRGB are clipped.
 """
 
 from __future__ import annotations
 
+import functools
+import io
+from dataclasses import dataclass
+
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageCms
 
 from shardflow.errors import DecodeError
 
 BITS_TAG = 258
-"""Of TIFF: bits per sample."""
+"""TIFF tag: bits per sample."""
+
+_SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}
+_MODES = {"1": "L", "L": "L", "LA": "L", "I": "L", "I;16": "L", "CMYK": "CMYK"}
+_SAME = 2
+"""Levels of 255: sRGB profiles by different makers differ by that much, those of other spaces by far more."""
 
 
-def plain(image: Image.Image) -> Image.Image:
+def to_8_bits(image: Image.Image) -> Image.Image:
     """Return an image as 8-bit grey ("L") or RGB, without alpha.
 
     Raises:
@@ -40,3 +55,59 @@ def _scaled(image: Image.Image) -> Image.Image:
     if values.min() < 0 or values.max() > most:
         raise DecodeError(f"integer pixels from {values.min()} to {values.max()} have no defined range")
     return Image.fromarray(((values * 255 + most // 2) // most).astype(np.uint8))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileConversion:
+    """The conversion from an embedded colour profile to sRGB.
+
+    Attributes:
+        usable: False when there is a profile that cannot be applied.
+        mode: Pillow's mode of the pixels that are converted: "L", "RGB" or "CMYK".
+        transform: None when nothing is to be done.
+    """
+
+    usable: bool = True
+    mode: str = "RGB"
+    transform: ImageCms.ImageCmsTransform | None = None
+
+    def apply(self, pixels: Image.Image) -> Image.Image:
+        """Return pixels as RGB in sRGB."""
+        if self.transform is None:
+            return pixels if pixels.mode == "RGB" else pixels.convert("RGB")  # which would copy
+        converted = ImageCms.applyTransform(pixels.convert(self.mode), self.transform)
+        assert converted is not None  # a new image, unless `inPlace`
+        return converted
+
+
+def profile_conversion(image: Image.Image) -> ProfileConversion:
+    """Return the conversion that the profile in an opened image needs."""
+    profile = image.info.get("icc_profile")
+    return _conversion(bytes(profile), _MODES.get(image.mode, "RGB")) if profile else ProfileConversion()
+
+
+@functools.lru_cache(maxsize=32)  # the images of one camera or program share a profile
+def _conversion(profile: bytes, mode: str) -> ProfileConversion:
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        if source.profile.xcolor_space.strip() != _SPACES[mode]:
+            return ProfileConversion(usable=False)
+        transform = ImageCms.buildTransform(
+            source,
+            ImageCms.createProfile("sRGB"),
+            mode,
+            "RGB",
+            ImageCms.Intent.RELATIVE_COLORIMETRIC,
+            ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        )
+        conversion = ProfileConversion(mode=mode, transform=transform)
+        return ProfileConversion() if mode != "CMYK" and _changes_nothing(conversion) else conversion
+    except Exception:  # Pillow and Little CMS raise anything on a damaged profile
+        return ProfileConversion(usable=False)
+
+
+def _changes_nothing(conversion: ProfileConversion) -> bool:
+    levels = np.arange(0, 256, 15, dtype=np.uint8)
+    colours = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(1, -1, 3)
+    before = Image.fromarray(colours if conversion.mode == "RGB" else colours[..., 0]).convert("RGB")
+    return int(np.abs(np.asarray(before, np.int16) - np.asarray(conversion.apply(before), np.int16)).max()) <= _SAME

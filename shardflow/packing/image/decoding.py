@@ -1,26 +1,43 @@
-"""Decoding: an image file as plain pixels, already at the size wanted where the native kernel can do both at once.
+"""Decoding: an image file as plain pixels, already at the target size where the native kernel can do both at once.
+
+Files are opened by `safe_open` alone: few formats, a limit on pixels, and one kind of error for anything that a codec
+raises on hostile bytes.
 
 JPEGs are decoded at 1/2, 1/4 or 1/8 by libjpeg's DCT scaling, as long as twice the target is left for the filter.
 
 Grey and RGB JPEGs that change their size are decoded and resized by the native kernel wherever it was built: half of
 Pillow's time on small originals. The decoder and the filter are the same, rounding is not: of 1,000 values 3 differ
-(150 where Pillow begins with the other axis, in pictures more than twice as tall as wide), by one level, seldom by
-two; both are equally near to a resize in floating point (docs/packers.md). So a recipe's digest names the kernel that
-is in use: a pack that was begun with it and goes on without it, or the other way round, starts anew rather than mixing
-the two. Whatever the kernel finds fault with, Pillow decides on, as without a kernel.
+(150 where Pillow begins with the other axis, in images more than twice as tall as wide), by one level, seldom by two;
+both are equally near to a resize in floating point (docs/packers.md). So a recipe's digest names the kernel in use: a
+pack that was begun with the kernel and is resumed without it, or the other way round, starts anew rather than mixing
+the two. Where the kernel refuses a file, Pillow decides, as without a kernel.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError, features
 
 from shardflow import native
-from shardflow.formats.image_types import IMAGE_TYPES, is_jpeg
+from shardflow.errors import DecodeError, SampleError
+from shardflow.formats.image_types import IMAGE_TYPES, image_type, is_jpeg
 
-from .colour import plain
+from .colour import to_8_bits
 from .geometry import Size
-from .safe_open import safe_open
+
+FORMATS = tuple(
+    each.name for each in IMAGE_TYPES if each.pillow_feature is None or features.version(each.pillow_feature)
+)
+"""Pillow's names of the formats that this build of Pillow can read."""
+
+MAX_PIXELS = 178_956_970
+"""Pillow's own limit: 700 MB of memory for one image."""
 
 Filter = native.Interpolation
 FILTERS: dict[Filter, Image.Resampling] = {
@@ -30,37 +47,67 @@ FILTERS: dict[Filter, Image.Resampling] = {
 }
 """The filters that kernel and Pillow have in common, all antialiased."""
 
-_ORIENTATION_TAG = 0x0112
-# Not JPEG: phones put a gain map or a second view behind the picture.
+# JPEG is not among them: phones store a gain map or a second view behind the image.
 _ANIMATED = frozenset(each.name for each in IMAGE_TYPES if each.animated)
 
 
-def decode_at(image: ImageFile.ImageFile, data: bytes, size: Size, by: Filter, *, as_cmyk: bool) -> Image.Image:
-    """Return an opened image's pixels, resized to `size`: "L", "RGB", or "CMYK" if that is wanted as it is.
+def safe_open(data: bytes, formats: tuple[str, ...] = FORMATS) -> ImageFile.ImageFile:
+    """Return an image whose header was read, and of which no pixel is decoded yet. Call it in `map_codec_errors`.
 
     Raises:
-        DecodeError: Its pixels have no defined range. Besides, whatever the codec raises.
+        DecodeError: The file is empty, or in another format.
+        DecompressionBombError: It has more than `MAX_PIXELS`.
+    """
+    if not data:
+        raise DecodeError("the file is empty")
+    try:
+        image = Image.open(io.BytesIO(data), formats=formats)
+    except UnidentifiedImageError as error:
+        found = image_type(data)
+        if found is not None and found.name not in FORMATS:
+            raise DecodeError(f"this build of Pillow cannot read {found.name}; install a newer Pillow") from error
+        raise DecodeError(f"not an image in one of the formats {', '.join(formats)}") from error
+    if image.width * image.height > MAX_PIXELS:
+        image.close()
+        raise Image.DecompressionBombError
+    return image
+
+
+@contextlib.contextmanager
+def map_codec_errors(kind: type[SampleError]) -> Iterator[None]:
+    """Turn anything that a codec raises into `kind`: on hostile bytes it may raise anything."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except SampleError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise kind(f"has more than {MAX_PIXELS} pixels, so it is not decoded") from error
+    except Exception as error:
+        message = re.sub(r" at 0x[0-9a-f]+", "", str(error))  # equal inputs have equal reasons
+        raise kind(message or type(error).__name__) from error
+
+
+def decode_resized(
+    image: ImageFile.ImageFile, data: bytes, size: Size, resampling: Filter, *, as_cmyk: bool
+) -> Image.Image:
+    """Return the pixels of an opened image, resized to `size`: "L", "RGB", or "CMYK" with `as_cmyk`.
+
+    Raises:
+        DecodeError: Its pixels have no defined range. The codec may raise other exceptions.
     """
     if size != image.size and is_jpeg(data) and native.available():
         pixels = np.empty((size[1], size[0], 3), np.uint8)
-        if native.decode_resized(data, pixels, interpolation=by) is None:
+        if native.decode_resized(data, pixels, interpolation=resampling) is None:
             return Image.fromarray(pixels)
     drafted = image.draft(None, (2 * size[0], 2 * size[1]))
     image.load()
-    unsized = image if as_cmyk else plain(image)
+    unsized = image if as_cmyk else to_8_bits(image)
     if unsized.size == size:
         return unsized
-    # A size that 8 does not divide is rounded up by the DCT scaling; the box leaves out what was added.
-    return unsized.resize(size, FILTERS[by], box=drafted[1] if drafted else None)
-
-
-def orientation_of(image: Image.Image) -> int:
-    """Return the EXIF orientation of a loaded image, 1 … 8; a PNG may have it after the pixels."""
-    try:
-        found = image.getexif().get(_ORIENTATION_TAG, 1)
-        return int(found) if found in range(1, 9) else 1
-    except Exception:  # broken metadata around a sound image
-        return 1
+    # DCT scaling rounds up a size that 8 does not divide; the box leaves out the added pixels.
+    return unsized.resize(size, FILTERS[resampling], box=drafted[1] if drafted else None)
 
 
 def has_more_frames(image: Image.Image, data: bytes) -> bool:
@@ -68,8 +115,8 @@ def has_more_frames(image: Image.Image, data: bytes) -> bool:
     if image.format not in _ANIMATED:
         return False
     try:
-        # Asked, a GIF goes on to its second frame: one that was opened for nothing else, as this one is to be decoded.
-        asked = safe_open(data, ("GIF",)) if image.format == "GIF" else image
-        return bool(getattr(asked, "is_animated", False))
+        # `is_animated` moves a GIF to its second frame, so another copy is asked: this one is still to be decoded.
+        probe = safe_open(data, ("GIF",)) if image.format == "GIF" else image
+        return bool(getattr(probe, "is_animated", False))
     except Exception:  # a damaged second frame behind a sound one
         return False

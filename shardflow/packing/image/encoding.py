@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
+import PIL
+from PIL import Image, features
 
-from shardflow.formats.statistics import PixelSums
+from shardflow import native
+from shardflow.formats.labels import Label
+from shardflow.formats.statistics import PixelSums, Statistics
+
+from .geometry import Geometry
 
 SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format that is packed: Pillow's name for it, the part in the shard, and the longest side it can have."""
+    """A format of packed images: Pillow's name for it, the part in the shard, and the longest side it can have."""
 
     codec: str
     part: str
@@ -33,27 +38,58 @@ FORMATS = {
 }
 
 
-def encode(pixels: Image.Image, chosen: Format, quality: int, subsampling: str) -> bytes:
-    """Return an RGB image as a file; PNG takes no notice of quality, and only JPEG does of the subsampling."""
-    pixels.info = {}  # a source's comment would be written as well
+class EncodedImage(NamedTuple):
+    """A packed image, and what statistics and annotations need to know of it.
+
+    Attributes:
+        image: The file.
+        part: Its name in the sample: "jpg", "webp" or "png".
+        pixels: Sums over the pixels before encoding.
+        geometry: Where the pixels were in the source.
+        bytes_before: Size of the source.
+        done: What was done to it, as names of `Statistics.counts`.
+    """
+
+    image: bytes
+    part: str
+    pixels: PixelSums
+    geometry: Geometry
+    bytes_before: int
+    done: tuple[str, ...]
+
+    def count_in(self, statistics: Statistics, label: Label) -> None:
+        """Add it to statistics, with its label or labels."""
+        statistics.count(
+            before=self.geometry.upright,
+            after=self.geometry.size,
+            labels=(label,) if isinstance(label, int) else label or (),
+            bytes_before=self.bytes_before,
+            bytes_after=len(self.image),
+            **dict.fromkeys(self.done, 1),
+        )
+
+
+def encode(pixels: Image.Image, target: Format, quality: int, subsampling: str) -> bytes:
+    """Return an RGB image as a file. PNG ignores `quality`, and only JPEG uses `subsampling`."""
+    pixels.info = {}  # a comment of the source would be written as well
     settings: dict[str, dict[str, Any]] = {
         "JPEG": {"quality": quality, "subsampling": subsampling},
         "WEBP": {"quality": quality},
         "PNG": {},
     }
     buffer = io.BytesIO()
-    pixels.save(buffer, chosen.codec, **settings[chosen.codec])
+    pixels.save(buffer, target.codec, **settings[target.codec])
     return buffer.getvalue()
 
 
-def can_stay(image: Image.Image, data: bytes) -> bool:
+def can_copy(image: Image.Image, data: bytes) -> bool:
     """Whether every reader takes the file as it is: 8-bit RGB and one frame; a JPEG must be baseline as well."""
     if image.mode != "RGB" or image.has_transparency_data:
         return False
     if image.format == "JPEG":
         return _is_baseline(data)
     if image.format == "PNG":
-        return data[24] == 8  # bits per channel (W3C PNG 11.2.2); Pillow hands out 16 as 8
+        return data[24] == 8  # bits per channel (W3C PNG 11.2.2); Pillow delivers 16 bits as 8
     return image.format == "WEBP"
 
 
@@ -65,10 +101,23 @@ def _is_baseline(data: bytes) -> bool:
     return data[position : position + 2] == b"\xff\xc0"
 
 
-def measure(image: Image.Image) -> PixelSums:
+def pixel_sums(image: Image.Image) -> PixelSums:
     """Return the sums of an RGB image."""
     counts = np.array(image.histogram(), dtype=np.int64).reshape(3, 256)
     values = np.arange(256, dtype=np.int64)
     return PixelSums(
         image.width * image.height, tuple((counts @ values).tolist()), tuple((counts @ values**2).tolist())
     )
+
+
+def codec_versions() -> dict[str, str]:
+    """Return the versions of the libraries that the packed bytes depend on; "none" for a missing one."""
+    names = {
+        "libavif": ("avif",),
+        "libjpeg": ("libjpeg_turbo", "jpg"),
+        "littlecms": ("littlecms2",),
+        "webp": ("webp",),
+        "zlib": ("zlib_ng", "zlib"),
+    }
+    found = {library: next(filter(None, map(features.version, known)), "none") for library, known in names.items()}
+    return {"pillow": PIL.__version__, **found, "kernel": native.version()}

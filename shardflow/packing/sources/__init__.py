@@ -1,33 +1,9 @@
-"""Sources: what can be packed, listed as one kind of thing.
+"""Sources: everything that can be packed, listed in one form.
 
     Folder      images below a directory or URL
     Table       images that a table names
-    Shards      the samples of existing shards
+    Shards      samples of existing shards
     Collection  samples as objects
 
-Each has a method `list`, which looks through all of it and returns a `Source`.
+The contract is in `source`; `resolve` finds the kind of a path or an object.
 """
-
-from __future__ import annotations
-
-from .collection import Collection
-from .folder import Folder
-from .reader import Input, Reader
-from .resolve import described, list_source, listed, shared_options
-from .shards import Shards
-from .source import Source
-from .table import Table
-
-__all__ = [
-    "Collection",
-    "Folder",
-    "Input",
-    "Reader",
-    "Shards",
-    "Source",
-    "Table",
-    "described",
-    "list_source",
-    "listed",
-    "shared_options",
-]

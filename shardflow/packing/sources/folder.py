@@ -1,14 +1,14 @@
-"""A folder: the images below a directory or a URL, with their splits and labels.
+"""Folders: the images below a directory or a URL, with their splits and labels.
 
-Which layout a tree has is read off the images' paths alone, after one walk:
+The layout of a tree is detected from the images' paths alone, after one walk:
 
     x.jpg                   flat: one split "train", no labels
     CLASS/.../x.jpg         ImageFolder: one split "train", the label is the top folder
     train/CLASS/.../x.jpg   every top folder is named like a split, and holds class folders
     train/x.jpg             every top folder is named like a split, and holds images: no labels
 
-Anything between two of them is refused: guessing would make wrong labels that nobody notices. Names that start with a
-dot are not looked at, and neither are files whose extension is not an image's; those are counted.
+A mixture of two layouts is refused: guessing would make wrong labels that stay unnoticed. Names that start with a dot
+are ignored. Files whose extension is not an image's are skipped and counted.
 """
 
 from __future__ import annotations
@@ -18,31 +18,35 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from shardflow.dataset.label_numbering import Classes, LabelNumbering
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.image_types import SOURCE_PARTS
+from shardflow.formats.labels import Label
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 
-from .items import Item, Items, more
+from .items import Draft, Drafts, encode_more
 from .reader import Reader
 from .source import Source
+
+Ends: TypeAlias = "tuple[str | None, str | None]"
+"""The two folders of a path that may be its split and class: the first, and the second; None where there is none."""
 
 _LAYOUTS = "expected CLASS/x.jpg, or train/CLASS/x.jpg, or x.jpg directly, or train/x.jpg"
 
 
 class NoImagesError(ConfigError):
-    """A folder without images; `ignored` says what is there instead."""
+    """A folder without images; `skipped` counts the files that are there instead, by extension."""
 
-    ignored: Mapping[str, int] = {}
+    skipped: Mapping[str, int] = {}
 
 
 class _File(NamedTuple):
-    """A file of the tree; `tag` is what a store has in the place of a time."""
+    """A file of the tree; `tag` is from the listing of a storage that has no times."""
 
     path: str
     size: int
@@ -56,11 +60,11 @@ class Folder:
 
     Args:
         url: `photos/`, `s3://bucket/photos`.
-        parts: What lies beside each image under the same name, and goes along with it: ("txt", "json", "mask.png")
-            for `x.txt`, `x.json` and `x.mask.png` beside `x.jpg`. An image that lacks one of them is quarantined.
-        classes: Class names in the order of their labels, or a file with one a line; None for the folders' names,
+        parts: Parts beside each image, files with its name: ("txt", "json", "mask.png") for `x.txt`, `x.json` and
+            `x.mask.png` beside `x.jpg`. An image that lacks one of them is quarantined.
+        classes: Class names in the order of their labels, or a file with one per line; None for the folders' names,
             sorted.
-        storage_options: What fsspec's file system takes.
+        storage_options: Options of fsspec's file system.
 
     Example:
         >>> shardflow.pack(shardflow.Folder("photos/", parts=("txt",)), "photos256/")  # doctest: +SKIP
@@ -72,35 +76,44 @@ class Folder:
     classes: Classes = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
+    @staticmethod
+    def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's
+        """Return True: any path or URL may be a folder."""
+        return True
+
     def list(self) -> Source:
         """List the images.
 
         Raises:
-            ConfigError: There are none, or their paths mix two layouts, or a class is not among those given.
+            NoImagesError: There are none.
+            ConfigError: Their paths mix two layouts, or a class is not one of `classes`.
             StoreError: A directory cannot be read.
         """
         storage = open_storage(self.url, self.storage_options)
-        ignored: Counter[str] = Counter()
+        skipped: Counter[str] = Counter()
         beside: dict[str, _File] = {}
-        images: Iterable[_File] = self._images(storage, beside, ignored)
-        if self.parts:  # what is beside an image may come after it
+        images: Iterable[_File] = self._images(storage, beside, skipped)
+        if self.parts:  # a part may come after its image
             images = list(images)
-        items = Items.of(self._item(file, beside) for file in images)
-        if not items:
-            raise _no_images(storage, ignored)
-        place = _placing(items, storage)
-        labels = LabelNumbering(self.classes, {place(ends)[1] for ends in items.labels()}, storage)
-        splits = items.grouped(lambda ends: place(ends)[0])
-        splits = {split: one.relabelled(lambda ends: labels.number(place(ends)[1])) for split, one in splits.items()}
+        drafts = Drafts.of(self._draft(file, beside) for file in images)
+        if not drafts:
+            raise _no_images(storage, skipped)
+        place = _detect_layout(drafts, storage)
+        numbering = LabelNumbering(self.classes, {place(ends)[1] for ends in drafts.keys}, storage)
+
+        def number(ends: Ends) -> tuple[str, Label]:
+            split, name = place(ends)
+            return split, numbering.number(name)
+
         return Source(
             reader=Reader.at(storage, os.fspath(self.url), self.storage_options),
-            splits=splits,
-            classes=labels.classes,
-            ignored=ignored,
+            splits=drafts.number(number),
+            classes=numbering.classes,
+            skipped=skipped,
         )
 
-    def _images(self, storage: Storage, beside: dict[str, _File], ignored: Counter[str]) -> Iterator[_File]:
-        """Yield the images, sorted by the bytes of their paths; fill in what is beside them, and what is neither."""
+    def _images(self, storage: Storage, beside: dict[str, _File], skipped: Counter[str]) -> Iterator[_File]:
+        """Yield the images, sorted by the bytes of their paths; fill in the parts beside them, and count the rest."""
         for file in _files(storage):
             part = next((part for part in self.parts if file.path.endswith(f".{part}")), None)
             extension = os.path.splitext(file.path)[1].lower()
@@ -109,28 +122,27 @@ class Folder:
             elif extension[1:] in SOURCE_PARTS:
                 yield file
             else:
-                ignored[extension] += 1
+                skipped[extension] += 1
 
-    def _item(self, file: _File, beside: Mapping[str, _File]) -> Item:
-        """Return an item whose label is not known yet: in its place stand the folders that decide on it."""
+    def _draft(self, file: _File, beside: Mapping[str, _File]) -> Draft[Ends]:
         stem = os.path.splitext(file.path)[0]
         found = {part: beside[f"{stem}.{part}"] for part in self.parts if f"{stem}.{part}" in beside}
         missing = ", ".join(part for part in self.parts if part not in found)
-        about = more(
+        more = encode_more(
             parts={part: [other.path] for part, other in found.items()},
             listed=[[other.size, other.tag] for other in found.values()],
             tag=file.tag,
-            bad=f"lacks {missing}, which were asked for beside each image" if missing else "",
+            bad=f"lacks {missing} beside it" if missing else "",
         )
         changed_ns = max(file.changed_ns, *(other.changed_ns for other in found.values()), 0)
-        return Item(file.path, _folders(file.path), file.size, changed_ns, about)  # type: ignore[arg-type]
+        return Draft(file.path, _ends(file.path), file.size, changed_ns, more)
 
 
-def _no_images(storage: Storage, ignored: Counter[str]) -> NoImagesError:
-    found = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in ignored.most_common(5))
+def _no_images(storage: Storage, skipped: Counter[str]) -> NoImagesError:
+    found = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in skipped.most_common(5))
     known = " ".join(f".{part}" for part in sorted(SOURCE_PARTS))
     error = NoImagesError(f"{storage} holds no images ({known}), but {found or 'no files at all'}; {_LAYOUTS}")
-    error.ignored = ignored
+    error.skipped = skipped
     return error
 
 
@@ -151,30 +163,30 @@ def _files(storage: Storage) -> Iterator[_File]:
 
 
 def _walk(root: Path) -> Iterator[_File]:
-    """Yield the files below a directory. Of a folder that was begun no more is kept than the names that are left."""
+    """Yield the files below a directory. Memory holds no more than the names that are left in the open folders."""
     base = os.fspath(root)
-    begun = [("", *_entered(base, frozenset()))]
-    while begun:
-        prefix, names, above = begun[-1]
+    stack = [("", *_enter(base, frozenset()))]
+    while stack:
+        prefix, names, above = stack[-1]
         if not names:
-            begun.pop()
+            stack.pop()
             continue
         path = prefix + os.fsdecode(names.pop())
         if path.endswith("/"):
-            begun.append((path, *_entered(os.path.join(base, path), above)))
+            stack.append((path, *_enter(os.path.join(base, path), above)))
         else:
             yield _file(path, os.path.join(base, path))
 
 
-def _entered(folder: str, above: frozenset[tuple[int, int]]) -> tuple[list[bytes], frozenset[tuple[int, int]]]:
+def _enter(folder: str, above: frozenset[tuple[int, int]]) -> tuple[list[bytes], frozenset[tuple[int, int]]]:
     """Return the names in a folder, the last one first, and the identities of all folders down to it.
 
-    A folder's name ends in a slash, and sorts as such: so do the paths of what is in it.
+    The name of a folder ends in a slash, and sorts with it, as the paths of its files do.
     """
     status = os.stat(folder)
     here = (status.st_dev, status.st_ino)
     if here in above:
-        return [], above  # a link back to a folder above: its images are found there
+        return [], above  # a link back to a folder above, where its images are found
     with os.scandir(folder) as entries:
         names = [
             os.fsencode(f"{entry.name}/" if _is_folder(entry) else entry.name)
@@ -188,33 +200,32 @@ def _entered(folder: str, above: frozenset[tuple[int, int]]) -> tuple[list[bytes
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # such as a link to itself: an input all the same
+    except OSError:  # such as a link to itself; it is an input
         return False
 
 
 def _file(path: str, place: str) -> _File:
     try:
         status = os.stat(place)
-    except OSError:  # such as a link to nothing: an input all the same, and reading it says what is wrong
+    except OSError:  # such as a broken link; it is an input, and reading it gives the reason
         return _File(path, 0, 0, "")
     return _File(path, status.st_size, status.st_ctime_ns, "")
 
 
-def _folders(path: str) -> tuple[str | None, str | None]:
-    """Return the two folders that may be split and class: the first, and the second; None where there is none."""
+def _ends(path: str) -> Ends:
     parts = path.split("/", 2)
     return (parts[0] if len(parts) > 1 else None), (parts[1] if len(parts) > 2 else None)
 
 
-def _placing(items: Items, root: object) -> Callable[[tuple[str | None, str | None]], tuple[str, str | None]]:
-    """Return what makes split and class name of the two folders that an image is in."""
-    ends = set(items.labels())
+def _detect_layout(drafts: Drafts[Ends], root: object) -> Callable[[Ends], tuple[str, str | None]]:
+    """Return the function from the two folders of an image to its split and class name."""
+    ends = set(drafts.keys)
     tops = {top for top, _ in ends if top is not None}
     if not tops:
         return lambda _: ("train", None)
 
-    def example(wanted: Callable[[tuple[str | None, str | None]], bool]) -> str:
-        return repr(next(item.path for item in items if wanted(_folders(item.path))))
+    def example(matches: Callable[[Ends], bool]) -> str:
+        return repr(next(draft.path for draft in drafts if matches(draft.key)))
 
     if (None, None) in ends:
         direct = example(lambda pair: pair[0] is None)

@@ -1,4 +1,4 @@
-"""Hugging Face datasets: their images as the files they hold, and their classes by name."""
+"""Hugging Face datasets: their images as undecoded files, and their classes by name."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from shardflow.errors import ConfigError
 
 
 class Features(NamedTuple):
-    """What a dataset says of its columns: those with images, and those with classes and the names of these."""
+    """The columns of a dataset that have images, and those that have classes, with the names of the classes."""
 
     images: tuple[str, ...]
     classes: dict[str, tuple[str, ...]]
 
 
 def is_dataset(value: object) -> bool:
-    """Whether a value is a dataset of that library, which is not imported for the question."""
+    """Whether a value is a Hugging Face dataset. The library is not imported for that."""
     library = sys.modules.get("datasets")
     return library is not None and isinstance(value, library.Dataset | library.IterableDataset)
 
 
 def undecoded(dataset: Any, where: str) -> tuple[Any, Features]:
-    """Return a dataset that hands out the bytes of its images instead of decoding them, and what its columns are.
+    """Return a dataset that yields the bytes of its images instead of decoding them, and its columns.
+
+    Args:
+        dataset: A Hugging Face dataset.
+        where: Its name in messages.
 
     Raises:
         ConfigError: No column has images.
@@ -38,7 +42,7 @@ def undecoded(dataset: Any, where: str) -> tuple[Any, Features]:
         dataset = dataset.cast_column(name, datasets.Image(decode=False))
     classes = {}
     for name, feature in features.items():
-        one = getattr(feature, "feature", feature)  # of a list, what it is a list of
+        one = getattr(feature, "feature", feature)  # a list of classes has the class as its `feature`
         if isinstance(one, datasets.ClassLabel):
             classes[name] = tuple(one.names)
     return dataset, Features(images, classes)

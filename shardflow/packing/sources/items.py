@@ -1,7 +1,10 @@
-"""Items: millions of inputs in a few arrays.
+"""Items and drafts: millions of inputs in a few arrays.
 
 As tuples of Python objects an input costs more than half a kilobyte; here it costs its path and some 30 bytes. Rows
-are made into `Item`s when somebody looks at them; a slice is a view.
+become objects when they are read; a slice is a view.
+
+A source is listed as drafts, because a split and the number of a class can follow only from all inputs together. A
+draft becomes an item when both are known.
 """
 
 from __future__ import annotations
@@ -10,28 +13,31 @@ import json
 import operator
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from shardflow.formats.labels import Label
 
+K = TypeVar("K", bound=Hashable)
+K2 = TypeVar("K2", bound=Hashable)
+
 
 class Item(NamedTuple):
     """One input.
 
     Attributes:
-        path: Its name in the ledger: unique enough to find it again, and without anything secret. Below the source, or
-            a path or URL of its own.
-        label: Its class or classes.
-        size: Of the image in bytes when it was listed, -1 when that was not asked.
-        changed_ns: When it was changed last (ctime, which a copy with an old mtime and a new mode touch as well); 0
-            where `more` tells other contents.
+        path: Its name in the ledger: unique enough to find it again, and without secrets. A path below the source, or a
+            path or URL of its own.
+        label: Number of its class; numbers of its classes; or None.
+        size: Size of the image in bytes when it was listed, -1 when that is not known.
+        changed_ns: Time of its last change (ctime, which a copy with an old mtime and a new mode touch as well); 0
+            where `more` tells contents apart.
         more: What the reader needs besides, see `Reader`; empty when the image is the file at `path` and nothing else.
-            All of it counts as what the input *is*: a resume does an input again whose `more` is another one.
+            All of it counts as the identity of the input: a resume packs an input again whose `more` differs.
     """
 
     path: str
@@ -41,51 +47,74 @@ class Item(NamedTuple):
     more: bytes = b""
 
 
+@dataclass(slots=True)
+class Draft(Generic[K]):
+    """An input whose split and label are not numbered yet; `key` decides on both. The rest is as in `Item`."""
+
+    path: str
+    key: K
+    size: int
+    changed_ns: int
+    more: bytes = b""
+
+
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What the rows say. `text` has path, a zero byte, and `more` of each row; `labels` are numbers in the table."""
+    """The columns of many rows. `text` has path, a zero byte, and `more` of each row; `codes` are places in a table."""
 
     text: bytes
     ends: npt.NDArray[np.uint64]
-    labels: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.int32]
     sizes: npt.NDArray[np.int64]
     changed_ns: npt.NDArray[np.int64]
 
+    @classmethod
+    def of(cls, rows: Iterable[tuple[str, K, int, int, bytes]]) -> tuple[_Columns, tuple[K, ...]]:
+        """Return the columns of rows, and the table of the different values in their second place."""
+        text, ends, codes = bytearray(), array("Q"), array("i")
+        sizes, changed_ns = array("q"), array("q")
+        table: dict[K, int] = {}
+        for path, key, size, changed, more in rows:
+            text += os.fsencode(path) + b"\0" + more
+            ends.append(len(text))
+            codes.append(table.setdefault(key, len(table)))
+            sizes.append(size)
+            changed_ns.append(changed)
+        columns = cls(
+            bytes(text),
+            np.frombuffer(ends, np.uint64),
+            np.frombuffer(codes, np.int32),
+            np.frombuffer(sizes, np.int64),
+            np.frombuffer(changed_ns, np.int64),
+        )
+        return columns, tuple(table)
+
+    def row(self, row: int) -> tuple[str, int, int, int, bytes]:
+        """Return path, code, size, time and `more` of a row."""
+        start = int(self.ends[row - 1]) if row else 0
+        path, _, more = self.text[start : int(self.ends[row])].partition(b"\0")
+        return os.fsdecode(path), int(self.codes[row]), int(self.sizes[row]), int(self.changed_ns[row]), more
+
 
 class Items(Sequence[Item]):
-    """Inputs in order; it does not change. Made by `Items.of`.
+    """Inputs in order; immutable. `Items.of` and `Drafts.number` make them.
 
     Args:
-        columns: Of all inputs.
-        table: The different labels.
-        rows: Which of them, in which order.
+        columns: Columns of all inputs.
+        labels: The different labels.
+        rows: Which inputs, in which order.
     """
 
-    def __init__(self, columns: _Columns, table: Sequence[Any], rows: npt.NDArray[np.int64]) -> None:
+    def __init__(self, columns: _Columns, labels: Sequence[Label], rows: npt.NDArray[np.int64]) -> None:
         self._columns = columns
-        self._table = table
+        self._labels = labels
         self._rows = rows
 
     @classmethod
     def of(cls, items: Iterable[Item]) -> Items:
-        """Take in items one by one. Their labels may still be anything that can be a key, see `grouped`."""
-        text, ends, labels = bytearray(), array("Q"), array("i")
-        sizes, changed_ns = array("q"), array("q")
-        table: dict[Any, int] = {}
-        for path, label, size, changed, more in items:
-            text += os.fsencode(path) + b"\0" + more
-            ends.append(len(text))
-            labels.append(table.setdefault(label, len(table)))
-            sizes.append(size)
-            changed_ns.append(changed)
-        columns = _Columns(
-            bytes(text),
-            np.frombuffer(ends, np.uint64),
-            np.frombuffer(labels, np.int32),
-            np.frombuffer(sizes, np.int64),
-            np.frombuffer(changed_ns, np.int64),
-        )
-        return cls(columns, tuple(table), np.arange(len(ends)))
+        """Store items one by one."""
+        columns, labels = _Columns.of(items)
+        return cls(columns, labels, np.arange(len(columns.ends)))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -96,12 +125,9 @@ class Items(Sequence[Item]):
     def __getitem__(self, number: slice) -> Items: ...
     def __getitem__(self, number: int | slice) -> Item | Items:
         if isinstance(number, slice):
-            return Items(self._columns, self._table, self._rows[number])
-        row, columns = int(self._rows[number]), self._columns
-        start = int(columns.ends[row - 1]) if row else 0
-        path, _, more = columns.text[start : int(columns.ends[row])].partition(b"\0")
-        label = self._table[columns.labels[row]]
-        return Item(os.fsdecode(path), label, int(columns.sizes[row]), int(columns.changed_ns[row]), more)
+            return Items(self._columns, self._labels, self._rows[number])
+        path, code, size, changed_ns, more = self._columns.row(int(self._rows[number]))
+        return Item(path, self._labels[code], size, changed_ns, more)
 
     def __iter__(self) -> Iterator[Item]:
         return (self[number] for number in range(len(self)))
@@ -109,35 +135,65 @@ class Items(Sequence[Item]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(operator.eq, self, other))
 
-    __hash__ = None  # type: ignore[assignment] # as of any sequence that is compared by what is in it
+    __hash__ = None  # type: ignore[assignment] # like any sequence that is compared by its content
 
     def __reduce__(self) -> tuple[Callable[[Iterable[Item]], Items], tuple[tuple[Item, ...]]]:
         return Items.of, (tuple(self),)
 
-    def labels(self) -> Sequence[Any]:
-        """Return the different labels."""
-        return self._table
-
-    def take(self, numbers: npt.NDArray[Any]) -> Items:
+    def take(self, numbers: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Items:
         """Return the items of these numbers, or those where an array of bool is true."""
-        return Items(self._columns, self._table, self._rows[numbers])
+        return Items(self._columns, self._labels, self._rows[numbers])
 
-    def relabelled(self, label: Callable[[Any], Label]) -> Items:
-        """Return the same with other labels; the function is asked once for each different one."""
-        return Items(self._columns, [label(old) for old in self._table], self._rows)
-
-    def grouped(self, group: Callable[[Any], str]) -> dict[str, Items]:
-        """Return the items by the group that a function of their label names, sorted by its name."""
-        names = [group(label) for label in self._table]
-        numbers = self._columns.labels[self._rows]
-        return {name: self.take(np.isin(numbers, _places(names, name))) for name in sorted(set(names))}
+    def relabelled(self, label: Callable[[Label], Label]) -> Items:
+        """Return the same items with other labels; the function is called once for each different label."""
+        return Items(self._columns, [label(old) for old in self._labels], self._rows)
 
 
-def _places(names: Sequence[str], name: str) -> list[int]:
-    return [number for number, each in enumerate(names) if each == name]
+class Drafts(Generic[K]):
+    """Drafts in order; immutable.
+
+    Args:
+        columns: Columns of all drafts.
+        keys: The different keys.
+    """
+
+    def __init__(self, columns: _Columns, keys: Sequence[K]) -> None:
+        self._columns = columns
+        self.keys = keys
+
+    @classmethod
+    def of(cls, drafts: Iterable[Draft[K]]) -> Drafts[K]:
+        """Store drafts one by one."""
+        return cls(*_Columns.of((one.path, one.key, one.size, one.changed_ns, one.more) for one in drafts))
+
+    def __len__(self) -> int:
+        return len(self._columns.ends)
+
+    def __iter__(self) -> Iterator[Draft[K]]:
+        for row in range(len(self)):
+            path, code, size, changed_ns, more = self._columns.row(row)
+            yield Draft(path, self.keys[code], size, changed_ns, more)
+
+    def rekeyed(self, key: Callable[[K], K2]) -> Drafts[K2]:
+        """Return the same drafts with other keys; the function is called once for each different key."""
+        return Drafts(self._columns, [key(old) for old in self.keys])
+
+    def number(self, place: Callable[[K], tuple[str, Label]]) -> dict[str, Items]:
+        """Return the items of each split, sorted by its name.
+
+        Args:
+            place: Returns split and label of a key; called once for each different key.
+        """
+        places = [place(key) for key in self.keys]
+        labels = [label for _, label in places]
+        rows = {}
+        for split in sorted({split for split, _ in places}):
+            codes = [code for code, (own, _) in enumerate(places) if own == split]
+            rows[split] = np.flatnonzero(np.isin(self._columns.codes, codes))
+        return {split: Items(self._columns, labels, numbers) for split, numbers in rows.items()}
 
 
-def more(**content: object) -> bytes:
-    """Return what an item tells its reader, see `Reader`, as bytes that are the same whenever the content is."""
+def encode_more(**content: object) -> bytes:
+    """Return the `more` of an item, see `Reader`, as bytes that are the same whenever the content is."""
     kept = {name: value for name, value in content.items() if value}
     return json.dumps(kept, sort_keys=True, separators=(",", ":")).encode() if kept else b""

@@ -1,62 +1,98 @@
-"""Drafts: items whose label is no number yet, because all labels of a source together decide which number each has.
+"""Labelling: drafts, whose labels are as the source has them, become items with the numbers of classes.
 
-In the place of the label stands a pair: the split, and the label as the source has it.
+All labels of a source together decide which number each class has.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeAlias
 
 from shardflow.dataset.label_numbering import Classes, LabelNumbering, Named
 from shardflow.errors import ConfigError
+from shardflow.formats.labels import Label
 
-from .items import Item, Items, more
+from .items import Draft, Drafts, encode_more
 from .reader import Reader
 from .source import Source
 
+SplitLabel: TypeAlias = "tuple[str, Named]"
+"""The key of a draft: its split, and its label as the source has it."""
 
-def draft(split: str, label: Named, path: str, size: int, changed_ns: int, about: bytes) -> Item:
-    """Return an item without its number.
+
+def labelled_draft(
+    split: str, label: Named, path: str, size: int, changed_ns: int, more: bytes = b""
+) -> Draft[SplitLabel]:
+    """Return a draft with a split and a label.
 
     Raises:
-        ConfigError: The label is nothing that could be one.
+        ConfigError: The value cannot be a label.
     """
-    pair = (split, tuple(label) if isinstance(label, list) else label)
+    key = (split, tuple(label) if isinstance(label, list) else label)
     try:
-        hash(pair)
+        hash(key)
     except TypeError:
         raise ConfigError(f"{path} has the label {label!r}; expected the number or the name of a class") from None
-    return Item(path, pair, size, changed_ns, about)  # type: ignore[arg-type] # see above
+    return Draft(path, key, size, changed_ns, more)
 
 
-def numbered(drafts: Items, classes: Classes, where: object, reader: Reader) -> Source:
+def number_labels(drafts: Drafts[SplitLabel], classes: Classes, where: object, reader: Reader) -> Source:
     """Return the source that drafts make.
 
-    In a split where others have labels, an input without one cannot be used: a loader would stop at it.
+    In a split where others have labels, an input without a label cannot be used: a loader would stop at it.
 
     Args:
-        drafts: All of them, in their order.
+        drafts: All inputs, in order.
         classes: Class names that are known already.
-        where: How messages name the source.
-        reader: Its reader.
+        where: Name of the source in messages.
+        reader: Reader of the source.
 
     Raises:
-        ConfigError: A label is not among the classes that are known, or names and numbers are mixed.
+        ConfigError: A label is not among the known classes, or names and numbers are mixed.
     """
-    labels = LabelNumbering(classes, (label for _, label in drafts.labels()), where)
-    labelled = {split for split, label in drafts.labels() if label is not None}
-    if any(split in labelled for split, label in drafts.labels() if label is None):
+    numbering = LabelNumbering(classes, (label for _, label in drafts.keys), where)
+    labelled = {split for split, label in drafts.keys if label is not None}
+    if any(split in labelled for split, label in drafts.keys if label is None):
         unusable = {(split, None) for split in labelled}
-        drafts = Items.of(_refused(item) if item.label in unusable else item for item in drafts)  # type: ignore[comparison-overlap]
-    splits = drafts.grouped(lambda pair: pair[0])
+        drafts = Drafts.of(_refuse_unlabelled(draft) if draft.key in unusable else draft for draft in drafts)
     return Source(
         reader=reader,
-        splits={split: items.relabelled(lambda pair: labels.number(pair[1])) for split, items in splits.items()},
-        classes=labels.classes,
-        ignored={},
+        splits=drafts.number(lambda key: (key[0], numbering.number(key[1]))),
+        classes=numbering.classes,
+        skipped={},
     )
 
 
-def _refused(item: Item) -> Item:
-    about = json.loads(item.more) if item.more else {}
-    return item._replace(more=more(**{"bad": "has no label, as others of its split have", **about}))
+def _refuse_unlabelled(draft: Draft[SplitLabel]) -> Draft[SplitLabel]:
+    content = json.loads(draft.more) if draft.more else {}
+    more = encode_more(**{"bad": "has no label, as others of its split have", **content})
+    return Draft(draft.path, draft.key, draft.size, draft.changed_ns, more)
+
+
+def append_classes(source: Source, old: tuple[str, ...] | None) -> Source:
+    """Return a source whose labels continue the numbering of a dataset: its classes first, new ones after them.
+
+    Raises:
+        ConfigError: Only one of the two has classes.
+    """
+    if (source.classes is None) != (old is None):
+        labelled, other = ("the dataset", "the source") if source.classes is None else ("the source", "the dataset")
+        raise ConfigError(f"{labelled} has classes and {other} has none; both must have them, or neither")
+    if source.classes is None or old is None:
+        return source
+    known = set(old)
+    classes = (*old, *(name for name in source.classes if name not in known))
+    places = {name: number for number, name in enumerate(classes)}
+    numbers = {number: places[name] for number, name in enumerate(source.classes)}
+    splits = {
+        split: items.relabelled(lambda label: _renumber(label, numbers)) for split, items in source.splits.items()
+    }
+    return replace(source, splits=splits, classes=classes)
+
+
+def _renumber(label: Label, numbers: Mapping[int, int]) -> Label:
+    if isinstance(label, tuple):
+        return tuple(sorted(numbers[one] for one in label))
+    return None if label is None else numbers[label]

@@ -1,14 +1,15 @@
-"""The reader: takes an input's name, and returns the bytes of its image and of the parts that go with it.
+"""The reader of a source: from an item to the bytes of its image and of its other parts.
 
-One reader serves every kind of source, because a listing says all there is to say about where things are. An item's
-`more` is a JSON object of up to three entries:
+One reader serves every kind of source, because a listing says where everything is. The `more` of an item is a JSON
+object with up to three entries that the reader uses:
 
-    image   where the image is, when it is not the file at the item's path
-    parts   part → where it is, or its text itself
+    image   the location of the image, when it is not the file at the item's path
+    parts   part → its location, or its text itself
     bad     why the input cannot be used: a reason that the listing has found already
 
-A *place* is a list: [place], a whole file; or [place, offset, size, crc32], a slice of one. The first entry is a path
-below the base, an absolute path, or a URL.
+Other entries, such as a tag of the content, count for the identity of the input alone. A *location* is a list:
+[place], a whole file; or [place, offset, size, crc32], a slice of one. A place is a path below the base, an absolute
+path, or a URL.
 """
 
 from __future__ import annotations
@@ -21,15 +22,14 @@ import stat
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shardflow.errors import SampleError, ShardflowError
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.urls import is_remote, strip_file_scheme
 
-if TYPE_CHECKING:
-    from .items import Item
+from .items import Item
 
 MAX_INPUT_BYTES = 1 << 30
 
@@ -37,7 +37,7 @@ _QUERY = re.compile(r"\?\S*")
 
 
 class Input(NamedTuple):
-    """What an input consists of: the bytes of an image file, and those of every other part by name."""
+    """The bytes of an input: its image file, and every other part by name."""
 
     image: bytes
     parts: Mapping[str, bytes]
@@ -45,12 +45,12 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Reads inputs. It can be sent to another process, and used by several threads.
+    """Reads inputs. It can be pickled, and used by several threads; reading an item may be repeated.
 
     Args:
-        base: What relative places are below: a directory's path, or a URL.
-        remote: Whether answers take so long that it is worth asking for several things at once.
-        storage_options: What fsspec's file system takes where `base` is a URL, or else for every URL.
+        base: Directory or URL that relative places are below.
+        remote: Whether requests are so slow that several should be made at once.
+        storage_options: Options of fsspec's file system for `base` if that is a URL, otherwise for every URL.
     """
 
     base: str
@@ -59,7 +59,7 @@ class Reader:
 
     @classmethod
     def at(cls, storage: Storage, url: str, storage_options: Mapping[str, Any] | None) -> Reader:
-        """Return the reader of what is in a store, which was opened by a path or URL."""
+        """Return the reader of a storage that was opened by a path or URL."""
         base = url.rstrip("/") if is_remote(url) else str(storage)
         return cls(base=base, remote=is_remote(base), storage_options=storage_options)
 
@@ -67,7 +67,7 @@ class Reader:
         """Return an input.
 
         Raises:
-            SampleError: It cannot be read, is too large, or is not what was listed.
+            SampleError: It cannot be read, is too large, or has changed since it was listed.
         """
         more: dict[str, Any] = json.loads(item.more) if item.more else {}
         if "bad" in more:
@@ -102,7 +102,7 @@ class Reader:
             storage = _storage(root, _Options(self.storage_options if own else None))
             data = storage.read(name) if size < 0 else storage.read_range(name, offset, offset + size)
         if crc32 >= 0 and zlib.crc32(data) != crc32:
-            raise SampleError("is not what was listed: its CRC-32 is another; run the same command again")
+            raise SampleError("has changed since it was listed: its CRC-32 differs; run the same command again")
         return data
 
 
@@ -122,8 +122,8 @@ def split_url(url: str) -> tuple[str, str]:
     return f"{scheme}://{host}", name
 
 
-def shown(place: str) -> str:
-    """Return a place as the ledger names it: a URL without a user's name, a password or a query."""
+def public_name(place: str) -> str:
+    """Return a place without secrets: a URL without a user's name, a password or a query."""
     if "://" not in place or place.startswith(("s3:", "gs:")):
         return place
     root, name = split_url(place)
@@ -144,7 +144,7 @@ def _file(path: str, offset: int, size: int) -> bytes:
 
 
 class _Options:
-    """storage_options that can be looked up: two that say the same are the same."""
+    """Hashable storage_options: equal when their contents are."""
 
     def __init__(self, options: Mapping[str, Any] | None) -> None:
         self.options = options
@@ -159,5 +159,5 @@ class _Options:
 
 @functools.lru_cache(maxsize=64)
 def _storage(root: str, options: _Options) -> Storage:
-    """Return this process's store of a root: making one takes a tenth of a second, and it holds the connections."""
+    """Return this process's storage of a root: making one takes a tenth of a second, and it holds the connections."""
     return open_storage(root, options.options)

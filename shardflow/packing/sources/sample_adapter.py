@@ -1,26 +1,36 @@
-"""One sample of a collection, taken apart: whatever its form, an image, a label, a mask, and what is known besides."""
+"""Adapter of samples: an object of any usual form becomes an image, a label, and other parts.
+
+Images as objects become files without loss, so that they reach the recipe as any other image does.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
 
 from shardflow.dataset.label_numbering import Named
 from shardflow.errors import SampleError
 from shardflow.formats.image_types import IMAGE_TYPES
-
-from .image_objects import is_image
-from .rows import rest_of
+from shardflow.packing.image.orientation import upright
 
 IMAGE_KEYS = ("image", "img", *(part for each in IMAGE_TYPES if each.in_shards for part in each.parts))
 LABEL_KEYS = ("label", "cls")
 
+_PLAIN_MODES = ("L", "RGB")
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
-class Taken(NamedTuple):
-    """A sample taken apart. `parts` are texts, bytes, or images (masks), by the names of the parts they become."""
+
+class AdaptedSample(NamedTuple):
+    """A sample in one form. `parts` are texts, bytes, or images (masks), by the names of the parts they become."""
 
     image: Any
     label: Named
@@ -28,16 +38,23 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
-    """Which entries of samples that are mappings are what; None where the samples decide."""
+class SampleAdapter:
+    """Adapts samples. Each argument is a key of samples that are mappings; None for the usual keys.
+
+    Args:
+        image: Key of the image.
+        label: Key of the class or classes.
+        caption: Key of a text.
+        mask: Key of a mask.
+    """
 
     image: str | None
     label: str | None
     caption: str | None
     mask: str | None
 
-    def take(self, sample: Any) -> Taken:
-        """Take a sample apart.
+    def adapt(self, sample: Any) -> AdaptedSample:
+        """Return a sample in one form.
 
         Raises:
             SampleError: It has no image, or something in it is not understood.
@@ -46,11 +63,11 @@ class Keys:
             return self._mapping(sample)
         if isinstance(sample, tuple | list) and not is_image(sample):
             if not 1 <= len(sample) <= 2:
-                raise SampleError(f"expected (image, target), found {len(sample)} values; make a mapping of them")
+                raise SampleError(f"expected (image, target), found {len(sample)} values; use a mapping instead")
             return _pair(*sample)
-        return Taken(sample, None, {})
+        return AdaptedSample(sample, None, {})
 
-    def _mapping(self, sample: Mapping[str, Any]) -> Taken:
+    def _mapping(self, sample: Mapping[str, Any]) -> AdaptedSample:
         image = self.image or next((key for key in IMAGE_KEYS if key in sample), None)
         label = self.label or next((key for key in LABEL_KEYS if key in sample), None)
         for key in (image, self.label, self.caption, self.mask):
@@ -69,26 +86,22 @@ class Keys:
                 raise SampleError(f"has a second image, {key!r}; name it as the mask, or leave it out")
         parts |= {key: value for key, value in rest.items() if isinstance(value, bytes)}
         others = {key: value for key, value in rest.items() if not (isinstance(value, bytes) or key.startswith("__"))}
-        if text := rest_of(others, frozenset()):
+        if text := to_json(others):
             parts["json"] = text
-        return Taken(sample[image], None if label is None else label_of(sample[label]), parts)
+        return AdaptedSample(sample[image], None if label is None else _label(sample[label]), parts)
 
 
-def _pair(image: Any, target: Any = None) -> Taken:
+def _pair(image: Any, target: Any = None) -> AdaptedSample:
     if is_image(target):
-        return Taken(image, None, {"mask.png": target})
+        return AdaptedSample(image, None, {"mask.png": target})
     annotations = isinstance(target, list | tuple) and any(isinstance(one, Mapping) for one in target)
     if annotations or isinstance(target, Mapping):
-        return Taken(image, None, {"json": rest_of({"annotations": target} if annotations else target, frozenset())})
-    return Taken(image, label_of(target), {})
+        return AdaptedSample(image, None, {"json": to_json({"annotations": target} if annotations else target)})
+    return AdaptedSample(image, _label(target), {})
 
 
-def label_of(value: Any) -> Named:
-    """Return a label as the number or the name of a class, or a list of those; -1 stands for none.
-
-    Raises:
-        SampleError: It is none.
-    """
+def _label(value: Any) -> Named:
+    """Return a label as the number or the name of a class, or a list of those; -1 means no class."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -96,7 +109,7 @@ def label_of(value: Any) -> Named:
             content = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise SampleError(f"expected the number or the name of a class as JSON, found {value[:40]!r}") from error
-        return label_of(content)
+        return _label(content)
     try:
         number = operator.index(value)
     except TypeError:
@@ -104,7 +117,74 @@ def label_of(value: Any) -> Named:
     else:
         return None if number == -1 else number
     try:
-        several = [label_of(one) for one in value]
+        several = [_label(one) for one in value]
     except TypeError as error:
         raise SampleError(f"expected the number or the name of a class, found {type(value).__name__}") from error
     return [one for one in several if isinstance(one, str | int)]
+
+
+def to_json(values: Mapping[str, Any]) -> str:
+    """Return values as a JSON object, "" for none. Types that JSON lacks become text, and NaN becomes null."""
+    content = {name: None if value != value else value for name, value in values.items()}
+    return json.dumps(content, ensure_ascii=False, default=str) if content else ""
+
+
+def is_image(value: object) -> bool:
+    """Whether a value is an image: Pillow's, an array or tensor, or a file as in Hugging Face datasets."""
+    if isinstance(value, Mapping):
+        return {"bytes", "path"} == value.keys()
+    return isinstance(value, Image.Image) or len(getattr(value, "shape", ())) in (2, 3)
+
+
+def image_file(value: Any, *, as_png: bool = False) -> bytes | Path:
+    """Return an image as the bytes of a file, or as the path of its file.
+
+    Args:
+        value: Bytes of a file, a path, {"bytes": ..., "path": ...}, a Pillow image, or an array or tensor of uint8
+            (grey: also uint16): [height, width], [height, width, channels], or, of torch, [channels, height, width].
+        as_png: Write PNG, as masks are read, and not the cheapest format.
+
+    Raises:
+        SampleError: It is none of them.
+    """
+    if isinstance(value, Mapping) and is_image(value):
+        value = value["bytes"] if value["bytes"] is not None else value["path"]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str | Path):
+        return Path(value).absolute()
+    if not isinstance(value, Image.Image):
+        value = Image.fromarray(_pixels(value))
+    return _encode(value, as_png)
+
+
+def _pixels(value: Any) -> npt.NDArray[Any]:
+    if not hasattr(value, "shape"):
+        raise SampleError(f"expected an image, found {type(value).__name__}")
+    pixels = np.asarray(value)
+    if pixels.dtype != np.uint8 and not (pixels.dtype == np.uint16 and pixels.ndim == 2):
+        raise SampleError(f"an array of {pixels.dtype} has no defined range; expected uint8, or uint16 for grey")
+    if pixels.ndim == 3 and type(value).__module__.startswith("torch"):
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (3, 4)):
+        message = f"an array of shape {pixels.shape} is not an image"
+        raise SampleError(f"{message}; expected [height, width, 1, 3 or 4 channels]")
+    return np.ascontiguousarray(pixels)
+
+
+def _encode(image: Image.Image, as_png: bool) -> bytes:
+    """Return a file in the format that is cheapest to write and to read, of those that can hold the image."""
+    profile = image.info.get("icc_profile")
+    image = upright(image).copy()
+    # Metadata would be written as well, and turn the upright image once more.
+    image.info = {name: value for name, value in image.info.items() if name == "transparency"}
+    buffer = io.BytesIO()
+    if image.mode in _PLAIN_MODES and not (profile or image.info or as_png):
+        image.save(buffer, "PPM")
+    elif image.mode in _PNG_MODES:
+        image.save(buffer, "PNG", compress_level=1, icc_profile=profile)
+    else:
+        image.save(buffer, "TIFF", icc_profile=profile)
+    return buffer.getvalue()

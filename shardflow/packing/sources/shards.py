@@ -1,9 +1,9 @@
-"""Existing shards: the samples of tars in the WebDataset convention, or of a dataset of ours, packed anew.
+"""Existing shards: the samples of tars in the WebDataset convention, or of a shardflow dataset, packed again.
 
-Of our own datasets the splits, the classes and the places of all parts are known from the manifest and the indexes,
-and each part is checked by its CRC-32 as it is read; the tars are looked at for labels, and where an index is lost. Of
-other tars the headers are read first. A tar behind a URL is read through once for all that, whole in memory, one after
-the other, and a second time, sample by sample, to be packed.
+Manifest and indexes of a shardflow dataset give its splits, its classes and the locations of all parts, and each part
+is checked by its CRC-32 when it is read; its tars are opened for labels, and where an index is lost. The headers of
+other tars are read first. A tar behind a URL is read for that as a whole, in memory, one tar after the other, and a
+second time, sample by sample, to be packed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from shardflow.storage.storage import Storage
 from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
 from shardflow.storage.virtual import root_url, virtual_storage
 
-from .items import Item, Items, more
-from .labelling import draft, numbered
+from .items import Draft, Drafts, encode_more
+from .labelling import SplitLabel, labelled_draft, number_labels
 from .reader import Reader
 from .source import Source
 
@@ -47,16 +47,16 @@ _NUMBER = re.compile(r"0|[1-9][0-9]*")
 class Shards:
     """The samples of existing shards.
 
-    The image of a sample is its first part that is named like one (`jpg`, `png`, ...); `.cls` is its label; all other
-    parts go along. A sample that is damaged or has no image is quarantined by its key, which of our own datasets is
+    The image of a sample is its first part whose name is an image's (`jpg`, `png`, ...); `.cls` is its label; all other
+    parts are kept. A sample that is damaged or has no image is quarantined by its key; in a shardflow dataset that is
     the shard and the number of the record in it: "train/000003.tar#17".
 
     Args:
-        url: A dataset of ours; or a directory or URL with tars, below folders named like splits or all for training;
+        url: A shardflow dataset; or a directory or URL with tars, below folders named like splits or all for training;
             or a pattern with braces or wildcards: "s3://bucket/{00000..00099}.tar".
-        classes: Class names in the order of their labels, or a file with one a line. Without them, numbers in `.cls`
-            are their own names. A dataset of ours has names already: its labels get the numbers that these have here.
-        storage_options: What fsspec's file system takes.
+        classes: Class names in the order of their labels, or a file with one per line. Without them, numbers in `.cls`
+            are their own names. A shardflow dataset has names already: its labels get the numbers of these names here.
+        storage_options: Options of fsspec's file system.
 
     Example:
         >>> shardflow.pack(shardflow.Shards("laion/{00000..00099}.tar"), "laion256/")  # doctest: +SKIP
@@ -67,57 +67,67 @@ class Shards:
     classes: Classes = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
+    @staticmethod
+    def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:
+        """Return whether a path or URL names tars, or a dataset."""
+        return split_pattern(url).pattern is not None or _is_dataset(open_storage(url, storage_options))
+
     def list(self) -> Source:
         """List the samples, in the order of the shards' names.
 
         Raises:
-            ConfigError: There are no such shards, or a label is not among the classes given.
+            ConfigError: There are no such shards, or a label is not one of `classes`.
             StoreError: A shard cannot be read.
         """
         root, pattern = split_pattern(self.url)
         storage = open_storage(root, self.storage_options)
         reader = Reader.at(storage, root, self.storage_options)
-        if pattern is None and storage.size(manifest.FILE_NAME) is not None:
-            return replace(self._ours(storage, reader), sealed=True)
-        return self._foreign(storage, reader, _matching(storage, pattern or ALL))
+        if pattern is None and _is_dataset(storage):
+            return replace(self._list_dataset(storage, reader), sealed=True)
+        return self._list_tars(storage, reader, _matching(storage, pattern or ALL))
 
-    def _ours(self, storage: Storage, reader: Reader) -> Source:
-        about = manifest.from_bytes(storage.read(manifest.FILE_NAME))
-        tars = virtual_storage(storage, about.roots, self.storage_options)
-        drafts = Items.of(
-            item
-            for split, shards in about.splits.items()
+    def _list_dataset(self, storage: Storage, reader: Reader) -> Source:
+        dataset = manifest.from_bytes(storage.read(manifest.FILE_NAME))
+        tars = virtual_storage(storage, dataset.roots, self.storage_options)
+        drafts = Drafts.of(
+            draft
+            for split, shards in dataset.splits.items()
             for shard in shards
-            for item in _indexed(tars, shard, split, _place(storage, about, shard))
+            for draft in _indexed_samples(tars, shard, split, _place(storage, dataset, shard))
         )
         if self.classes is None:
-            return numbered(drafts, about.classes, storage, reader)
-        names = dict(enumerate(about.classes or ()))
+            return number_labels(drafts, dataset.classes, storage, reader)
+        names: dict[str | int, str] = dict(enumerate(dataset.classes or ()))
 
-        def named(draft: Any) -> Any:
-            split, label = draft
-            several = isinstance(label, tuple)
-            return split, tuple(names.get(one, one) for one in label) if several else names.get(label, label)
+        def name(label: Named) -> Named:
+            if isinstance(label, tuple):
+                several: tuple[str | int, ...] = label
+                return tuple(names.get(one, one) for one in several)
+            return names.get(label, label) if isinstance(label, int) else label
 
-        return numbered(drafts.relabelled(named), self.classes, storage, reader)
+        return number_labels(drafts.rekeyed(lambda key: (key[0], name(key[1]))), self.classes, storage, reader)
 
-    def _foreign(self, storage: Storage, reader: Reader, tags: Mapping[str, str]) -> Source:
+    def _list_tars(self, storage: Storage, reader: Reader, tags: Mapping[str, str]) -> Source:
         folders = {name.partition("/")[0].lower() if "/" in name else "" for name in tags}
         in_splits = folders <= {*SPLITS}
-        drafts = Items.of(
-            item
+        drafts = Drafts.of(
+            draft
             for name, tag in tags.items()
-            for item in _listed(storage, name, tag, name.partition("/")[0].lower() if in_splits else "train")
+            for draft in _tar_samples(storage, name, tag, name.partition("/")[0].lower() if in_splits else "train")
         )
         if not drafts:
             raise ConfigError(f"{storage}: no samples in {len(tags)} shards, such as {next(iter(tags))!r}")
-        return numbered(drafts, self.classes, storage, reader)
+        return number_labels(drafts, self.classes, storage, reader)
+
+
+def _is_dataset(storage: Storage) -> bool:
+    return storage.size(manifest.FILE_NAME) is not None
 
 
 def _matching(storage: Storage, pattern: str) -> dict[str, str]:
-    """Return the names of the shards that a pattern means, sorted, each with what tells it from another content."""
+    """Return the names of the shards that match a pattern, sorted, each with the tag of its content."""
     patterns = expand_braces(pattern)
-    # A bucket's listing tells contents apart. Elsewhere it may be long, and not every server gives one.
+    # The listing of a bucket has tags of contents. Other listings may be long, and not every server has one.
     paths = [path for one in patterns if (path := storage.local_path(one)) is not None]
     if paths:
         named = all(path.is_file() for path in paths)
@@ -142,7 +152,7 @@ def _matching(storage: Storage, pattern: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _opened(storage: Storage, name: str) -> Iterator[IO[bytes]]:
-    """Open a tar; one that is far away is read whole, into memory."""
+    """Open a tar; one behind a URL is read as a whole, into memory."""
     path = storage.local_path(name)
     if path is None:
         yield io.BytesIO(storage.read(name))
@@ -151,35 +161,35 @@ def _opened(storage: Storage, name: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _listed(storage: Storage, name: str, tag: str, split: str) -> Iterator[Item]:
-    """Yield the samples of a tar as drafts."""
+def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[Draft[SplitLabel]]:
+    """Yield the samples of a tar."""
     with _opened(storage, name) as file:
-        is_here = storage.local_path(name) is not None
-        changed_ns = os.fstat(file.fileno()).st_ctime_ns if is_here else 0
+        is_local = storage.local_path(name) is not None
+        changed_ns = os.fstat(file.fileno()).st_ctime_ns if is_local else 0
         for sample in list(read_samples(file)):
             path = f"{name}/{sample.key}" if sample.key else name
             if sample.problem:
-                yield draft(split, None, path, -1, changed_ns, more(bad=sample.problem, tag=tag))
+                yield labelled_draft(split, None, path, -1, changed_ns, encode_more(bad=sample.problem, tag=tag))
                 continue
-            places = {
-                part: [name, *root_url, *(() if is_here else (zlib.crc32(_payload(file, *root_url)),))]
-                for part, root_url in sample.parts.items()
+            locations = {
+                part: [name, *span, *(() if is_local else (zlib.crc32(_payload(file, *span)),))]
+                for part, span in sample.parts.items()
             }
-            yield _drafted(file, split, path, places, changed_ns, tag)
+            yield _draft(file, split, path, locations, changed_ns, tag)
 
 
-def _place(storage: Storage, about: manifest.Manifest, shard: manifest.Shard) -> str:
-    """Return where the reader finds a tar of ours: of a view, relative to the base where that is possible."""
-    if not about.roots:
+def _place(storage: Storage, dataset: manifest.Manifest, shard: manifest.Shard) -> str:
+    """Return the place of a shard's tar for the reader; of a virtual dataset, relative to its root where possible."""
+    if not dataset.roots:
         return shard.name
     name, path = split_shard_name(shard.name)
-    base = about.roots[name]
-    is_here = storage.local_path("") is not None
-    return f"{base.url if is_here else root_url(str(storage), base)}/{path}"
+    root = dataset.roots[name]
+    is_local = storage.local_path("") is not None
+    return f"{root.url if is_local else root_url(str(storage), root)}/{path}"
 
 
-def _indexed(storage: Storage, shard: manifest.Shard, split: str, where: str) -> Iterator[Item]:
-    """Yield the samples of a shard of ours, whose tar is in some place, as drafts."""
+def _indexed_samples(storage: Storage, shard: manifest.Shard, split: str, place: str) -> Iterator[Draft[SplitLabel]]:
+    """Yield the samples of a shard of a dataset, whose tar is at a place."""
     index: shard_index.Index | None
     try:
         index = read_index(storage, shard)
@@ -191,8 +201,8 @@ def _indexed(storage: Storage, shard: manifest.Shard, split: str, where: str) ->
             index = _rebuilt(storage, shard, file.read())
         rows = (shard_index.Row(*row) for row in index[index["part"] != shard_index.KEY_PART].tolist())
         for record, parts in itertools.groupby(rows, key=lambda row: row.record):
-            places = {row.part.decode(): [where, row.offset, row.size, row.crc32] for row in parts}
-            yield _drafted(file, split, f"{shard.name}#{record}", places, 0, "", ours=True)
+            locations = {row.part.decode(): [place, row.offset, row.size, row.crc32] for row in parts}
+            yield _draft(file, split, f"{shard.name}#{record}", locations, 0, "", own=True)
 
 
 def _rebuilt(storage: Storage, shard: manifest.Shard, tar: bytes) -> shard_index.Index:
@@ -203,32 +213,40 @@ def _rebuilt(storage: Storage, shard: manifest.Shard, tar: bytes) -> shard_index
     return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
 
 
-def _drafted(
-    file: IO[bytes], split: str, path: str, places: dict[str, Any], changed_ns: int, tag: str, *, ours: bool = False
-) -> Item:
-    """Return a sample as a draft, from the places of its parts."""
+def _draft(
+    file: IO[bytes],
+    split: str,
+    path: str,
+    locations: dict[str, Any],
+    changed_ns: int,
+    tag: str,
+    *,
+    own: bool = False,
+) -> Draft[SplitLabel]:
+    """Return a sample from the locations of its parts. `own`: it is from a shardflow dataset."""
     try:
-        label = _label(file, places, ours=ours)
-        image = next((part for part in places if part in SOURCE_PARTS), None)
+        label = _pop_label(file, locations, own=own)
+        image = next((part for part in locations if part in SOURCE_PARTS), None)
         if image is None:
-            raise SampleError(f"has no image among its parts: {', '.join(places)}")
+            raise SampleError(f"has no image among its parts: {', '.join(locations)}")
     except SampleError as error:
-        return draft(split, None, path, -1, changed_ns, more(bad=str(error), tag=tag))
-    place = places.pop(image)
-    return draft(split, label, path, place[2], changed_ns, more(image=place, parts=places, tag=tag))
+        return labelled_draft(split, None, path, -1, changed_ns, encode_more(bad=str(error), tag=tag))
+    location = locations.pop(image)
+    more = encode_more(image=location, parts=locations, tag=tag)
+    return labelled_draft(split, label, path, location[2], changed_ns, more)
 
 
-def _label(file: IO[bytes], places: dict[str, Any], *, ours: bool) -> Named:
-    """Take the label out of the parts of a sample, if there is one; of ours it is a number, of others "007" a name."""
-    part = next((part for part in LABEL_PARTS if part in places), None)
+def _pop_label(file: IO[bytes], locations: dict[str, Any], *, own: bool) -> Named:
+    """Remove the label from the parts of a sample and return it. "007" is a number in our shards, a name in others."""
+    part = next((part for part in LABEL_PARTS if part in locations), None)
     if part is None:
         return None
-    _, offset, size, *crc32 = places.pop(part)
+    _, offset, size, *crc32 = locations.pop(part)
     payload = _payload(file, offset, size)
     if crc32 not in ([], [zlib.crc32(payload)]):
-        raise SampleError(f"its part {part!r} is damaged: its CRC-32 is another")
+        raise SampleError(f"its part {part!r} is damaged: its CRC-32 differs")
     text = payload.decode(errors="replace").strip()
-    if part == CLASS_PART and not ours and not _NUMBER.fullmatch(text):
+    if part == CLASS_PART and not own and not _NUMBER.fullmatch(text):
         return text
     try:
         found = parse_labels(part, payload)

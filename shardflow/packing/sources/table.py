@@ -1,16 +1,24 @@
-"""A table: one row per image, with its path or URL in a column, and whatever else is known of it in others.
+"""Tables: one row per image, with its path or URL in a column, and other columns for its label, split and annotations.
 
-Rows keep their order. Files on this machine are looked at when the table is read, so that a resume notices those that
-were changed since; what is behind a URL counts as the same as long as its row is the same.
+CSV and TSV with a header, JSON lines, Parquet. In the text formats a cell that holds a JSON list or object is parsed,
+so that a CSV can have boxes or several labels in a cell; every other cell stays text. Sources: RFC 4180; jsonlines.org;
+parquet.apache.org.
+
+Rows keep their order. The size and time of files on this machine are read with the table, so that a resume notices
+changes; an input behind a URL counts as unchanged as long as its row is.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from shardflow.dataset.label_numbering import Classes, Named
 from shardflow.errors import ConfigError
@@ -18,14 +26,19 @@ from shardflow.formats.manifest import SPLITS
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import is_remote, remote_options, strip_file_scheme
 
-from .items import Item, Items, more
-from .labelling import draft, numbered
-from .reader import Reader, local_path, shown
-from .rows import TEXT_TABLES, Row, rest_of, rows
+from .items import Draft, Drafts, encode_more
+from .labelling import SplitLabel, labelled_draft, number_labels
+from .reader import Reader, local_path, public_name
+from .sample_adapter import to_json
 from .source import Source
 
+Row: TypeAlias = "dict[str, Any]"
+
 IMAGE_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file", "url", "image_url")
-"""Where the images are when nobody says it: the first of these that the table has."""
+"""Default columns of the images: the first of these that the table has."""
+
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_TEXT_TABLES = (".csv", ".tsv")
 
 _NUMBER = re.compile(r"0|[1-9][0-9]*")
 
@@ -34,20 +47,20 @@ _NUMBER = re.compile(r"0|[1-9][0-9]*")
 class Table:
     """The images that a table names.
 
-    Columns that are given here are not in the samples' `.json`; all others are.
+    Columns that are named here are not in the samples' `.json`; all others are.
 
     Args:
         url: Path or URL of a `.csv`, `.tsv`, `.jsonl` or `.parquet` file.
         image: Column with the image's path, relative to the table or absolute, or its URL of any scheme that fsspec
-            serves; None for the first of `IMAGE_COLUMNS` that the table has.
-        label: Column with a class's name or number, or a list of those; None for "label", if the table has it.
+            supports; None for the first of `IMAGE_COLUMNS` that the table has.
+        label: Column with the name or number of a class, or a list of those; None for "label", if the table has it.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if the table has it.
             Without one, all rows are for training.
         caption: Column with a text for `.txt`.
         mask: Column with the path or URL of a mask for `.mask.png`.
-        classes: Class names in the order of their labels, or a file with one a line; None for those in the table,
+        classes: Class names in the order of their labels, or a file with one per line; None for those in the table,
             sorted.
-        storage_options: What fsspec's file system takes, where the table is behind a URL; otherwise for every URL.
+        storage_options: Options of fsspec's file system for the table if it is behind a URL, otherwise for every URL.
 
     Example:
         >>> shardflow.pack(shardflow.Table("photos.csv", label="species"), "photos256/")  # doctest: +SKIP
@@ -63,48 +76,53 @@ class Table:
     classes: Classes = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
+    @staticmethod
+    def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's
+        """Return whether a path or URL has the extension of a table, and is not a directory."""
+        return os.path.splitext(url)[1].lower() in TABLES and not os.path.isdir(strip_file_scheme(url))
+
     def list(self) -> Source:
         """List the rows.
 
         Raises:
-            ConfigError: It is no table, has no rows, lacks a column, or holds a label or split that cannot be.
+            ConfigError: It is not a table, has no rows, lacks a column, or holds an invalid label or split.
             StoreError: It cannot be read.
         """
         folder, slash, name = strip_file_scheme(self.url).rpartition("/")
         base = folder or slash or "."
         storage = open_storage(base, remote_options(base, self.storage_options))
-        drafts = Items.of(self._drafts(rows(storage.read(name), name), base))
+        drafts = Drafts.of(self._drafts(_read_rows(storage.read(name), name), base))
         if not drafts:
             raise ConfigError(f"{self.url} has no rows")
-        if name.lower().endswith(TEXT_TABLES) and all(_is_number(label) for _, label in drafts.labels()):
-            drafts = drafts.relabelled(lambda pair: (pair[0], None if pair[1] is None else int(pair[1])))  # type: ignore[arg-type,return-value]
+        if name.lower().endswith(_TEXT_TABLES) and all(_is_number(label) for _, label in drafts.keys):
+            drafts = drafts.rekeyed(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))
         reader = Reader.at(storage, base, self.storage_options)
-        if any(is_remote(item.path) for item in drafts):
+        if any(is_remote(draft.path) for draft in drafts):
             reader = replace(reader, remote=True)
-        return numbered(drafts, self.classes, self.url, reader)
+        return number_labels(drafts, self.classes, self.url, reader)
 
-    def _drafts(self, table: Iterator[Row], base: str) -> Iterator[Item]:
+    def _drafts(self, rows: Iterator[Row], base: str) -> Iterator[Draft[SplitLabel]]:
         columns: _Columns | None = None
-        for number, row in enumerate(table, 1):
+        for number, row in enumerate(rows, 1):
             columns = columns or self._columns(row)
-            yield _drafted(row, columns, self._split(row, columns.split, number), number, base)
+            yield _draft(row, columns, self._split(row, columns.split, number), number, base)
 
     def _columns(self, row: Row) -> _Columns:
-        """Return which columns are what, after a look at whether all that were asked for are there."""
-        asked = _Columns(self.image, self.label, self.split, self.caption, self.mask)
-        for column in asked:
+        """Return the columns, after checking that the table has those that are named."""
+        named = _Columns(self.image, self.label, self.split, self.caption, self.mask)
+        for column in named:
             if column is not None and column not in row:
                 raise ConfigError(f"{self.url} has no column {column!r}; it has {', '.join(row)}")
         image = self.image or next((column for column in IMAGE_COLUMNS if column in row), None)
         if image is None:
             message = f"{self.url} has none of the columns {', '.join(IMAGE_COLUMNS)}, but {', '.join(row)}"
-            raise ConfigError(f"{message}; say which one has the images' paths or URLs, with image= or --image-column")
+            raise ConfigError(f"{message}; name the column of the images' paths or URLs with image= or --image-column")
         if not isinstance(row[image], str | None):
             kind = "their bytes" if isinstance(row[image], bytes | dict) else type(row[image]).__name__
             message = f"{self.url}: expected paths or URLs of images in column {image!r}, found {kind}"
-            raise ConfigError(f"{message}; choose another column, or pack it as a Hugging Face dataset")
+            raise ConfigError(f"{message}; name another column, or pack it as a Hugging Face dataset")
         label, split = ("label" if "label" in row else None), ("split" if "split" in row else None)
-        return asked._replace(image=image, label=self.label or label, split=self.split or split)
+        return named._replace(image=image, label=self.label or label, split=self.split or split)
 
     def _split(self, row: Row, column: str | None, number: int) -> str:
         split = "train" if column is None else str(row.get(column, "")).lower()
@@ -114,7 +132,7 @@ class Table:
 
 
 class _Columns(NamedTuple):
-    """Which columns of a table are what."""
+    """The columns of a table by their use."""
 
     image: str | None
     label: str | None
@@ -123,51 +141,111 @@ class _Columns(NamedTuple):
     mask: str | None
 
 
-def _drafted(row: Row, columns: _Columns, split: str, number: int, base: str) -> Item:
-    """Return a row as a draft."""
-    asked = filter(None, (columns.image, columns.label, columns.caption, columns.mask))
-    missing = [column for column in asked if row.get(column) in (None, "")]
+def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> Draft[SplitLabel]:
+    needed = filter(None, (columns.image, columns.label, columns.caption, columns.mask))
+    missing = [column for column in needed if row.get(column) in (None, "")]
     place = str(row.get(columns.image or "") or "")
     bad = f"row {number} has no {', '.join(missing)}" if missing else ""
-    if not _is_name(place):
-        bad, place = f"row {number}: {place!a} is no name of a file", ""
-    path = shown(place) or f"row {number}"
+    if not _is_file_name(place):
+        bad, place = f"row {number}: {place!a} is not a file name", ""
+    path = public_name(place) or f"row {number}"
     if bad:
-        return draft(split, None, path, -1, 0, more(bad=bad))
+        return labelled_draft(split, None, path, -1, 0, encode_more(bad=bad))
     label = row[columns.label] if columns.label else None
-    size, changed_ns = _look(base, place)
+    size, changed_ns = _stat(base, place)
     parts: dict[str, object] = {}
     listed: list[int] = []
     if columns.caption is not None:
         parts["txt"] = str(row[columns.caption])
     if columns.mask is not None:
         parts["mask.png"] = [str(row[columns.mask])]
-        mask_size, mask_changed_ns = _look(base, str(row[columns.mask]))
+        mask_size, mask_changed_ns = _stat(base, str(row[columns.mask]))
         listed, changed_ns = [mask_size], max(changed_ns, mask_changed_ns)
-    if rest := rest_of(row, frozenset(filter(None, columns))):
+    if rest := to_json({column: value for column, value in row.items() if column not in columns}):
         parts["json"] = rest
-    about = more(image=[place] if path != place else [], parts=parts, listed=listed)
-    return draft(split, label, path, size, changed_ns, about)
+    more = encode_more(image=[place] if path != place else [], parts=parts, listed=listed)
+    return labelled_draft(split, label, path, size, changed_ns, more)
 
 
 def _is_number(label: Named) -> bool:
     return label is None or _NUMBER.fullmatch(str(label)) is not None
 
 
-def _is_name(place: str) -> bool:
+def _is_file_name(place: str) -> bool:
     try:
         return b"\0" not in os.fsencode(place)
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
         return False
 
 
-def _look(base: str, place: str) -> tuple[int, int]:
-    """Return the size and the time of a file; -1 and 0 of what is behind a URL."""
+def _stat(base: str, place: str) -> tuple[int, int]:
+    """Return size and time of a file; -1 and 0 behind a URL."""
     path = local_path(base, place)
     if path is None:
         return -1, 0
     try:
         status = os.stat(path)
-    except (OSError, ValueError):  # an input all the same, and reading it says what is wrong
+    except (OSError, ValueError):  # it is an input, and reading it gives the reason
         return 0, 0
     return status.st_size, status.st_ctime_ns
+
+
+def _read_rows(data: bytes, name: str) -> Iterator[Row]:
+    """Yield the rows of a table, whose name gives its format, each as column → value.
+
+    Raises:
+        ConfigError: It is not such a table, or Parquet cannot be read here.
+    """
+    kind = os.path.splitext(name)[1].lower()
+    if kind not in TABLES:
+        raise ConfigError(f"{name} is not a table by its name; expected {', '.join(TABLES)}")
+    if kind == ".parquet":
+        return _parquet(data, name)
+    text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")
+    return _csv(text, name, kind) if kind in _TEXT_TABLES else _json_lines(text, name)
+
+
+def _csv(text: io.TextIOWrapper, name: str, kind: str) -> Iterator[Row]:
+    reader = csv.DictReader(text, delimiter="\t" if kind == ".tsv" else ",", strict=True)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise ConfigError(f"{name}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns")
+            yield {column: _cell(value) for column, value in row.items()}
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}, line {reader.line_num + 1}: {error}; save it as UTF-8 with a header") from error
+
+
+def _cell(text: str) -> Any:
+    if text[:1] in ("[", "{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
+    return text
+
+
+def _json_lines(text: io.TextIOWrapper, name: str) -> Iterator[Row]:
+    number = 0
+    try:
+        for number, line in enumerate(text, 1):
+            row = json.loads(line) if line.strip() else {}
+            if not isinstance(row, dict):
+                raise ConfigError(f"{name}, line {number}: expected a JSON object, found {line[:40]!r}")
+            if row:
+                yield row
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{name}, line {number or 1}: not JSON: {error}") from error
+
+
+def _parquet(data: bytes, name: str) -> Iterator[Row]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(f"{name}: Parquet needs pyarrow: pip install 'shardflow[parquet]'") from error
+    try:
+        for batch in pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data)).iter_batches(4096):
+            yield from batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ConfigError(f"{name} is not a readable Parquet file: {error}") from error

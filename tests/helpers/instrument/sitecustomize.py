@@ -1,4 +1,4 @@
-"""Named points at which a process can be made to die: whatever it writes, publishes, removes or asks a bucket for.
+"""Named points at which a process can be killed: each write, publication, removal and request to a bucket.
 
 Python imports a module of this name by itself when it starts. So a command and its workers, started with this folder
 on PYTHONPATH, are watched from outside, and the product has no hooks. What to do is in the environment,
@@ -27,7 +27,7 @@ from typing import Any
 
 _PLAN = json.loads(os.environ.get("FIRE", "null"))
 _ROLE = "worker" if "shardflow.packing.executors.worker_process" in " ".join(sys.orig_argv) else "parent"
-_TOKEN = re.compile(r"(?<=\.)[0-9a-f]{8}$|(?<=^spool)[^/]*")
+_TOKEN = re.compile(r"(?<=\.)[0-9a-f]{8}$|(?<=^staging)[^/]*")
 _passed: Counter[str] = Counter()
 
 
@@ -136,7 +136,7 @@ def _watch_requests() -> None:
 
 
 if _PLAN:
-    for _operation in ("fsync", "unlink", "rmdir", "mkdir", "pwrite"):
+    for _operation in ("fsync", "unlink", "rmdir", "mkdir"):
         _watch(_operation)
     for _operation in ("replace", "rename", "link"):
         _watch(_operation, named_by=1)

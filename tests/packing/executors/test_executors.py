@@ -40,7 +40,7 @@ def test_one_shard_keeps_several_processes_busy(tmp_path: Path) -> None:
     src = image_folder(tmp_path / "src", 130)
     seen: set[int] = set()
     executor = Processes(3)
-    executor.run(jobs_of(src, tmp_path / "dst", Recipe(), 2048), lambda _: seen.update(workers_of(os.getpid())))
+    run_jobs(executor, jobs_of(src, tmp_path / "dst", Recipe(), 2048), lambda _: seen.update(workers_of(os.getpid())))
     assert len(seen) == 3
 
 
@@ -65,7 +65,7 @@ def test_hanging_input_is_quarantined(tmp_path: Path) -> None:
 
 
 def test_deaths_that_no_input_explains_end_the_pack(tmp_path: Path) -> None:
-    """When every worker dies, whatever it does, the pack gives up instead of quarantining everything."""
+    """When every worker dies at any input, the pack gives up instead of quarantining everything."""
     src = image_folder(tmp_path / "src", 300, 16, 16)
     with pytest.raises(
         PackIncompleteError, match=r"workers died while 0 inputs were done, .*'[abc]/\d+\.jpg'.*SIGKILL"
@@ -87,7 +87,7 @@ def test_killed_worker_is_replaced(tmp_path: Path) -> None:
                 os.kill(worker, signal.SIGKILL)
                 killed.add(worker)
 
-    Processes(2).run(jobs_of(src, tmp_path / "processes", Recipe(short_side=32)), kill_all)
+    run_jobs(Processes(2), jobs_of(src, tmp_path / "processes", Recipe(short_side=32)), kill_all)
     assert killed
     assert contents(tmp_path / "serial") == contents(tmp_path / "processes")
 

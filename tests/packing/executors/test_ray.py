@@ -16,8 +16,8 @@ import ray
 import shardflow as sf
 from shardflow.errors import ConfigError, StoreError
 from shardflow.packing.executors import Processes, Ray, Serial
-from shardflow.packing.executors.ray_preflight import marked
-from shardflow.packing.image.encoded_image import EncodedImage
+from shardflow.packing.executors.ray_preflight import preflight
+from shardflow.packing.image.encoding import EncodedImage
 from shardflow.packing.recipe import Recipe
 from tests.helpers.command import COMMAND
 from tests.helpers.folders import Deadly, contents, image_folder, photo, write_tree
@@ -124,21 +124,21 @@ def test_node_with_another_disk(tmp_path: Path) -> None:
     """A node that finds something else under the name of the source or of the destination says so, and which."""
     src = image_folder(tmp_path / "src", 3)
     job = jobs_of(src, tmp_path / "dst", Recipe(short_side=32))[0]
-    with marked(job) as premises:
-        premises.check(job)
+    with preflight(job) as checks:
+        checks.check(job)
         first = src / job.items[0].path
         data = first.read_bytes()
         first.write_bytes(data[:-1] + b"?")
         with pytest.raises(ConfigError, match=f"'{job.items[0].path}' has other bytes there; .*shared disk"):
-            premises.check(job)
+            checks.check(job)
         first.unlink()
         with pytest.raises(ConfigError, match="cannot be read there"):
-            premises.check(job)
+            checks.check(job)
         first.write_bytes(data)
         (tmp_path / "dst").rename(tmp_path / "elsewhere")
         (tmp_path / "dst").mkdir()
         with pytest.raises(ConfigError, match=r"does not see the same .*dst as .*shared disk"):
-            premises.check(job)
+            checks.check(job)
     assert len(contents(tmp_path / "elsewhere")) == 1
 
 
@@ -183,13 +183,13 @@ def test_command_on_the_cluster(tmp_path: Path, cluster: str) -> None:
     assert "shardflow: terminated" in said
     done = subprocess.run(_command(src, tmp_path / "dst", cluster), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"resumed +\d+ inputs had been done before", done.stdout)
+    assert re.search(r"resumed +\d+ inputs packed by an earlier run", done.stdout)
     assert all(line.startswith("packing: ") for line in done.stderr.replace("\r", "\n").split("\n") if line)
     assert sf.verify(tmp_path / "dst") == []
 
 
 def test_terminated_while_results_come(tmp_path: Path, cluster: str) -> None:
-    """`ray.get` ends with 1 whatever a handler exits with; the command has the code of its signal all the same."""
+    """`ray.get` always exits with 1 after a signal; the command still has the code of its signal."""
     command = _command(image_folder(tmp_path / "src", 8), tmp_path / "dst", cluster, TERMINATED_IN_GET)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 143, done.stderr
@@ -197,7 +197,7 @@ def test_terminated_while_results_come(tmp_path: Path, cluster: str) -> None:
 
 
 def test_no_cluster_there(tmp_path: Path) -> None:
-    """An address at which nobody listens is a usage error within seconds."""
+    """An address without a cluster is a usage error within seconds."""
     src = image_folder(tmp_path / "src", 3)
     done = subprocess.run(_command(src, tmp_path / "dst", "127.0.0.1:1"), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from shardflow import native
-from shardflow.packing.presets import make_recipe
+from shardflow.packing.recipe import make_recipe
 from tests.helpers.folders import encoded
 from tests.helpers.jpegs import pixels
 from tests.helpers.reference import decoded, psnr_db, resized
@@ -68,7 +68,7 @@ def _encoded(picture: npt.NDArray[np.uint8], **how: object) -> npt.NDArray[np.ui
 
 
 def test_default_recipe_is_frozen() -> None:
-    """By default the bytes are those of the few lines that everybody would write with the same libraries."""
+    """By default the bytes are those of a few plain lines with the same libraries."""
     sources = [_source("JPEG", 1, (640, 480)), _source("PNG", 2, (300, 420)), _source("JPEG", 3, (100, 90))]
     sources.append(encoded(Image.open(io.BytesIO(_source("JPEG", 4, (500, 600)))).convert("L"), "JPEG"))
     for data in sources:

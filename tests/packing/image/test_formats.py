@@ -10,10 +10,10 @@ from PIL import Image, features
 
 import shardflow as sf
 from shardflow.errors import DecodeError
-from shardflow.packing.image import safe_open
+from shardflow.packing.image import decoding
 from shardflow.packing.recipe import Recipe
 from tests.helpers import profiles
-from tests.helpers.folders import encoded, photo, png16, quarantined, turned, write_tree
+from tests.helpers.folders import encoded, photo, png16, quarantined, turned, write_tree, xmp_file
 from tests.helpers.tars import write_tar
 
 RGB = Image.open(io.BytesIO(photo(3)))
@@ -30,6 +30,7 @@ NOT_KEPT: dict[str, tuple[str, Callable[[], bytes]]] = {
     "grey": ("jpg", lambda: encoded(RGB.convert("L"), "JPEG")),
     "CMYK": ("jpg", lambda: encoded(RGB.convert("CMYK"), "JPEG")),
     "turned": ("jpg", lambda: encoded(RGB, "JPEG", exif=turned(3))),
+    "turned by XMP": ("png", lambda: xmp_file("PNG", RGB, 3)),
     "other colours": ("jpg", lambda: encoded(RGB, "JPEG", icc_profile=profiles.rgb(profiles.ADOBE, 2.2))),
     "with a second view": ("jpg", lambda: encoded(RGB, "MPO", save_all=True, append_images=[RGB])),
     "palette": ("png", lambda: encoded(RGB.convert("P"), "PNG")),
@@ -118,12 +119,12 @@ def test_loader_reads_every_format(tmp_path: Path, format_name: str) -> None:
         memoryview(bytearray(next(sample[part] for part in ("jpg", "png", "webp") if part in sample)))
         for sample in sf.open(tmp_path / "dst")["train"]
     ]
-    images, failures = whole(payloads, np.zeros(9, np.uint64))
-    assert not failures
-    assert {tuple(image.shape) for image in images} == {(3, 48, 72)}
+    decoded = whole(payloads, np.zeros((9, 2), np.int64), np.zeros(9, np.uint64))
+    assert not decoded.failures
+    assert {tuple(image.shape) for image in decoded.images} == {(3, 48, 72)}
 
 
-with_avif = pytest.mark.skipif(not features.version("avif"), reason="this build of Pillow does not read AVIF")
+with_avif = pytest.mark.skipif(not features.version("avif"), reason="this build of Pillow cannot read AVIF")
 
 
 @with_avif
@@ -164,11 +165,12 @@ def test_avif_is_read_where_it_lies(tmp_path: Path) -> None:
 
 @with_avif
 def test_avif_that_pillow_cannot_read_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build of Pillow without AVIF leaves such an image out, and the reason says what is missing."""
-    monkeypatch.setattr(safe_open, "FORMATS", tuple(name for name in safe_open.FORMATS if name != "AVIF"))
-    monkeypatch.setattr(safe_open.safe_open, "__defaults__", (safe_open.FORMATS,))
+    """Without AVIF in Pillow such an image is quarantined, and the report counts it with the remedy."""
+    monkeypatch.setattr(decoding, "FORMATS", tuple(name for name in decoding.FORMATS if name != "AVIF"))
+    monkeypatch.setattr(decoding.safe_open, "__defaults__", (decoding.FORMATS,))
     src = write_tree(tmp_path / "src", {"a.avif": encoded(RGB, "AVIF"), "b.jpg": photo(1)})
-    sf.pack(src, tmp_path / "dst", executor="serial", max_bad=1)
+    report = sf.pack(src, tmp_path / "dst", executor="serial", max_bad=1)
     (bad,) = quarantined(tmp_path / "dst")
     assert bad["path"] == "a.avif"
-    assert bad["reason"] == "this build of Pillow does not read AVIF; install a newer Pillow"
+    assert bad["reason"] == "this build of Pillow cannot read AVIF; install a newer Pillow"
+    assert report.reasons == {f"decode: {bad['reason']}": 1}

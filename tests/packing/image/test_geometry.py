@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import io
-import zlib
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardflow.errors import DecodeError
+from shardflow.packing.annotations import transform_mask
 from shardflow.packing.image.geometry import Geometry
 from shardflow.packing.recipe import Recipe
-from tests.helpers.folders import encoded, png16, turned
+from tests.helpers.folders import encoded, turned
 
 WIDE = Geometry(stored=(400, 200), orientation=1, box=(0, 0, 400, 200), size=(200, 100))
 CUT = Geometry(stored=(200, 400), orientation=6, box=(100, 0, 300, 200), size=(100, 100))
@@ -74,87 +72,8 @@ def test_corners_meet(width: int, height: int, short_side: int, square: bool, en
     geometry = recipe.process(encoded(Image.new("L", (width, height)), "BMP")).geometry
     left, top, right, bottom = geometry.box
     assert geometry.point(left, top) == (0, 0)
-    assert Image.open(io.BytesIO(geometry.mask(encoded(Image.new("L", (width, height)), "PNG")))).size == geometry.size
+    mask = transform_mask(encoded(Image.new("L", (width, height)), "PNG"), geometry)
+    assert Image.open(io.BytesIO(mask)).size == geometry.size
     assert geometry.point(right, bottom) == pytest.approx(geometry.size)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
-
-
-LABELS = (np.arange(200 * 400).reshape(200, 400) // 7 % 251).astype(np.uint8)
-PALETTE = [value for entry in range(256) for value in (entry, 255 - entry, entry // 2)]
-
-
-def _palette() -> Image.Image:
-    image = Image.fromarray(LABELS)
-    image.putpalette(PALETTE)
-    return image
-
-
-MASKS: dict[str, tuple[Image.Image, npt.NDArray[np.generic]]] = {
-    "8 bits": (Image.fromarray(LABELS), LABELS),
-    "16 bits": (Image.fromarray(LABELS.astype(np.uint16) * 257), LABELS.astype(np.uint16) * 257),
-    "palette": (_palette(), LABELS),
-    "bilevel": (Image.fromarray(LABELS > 99), LABELS > 99),
-    "colours": (
-        Image.fromarray(np.stack([LABELS, LABELS // 2, LABELS * 0], -1)),
-        np.stack([LABELS, LABELS // 2, LABELS * 0], -1),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", MASKS)
-@pytest.mark.parametrize("geometry", [WIDE, CUT], ids=["whole", "cut"])
-def test_masks(case: str, geometry: Geometry) -> None:
-    """A mask keeps its values, its depth and its palette, and each pixel takes the value of the nearest one."""
-    image, values = MASKS[case]
-    made = Image.open(io.BytesIO(geometry.mask(encoded(image, "PNG"))))
-    left, top, right, bottom = geometry.box
-    columns = (left + (np.arange(geometry.size[0]) + 0.5) * (right - left) / geometry.size[0]).astype(int)
-    rows = (top + (np.arange(geometry.size[1]) + 0.5) * (bottom - top) / geometry.size[1]).astype(int)
-    assert (np.asarray(made) == values[np.ix_(rows, columns)]).all()
-    assert made.format == "PNG"
-    assert made.mode == image.mode
-    assert made.getpalette() == image.getpalette()
-
-
-@pytest.mark.parametrize("format_name", ["BMP", "GIF", "TIFF"])
-def test_masks_in_other_formats(format_name: str) -> None:
-    """Whatever lossless format a mask comes in, it leaves as a PNG with the same values."""
-    made = Image.open(io.BytesIO(WIDE.mask(encoded(Image.fromarray(LABELS), format_name))))
-    assert (np.asarray(made) == LABELS[1::2, 1::2]).all()
-
-
-UNFIT = {
-    "lossy": (encoded(Image.fromarray(LABELS), "JPEG"), "not an image in one of the formats PNG"),
-    "of another size": (
-        encoded(Image.fromarray(LABELS[:100]), "PNG"),
-        "a mask of 400x100 pixels for a picture of 400x200",
-    ),
-    "translucent": (encoded(Image.fromarray(LABELS).convert("LA"), "PNG"), "mode LA has no plain label values"),
-    "floating point": (encoded(Image.new("F", (400, 200)), "TIFF"), "mode F has no plain label values"),
-    "cut short": (encoded(Image.fromarray(LABELS), "PNG")[:300], "."),
-    "empty": (b"", "the file is empty"),
-}
-
-
-@pytest.mark.parametrize("case", UNFIT)
-def test_unfit_masks(case: str) -> None:
-    """A mask whose values or places could be wrong is refused rather than guessed at."""
-    data, said = UNFIT[case]
-    with pytest.raises(DecodeError, match=said):
-        WIDE.mask(data)
-
-
-def test_depths_that_pillow_changes_are_refused() -> None:
-    """Grey of 2 or 4 bits would be spread, label 1 becoming 85 or 17, and colours of 16 bits cut to 8: refused."""
-    with pytest.raises(DecodeError, match="no plain label values"):
-        WIDE.mask(png16(np.zeros((200, 400, 3), np.uint16), 2))
-    plain = encoded(Image.new("1", (400, 200)), "PNG")
-    for bits in (2, 4):
-        with pytest.raises(DecodeError, match="no plain label values"):
-            WIDE.mask(_with_depth(plain, bits))
-
-
-def _with_depth(data: bytes, bits: int) -> bytes:
-    head = data[12:24] + bytes([bits, 0]) + data[26:29]
-    return data[:12] + head + zlib.crc32(head).to_bytes(4, "big") + data[33:]

@@ -11,8 +11,7 @@ from PIL import Image
 
 from shardflow import native
 from shardflow.errors import SampleError
-from shardflow.packing.image.codecs import codecs
-from shardflow.packing.image.encoded_image import EncodedImage
+from shardflow.packing.image.encoding import EncodedImage, codec_versions
 from shardflow.packing.recipe import Recipe
 from tests.helpers.folders import encoded, photo
 from tests.helpers.kernel import without_kernel
@@ -90,9 +89,9 @@ def test_kernel_is_part_of_the_digest() -> None:
     """The two round differently, so the recipe's digest and the tools' versions tell them apart."""
     one, other = zip(*(_outcomes(Recipe(short_side=128), photo(n, 341, 256)) for n in range(4)), strict=True)
     assert one != other
-    with_kernel, digest = codecs(), Recipe().digest
+    with_kernel, digest = codec_versions(), Recipe().digest
     with without_kernel():
-        assert codecs() == {**with_kernel, "kernel": "none"}
+        assert codec_versions() == {**with_kernel, "kernel": "none"}
         assert Recipe().digest != digest
     assert with_kernel["kernel"].startswith("libjpeg-turbo ")
     assert with_kernel["kernel"] in native.describe()

@@ -17,7 +17,17 @@ from torchvision.transforms import v2
 
 import shardflow as sf
 from shardflow.errors import ConfigError, PackIncompleteError
-from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, turned, write_tree
+from tests.helpers.folders import (
+    XMP_FORMS,
+    contents,
+    encoded,
+    image_folder,
+    photo,
+    quarantined,
+    turned,
+    write_tree,
+    xmp_file,
+)
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
@@ -149,12 +159,33 @@ def test_images_arrive_without_loss(tmp_path: Path, image: Any, expected: Any) -
     assert np.array_equal(_pixels(sample), expected)
 
 
-def test_pictures_keep_their_orientation(tmp_path: Path) -> None:
+CMYK = Image.fromarray(PIXELS).convert("CMYK")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        encoded(Image.fromarray(PIXELS), "PNG", exif=turned(6)),
+        xmp_file("PNG", Image.fromarray(PIXELS), 6),
+        encoded(CMYK, "TIFF", exif=turned(6)),
+        xmp_file("TIFF", CMYK, 6, XMP_FORMS[1]),
+        xmp_file("TIFF", CMYK, 6),
+    ],
+    ids=["PNG", "PNG with XMP", "TIFF", "TIFF with odd XMP", "TIFF with XMP"],
+)
+def test_images_keep_their_orientation(tmp_path: Path, file: bytes) -> None:
     """A Pillow image that was opened from a turned photograph is packed upright, as its file would be."""
-    file = encoded(Image.fromarray(PIXELS), "PNG", exif=turned(6))
     from_file, from_image = _packed([file, Image.open(io.BytesIO(file))], tmp_path / "dst")
     assert from_file["png"] == from_image["png"]
     assert _pixels(from_image).shape == (60, 40, 3)
+
+
+def test_a_transparent_colour_is_kept(tmp_path: Path) -> None:
+    """A Pillow image with one transparent colour is packed on white, as its file would be."""
+    file = encoded(Image.new("RGB", (40, 40), (1, 2, 3)), "PNG", transparency=(1, 2, 3))
+    from_file, from_image = _packed([file, Image.open(io.BytesIO(file))], tmp_path / "dst")
+    assert from_file["png"] == from_image["png"]
+    assert (_pixels(from_image) == 255).all()
 
 
 def test_targets(tmp_path: Path) -> None:
@@ -206,7 +237,7 @@ class _Named(list[Any]):
         ([PIXELS / 255], "array of float64 has no defined range"),
         ([np.zeros((4, 4, 7), np.uint8)], r"shape \(4, 4, 7\)"),
         ({"dev": [PIXELS]}, "split 'dev'; splits are named train, val"),
-        ({"train": _Named("a", "b"), "val": _Named("b")}, "classes of split 'val' are others than before"),
+        ({"train": _Named("a", "b"), "val": _Named("b")}, "split 'val' has other classes than"),
         (3, "expected a path, a URL, a dataset or samples, found int"),
     ],
 )

@@ -8,9 +8,9 @@ import pytest
 
 import shardflow as sf
 from shardflow.errors import ConfigError, NotFoundError, SampleError
-from shardflow.packing.sources import list_source
 from shardflow.packing.sources.folder import NoImagesError
 from shardflow.packing.sources.items import Item
+from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import write_tree
 
 
@@ -85,7 +85,7 @@ def test_other_files_are_counted(tmp_path: Path) -> None:
     write_tree(tmp_path, dict.fromkeys(["a/1.jpg", "a/2.heic", "a/README", ".cache/3.jpg", "a/._1.jpg"], b""))
     source = list_source(tmp_path)
     assert source.inputs == 1
-    assert source.ignored == {".heic": 1, "": 1}
+    assert source.skipped == {".heic": 1, "": 1}
 
 
 def test_the_error_of_an_empty_folder_crosses_processes(tmp_path: Path) -> None:
@@ -94,11 +94,11 @@ def test_the_error_of_an_empty_folder_crosses_processes(tmp_path: Path) -> None:
     with pytest.raises(NoImagesError) as caught:
         sf.Folder(tmp_path).list()
     copy = pickle.loads(pickle.dumps(caught.value))
-    assert (str(copy), copy.ignored) == (str(caught.value), {".txt": 1})
+    assert (str(copy), copy.skipped) == (str(caught.value), {".txt": 1})
 
 
 def test_order_is_by_bytes(tmp_path: Path) -> None:
-    """Inputs are sorted by the bytes of their paths, whatever the locale, and names need not be UTF-8."""
+    """Inputs are sorted by the bytes of their paths in any locale, and names need not be UTF-8."""
     names = [b"a/\xff.jpg", "a/é.jpg".encode(), b"a/Z.jpg", b"a/a b.jpg", b"a/a\n.jpg", b"B/x.y.jpg"]
     listed = _listed(tmp_path, *map(os.fsdecode, names))["train"]
     assert [os.fsencode(path) for path, _ in listed] == sorted(names)

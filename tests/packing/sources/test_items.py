@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardflow.formats.labels import Label
 from shardflow.packing.jobs import plan_jobs
 from shardflow.packing.recipe import Recipe
-from shardflow.packing.sources import list_source
-from shardflow.packing.sources.items import Item, Items
+from shardflow.packing.sources.items import Draft, Drafts, Item, Items
+from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import write_tree
 
 ROWS = (
@@ -47,21 +48,33 @@ def test_slices_are_small_on_their_way() -> None:
     assert len(pickle.dumps(items[5000:5003])) < 1000
 
 
-def test_labels_are_changed_and_grouped() -> None:
-    """New labels and groups follow from the old labels, each asked for once."""
+def test_labels_are_changed() -> None:
+    """New labels follow from the old labels, each of which is asked for once."""
     asked = []
 
-    def group(label: object) -> str:
+    def relabel(label: Label) -> Label:
         asked.append(label)
-        return "one" if isinstance(label, int) else "other"
+        return 4 if label == 3 else None
 
-    items = Items.of(ROWS)
-    groups = items.grouped(group)
-    assert list(groups) == ["one", "other"]
-    assert groups["one"] == (ROWS[0], ROWS[3])
-    assert groups["other"] == ROWS[1:3]
+    assert [item.label for item in Items.of(ROWS).relabelled(relabel)] == [4, None, None, 4]
     assert asked == [3, (1, 2), None]
-    assert [item.label for item in items.relabelled(lambda label: 4 if label == 3 else None)] == [4, None, None, 4]
+
+
+def test_drafts_become_items() -> None:
+    """Drafts keep their order and become the items of each split, by a function that is called once for each key."""
+    drafts = Drafts.of(Draft(row.path, str(row.label), row.size, row.changed_ns, row.more) for row in ROWS)
+    assert [draft.key for draft in drafts] == ["3", "(1, 2)", "None", "3"]
+    asked = []
+
+    def place(length: int) -> tuple[str, Label]:
+        asked.append(length)
+        return ("val" if length == 1 else "train"), length
+
+    splits = drafts.rekeyed(len).number(place)
+    assert asked == [1, 6, 4]
+    assert list(splits) == ["train", "val"]
+    assert splits["train"] == (ROWS[1]._replace(label=6), ROWS[2]._replace(label=4))
+    assert splits["val"] == (ROWS[0]._replace(label=1), ROWS[3]._replace(label=1))
 
 
 def test_a_folder_is_listed_in_the_order_of_its_paths(tmp_path: Path) -> None:
@@ -83,7 +96,7 @@ def test_memory_of_many_inputs(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         source = list_source(tmp_path)
-        jobs = plan_jobs(source, "dst", Recipe(), spool=tmp_path, shard_samples=2048, seed=0, shuffle=True)
+        jobs = plan_jobs(source, "dst", Recipe(), staging=tmp_path, shard_samples=2048, seed=0, shuffle=True)
         assert len({job.items_sha256 for job in jobs}) == 10
         held, peak = tracemalloc.get_traced_memory()
     finally:

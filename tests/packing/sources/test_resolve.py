@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import shardflow as sf
 from shardflow.cli.main import shardflow
-from shardflow.packing.sources import list_source
+from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
 from tests.helpers.making import make_dataset
 
@@ -41,7 +41,7 @@ def _ours(root: Path) -> Path:
 
 @pytest.mark.parametrize("make", [_folder, _table, _tars, _one_tar, _ours])
 def test_file_urls_are_paths(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    """A `file:` URL, escapes and all, is packed as the path is that it stands for, whatever lies there."""
+    """A `file:` URL, with escapes, is packed like its path, for every kind of source."""
     src = make(tmp_path / "a source")
     for name, url in (("path", str(src)), ("url", src.as_uri())):
         sf.pack(url, tmp_path / name, short_side=32, executor="serial")
@@ -50,8 +50,8 @@ def test_file_urls_are_paths(tmp_path: Path, make: Callable[[Path], Path]) -> No
 
 
 @pytest.mark.parametrize("make", [_folder, _table, _tars, _one_tar, _ours])
-def test_classes_for_whatever_lies_there(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    """`--classes` says what the labels are of every kind of source, and changes nothing about which kind it is."""
+def test_classes_for_every_kind(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    """`--classes` gives the labels of every kind of source, and does not change the detection of the kind."""
     src = make(tmp_path / "src")
     names = list_source(src).classes
     assert names is not None

@@ -15,7 +15,7 @@ from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
-from shardflow.packing.sources import list_source
+from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import contents, image_folder, photo, quarantined
 from tests.helpers.making import flip, make_dataset
 
@@ -164,7 +164,7 @@ def test_images_before_tars(tmp_path: Path) -> None:
     """In a folder with images, tars are other files."""
     _foreign(image_folder(tmp_path / "src", 3) / "a" / "x.tar", _samples(1))
     source = list_source(tmp_path / "src")
-    assert (source.inputs, source.ignored) == (3, {".tar": 1})
+    assert (source.inputs, source.skipped) == (3, {".tar": 1})
 
 
 def test_an_index_that_cannot_be_rebuilt(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError
-from shardflow.packing.sources import list_source
 from shardflow.packing.sources.items import Item
+from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
@@ -133,13 +133,13 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
     assert sample["txt"] == b"? x"
     found = quarantined(tmp_path / "dst")
     assert [row["path"] for row in found] == ["row 1", "row 2", "row 4"]
-    assert found[1]["reason"] == "row 2: '\\ud800' is no name of a file"
+    assert found[1]["reason"] == "row 2: '\\ud800' is not a file name"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "options", "message"),
     [
-        ("t.csv", "file_,label\nx,y\n", {}, "none of the columns image, path.*but file_, label; say which"),
+        ("t.csv", "file_,label\nx,y\n", {}, "none of the columns image, path.*but file_, label; name the column"),
         ("t.csv", "path\nx\n", {"label": "species"}, "no column 'species'; it has path"),
         ("t.csv", "path,split\nx,dev\n", {}, "row 1: split 'dev'; splits are named train, val"),
         ("t.csv", "path\n", {}, "has no rows"),
@@ -150,8 +150,8 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
         ("t.jsonl", '{"path": "x", "label": 1}\n{"path": "x", "label": "a"}\n', {}, "both numbers and names as labels"),
         ("t.jsonl", '{"path": "x", "label": 7000000}\n', {}, "label 7000000; expected a number from 0 to 999999"),
         ("t.jsonl", '{"path": "x", "label": 1.5}\n', {}, "label 1.5; expected the number or the name"),
-        ("t.parquet", "no", {}, "no Parquet file that can be read"),
-        ("t.txt", "path\n", {}, "no table by its name; expected .csv"),
+        ("t.parquet", "no", {}, "is not a readable Parquet file"),
+        ("t.txt", "path\n", {}, "is not a table by its name; expected .csv"),
     ],
 )
 def test_wrong_tables(tmp_path: Path, name: str, text: str, options: dict[str, str], message: str) -> None:
@@ -189,7 +189,7 @@ def test_a_changed_row_is_done_again(tmp_path: Path) -> None:
 
 
 class _Meeting(http.server.SimpleHTTPRequestHandler):
-    """Serves photos by number, and answers nobody before several have asked."""
+    """Serves photos by number, and answers only when several requests have come."""
 
     gate = threading.Barrier(8)
 

@@ -60,9 +60,9 @@ def plan(src: str, dst: str) -> list[float]:
     """List and plan, and return CPU seconds and MB."""
     from shardflow.packing.jobs import plan_jobs  # here, because a process starts with the peak memory of its parent
     from shardflow.packing.recipe import Recipe
-    from shardflow.packing.sources import list_source
+    from shardflow.packing.sources.resolve import list_source
 
-    jobs = plan_jobs(list_source(Path(src)), dst, Recipe(), spool=Path(dst), shard_samples=2048, seed=0, shuffle=True)
+    jobs = plan_jobs(list_source(Path(src)), dst, Recipe(), staging=Path(dst), shard_samples=2048, seed=0, shuffle=True)
     assert len({job.items_sha256 for job in jobs}) == len(jobs)
     return _used(resource.RUSAGE_SELF)
 

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import shardflow as sf
+from shardflow.cli.main import shardflow
+from shardflow.errors import ConfigError, PackIncompleteError
+from shardflow.packing.dry_run import count_pack
+from tests.helpers.folders import contents, image_folder, write_tree
+
+
+def test_counts_are_those_of_the_pack(tmp_path: Path) -> None:
+    """A dry run counts inputs, classes, shards and skipped files as the pack does, and writes nothing."""
+    src = write_tree(image_folder(tmp_path / "src", 70), {"a/bad.jpg": b"x", "a/notes.txt": b""})
+    counts = count_pack(src, tmp_path / "dst", shard_samples=20, short_side=32)
+    assert not (tmp_path / "dst").exists()
+    assert (counts.destination, counts.inputs, counts.shards) == ("free", {"train": 71}, 4)
+    assert counts.classes == {"train": {"a": 25, "b": 23, "c": 23}}
+    report = sf.pack(src, tmp_path / "dst", shard_samples=20, short_side=32, executor="serial", max_bad=1)
+    assert (report.inputs, report.shards, report.skipped) == (71, counts.shards, counts.skipped)
+    assert counts.skipped == {".txt": 1}
+    flat = write_tree(tmp_path / "flat", {"1.jpg": b""})
+    assert count_pack(flat, tmp_path / "free").classes == {}
+
+
+def test_state_of_the_destination(tmp_path: Path) -> None:
+    """A dry run says whether a pack would be resumed, at which shard, or refused; and touches nothing."""
+    src = write_tree(image_folder(tmp_path / "src", 50), {"a/bad.jpg": b"x"})
+    settings: dict[str, Any] = {"shard_samples": 20, "short_side": 32}
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, tmp_path / "dst", **settings, executor="serial")
+    before = contents(tmp_path / "dst")
+    counts = count_pack(src, tmp_path / "dst", **settings)
+    assert (counts.destination, counts.finished, counts.shards) == ("unfinished", 3, 3)
+    assert count_pack(src, tmp_path / "dst", **{**settings, "short_side": 16}).finished == 0
+    assert contents(tmp_path / "dst") == before
+    sf.pack(src, tmp_path / "dst", **settings, executor="serial", max_bad=1)
+    assert count_pack(src, tmp_path / "dst", **settings).destination == "dataset"
+    assert count_pack(src, tmp_path / "src", **settings).destination == "occupied"
+    for wrong in ({"quality": 0}, {"shard_samples": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            count_pack(src, tmp_path / "dst", **wrong)
+
+
+def test_command(tmp_path: Path) -> None:
+    """`shardflow pack --dry-run` prints inputs, shards and skipped files, and writes nothing."""
+    src = write_tree(image_folder(tmp_path / "src", 30), {"a/notes.txt": b"x"})
+    arguments = ["pack", str(src), str(tmp_path / "dst"), "--short-side", "32", "--shard-samples", "20", "--dry-run"]
+    result = CliRunner().invoke(shardflow, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines() == [
+        "train        30 inputs in 3 classes of 10",
+        "would write  2 shards",
+        "skipped      1 .txt",
+        f"destination  {tmp_path / 'dst'} is free",
+    ]
+    assert not (tmp_path / "dst").exists()
