@@ -22,7 +22,7 @@ COMMANDS = {
     "pack": "Pack images into shards.",
     "extend": "Add new images to a dataset.",
     "info": "Show what a dataset contains.",
-    "verify": "Check a dataset for damage, and repair it.",
+    "verify": "Check a dataset for damage; optionally repair it.",
     "sync": "Copy a dataset between disks and buckets.",
     "index": "Index existing WebDataset tars in place.",
     "subset": "Select samples of a dataset, without copying tars.",
@@ -36,9 +36,7 @@ COMMANDS = {
     "preview": "Draw samples, or write an HTML page about a dataset.",
     "demo": "Run all steps on a few hundred pictures.",
 }
-"""Command → its summary in `shardflow --help`. Its code is the function `COMMAND`, in `cli/COMMAND.py` or as below."""
-
-_MODULES = dict.fromkeys(("index", "subset", "split", "merge"), "virtual_datasets")
+"""Command → its summary in `shardflow --help`. Its code is the function `COMMAND` in `cli/COMMAND.py`."""
 
 
 class _Commands(click.Group):
@@ -48,7 +46,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"{__package__}.{_MODULES.get(cmd_name, cmd_name)}")
+        module = importlib.import_module(f"{__package__}.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
 
@@ -65,11 +63,13 @@ def shardflow() -> None:
     \b
     Exit codes:
       0    success
-      1    check failed: damaged dataset, too many bad inputs, datasets that differ, or a model that would wait
+      1    check failed: damaged dataset, too many bad inputs, datasets that differ, loader too slow
       2    wrong usage
       3    the destination already exists
       4    storage error: disk, network, permission or missing file
-      130  interrupted (Ctrl-C); 141 output pipe closed (SIGPIPE); 143 terminated (SIGTERM)
+      130  interrupted (Ctrl-C)
+      141  output pipe closed (SIGPIPE)
+      143  terminated (SIGTERM)
     """
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 from tqdm import tqdm
 
+import shardflow
 from shardflow.formats.manifest import Shard
 from shardflow.packing.run import Progress
 
@@ -88,3 +89,13 @@ def print_lines(lines: Iterable[tuple[str, Any]], width: int) -> None:
 def operation_counts(counts: Mapping[str, int]) -> str:
     """Return the operations that packing applied to images, each with its number of images; "" if there are none."""
     return "; ".join(f"{counts[name]:,} {words}" for name, words in _OPERATIONS.items() if counts.get(name))
+
+
+def print_report(report: shardflow.VirtualReport | shardflow.IndexReport, dst: str) -> None:
+    """Print what a virtual dataset consists of."""
+    splits = {
+        split: f"{plural(samples, 'sample')} in {plural(report.shards[split], 'shard')}"
+        for split, samples in report.samples.items()
+    }
+    lines = [("dataset", f"{dst} (the tars stay where they are)"), *splits.items(), ("fingerprint", report.fingerprint)]
+    print_lines(lines, 14)

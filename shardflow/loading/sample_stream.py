@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import open_dataset
-from shardflow.order.plan import I64
+from shardflow.order.window_shuffle import I64
 from shardflow.storage.cache import Cache
 
 from .sampler import EpochOrder, Shuffle

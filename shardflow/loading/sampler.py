@@ -16,8 +16,9 @@ from shardflow.dataset.dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
 from shardflow.order import keyed_rng
-from shardflow.order.plan import I64, WINDOW, Plan, default_lanes
+from shardflow.order.plan import WINDOW, Plan, default_lanes
 from shardflow.order.schedule import Schedule
+from shardflow.order.window_shuffle import I64
 
 from .geometry import Geometry
 from .shard_prefetcher import ShardSpan, prefetching

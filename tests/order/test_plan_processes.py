@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from hypothesis import strategies as st
 
 import shardflow
-from shardflow.order.plan import FIRST_WINDOW, Plan
+from shardflow.order.plan import Plan
 from shardflow.order.schedule import TAILS, Schedule
+from shardflow.order.window_shuffle import FIRST_WINDOW
 from tests.helpers.making import make_dataset
 
 Counts = npt.NDArray[np.int64]

@@ -1,0 +1,50 @@
+"""`shardflow index`: existing tars as a dataset."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NoReturn
+
+import click
+from tqdm import tqdm
+
+import shardflow
+
+from .output import plural, print_report
+
+_NAMED = 20
+
+
+@click.command()
+@click.argument("urls", type=click.Path(), nargs=-1, required=True, metavar="URL...")
+@click.option("--to", type=click.Path(), help="Destination of manifest and indexes.  [default: beside the tars]")
+@click.option(
+    "--classes", type=click.Path(exists=True, dir_okay=False), help="File with the class names, one per line."
+)
+@click.option("--max-bad", default=0, show_default=True, help="Maximum number of samples that are left out.")
+def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: int) -> None:
+    """Index existing WebDataset tars, so that the loader can read them where they are.
+
+    URL is a directory, a tar, or a quoted pattern with braces or wildcards, on a disk, in a bucket or behind https.
+    Each tar is read once, to find its samples and compute checksums. Samples that are incomplete, duplicate or not
+    contiguous are reported and left out, up to --max-bad of them.
+
+    \b
+    Examples:
+      shardflow index laion/
+      shardflow index 's3://bucket/laion/{00000..00099}.tar' --to laion-index/
+    """
+    with contextlib.ExitStack() as stack:
+        bars: list[tqdm[NoReturn]] = []
+
+        def progress(done: int, total: int) -> None:
+            if not bars:  # shown once the tars are found
+                bars.append(stack.enter_context(tqdm(total=total, desc="reading", unit=" tars")))
+            bars[0].update(done - bars[0].n)
+
+        report = shardflow.index(urls, to, classes=classes, max_bad=max_bad, progress=progress)
+    for bad in report.bad[:_NAMED]:
+        click.echo(f"left out: {bad.path}: {bad.reason}")
+    if len(report.bad) > _NAMED:
+        click.echo(f"left out: {plural(len(report.bad) - _NAMED, 'more sample')}; all are listed in quarantine.jsonl")
+    print_report(report, report.url)

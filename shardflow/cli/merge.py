@@ -1,0 +1,25 @@
+"""`shardflow merge`: several datasets as one, over the same tars."""
+
+from __future__ import annotations
+
+import click
+
+import shardflow
+
+from .output import print_report
+
+
+@click.command()
+@click.argument("urls", type=click.Path(), nargs=-1, required=True, metavar="URL URL...")
+@click.argument("dst", type=click.Path())
+def merge(urls: tuple[str, ...], dst: str) -> None:
+    """Merge several datasets into one at DST, split by split, without copying tars.
+
+    A sample that is in several datasets is taken once. All datasets must give the same number to the same class,
+    because the numbers are stored in the tars.
+
+    \b
+    Example:
+      shardflow merge photos256/ sketches256/ both256/
+    """
+    print_report(shardflow.merge(urls, dst), dst)

@@ -1,0 +1,48 @@
+"""`shardflow subset`: some samples of a dataset, over the same tars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import shardflow
+
+from .output import print_report, shard_bar
+
+
+@click.command()
+@click.argument("url", type=click.Path())
+@click.argument("dst", type=click.Path())
+@click.option("--classes", metavar="NAMES", help="Class names, separated by commas.")
+@click.option(
+    "--samples",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with sample keys, one per line; write train:000000042 for a key that is in several splits.",
+)
+@click.option("--fraction", type=float, help="Share of each split, such as 0.1.")
+@click.option("--limit", type=int, help="Maximum number of samples per split.")
+@click.option("--seed", default=0, show_default=True, help="Seed of --fraction and --limit.")
+def subset(url: str, dst: str, classes: str | None, samples: Path | None, **settings: Any) -> None:
+    """Select samples of a dataset as a new dataset at DST, without copying tars.
+
+    DST holds a manifest and indexes. It can be read like any dataset, as long as the tars stay where they are. Classes
+    keep their numbers. With the same seed, a smaller share is a part of a larger one.
+
+    \b
+    Examples:
+      shardflow subset photos256/ cats256/ --classes cat,kitten
+      shardflow subset s3://bucket/photos256 tenth256/ --fraction 0.1
+      shardflow subset photos256/ good256/ --samples good.txt
+    """
+    names, keys = None if classes is None else classes.split(","), None
+    if samples is not None:
+        lines = samples.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        keys = [line.strip() for line in lines if line.strip()]
+    passes = (names is not None) + (keys is not None)
+    shards = shardflow.open(url).shards * passes if passes else ()
+    with shard_bar(shards, "reading", disable=not passes) as progress:
+        report = shardflow.subset(url, dst, classes=names, samples=keys, progress=progress, **settings)
+    print_report(report, dst)
