@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,12 +62,17 @@ def test_between_directories(dataset: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "copy") == expected
 
 
-@pytest.mark.parametrize("where", ["directory", "bucket"])
-def test_a_copy_that_lost_something_gets_it_back(
-    dataset: Path, tmp_path: Path, server: Server, prefix: str, where: str
-) -> None:
+@pytest.fixture(params=["directory", "bucket"])
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, server: Server, prefix: str
+) -> tuple[str | Path, dict[str, Any] | None]:
+    """A destination, and its storage_options."""
+    return (tmp_path / "copy", None) if request.param == "directory" else (server.url(prefix), server.options())
+
+
+def test_a_copy_that_lost_something_gets_it_back(dataset: Path, place: tuple[str, dict[str, Any]]) -> None:
     """What is missing of a finished copy, or has another size, is copied again; the rest is left alone."""
-    url, options = (tmp_path / "copy", None) if where == "directory" else (server.url(prefix), server.options())
+    url, options = place
     sf.sync(dataset, url, dst_options=options)
     storage = open_storage(url, options)
     storage.remove("train/000001.tar")
@@ -80,13 +86,10 @@ def test_a_copy_that_lost_something_gets_it_back(
     assert sf.sync(dataset, url, dst_options=options).copied == 0
 
 
-@pytest.mark.parametrize("where", ["directory", "bucket"])
-def test_a_copy_of_a_view_gets_its_tars_back(
-    dataset: Path, tmp_path: Path, server: Server, prefix: str, where: str
-) -> None:
+def test_a_copy_of_a_view_gets_its_tars_back(dataset: Path, tmp_path: Path, place: tuple[str, dict[str, Any]]) -> None:
     """The copy of a view has tars of its own, which are looked for where they are."""
     sf.subset(dataset, tmp_path / "view", fraction=0.5)
-    url, options = (tmp_path / "copy", None) if where == "directory" else (server.url(prefix), server.options())
+    url, options = place
     first = sf.sync(tmp_path / "view", url, dst_options=options)
     assert sf.sync(tmp_path / "view", url, dst_options=options).copied == 0
     storage = open_storage(url, options)
@@ -186,22 +189,20 @@ def test_interrupted_transfers_are_given_up(
         assert begun.wait(30)
         raise KeyboardInterrupt
 
-    def act(progress: Callable[..., None] | None) -> None:
-        if what == "sync":
-            sf.sync(url, tmp_path / "copy", src_options=options, progress=progress)
-        elif what == "upload":
-            sf.sync(dataset, url, dst_options=options, progress=progress)
-        elif what == "warm":
-            warm(sf.open(url, storage_options=options, cache=tmp_path / "cache").values(), progress=progress)
-        else:
-            sf.index(f"{url}/train/", tmp_path / "index", src_options=options, progress=progress)
-
+    acts: dict[str, Callable[..., object]] = {
+        "sync": lambda **progress: sf.sync(url, tmp_path / "copy", src_options=options, **progress),
+        "upload": lambda **progress: sf.sync(dataset, url, dst_options=options, **progress),
+        "warm": lambda **progress: warm(
+            sf.open(url, storage_options=options, cache=tmp_path / "cache").values(), **progress
+        ),
+        "index": lambda **progress: sf.index(f"{url}/train/", tmp_path / "index", src_options=options, **progress),
+    }
     with pytest.raises(KeyboardInterrupt):
-        act(interrupt)
+        acts[what](progress=interrupt)
     assert len([asked for asked, path, _ in proxy.log if asked == method and "train/000003.tar" in path]) == 1
     assert list(tmp_path.glob("cache/partial/*")) == list(tmp_path.rglob(".tmp-*")) == []
     proxy.clear()
-    act(None)
+    acts[what]()
 
 
 def test_transfers_that_are_given_up_take_no_others_along(dataset: Path, server: Server, prefix: str) -> None:
