@@ -35,7 +35,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_and_back(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:
-    """A dataset copied into a bucket and out of it again has the same files, and both copies are sound."""
+    """A dataset copied into a bucket and out of it again has the same files, and no copy is damaged."""
     url, options = server.url(prefix), server.options()
     there = sf.sync(dataset, url, dst_options=options)
     assert (there.copied, there.found) == (4, 0)
@@ -117,7 +117,7 @@ def test_a_copy_can_be_read_by_whom_the_umask_lets(
 
 @pytest.mark.parametrize("broken", ["train/000002.tar", "train/000001.npy", "shardflow.json"])
 def test_a_copy_that_failed_goes_on(dataset: Path, server: Server, proxy: Proxy, prefix: str, broken: str) -> None:
-    """After a request that was refused for good there is no dataset, and the next call copies what is missing."""
+    """After a permanent refusal of a request there is no dataset, and the next call copies what is missing."""
     proxy.add(Fault(status=403, code="AccessDenied"), method="PUT", contains=broken)
     options = server.options(proxy.endpoint)
     with pytest.raises(StoreError):
@@ -174,7 +174,7 @@ def test_the_command(dataset: Path, tmp_path: Path, server: Server, prefix: str)
 def test_interrupted_transfers_are_given_up(
     dataset: Path, tmp_path: Path, server: Server, proxy: Proxy, prefix: str, what: str, held: str
 ) -> None:
-    """Who interrupts, or meets an error, does not wait for other shards under way; the next attempt has them all."""
+    """An interrupt or an error does not wait for other shards under way; the next attempt has them all."""
     url, options = server.url(prefix), server.options(proxy.endpoint)
     if what != "upload":
         sf.sync(dataset, url, dst_options=server.options())
