@@ -1,9 +1,9 @@
-"""Train with augmentation by Albumentations in the workers, image by image, and the same pixels whoever makes them.
+"""Train with augmentation by Albumentations in the workers, image by image, with the same pixels in every run.
 
     python examples/albumentations_transform.py photos256
 
 Albumentations has generators of its own and looks at no global one, so by itself it ignores the loader's keys, and
-every run is another. `Keyed` sets its generators from numpy's global one, which the loader sets from the sample's key.
+every run differs. `Keyed` sets its generators from numpy's global one, which the loader sets from the sample's key.
 What to look at:
 
 - Each transform of a pipeline gets a seed of its own. `Compose(seed=…)` and `set_random_seed` give all of them the same

@@ -1,4 +1,4 @@
-"""Evaluate on several ranks and get the number that one process would have got.
+"""Evaluate on several ranks with exactly the result of one process.
 
     torchrun --nproc-per-node 4 examples/evaluate_sharded.py photos256 --weights run.pt
 

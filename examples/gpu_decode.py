@@ -6,9 +6,9 @@ Without a GPU the same code decodes on the CPU, with the same pixels bit for bit
 
 - `EncodedDecoder` hands the files on as they are, and `DecodeJpeg`, the first of the prefetcher's transforms, decodes
   them with nvJPEG and crops there.
-- The transforms after it draw from each sample's key, so a sample is augmented the same whoever decoded it, in whatever
-  batch it comes. MixUp and CutMix make soft targets of the labels, which cross_entropy takes as they are.
-- `stats()` says who is waited for: time for the copy is the GPU's decoding, time for data the workers'.
+- The transforms after it draw from each sample's key, so a sample is augmented alike with every decoder and in every
+  batch. MixUp and CutMix make soft targets of the labels, which cross_entropy takes as they are.
+- `stats()` tells where training waits: time for the copy is the GPU's decoding, time for data the workers'.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pack images with what belongs to them: masks, boxes in pixels, and captions, which follow the images to their size.
+"""Pack images with their masks, boxes in pixels, and captions; masks and boxes are resized with the images.
 
     python examples/pack_masks.py out/
 
@@ -11,7 +11,7 @@ What to look at:
 - `7.mask.png`, `7.json` and `7.txt` lie beside `7.jpg`. A mask is cut and resized with its image, each pixel the
   nearest one's value: labels are never mixed.
 - In JSON, "boxes" (corners), "bbox" and "keypoints" (as COCO has them) are coordinates in pixels of the upright picture
-  and move with it; all else stays. What a crop leaves nothing of becomes zeros, so that lists stay in step.
+  and move with it; other entries stay. Coordinates outside a crop become zeros, so that lists stay in step.
 """
 
 from __future__ import annotations

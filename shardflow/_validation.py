@@ -1,4 +1,4 @@
-"""Argument checks: one rule and one wording for numbers, ranges, sizes and callables, wherever they are passed."""
+"""Argument checks: one rule and one wording for numbers, ranges, sizes and callables. Each raises `ConfigError`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def check_integer(name: str, value: SupportsIndex, least: int | None = None) -> int:
-    """Return the value as an `int`: integers of numpy are accepted, and a saved state must not contain them.
-
-    Raises:
-        ConfigError: The value is not a whole number, or is less than `least`.
-    """
+    """Return the value as an `int`: integers of numpy are accepted, and a saved state must not contain them."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -29,11 +25,7 @@ def check_integer(name: str, value: SupportsIndex, least: int | None = None) -> 
 
 
 def check_probability(name: str, value: float, *, most: float = 1) -> float:
-    """Return the value if it is within 0 … `most`.
-
-    Raises:
-        ConfigError: The value is not a number, or is out of this range.
-    """
+    """Return the value if it is within 0 … `most`."""
     if not isinstance(value, Real) or not 0 <= value <= most:
         raise ConfigError(f"{name} must be 0 … {most}, found {value}")
     return value
@@ -42,11 +34,7 @@ def check_probability(name: str, value: float, *, most: float = 1) -> float:
 def check_range(
     name: str, value: tuple[float, float], *, most: float = math.inf, or_zero: bool = False
 ) -> tuple[float, float]:
-    """Return the value if it is a pair with 0 < low <= high <= `most`; `or_zero` allows low = 0.
-
-    Raises:
-        ConfigError: The value is not such a pair.
-    """
+    """Return the value if it is a pair with 0 < low <= high <= `most`; `or_zero` allows low = 0."""
     try:
         low, high = value
     except (TypeError, ValueError):
@@ -58,21 +46,13 @@ def check_range(
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Check that an optional argument is None or callable.
-
-    Raises:
-        ConfigError: The value is neither.
-    """
+    """Check that an optional argument is None or callable."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be callable, found {value!r}")
 
 
 def size_in_bytes(size: int | str) -> int:
-    """Return the number of bytes of a size such as 10**9, "1GB", "1.5 TB" or "64GiB".
-
-    Raises:
-        ConfigError: It is not a size.
-    """
+    """Return the number of bytes of a size such as 10**9, "1GB", "1.5 TB" or "64GiB"."""
     if isinstance(size, int) and size >= 0:
         return size
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?i?)b?", str(size).strip().lower())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardflow.storage.cache_directory import spare_bytes
+from shardflow.storage.cache_eviction import spare_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for what tests start as scripts
 

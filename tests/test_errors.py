@@ -8,35 +8,20 @@ from shardflow import errors
 from shardflow.errors import ShardflowError
 
 BUILTIN = {
-    "ConfigError": ValueError,
-    "ResumeMismatchError": ValueError,
-    "FormatError": ValueError,
-    "ManifestError": ValueError,
-    "ShardIndexError": ValueError,
-    "TarError": ValueError,
-    "StoreError": OSError,
-    "NotFoundError": FileNotFoundError,
-    "BucketNotFoundError": FileNotFoundError,
+    **dict.fromkeys(("ConfigError", "ResumeMismatchError", "SampleError", "DecodeError", "EncodeError"), ValueError),
+    **dict.fromkeys(("FormatError", "ManifestError", "ShardIndexError", "TarError"), ValueError),
+    **dict.fromkeys(("StoreError", "TransientError"), OSError),
+    **dict.fromkeys(("NotFoundError", "BucketNotFoundError"), FileNotFoundError),
+    **dict.fromkeys(("WorkerError", "PackIncompleteError"), RuntimeError),
     "AccessDeniedError": PermissionError,
-    "TransientError": OSError,
     "DeadlineError": TimeoutError,
-    "SampleError": ValueError,
-    "DecodeError": ValueError,
-    "EncodeError": ValueError,
-    "WorkerError": RuntimeError,
-    "PackIncompleteError": RuntimeError,
     "DatasetExistsError": FileExistsError,
 }
 EXIT_CODE = {
-    "ConfigError": 2,
-    "ResumeMismatchError": 2,
+    **dict.fromkeys(("ConfigError", "ResumeMismatchError"), 2),
     "DatasetExistsError": 3,
-    "StoreError": 4,
-    "NotFoundError": 4,
-    "BucketNotFoundError": 4,
-    "AccessDeniedError": 4,
-    "TransientError": 4,
-    "DeadlineError": 4,
+    **dict.fromkeys(("StoreError", "NotFoundError", "BucketNotFoundError", "AccessDeniedError"), 4),
+    **dict.fromkeys(("TransientError", "DeadlineError"), 4),
 }
 CLASSES = sorted(
     (value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, ShardflowError)),
@@ -83,7 +68,7 @@ def test_survives_pickling(cls: type[ShardflowError]) -> None:
 
 @every_class
 def test_place_is_attached_once(cls: type[ShardflowError]) -> None:
-    """The first place wins, also after a pickle: nobody further out can name another or repeat it."""
+    """The first place wins, also after a pickle: no caller can name another or repeat it."""
     error = cls("is damaged")
     assert error.at(shard="a.tar") is error
     again = pickle.loads(pickle.dumps(error)).at(shard="b.tar", key="7").at(shard="a.tar")

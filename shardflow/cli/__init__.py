@@ -1,1 +1,1 @@
-"""The command line: one file per command. Commands parse arguments, call the library and print; they have no logic."""
+"""The command line. Commands parse arguments, call the library and print; they have no logic."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from tqdm import tqdm
 
 from .loader_options import loader_factory, loader_options, user_code_errors
 from .options import json_option, writable_file
-from .output import plural
+from .output import plural, print_json, print_lines
 
 if TYPE_CHECKING:
     from shardflow.diagnostics.bench import BenchReport
@@ -25,16 +24,7 @@ if TYPE_CHECKING:
 @click.option("--plot", type=click.Path(), callback=writable_file, metavar="FILE.png", help="File for a chart.")
 @json_option
 def bench(
-    url: str | None,
-    split: str,
-    batch_size: int,
-    size: int,
-    user_function: str | None,
-    workers: int | None,
-    seconds: float,
-    step_ms: float | None,
-    plot: str | None,
-    as_json: bool,
+    workers: int | None, seconds: float, step_ms: float | None, plot: str | None, as_json: bool, **chosen: Any
 ) -> int:
     """Measure the throughput of a loader, and compare it with the decode baseline of this machine.
 
@@ -47,33 +37,30 @@ def bench(
       shardflow bench photos256/ --batch-size 256 --step-ms 180 --plot bench.png
       shardflow bench --loader train.py:make_loader
     """
-    from shardflow.diagnostics.bench import STEPS  # here, because torch takes seconds to import
-    from shardflow.diagnostics.bench import bench as measure
+    from shardflow.diagnostics import bench as benchmark  # here, because torch takes seconds to import
     from shardflow.diagnostics.chart import draw_bench
 
-    settings = {} if workers is None else {"num_workers": workers}
-    make_loader, name = loader_factory(url, split=split, batch_size=batch_size, size=size, user_function=user_function)
-    with user_code_errors(user_function):
-        loader = make_loader(**settings)  # before the progress bar, so that errors stand alone
-        with tqdm(total=STEPS, desc="measuring", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
-            report = measure(loader, seconds=seconds, step_ms=step_ms, progress=bar.update)
+    make_loader, name = loader_factory(**chosen)
+    with user_code_errors(chosen["user_function"]):
+        # Before the progress bar, so that errors stand alone.
+        loader = make_loader(**({} if workers is None else {"num_workers": workers}))
+        with tqdm(total=benchmark.STEPS, desc="measuring", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
+            report = benchmark.bench(loader, seconds=seconds, step_ms=step_ms, progress=bar.update)
     if plot is not None:
         draw_bench(report, plot, f"{name}: {plural(report.workers, 'worker')}, batches of {report.batch_size}")
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1))
+        print_json(report.to_json())
     else:
-        for heading, line in _lines(report):
-            click.echo(f"{heading:13}{line}")
-        if plot is not None:
-            click.echo(f"{'chart':13}{plot}")
+        print_lines([*_lines(report), *([("chart", plot)] if plot is not None else [])], 13)
     return 1 if report.fed is False else 0
 
 
 def _lines(report: BenchReport) -> Iterator[tuple[str, str]]:
+    loader = report.loader
     yield (
         "loader",
-        f"{report.images_per_s:,.0f} images/s, {report.images_per_s * report.image_bytes / 1e6:,.0f} MB/s, "
-        f"{report.loader.cpu_ms_per_image:.2f} CPU-ms per image; {plural(report.workers, 'worker')}, batches of "
+        f"{loader.images_per_s:,.0f} images/s, {loader.images_per_s * report.image_bytes / 1e6:,.0f} MB/s, "
+        f"{loader.cpu_ms_per_image:.2f} CPU-ms per image; {plural(report.workers, 'worker')}, batches of "
         f"{report.batch_size}",
     )
     yield "first batch", f"after {report.first_batch_s:.2f} s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from shardflow._validation import size_in_bytes
 from shardflow.dataset.warming import warm as warm_splits
 from shardflow.errors import NotFoundError
 from shardflow.storage.cache import LIMIT, Cache
-from shardflow.storage.cache_directory import CachedFile
 
 from .options import json_option
-from .output import megabytes, plural, shard_bar, total_bytes
+from .output import megabytes, plural, print_json, print_lines, shard_bar, total_bytes
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's
@@ -64,13 +62,16 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
         "disk_free_bytes": shutil.disk_usage(found.directory).free,
     }
     if as_json:
-        click.echo(json.dumps(described, indent=1))
+        print_json(described)
         return
-    click.echo(f"directory  {found.directory}")
-    click.echo(f"shards     {plural(len(blobs), 'file')}, {megabytes(described['bytes'])}")
-    click.echo(f"decoded    {plural(len(decoded), 'file')}, {megabytes(described['decoded_bytes'])}")
-    click.echo(f"limit      {megabytes(found.limit_bytes)} by default; a loader may set another")
-    click.echo(f"disk       {megabytes(described['disk_free_bytes'])} free")
+    lines = {
+        "directory": found.directory,
+        "shards": f"{plural(len(blobs), 'file')}, {megabytes(described['bytes'])}",
+        "decoded": f"{plural(len(decoded), 'file')}, {megabytes(described['decoded_bytes'])}",
+        "limit": f"{megabytes(found.limit_bytes)} by default; a loader may set another",
+        "disk": f"{megabytes(described['disk_free_bytes'])} free",
+    }
+    print_lines(lines.items(), 11)
 
 
 @cache.command()
@@ -92,7 +93,7 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
     if (limit is not None) + everything + damaged != 1:
         raise click.UsageError("give one of --limit, --all and --damaged")
     found = _existing(cache_dir)
-    removed: list[CachedFile] = found.prune_damaged() if damaged else found.prune(limit or 0)
+    removed = found.prune_damaged() if damaged else found.prune(limit or 0)
     click.echo(f"removed {plural(len(removed), 'file')}, {megabytes(sum(blob.bytes for blob in removed))}")
 
 

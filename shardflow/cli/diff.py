@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
@@ -11,7 +10,7 @@ import click
 import shardflow
 
 from .options import json_option
-from .output import plural, shard_bar
+from .output import first_few, plural, print_json, print_lines, shard_bar
 
 _NAMED = 5
 
@@ -34,10 +33,9 @@ def diff(a: str, b: str, as_json: bool) -> int:
     with shard_bar(shards, "comparing", disable=as_json) as progress:
         found = shardflow.diff(a, b, progress=progress)
     if as_json:
-        click.echo(json.dumps({"same": found.same, **asdict(found)}, indent=1))
+        print_json({"same": found.same, **asdict(found)})
     else:
-        for name, text in _lines(found):
-            click.echo(f"{name:14}{text}")
+        print_lines(_lines(found), 14)
     return 0 if found.same else 1
 
 
@@ -50,10 +48,10 @@ def _lines(found: shardflow.Diff) -> Iterator[tuple[str, str]]:
         yield "recipe", f"{name}: {ours} | {theirs}"
     for names, dataset in zip(found.classes_only, ("A", "B"), strict=True):
         if names:
-            yield "classes", f"{len(names):,} only in {dataset}: {_first(names)}"
+            yield "classes", f"{len(names):,} only in {dataset}: {first_few(names, _NAMED)}"
     if found.renumbered:
         verb = "has" if len(found.renumbered) == 1 else "have"
-        yield "classes", f"{len(found.renumbered):,} {verb} another number: {_first(found.renumbered)}"
+        yield "classes", f"{len(found.renumbered):,} {verb} another number: {first_few(found.renumbered, _NAMED)}"
     for split, differing in found.splits.items():
         samples, shards = differing.samples, differing.shards
         yield split, f"samples {samples[0]:,} | {samples[1]:,}, shards {shards[0]:,} | {shards[1]:,}"
@@ -65,7 +63,3 @@ def _lines(found: shardflow.Diff) -> Iterator[tuple[str, str]]:
             if examples:
                 more = ", ..." if len(examples) == _NAMED else ""
                 yield "", f"only in {dataset}: {', '.join(examples)}{more}"
-
-
-def _first(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}"

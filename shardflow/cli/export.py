@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 
 import click
 
@@ -10,6 +11,7 @@ import shardflow
 from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.energon import write_energon
 
+from .options import option_group
 from .output import plural, shard_bar
 
 
@@ -24,9 +26,14 @@ def export() -> None:
     """
 
 
+_places = option_group(
+    click.argument("url", type=click.Path()),
+    click.argument("directory", type=click.Path(file_okay=False), required=False),
+)
+
+
 @export.command()
-@click.argument("url", type=click.Path())
-@click.argument("directory", type=click.Path(file_okay=False), required=False)
+@_places
 def dali(url: str, directory: str | None) -> None:
     """Write index files for the webdataset reader of NVIDIA DALI.
 
@@ -38,16 +45,11 @@ def dali(url: str, directory: str | None) -> None:
       shardflow export dali photos256/
       shardflow export dali s3://bucket/photos256 indexes/
     """
-    dataset = shardflow.open(url)
-    with shard_bar(dataset.shards, "indexing") as progress:
-        for shard, _ in zip(dataset.shards, write_dali_indexes(dataset, directory), strict=True):
-            progress(shard)
-    click.echo(f"wrote {plural(len(dataset.shards), 'index file')} to {directory or url}")
+    click.echo(f"wrote {_write(write_dali_indexes, url, directory)}")
 
 
 @export.command()
-@click.argument("url", type=click.Path())
-@click.argument("directory", type=click.Path(file_okay=False), required=False)
+@_places
 def energon(url: str, directory: str | None) -> None:
     """Write metadata and index files for Megatron Energon.
 
@@ -58,9 +60,13 @@ def energon(url: str, directory: str | None) -> None:
     Examples:
       shardflow export energon photos256/
     """
+    click.echo(f"wrote .nv-meta and {_write(write_energon, url, directory)}")
+
+
+def _write(write: Callable[..., Iterator[object]], url: str, directory: str | None) -> str:
     dataset = shardflow.open(url)
     with shard_bar(dataset.shards, "indexing") as progress:
-        for shard, _ in itertools.zip_longest(dataset.shards, write_energon(dataset, directory)):
-            if shard is not None:  # the last file written describes the whole dataset
+        for shard, _ in itertools.zip_longest(dataset.shards, write(dataset, directory)):
+            if shard is not None:  # Energon's last file describes the whole dataset
                 progress(shard)
-    click.echo(f"wrote .nv-meta and {plural(len(dataset.shards), 'index file')} to {directory or url}")
+    return f"{plural(len(dataset.shards), 'index file')} to {directory or url}"

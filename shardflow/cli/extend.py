@@ -9,7 +9,7 @@ import click
 import shardflow
 
 from .options import executor_options, source_of, source_options
-from .output import PackBar, plural
+from .output import PackBar, plural, print_lines
 
 
 @click.command()
@@ -18,9 +18,7 @@ from .output import PackBar, plural
 @source_options
 @executor_options
 @click.option("--max-bad", default=0, show_default=True, help="Maximum number of new inputs that are quarantined.")
-def extend(
-    src: str, dst: str, workers: int | None, executor: str, ray_address: str | None, max_bad: int, **settings: Any
-) -> None:
+def extend(src: str, dst: str, **settings: Any) -> None:
     """Add the new images of SRC to the dataset at DST, as new shards.
 
     They are packed like the rest of the dataset. An input is new if the dataset has none with the same path below SRC:
@@ -32,25 +30,19 @@ def extend(
     Example:
       shardflow extend photos/ photos256/
     """
+    source = source_of(src, settings)
     with PackBar() as bar:
-        report = shardflow.extend(
-            source_of(src, settings),
-            dst,
-            workers=workers,
-            executor=executor,
-            ray_address=ray_address,
-            max_bad=max_bad,
-            progress=bar.update,
-        )
+        report = shardflow.extend(source, dst, progress=bar.update, **settings)
     if not report.inputs:
         click.echo(f"nothing new: the dataset already has {plural(report.known, 'input')} of this source")
         return
     new = plural(report.inputs, "new input")
-    click.echo(f"added        {report.packed:,} of {new} in {plural(report.shards, 'shard')}")
-    click.echo(f"known        {plural(report.known, 'input')} of the dataset")
-    if report.quarantined:
-        click.echo(f"quarantined  {plural(report.quarantined, 'input')}, listed in quarantine.jsonl")
-    if report.classes:
-        click.echo(f"new classes  {', '.join(report.classes)}")
-    click.echo(f"fingerprint  {report.fingerprint}")
-    click.echo(f"previous     {report.previous}")
+    lines = {
+        "added": f"{report.packed:,} of {new} in {plural(report.shards, 'shard')}",
+        "known": f"{plural(report.known, 'input')} of the dataset",
+        "quarantined": report.quarantined and f"{plural(report.quarantined, 'input')}, listed in quarantine.jsonl",
+        "new classes": ", ".join(report.classes),
+        "fingerprint": report.fingerprint,
+        "previous": report.previous,
+    }
+    print_lines(((name, text) for name, text in lines.items() if text), 13)

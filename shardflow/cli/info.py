@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from shardflow.diagnostics.system_report import describe_system
 from shardflow.formats.statistics import Statistics, median
 
 from .options import json_option
-from .output import megabytes, operation_counts, plural
+from .output import first_few, megabytes, operation_counts, plural, print_json, print_lines, total_bytes
 
 _CLASSES_SHOWN = 8
 
@@ -37,20 +36,15 @@ def info(url: str | None, system: bool, as_json: bool) -> None:
     dataset = None if url is None else shardflow.open(url)
     described = describe_system() if dataset is None else _describe(dataset)
     if as_json:
-        click.echo(json.dumps(described, indent=1))
-        return
-    for name, value in described.items() if dataset is None else _lines(described, dataset.manifest.statistics or {}):
-        click.echo(f"{name:14}{value}")
+        print_json(described)
+    else:
+        print_lines(described.items() if dataset is None else _lines(described, dataset.manifest.statistics or {}), 14)
 
 
 def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
     manifest = dataset.manifest
     splits = {
-        name: {
-            "samples": len(split),
-            "shards": len(split.shards),
-            "bytes": sum(shard.bytes for shard in split.shards),
-        }
+        name: {"samples": len(split), "shards": len(split.shards), "bytes": total_bytes(split.shards)}
         for name, split in dataset.items()
     }
     totals = {count: sum(split[count] for split in splits.values()) for count in ("samples", "shards", "bytes")}
@@ -74,13 +68,12 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
 
 
 def _cached(dataset: shardflow.Dataset) -> dict[str, Any]:
-    """Return the cache of a remote dataset, and the bytes of its shards there; nothing for a local one."""
     readers = [split.reader for split in dataset.values()]
     directories = {str(reader.cache.directory) for reader in readers if reader.cache is not None}
     if not directories:
         return {}
     local = [shard for reader in readers for number, shard in enumerate(reader.shards) if reader.is_local(number)]
-    return {"in_cache_bytes": sum(shard.bytes for shard in local), "cache": directories.pop()}
+    return {"in_cache_bytes": total_bytes(local), "cache": directories.pop()}
 
 
 def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -> Iterator[tuple[str, str]]:
@@ -98,7 +91,9 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
         yield "tars", f"where they are: {', '.join(root['url'] for root in described['roots'].values())}"
     else:
         yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, with tar headers"
-    yield "classes", _classes(described["classes"])
+    classes = described["classes"]
+    no_labels = "none: the samples have no labels"
+    yield "classes", no_labels if classes is None else f"{len(classes):,}: {first_few(classes, _CLASSES_SHOWN)}"
     yield "recipe", _pairs(described["recipe"])
     yield "mean", _numbers(described["mean"])
     yield "std", _numbers(described["std"])
@@ -112,7 +107,6 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
 
 
 def _statistics(statistics: Mapping[str, Statistics]) -> Iterator[tuple[str, str]]:
-    """Yield the lines about the statistics that were gathered while packing."""
     total = sum(statistics.values(), Statistics())
     images = total.counts["images"]
     if not images:
@@ -138,19 +132,9 @@ def _sizes(widths: Mapping[int, int], heights: Mapping[int, int], size: float) -
     return f"{middle}, {ranges}, {size / 1000:,.1f} kB on average"
 
 
-def _classes(classes: Sequence[str] | None) -> str:
-    if classes is None:
-        return "none: the samples have no labels"
-    more = ", ..." if len(classes) > _CLASSES_SHOWN else ""
-    return f"{len(classes):,}: {', '.join(classes[:_CLASSES_SHOWN])}{more}"
-
-
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_setting(value)}" for name, value in values.items()) or "not known"
-
-
-def _setting(value: Any) -> str:
-    return "any" if value is None else ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    words = {"None": "any", "True": "yes", "False": "no"}
+    return ", ".join(f"{name} {words.get(str(value), value)}" for name, value in values.items()) or "not known"
 
 
 def _numbers(values: Sequence[float] | None) -> str:

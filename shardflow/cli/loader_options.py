@@ -20,7 +20,6 @@ from .options import option_group
 _ENDLESS = 1 << 20
 """Batches per epoch: so many that no epoch ends during a measurement, even with a small dataset."""
 
-
 loader_options = option_group(
     click.argument("url", type=click.Path(), required=False),
     click.option("--split", default="train", show_default=True, help="Split to read."),
@@ -93,8 +92,7 @@ def load_function(user_function: str) -> Callable[..., Any]:
 def user_code_errors(user_function: str | None) -> Iterator[None]:
     """Report an error of the user's code, in this process or a worker, as one line with its place.
 
-    Args:
-        user_function: The --loader option; None if the loader is not the user's, so that errors are not either.
+    Without a --loader option the errors are not the user's, and pass.
     """
     try:
         yield

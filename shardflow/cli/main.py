@@ -36,7 +36,9 @@ COMMANDS = {
     "preview": "Draw samples, or write an HTML page about a dataset.",
     "demo": "Run all steps on a few hundred pictures.",
 }
-"""Command → its summary in `shardflow --help`. Its code is the function `COMMAND` in `cli/COMMAND.py`."""
+"""Command → its summary in `shardflow --help`. Its code is the function `COMMAND`, in `cli/COMMAND.py` or as below."""
+
+_MODULES = dict.fromkeys(("index", "subset", "split", "merge"), "virtual_datasets")
 
 
 class _Commands(click.Group):
@@ -46,8 +48,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"{__package__}.{cmd_name}"), cmd_name)
-        assert isinstance(command, click.Command)
+        module = importlib.import_module(f"{__package__}.{_MODULES.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

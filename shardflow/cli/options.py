@@ -13,8 +13,7 @@ from shardflow.packing.executors import EXECUTORS
 from shardflow.packing.sources.resolve import describe_source
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-COLUMNS = ("image", "label", "split", "caption", "mask")
+_COLUMNS = ("image", "label", "split", "caption", "mask")
 
 
 def option_group(*options: Decorator) -> Decorator:
@@ -63,7 +62,7 @@ executor_options = option_group(
 
 def source_of(src: str, settings: dict[str, Any]) -> Any:
     """Return the source that `source_options` describe, and remove them from the settings."""
-    columns = {name: column for name in COLUMNS if (column := settings.pop(f"{name}_column")) is not None}
+    columns = {name: column for name in _COLUMNS if (column := settings.pop(f"{name}_column")) is not None}
     parts = settings.pop("parts") or ""
     names = tuple(part.strip().lstrip(".") for part in parts.split(",") if part.strip())
     return describe_source(src, columns=columns, parts=names, classes=settings.pop("classes"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NoReturn
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import click
 from tqdm import tqdm
 
-import shardflow
 from shardflow.formats.manifest import Shard
 from shardflow.packing.run import Progress
 
@@ -21,12 +21,11 @@ _OPERATIONS = {
     "profile_unusable": "with an unusable colour profile",
     "turned": "rotated upright",
 }
-"""Count in the statistics → its words."""
 
 
 @contextlib.contextmanager
 def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> Iterator[Callable[[Shard], None]]:
-    """Show a progress bar over the bytes of shards; the body calls the yielded function with each finished shard."""
+    """Show a progress bar over the bytes of shards; call the yielded function with each finished shard."""
     with tqdm(total=total_bytes(shards), desc=doing, unit="B", unit_scale=True, disable=disable) as bar:
 
         def progress(shard: Shard) -> None:
@@ -35,14 +34,11 @@ def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> 
         yield progress
 
 
-class PackBar:
+class PackBar(contextlib.AbstractContextManager["PackBar"]):
     """The progress bar of a pack; it appears with the first progress. If the pack is stopped, it says how to resume."""
 
     def __init__(self) -> None:
         self._bar: tqdm[NoReturn] | None = None
-
-    def __enter__(self) -> PackBar:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
@@ -73,14 +69,22 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
 
 
+def first_few(names: Sequence[str], most: int) -> str:
+    """Return the first names of a list, with an ellipsis if there are more."""
+    return f"{', '.join(names[:most])}{', ...' if len(names) > most else ''}"
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object."""
+    click.echo(json.dumps(value, indent=1))
+
+
+def print_lines(lines: Iterable[tuple[str, Any]], width: int) -> None:
+    """Print a line for each name and text, with the names in a column of this width."""
+    for name, text in lines:
+        click.echo(f"{name:{width}}{text}")
+
+
 def operation_counts(counts: Mapping[str, int]) -> str:
     """Return the operations that packing applied to images, each with its number of images; "" if there are none."""
     return "; ".join(f"{counts[name]:,} {words}" for name, words in _OPERATIONS.items() if counts.get(name))
-
-
-def print_virtual_report(report: shardflow.VirtualReport | shardflow.IndexReport, dst: str) -> None:
-    """Print what a new virtual dataset contains."""
-    click.echo(f"{'dataset':14}{dst} (the tars stay where they are)")
-    for split, samples in report.samples.items():
-        click.echo(f"{split:14}{plural(samples, 'sample')} in {plural(report.shards[split], 'shard')}")
-    click.echo(f"{'fingerprint':14}{report.fingerprint}")

@@ -14,14 +14,10 @@ from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
 from shardflow.packing.recipe import KEEP, PRESETS
 
 from .options import executor_options, source_of, source_options
-from .output import PackBar, megabytes, operation_counts, plural
+from .output import PackBar, megabytes, operation_counts, plural, print_lines
 
-_PRESETS_HELP = "\n".join(
-    (
-        "\b",
-        "Presets; the options above override their settings:",
-        *(f"  {name:10}{preset.purpose}" for name, preset in PRESETS.items()),
-    )
+_PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\n".join(
+    f"  {name:10}{preset.purpose}" for name, preset in PRESETS.items()
 )
 
 
@@ -49,19 +45,7 @@ _PRESETS_HELP = "\n".join(
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing.")
 @click.option("--max-bad", default=0, show_default=True, help="Maximum number of quarantined inputs.")
-def pack(
-    src: str,
-    dst: str,
-    no_shuffle: bool,
-    seed: int,
-    shard_samples: int,
-    workers: int | None,
-    executor: str,
-    ray_address: str | None,
-    max_bad: int,
-    dry_run: bool,
-    **settings: Any,
-) -> None:
+def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -> None:
     """Pack the images of SRC into shards, and write them to DST as a dataset.
 
     SRC is a directory or URL with CLASS/x.jpg, or train/CLASS/x.jpg and other splits, or x.jpg without labels; a table
@@ -75,25 +59,14 @@ def pack(
       shardflow pack "s3://bucket/laion/{00000..00099}.tar" s3://bucket/laion256
     """
     source = source_of(src, settings)
-    plan: dict[str, Any] = {"shuffle": not no_shuffle, "seed": seed, "shard_samples": shard_samples}
-    plan |= {name: value for name, value in settings.items() if value is not None}
+    run = {name: settings.pop(name) for name in ("workers", "executor", "ray_address", "max_bad")}
+    plan = {"shuffle": not no_shuffle, **{name: value for name, value in settings.items() if value is not None}}
     if dry_run:
-        for name, text in _dry_run_lines(count_pack(source, dst, **plan), dst):
-            click.echo(f"{name:13}{text}")
+        print_lines(_dry_run_lines(count_pack(source, dst, **plan), dst), 13)
         return
     with PackBar() as bar:
-        report = shardflow.pack(
-            source,
-            dst,
-            max_bad=max_bad,
-            workers=workers,
-            executor=executor,
-            ray_address=ray_address,
-            progress=bar.update,
-            **plan,
-        )
-    for name, text in _report_lines(report, dst):
-        click.echo(f"{name:13}{text}")
+        report = shardflow.pack(source, dst, progress=bar.update, **run, **plan)
+    print_lines(_report_lines(report, dst), 13)
 
 
 def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str, str]]:
@@ -140,5 +113,4 @@ def _range(numbers: Collection[int]) -> str:
 
 
 def _skipped(skipped: Mapping[str, int]) -> str:
-    """Return the number of files that are not images, by extension."""
     return ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in skipped.items())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 import shardflow
@@ -11,14 +9,15 @@ from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.errors import ConfigError
 from shardflow.loading.provenance import describe_versions
+from shardflow.preview.contact_sheet import ContactSheet, draw_contact_sheet, sample_tiles
+from shardflow.preview.html_page import write_page
+from shardflow.preview.quarantine import quarantine_tiles, read_quarantine
+from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.resolve import open_storage
 
 from .loader_options import load_function, user_code_errors
 from .options import writable_file
 from .output import shard_bar
-
-if TYPE_CHECKING:
-    from shardflow.preview.augmentation import AugmentedSample
 
 _SHEET = "preview.png"
 _VERSIONS = "shardflow", "pillow", "torch"
@@ -81,12 +80,8 @@ def preview(
       shardflow preview photos256/ --quarantine --source photos/
       shardflow preview photos256/ --html photos256.html --verify
     """
-    contents = (
-        ("--class", class_name is not None),
-        ("--augment", augment is not None),
-        ("--quarantine", quarantine),
-    )
-    chosen = [name for name, given in contents if given]
+    contents = {"--class": class_name is not None, "--augment": augment is not None, "--quarantine": quarantine}
+    chosen = [name for name, given in contents.items() if given]
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} are different sheets: give one of them")
     for name, given, needed, present in (
@@ -96,10 +91,10 @@ def preview(
     ):
         if given and not present:
             raise click.UsageError(f"{name} requires {needed}")
-    loader = None
+    loader = augmented = None
     if user_function is not None:
-        for name, given in (("URL", url is not None), ("--split", split is not None), ("--seed", seed is not None)):
-            if given:
+        for name, value in (("URL", url), ("--split", split), ("--seed", seed)):
+            if value is not None:
                 raise click.UsageError(f"{name} cannot be used with --loader: the loader has its own")
         with user_code_errors(user_function):
             loader = load_function(user_function)()
@@ -109,10 +104,8 @@ def preview(
         split = split or ("train" if "train" in dataset else next(iter(dataset)))
     else:
         raise click.UsageError("give the URL of a dataset, or --augment NUMBER and --loader FILE.py:FUNCTION")
-    augmented = None
     if augment is not None:
-        # Imported here, because torch takes seconds to import.
-        from shardflow.preview.augmentation import augment_sample, augment_with_loader
+        from shardflow.preview.augmentation import augment_sample, augment_with_loader  # here: torch is slow to import
 
         with user_code_errors(user_function):
             if loader is None:
@@ -122,22 +115,13 @@ def preview(
     exit_code = 0 if html is None else _write_page(dataset, html, split, count, augmented, verify=verify)
     if html is None or output is not None or chosen:
         path = output or _SHEET
-        if quarantine:
-            _draw_quarantine(dataset, path, count, source)
-        elif augmented is not None:
-            from shardflow.preview.contact_sheet import draw_contact_sheet
-
-            draw_contact_sheet(augmented.tiles, path, title=augmented.title, subtitle=augmented.subtitle)
-        else:
-            _draw_samples(dataset, path, split, count, class_name)
+        sheet = _quarantine_sheet(dataset, count, source) if quarantine else augmented
+        draw_contact_sheet(sheet or _sample_sheet(dataset, split, count, class_name), path)
         click.echo(f"picture  {path}")
     return exit_code
 
 
-def _draw_samples(dataset: Dataset, path: str, split: str, count: int, class_name: str | None) -> None:
-    from shardflow.preview.contact_sheet import draw_contact_sheet, sample_tiles
-    from shardflow.preview.sample_reader import SampleReader
-
+def _sample_sheet(dataset: Dataset, split: str, count: int, class_name: str | None) -> ContactSheet:
     reader = SampleReader(dataset, split)
     if class_name is not None:
         with shard_bar(reader.split.shards, "searching") as progress:
@@ -147,26 +131,21 @@ def _draw_samples(dataset: Dataset, path: str, split: str, count: int, class_nam
         numbers = reader.spread_samples(count)
         title = f"{dataset.url.rstrip('/').rpartition('/')[2]}, {split}"
     tiles = list(sample_tiles(reader.samples(numbers), dataset.classes))
-    draw_contact_sheet(tiles, path, title=title, subtitle=f"{len(tiles)} of {len(reader.split):,} samples")
+    return ContactSheet(title, f"{len(tiles)} of {len(reader.split):,} samples", tiles)
 
 
-def _draw_quarantine(dataset: Dataset, path: str, count: int, source: str | None) -> None:
-    from shardflow.preview.contact_sheet import draw_contact_sheet
-    from shardflow.preview.quarantine import quarantine_tiles, read_quarantine
-
+def _quarantine_sheet(dataset: Dataset, count: int, source: str | None) -> ContactSheet:
     inputs = read_quarantine(dataset)
     if not inputs:
         raise ConfigError(f"{dataset.url} has no input in quarantine: every input was packed")
     tiles = list(quarantine_tiles(inputs[:count], None if source is None else open_storage(source)))
     subtitle = f"{len(tiles)} of {len(inputs):,} inputs that could not be packed, of {dataset.manifest.inputs:,}"
-    draw_contact_sheet(tiles, path, title="Quarantine", subtitle=subtitle)
+    return ContactSheet("Quarantine", subtitle, tiles)
 
 
 def _write_page(
-    dataset: Dataset, path: str, split: str, count: int, augmented: AugmentedSample | None, *, verify: bool
+    dataset: Dataset, path: str, split: str, count: int, augmented: ContactSheet | None, *, verify: bool
 ) -> int:
-    from shardflow.preview.html_page import write_page
-
     findings = None
     if verify:
         with shard_bar(dataset.shards, "verifying") as progress:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from tqdm import tqdm
 
 from .loader_options import loader_factory, loader_options, user_code_errors
 from .options import json_option
+from .output import print_json, print_lines
 
 if TYPE_CHECKING:
     from shardflow.diagnostics.tuning import TuneReport
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 @loader_options
 @click.option("--seconds", default=60.0, show_default=True, help="Approximate duration.")
 @json_option
-def tune(
-    url: str | None, split: str, batch_size: int, size: int, user_function: str | None, seconds: float, as_json: bool
-) -> None:
+def tune(seconds: float, as_json: bool, **chosen: Any) -> None:
     """Find the number of workers and the prefetch factor that suit a loader on this machine.
 
     Prints the throughput of each setting, the bottleneck of the best one, its arguments to paste, and the checks that
@@ -37,8 +35,8 @@ def tune(
     """
     import shardflow  # the function is imported on first use, because torch takes seconds to import
 
-    make_loader, _ = loader_factory(url, split=split, batch_size=batch_size, size=size, user_function=user_function)
-    with user_code_errors(user_function):
+    make_loader, _ = loader_factory(**chosen)
+    with user_code_errors(chosen["user_function"]):
         make_loader(num_workers=1, prefetch_factor=2)  # before the progress bar, so that errors stand alone
         begin = time.monotonic()
         with tqdm(total=seconds, desc="trying", bar_format="{desc} {bar} {elapsed}", disable=as_json) as bar:
@@ -48,16 +46,14 @@ def tune(
 
             report = shardflow.tune(make_loader, seconds=seconds, progress=progress)
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1))
+        print_json(report.to_json())
         return
     _print_trials(report)
     settings = ", ".join(f"{name}={value}" for name, value in report.settings.items())
-    if url is None:
-        click.echo(f"paste       {settings}")
-    else:
-        click.echo(f"paste       shardflow.Loader({url!r}, split={split!r}, batch_size={batch_size}, {settings})")
-    for check in report.checks:
-        click.echo(f"check       {check.message}")
+    if chosen["url"] is not None:
+        call = "shardflow.Loader({url!r}, split={split!r}, batch_size={batch_size}, {settings})"
+        settings = call.format(settings=settings, **chosen)
+    print_lines([("paste", settings), *(("check", check.message) for check in report.checks)], 12)
 
 
 def _print_trials(report: TuneReport) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -14,7 +12,7 @@ import shardflow
 from shardflow.dataset.verifying import verify_dataset
 
 from .options import json_option
-from .output import megabytes, plural, shard_bar, total_bytes
+from .output import megabytes, plural, print_json, shard_bar, total_bytes
 
 
 @click.command()
@@ -55,8 +53,8 @@ def verify(url: str, as_json: bool, source: str | None) -> int:
     samples = sum(shard.samples for shard in shards)
     if as_json:
         checked = {"shards": len(shards), "samples": samples, "bytes": size}
-        listed = [asdict(entry) for entry in findings]
-        click.echo(json.dumps({**checked, "sound": not findings, "findings": listed, **repairs}, indent=1))
+        listed = list(map(asdict, findings))
+        print_json({**checked, "sound": not findings, "findings": listed, **repairs})
         return 1 if findings else 0
     if source is not None:
         for name in report.repaired:
@@ -68,9 +66,9 @@ def verify(url: str, as_json: bool, source: str | None) -> int:
     seconds = time.perf_counter() - started
     read = f"{plural(len(shards), 'shard')}, {plural(samples, 'sample')}, {megabytes(size)} in {seconds:.1f} s"
     if not findings:
-        click.echo(f"sound: {read}")
+        click.echo(f"no damage: {read}")
         return 0
-    files = Counter(finding.file for finding in findings)
+    files = {finding.file for finding in findings}
     found = f"{plural(len(findings), 'finding')} in {plural(len(files), 'file')}"
     remedy = "run again with --repair and a copy or the source of the dataset, or pack it again"
     click.echo(f"damaged: {found}, of {read}; {remedy}")

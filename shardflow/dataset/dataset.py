@@ -23,7 +23,7 @@ from .reader import ShardReader, are_local
 class Split:
     """One split: its samples by number, and its shards in the manifest's order.
 
-    Can be sent to another process and used after a fork; each process maps the shards that it reads.
+    It can be sent to another process and used after a fork.
 
     Attributes:
         name: Its name, "train".
@@ -59,11 +59,7 @@ class Split:
         return (self[number] for number in range(len(self)))
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Return the shard and the record of sample `number`; negative numbers count from the end.
-
-        Raises:
-            IndexError: There is no such sample.
-        """
+        """Return the shard and the record of sample `number`; raise an IndexError if there is no such sample."""
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
         number %= len(self)
@@ -185,7 +181,6 @@ def open_dataset(
 
 
 def _read_version(storage: Storage, version: str) -> manifest.Manifest:
-    """Return the manifest of a version that was extended since."""
     name = manifest.kept_name(version)
     try:
         content = _read_manifest(storage, name)

@@ -97,10 +97,7 @@ def diff(
     return Diff(
         fingerprints=(first.fingerprint, second.fingerprint),
         recipe={name: pair for name, pair in settings.items() if pair[0] != pair[1]},
-        classes_only=(
-            tuple(name for name in ours if name not in theirs),
-            tuple(name for name in theirs if name not in ours),
-        ),
+        classes_only=(tuple(n for n in ours if n not in theirs), tuple(n for n in theirs if n not in ours)),
         renumbered=tuple(name for name in ours if ours[name] != theirs.get(name, ours[name])),
         splits={split: _split_diff(first, second, split, progress) for split in splits},
     )
@@ -131,12 +128,9 @@ def _split_diff(a: Dataset, b: Dataset, split: str, progress: Callable[[Shard], 
 
 
 class _Side:
-    """A split of one of the datasets.
+    """The shards of a split in one of the datasets, and of each sample the checksum of its image and its source.
 
-    Attributes:
-        shards: Its shards; none if the dataset lacks the split.
-        images: A checksum of the image of each sample.
-        sources: The input of each sample; None if a receipt is missing or does not fit its shard.
+    The sources are None if a receipt is missing or does not fit its shard.
     """
 
     def __init__(self, dataset: Dataset, split: str, receipts: bool, progress: Callable[[Shard], None] | None) -> None:
@@ -146,18 +140,16 @@ class _Side:
         for number, shard in enumerate(self.shards):
             self.images += image_checksums(dataset[split].reader.index(number)).tolist()
             if self.sources is not None:
-                if (sources := _sources(dataset, shard)) is None:
-                    self.sources = None
-                else:
+                if len(sources := _sources(dataset, shard)) == shard.samples:
                     self.sources += sources
+                else:
+                    self.sources = None
             if progress is not None:
                 progress(shard)
 
 
-def _sources(dataset: Dataset, shard: Shard) -> tuple[str, ...] | None:
-    """Return the inputs of the samples of a shard; None if its receipt is missing or does not fit."""
+def _sources(dataset: Dataset, shard: Shard) -> tuple[str, ...]:
     try:
-        sources = receipt.from_bytes(dataset.storage.read(shard.receipt_name)).sources
+        return receipt.from_bytes(dataset.storage.read(shard.receipt_name)).sources
     except (NotFoundError, FormatError):
-        return None
-    return sources if len(sources) == shard.samples else None
+        return ()

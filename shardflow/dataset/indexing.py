@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
 from shardflow.formats.manifest import FILE_NAME, SPLITS, is_name
@@ -18,7 +21,8 @@ from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, ma
 from shardflow.storage.urls import canonical_root, remote_options
 
 from .label_numbering import Classes, LabelNumbering
-from .tar_scan import ScannedTar, scan_tar, without_first, without_last
+from .selection import select_rows
+from .tar_scan import ScannedTar, scan_tar
 from .virtual_dataset import SelectedRows, TarLocation, build_virtual_dataset
 
 _TARS_AT_A_TIME = 4
@@ -44,21 +48,12 @@ class IndexReport:
 
 
 class _TarFile(NamedTuple):
-    """A tar to index.
-
-    Attributes:
-        storage: The storage that it is in.
-        name: Its name there.
-        split: The split that it belongs to.
-    """
-
     storage: Storage
     name: str
     split: str
 
     @property
     def url(self) -> str:
-        """The path or URL of the tar."""
         return f"{self.storage}/{self.name}"
 
 
@@ -105,9 +100,15 @@ def index(
     dst = _default_destination(tars) if to is None else to
     if open_storage(dst, dst_options if to is not None else src_options).size(FILE_NAME) is not None:
         raise DatasetExistsError(f"{dst} already holds a dataset; choose another destination with --to")
-    scans = _scan(tars, progress)
+    scans: list[ScannedTar] = []
+    if progress is not None:
+        progress(0, len(tars))
+    with TransferPool(_TARS_AT_A_TIME) as pool:
+        for scan in pool.map(lambda tar: scan_tar(tar.storage, tar.name), tars):
+            scans.append(scan)
+            if progress is not None:
+                progress(len(scans), len(tars))
     indexes, bad = _without_torn_samples(tars, scans)
-    labels = {number for scan in scans for number in scan.labels}
     _check_labels(tars, scans)
     if len(bad) > max_bad:
         shown = "; ".join(f"{entry.path}: {entry.reason}" for entry in bad[:_SHOWN_NAMES])
@@ -120,29 +121,19 @@ def index(
         dst,
         (rows for split in SPLITS for rows in _selected_rows(tars, scans, indexes, split)),
         splits=SPLITS,
-        classes=LabelNumbering(classes, labels, " ".join(map(str, patterns))).classes,
+        classes=LabelNumbering(
+            classes, {number for scan in scans for number in scan.labels}, " ".join(map(str, patterns))
+        ).classes,
         recipe={},
         made_by="index of existing tars",
         bad=[entry._asdict() for entry in bad],
         storage_options=dst_options if to is not None else src_options,
     )
-    return IndexReport(
-        url=os.fspath(dst),
-        fingerprint=report.fingerprint,
-        samples=report.samples,
-        shards=report.shards,
-        bad=tuple(bad),
-    )
+    return IndexReport(url=os.fspath(dst), bad=tuple(bad), **asdict(report))
 
 
 def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[_TarFile]:
-    """Yield the tars that a directory, tar or pattern stands for, sorted by name.
-
-    Raises:
-        ConfigError: There are none, the pattern is not valid, or a name has characters other than A-Z a-z 0-9 . _ -
-        NotFoundError: The directory does not exist, or is empty.
-        StoreError: It is out of reach.
-    """
+    """Yield the tars that a directory, tar or pattern names, sorted by name."""
     root, pattern = split_pattern(url)
     storage = open_storage(root, remote_options(root, storage_options))
     names = sorted(_tar_names(storage, pattern or ALL))
@@ -173,7 +164,6 @@ def _tar_names(storage: Storage, pattern: str) -> set[str]:
 
 
 def _default_destination(tars: Sequence[_TarFile]) -> str:
-    """Return the directory of the tars, or their URL."""
     roots = sorted({str(tar.storage) for tar in tars})
     if len(roots) > 1 or roots[0].startswith(("http:", "https:")):
         reason = "it cannot be written to" if len(roots) == 1 else f"other tars are in {roots[1]}"
@@ -181,41 +171,26 @@ def _default_destination(tars: Sequence[_TarFile]) -> str:
     return roots[0]
 
 
-def _scan(tars: Sequence[_TarFile], progress: Callable[[int, int], None] | None) -> list[ScannedTar]:
-    scans: list[ScannedTar] = []
-    if progress is not None:
-        progress(0, len(tars))
-    with TransferPool(_TARS_AT_A_TIME) as pool:
-        for scan in pool.map(lambda tar: scan_tar(tar.storage, tar.name), tars):
-            scans.append(scan)
-            if progress is not None:
-                progress(len(scans), len(tars))
-    return scans
-
-
 def _without_torn_samples(
     tars: Sequence[_TarFile], scans: Sequence[ScannedTar]
 ) -> tuple[list[Index], list[Quarantined]]:
     """Return the indexes without the samples of which two tars have a part each, and all bad samples."""
-    indexes = [scan.index for scan in scans]
-    bad = [
+    kept = [np.ones(len(np.unique(scan.index["record"])), dtype=np.bool_) for scan in scans]
+    bad = {
         Quarantined(f"{tar.url}/{key}" if key else tar.url, "read", reason)
         for tar, scan in zip(tars, scans, strict=True)
         for key, reason in scan.bad.items()
-    ]
-    for number in range(1, len(tars)):
-        tar, next_tar = tars[number - 1 : number + 1]
-        last, first = scans[number - 1].last, scans[number].first
+    }
+    for number, (tar, next_tar) in enumerate(itertools.pairwise(tars)):
+        last, first = scans[number].last, scans[number + 1].first
         neighbours = str(tar.storage) == str(next_tar.storage) and tar.split == next_tar.split
         if neighbours and last.key and last.key == first.key and not last.parts & first.parts:
             reason = "it is split between two tars, which have a part of it each"
-            if last.indexed:
-                indexes[number - 1] = without_last(indexes[number - 1])
-                bad.append(Quarantined(f"{tar.url}/{last.key}", "read", reason))
-            if first.indexed:
-                indexes[number] = without_first(indexes[number])
-                bad.append(Quarantined(f"{next_tar.url}/{first.key}", "read", reason))
-    return indexes, sorted(bad)
+            for at, end, place in ((number, last, -1), (number + 1, first, 0)):
+                if end.indexed:
+                    kept[at][place] = False
+                    bad.add(Quarantined(f"{tars[at].url}/{end.key}", "read", reason))
+    return [select_rows(scan.index, records) for scan, records in zip(scans, kept, strict=True)], sorted(bad)
 
 
 def _check_labels(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> None:

@@ -21,20 +21,9 @@ MAX_CLASSES = 1_000_000
 
 
 class LabelNumbering:
-    """The classes of a source, and their numbers.
+    """The class names of a source, label 0 first (`classes`; None if nothing is labelled), and their numbers.
 
-    Class names are sorted by their bytes. Labels that are numbers stay as they are, and are the names too.
-
-    Args:
-        classes: The class names if they are known.
-        found: All labels of the source.
-        where: The source, as messages name it.
-
-    Attributes:
-        classes: The class names, label 0 first; None if nothing is labelled.
-
-    Raises:
-        ConfigError: A label is not among the known classes, or the labels are both numbers and names.
+    Names that are found are sorted by their bytes. Labels that are numbers stay as they are, and are the names too.
     """
 
     def __init__(self, classes: Classes, found: Iterable[Named], where: object) -> None:

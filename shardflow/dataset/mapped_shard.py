@@ -22,19 +22,7 @@ from .shard_rows import ShardRows
 
 
 class MappedShard:
-    """An open shard.
-
-    Args:
-        file: Its tar, open for reading. It may be closed afterwards.
-        shard: Its entry in the manifest.
-        rows: The rows of its index; None to rebuild them from the tar.
-        number: Its number in the split.
-        url: How messages name it.
-
-    Raises:
-        IntegrityError: The size of the tar is not the manifest's, or the rebuilt index is not the one packed.
-        FormatError: The tar is damaged, so that its index cannot be rebuilt.
-    """
+    """An open shard. Its file may be closed; `rows` None rebuilds the index from the tar; messages name the `url`."""
 
     def __init__(self, file: IO[bytes], shard: Shard, rows: ShardRows | None, *, number: int, url: str) -> None:
         size = os.fstat(file.fileno()).st_size
@@ -50,32 +38,20 @@ class MappedShard:
         self.was_refetched = False
 
     def sample(self, record: int, unchecked: Container[str] = ()) -> Sample:
-        """Return a sample. The CRC-32 of each part is checked, except for the parts named in `unchecked`.
-
-        Raises:
-            IntegrityError: A part is damaged. The error names the shard and the key.
-        """
+        """Return a sample, the CRC-32 of each part checked unless the part is named in `unchecked`."""
         return self.rows.sample(
             record, self._bytes, shard=self._number, url=self._url, key=self.key, unchecked=unchecked
         )
 
     def key(self, record: int) -> str:
-        """Return the key of a sample.
-
-        Raises:
-            IntegrityError: The header with the key is damaged, or belongs to another member than the index says.
-        """
+        """Return the key of a sample."""
         try:
             return self.rows.key(record, self._bytes)
         except IntegrityError as error:
             raise error.at(shard=self._url) from error.__cause__
 
     def members(self, record: int) -> list[ustar.Member]:
-        """Return the members of a sample: name, with the part as the index has it, offset and size.
-
-        Raises:
-            IntegrityError: As for `key`.
-        """
+        """Return the members of a sample: name, with the part as the index has it, offset and size."""
         key = self.key(record)
         rows = self.rows.of_record(record)
         return [ustar.Member(f"{key}.{part.decode()}", offset, size) for _, part, offset, size, *_ in rows]

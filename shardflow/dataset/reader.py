@@ -1,13 +1,20 @@
-"""The reader of a split's shards: mapped in place, or through the cache; while they arrive, or again after damage."""
+"""The reader of a split's shards: mapped in place, or through the cache; while they arrive, or again after damage.
+
+A large shard takes seconds to arrive, and the first batches of an epoch need only the head of each. So they read the
+file as it grows, whichever process writes it, and no byte is fetched twice. That file is not verified as a whole, and
+its writer may start over: samples are copied out of it and checked against the index, which the manifest verifies.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +30,6 @@ from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.storage import Storage
 
 from .mapped_shard import MappedShard
-from .partial_shard import PartialShard
 from .sample import Sample
 from .shard_rows import ShardRows, check_index, parse_index, read_index
 
@@ -59,8 +65,12 @@ class ShardReader:
         cache: Where to keep downloaded shards; by default the one in the user's cache directory.
 
     Attributes:
-        shards: As above.
-        cache: The cache; None if all shards are on a local disk.
+        cache: None if all shards are on a local disk.
+
+    Raises:
+        StoreError: By every method that reads: a shard is missing or out of reach.
+        IntegrityError: Likewise: a shard is not the one packed, or what is read of it is damaged. The error names the
+            shard, and the key of a damaged sample.
     """
 
     def __init__(self, storage: Storage, shards: Sequence[Shard], cache: Cache | None = None) -> None:
@@ -68,22 +78,13 @@ class ShardReader:
         self._storage = storage
         self.cache = None if are_local(storage, shards) else as_cache(cache)
         self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
-        self._partial: dict[int, PartialShard] = {}
+        self._partial: dict[int, ShardRows | None] = {}  # the rows of shards that are being downloaded
 
     def read(self, shard: int, record: int, *, unchecked: Container[str] = (), sequential: bool = False) -> Sample:
         """Return a sample; of the shards read least recently, those beyond 256 are unmapped.
 
-        Args:
-            shard: Number of the shard.
-            record: Number of the sample in the shard.
-            unchecked: Names of parts whose CRC-32 is not checked: parts that the caller does not use, such as an
-                encoded image whose pixels are cached. Reading them costs nothing then.
-            sequential: The caller will read the whole shard: the kernel reads ahead in it.
-
-        Raises:
-            StoreError: The shard is missing or out of reach.
-            IntegrityError: The shard is not the one packed, or a checked part is damaged. The error names the shard,
-                and the key of a damaged sample.
+        The CRC-32 of `unchecked` parts, which the caller does not use, is not checked: reading them costs nothing then.
+        If the caller will read the whole shard (`sequential`), the kernel reads ahead in it.
         """
         mapped = self._mapped.get(shard)
         if mapped is None:
@@ -102,31 +103,16 @@ class ShardReader:
         return self._mapped[shard].sample(record, unchecked)
 
     def part(self, shard: int, record: int, name: str) -> memoryview | None:
-        """Return one part of a sample, its CRC-32 checked; None if the sample has no such part.
-
-        Raises:
-            StoreError: The shard is missing or out of reach.
-            IntegrityError: The shard is not the one packed, or the part is damaged.
-        """
+        """Return one part of a sample, its CRC-32 checked; None if the sample has no such part."""
         others = {row[1].decode() for row in self._open(shard).rows.of_record(record)} - {name}
         return self.read(shard, record, unchecked=others).parts.get(name)
 
     def key(self, shard: int, record: int) -> str:
-        """Return the key of a sample.
-
-        Raises:
-            StoreError: The shard is missing or out of reach.
-            IntegrityError: The shard is not the one packed, or the header with the key is damaged.
-        """
+        """Return the key of a sample."""
         return self._open(shard).key(record)
 
     def members(self, shard: int, record: int) -> list[ustar.Member]:
-        """Return the members of a sample: name, offset of the payload, and size.
-
-        Raises:
-            StoreError: The shard is missing or out of reach.
-            IntegrityError: The shard is not the one packed, or the header with the key is damaged.
-        """
+        """Return the members of a sample: name, offset of the payload, and size."""
         return self._open(shard).members(record)
 
     def unmap(self, shard: int) -> None:
@@ -146,36 +132,21 @@ class ShardReader:
     def fetch(self, shard: int, *, stall_timeout_s: float = 0) -> FetchResult:
         """Download a shard into the cache, with its index, unless it is there; return what became of the tar.
 
-        Args:
-            shard: Number of the shard.
-            stall_timeout_s: A download of another thread or process is waited for until it has not grown for so long.
-
-        Raises:
-            StoreError: The shard is missing or out of reach.
-            IntegrityError: The shard is not the one packed.
+        A download of another thread or process is waited for until it has not grown for `stall_timeout_s`.
         """
         entry = self.shards[shard]
         if self.cache is None or self._is_file(entry.name):
             return FetchResult.CACHED
-
-        def download(target: Path) -> None:
-            self._download_with_index(entry, target)
-
-        result = self.cache.fetch(entry.sha256, entry.bytes, download, stall_timeout_s=stall_timeout_s)
+        result = self.cache.fetch(
+            entry.sha256, entry.bytes, partial(self._download_with_index, entry), stall_timeout_s=stall_timeout_s
+        )
         if result is FetchResult.CACHED:
             with contextlib.suppress(NotFoundError, IntegrityError):  # readers then rebuild it from the tar
                 self._fetch_index(entry)
         return result
 
     def index(self, shard: int) -> Index:
-        """Return the index of a shard; a damaged copy in the cache is downloaded once more.
-
-        Raises:
-            NotFoundError: It is missing.
-            IntegrityError: It is not the one packed.
-            ShardIndexError: It does not fit its tar.
-            StoreError: It is out of reach.
-        """
+        """Return the index of a shard; a damaged copy in the cache is downloaded once more."""
         entry = self.shards[shard]
         if self.cache is None or self._is_file(entry.index_name):
             return read_index(self._storage, entry)
@@ -187,26 +158,17 @@ class ShardReader:
         return self._cached_index(self.cache, entry)
 
     def rows(self, shard: int) -> ShardRows | None:
-        """Return the rows of a shard's index; None if it is missing or damaged.
-
-        Raises:
-            ShardIndexError: It does not fit its tar.
-            StoreError: It is out of reach.
-        """
+        """Return the rows of a shard's index; None if it is missing or damaged."""
         try:
             return ShardRows.from_index(self.index(shard), self.shards[shard].samples)
         except (NotFoundError, IntegrityError):
             return None
 
     def image_sizes(self, shard: int) -> npt.NDArray[np.int64]:
-        """Return width and height of each sample's image: int64 [samples, 2], zeros if there is none or unknown.
-
-        Raises:
-            StoreError: The shard is missing or out of reach.
-            IntegrityError: Neither its index nor one rebuilt from its tar is the one packed.
-        """
-        opened = self._mapped.get(shard) or self._partial_shard(shard)
-        return (opened.rows or self._open(shard).rows).image_sizes()
+        """Return width and height of each sample's image: int64 [samples, 2], zeros if there is none or unknown."""
+        mapped = self._mapped.get(shard)
+        rows = mapped.rows if mapped is not None else self._partial_rows(shard)
+        return (rows or self._open(shard).rows).image_sizes()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mapped": OrderedDict(), "_partial": {}}
@@ -218,9 +180,8 @@ class ShardReader:
         return mapped
 
     def _map(self, shard: int) -> MappedShard:
-        partial = self._partial.pop(shard, None)
         with self._open_tar(self.shards[shard]) as file:
-            rows = (partial and partial.rows) or self.rows(shard)
+            rows = self._partial.pop(shard, None) or self.rows(shard)
             mapped = MappedShard(file, self.shards[shard], rows, number=shard, url=self.url(shard))
         self._mapped[shard] = mapped
         if len(self._mapped) > MAPPED_SHARDS:
@@ -228,13 +189,10 @@ class ShardReader:
         return mapped
 
     def _refetch(self, shard: int) -> bool:
-        """Map a damaged shard anew, downloaded again if its copy in the cache is damaged; return whether it was done.
-
-        It is done once for each mapping: if the damage is still there, it is the source's.
-        """
+        """Map a damaged shard anew, downloaded again if its cached copy is damaged; return whether it was done."""
         entry = self.shards[shard]
         if self.cache is None or self._is_file(entry.name) or self._mapped[shard].was_refetched:
-            return False
+            return False  # after a second download the damage is the source's
         if self.cache.discard_damaged(entry.sha256):
             logger.warning("the copy of %s in the cache was damaged; check the disk", self.url(shard))
         self._map(shard).was_refetched = True
@@ -254,22 +212,34 @@ class ShardReader:
                     return None
             else:
                 with file:
-                    if (sample := self._partial_shard(shard).sample(file, record)) is not None:
+                    if (sample := self._read_arrived(file, shard, record)) is not None:
                         return sample
             time.sleep(_POLL_S)
         return None
 
-    def _partial_shard(self, shard: int) -> PartialShard:
+    def _read_arrived(self, file: IO[bytes], shard: int, record: int) -> Sample | None:
+        """Return a sample from the file as it is now; None if it is not there yet, damaged, or without an index."""
+        if (rows := self._partial_rows(shard)) is None:
+            return None
+        begin, end = rows.span(record)
+        data = bytearray(end - begin)
+        if os.preadv(file.fileno(), [data], begin) != len(data):
+            return None
+        with contextlib.suppress(IntegrityError):  # the sample will come with the whole shard
+            return rows.sample_of_span(record, memoryview(data), shard=shard, url=self.url(shard))
+        return None
+
+    def _partial_rows(self, shard: int) -> ShardRows | None:
         if shard not in self._partial:
-            self._partial[shard] = PartialShard(self.rows(shard), number=shard, url=self.url(shard))
+            self._partial[shard] = self.rows(shard)
         return self._partial[shard]
 
     def _open_tar(self, entry: Shard) -> IO[bytes]:
-        """Return the tar, open for reading; its bytes stay readable when the file is deleted or evicted."""
+        """Open the tar; its bytes stay readable when the file is deleted or evicted."""
         path = self._storage.local_path(entry.name)
         if path is None:
             assert self.cache is not None
-            return self.cache.open(entry.sha256, entry.bytes, lambda target: self._download(entry, target))
+            return self.cache.open(entry.sha256, entry.bytes, partial(self._download, entry))
         with map_os_errors(path):
             return open(path, "rb")
 
@@ -280,7 +250,7 @@ class ShardReader:
         self._storage.get(entry.name, target, size=entry.bytes, sha256=entry.sha256)
 
     def _download_with_index(self, entry: Shard, target: Path) -> None:
-        """Download a tar, and its index at the same time: samples are read with the index while the tar arrives."""
+        """Download a tar, and at the same time its index, with which samples are read while the tar arrives."""
 
         def fetch_index() -> None:
             with contextlib.suppress(ShardflowError):  # it is tried again when the tar is here
@@ -295,10 +265,10 @@ class ShardReader:
 
     def _fetch_index(self, entry: Shard) -> None:
         if self.cache is not None and not self._is_file(entry.index_name):
-            self.cache.fetch(entry.index_sha256, None, lambda target: self._download_index(entry, target))
+            self.cache.fetch(entry.index_sha256, None, partial(self._download_index, entry))
 
     def _cached_index(self, cache: Cache, entry: Shard) -> Index:
-        with cache.open(entry.index_sha256, None, lambda target: self._download_index(entry, target)) as file:
+        with cache.open(entry.index_sha256, None, partial(self._download_index, entry)) as file:
             return parse_index(self._storage, entry, file.read())
 
     def _download_index(self, entry: Shard, target: Path) -> None:

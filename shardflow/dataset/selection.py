@@ -7,7 +7,8 @@ except at the very border.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,43 +16,43 @@ import numpy.typing as npt
 from shardflow.errors import DecodeError, IntegrityError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import sample_labels
+from shardflow.formats.manifest import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.order import keyed_rng
 
 from .dataset import Dataset, Split
 from .virtual_dataset import SelectedRows, tar_locations
 
+_Result = TypeVar("_Result")
+
 Mask = npt.NDArray[np.bool_]
 """For each sample of a split, whether it is selected."""
 
 
-def shard_labels(split: Split, shard: int) -> list[tuple[int, ...]]:
-    """Return the classes of each record of a shard: none, one or several. A remote tar is downloaded into the cache.
+def read_records(
+    split: Split, read: Callable[[int, int], _Result], progress: Callable[[Shard], None] | None
+) -> Iterator[_Result]:
+    """Yield `read(shard, record)` for each sample of a split. Remote tars are downloaded into the cache."""
+    for number, shard in enumerate(split.shards):
+        for record in range(shard.samples):
+            yield read(number, record)
+        split.reader.unmap(number)
+        if progress is not None:
+            progress(shard)
 
-    Raises:
-        StoreError: The tar is missing or out of reach.
-        IntegrityError: A label is damaged, or is not a number.
-    """
-    return [_labels(split, shard, record) for record in range(split.shards[shard].samples)]
 
-
-def shard_keys(split: Split, shard: int) -> list[str]:
-    """Return the key of each record of a shard. A remote tar is downloaded into the cache.
-
-    Raises:
-        StoreError: The tar is missing or out of reach.
-        IntegrityError: A header is damaged.
-    """
-    return [split.reader.key(shard, record) for record in range(split.shards[shard].samples)]
+def record_labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
+    """Return the classes of a record: none, one or several."""
+    reader = split.reader
+    try:
+        return sample_labels(lambda part: reader.part(shard, record, part)) or ()
+    except DecodeError as error:
+        message = f"{error}; run `shardflow verify`"
+        raise IntegrityError(message).at(shard=reader.url(shard), key=reader.key(shard, record)) from error
 
 
 def sample_hashes(dataset: Dataset, split: str, seed: int) -> keyed_rng.U64:
-    """Return a random number for each sample of a split, from its image and the seed. Only the index is read.
-
-    Raises:
-        StoreError: An index is missing or out of reach.
-        IntegrityError: An index is not the one packed.
-    """
+    """Return a random number for each sample of a split, from its image and the seed. Only the index is read."""
     key = keyed_rng.key(seed, "view")
     reader = dataset[split].reader
     images = [image_checksums(reader.index(shard)) for shard in range(len(reader.shards))]
@@ -67,12 +68,7 @@ def select_lowest(mask: Mask, hashes: keyed_rng.U64, count: int) -> Mask:
 
 
 def select_shards(dataset: Dataset, selection: Mapping[str, tuple[str, Mask]]) -> Iterator[SelectedRows]:
-    """Yield the shards of a virtual dataset.
-
-    Args:
-        dataset: The dataset from which it selects.
-        selection: Split of the virtual dataset → split of the dataset, and which of its samples are selected.
-    """
+    """Yield the shards of a virtual dataset: for each of its splits, the samples of a split of `dataset`."""
     for name, (source, mask) in selection.items():
         split, tars, begin = dataset[source], tar_locations(dataset, source), 0
         for number, shard in enumerate(split.shards):
@@ -98,12 +94,3 @@ def image_checksums(index: Index) -> keyed_rng.U64:
     rows[with_image] = images[first]
     checksums: keyed_rng.U64 = index["crc32"][rows].astype(np.uint64) << np.uint64(32) | index["size"][rows]
     return checksums
-
-
-def _labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
-    reader = split.reader
-    try:
-        return sample_labels(lambda part: reader.part(shard, record, part)) or ()
-    except DecodeError as error:
-        message = f"{error}; run `shardflow verify`"
-        raise IntegrityError(message).at(shard=reader.url(shard), key=reader.key(shard, record)) from error

@@ -25,17 +25,11 @@ Row = tuple[int, bytes, int, int, int, int, int]
 
 
 class ShardRows(NamedTuple):
-    """The rows of a shard's index, by record.
-
-    Attributes:
-        members: One row per member.
-        bounds: Record → where its rows begin in `members`; one more entry for the end.
-        keys: Record → the row of its key, for records whose members have extended headers.
-    """
+    """The rows of a shard's index, by record."""
 
     members: list[Row]
-    bounds: list[int]
-    keys: dict[int, Row]
+    bounds: list[int]  # record → where its rows begin in `members`; one more entry for the end
+    keys: dict[int, Row]  # record → the row of its key, for records whose members have extended headers
 
     @classmethod
     def from_index(cls, index: Index, samples: int) -> ShardRows:
@@ -76,17 +70,9 @@ class ShardRows(NamedTuple):
         key: str | Callable[[int], str],
         unchecked: Container[str] = (),
     ) -> Sample:
-        """Return a sample whose parts are views of its tar, without copying.
+        """Return a sample whose parts are views of `tar`, the bytes of its tar from `begin` on.
 
-        Args:
-            record: Its number in the shard.
-            tar: The bytes of the tar from `begin` on.
-            begin: Where they begin in the tar.
-            shard, url, key: For the sample, see there.
-            unchecked: Names of parts whose CRC-32 is not checked.
-
-        Raises:
-            IntegrityError: A part is damaged. The error names the shard and the key.
+        The CRC-32 of each part is checked, unless the part is named in `unchecked`.
         """
         parts: dict[str, memoryview] = {}
         image_size = None
@@ -101,11 +87,7 @@ class ShardRows(NamedTuple):
         return Sample(parts, image_size or (0, 0), shard, record, url, key)
 
     def sample_of_span(self, record: int, data: memoryview, *, shard: int, url: str) -> Sample:
-        """Return a sample from the bytes of its span alone. Its key is checked as well as its parts.
-
-        Raises:
-            IntegrityError: The bytes are not those that the index describes.
-        """
+        """Return a sample from the bytes of its span alone. Its key is checked as well as its parts."""
         begin, end = self.span(record)
         try:
             key = self.key(record, data, begin)
@@ -117,16 +99,7 @@ class ShardRows(NamedTuple):
         return self.sample(record, data, begin, shard=shard, url=url, key=key)
 
     def key(self, record: int, tar: memoryview, begin: int = 0) -> str:
-        """Return the key of a record: the common name of its members, without the part.
-
-        Args:
-            record: Its number in the shard.
-            tar: The bytes of the tar from `begin` on.
-            begin: Where they begin in the tar.
-
-        Raises:
-            IntegrityError: The header with the key is damaged, or belongs to another member than the index says.
-        """
+        """Return the key of a record from `tar`, the bytes of its tar from `begin` on."""
         if record not in self.keys:
             row = self.members[self.bounds[record]]
             return member_key(bytes(tar[row[2] - ustar.BLOCK - begin : row[2] - begin]), row)
@@ -138,11 +111,7 @@ class ShardRows(NamedTuple):
 
 
 def member_key(header: bytes, row: Row) -> str:
-    """Return the key in the header of a member.
-
-    Raises:
-        IntegrityError: The header is damaged, or belongs to another member than the index says.
-    """
+    """Return the key in the header of a member."""
     record, part, offset, size, *_ = row
     try:
         member = ustar.parse(header, offset)
@@ -157,22 +126,12 @@ def member_key(header: bytes, row: Row) -> str:
 
 
 def read_index(storage: Storage, shard: Shard) -> Index:
-    """Return the index of a shard from its storage.
-
-    Raises:
-        NotFoundError, StoreError: It is missing, or out of reach.
-        IntegrityError, ShardIndexError: As for `parse_index`.
-    """
+    """Return the index of a shard from its storage."""
     return parse_index(storage, shard, storage.read(shard.index_name))
 
 
 def parse_index(storage: Storage, shard: Shard, data: bytes) -> Index:
-    """Return an index from its bytes, checked against the manifest.
-
-    Raises:
-        IntegrityError: It is not the one packed.
-        ShardIndexError: It does not fit its tar.
-    """
+    """Return an index from its bytes, checked against the manifest."""
     check_index(storage, shard, data)
     try:
         return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
@@ -181,11 +140,7 @@ def parse_index(storage: Storage, shard: Shard, data: bytes) -> Index:
 
 
 def check_index(storage: Storage, shard: Shard, data: bytes) -> bytes:
-    """Return the bytes of an index if they have the SHA-256 of the manifest.
-
-    Raises:
-        IntegrityError: They have another.
-    """
+    """Return the bytes of an index, checked against its SHA-256 in the manifest."""
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
         raise IntegrityError(f"{storage.url(shard.index_name)} is not the index packed; run `shardflow verify`")
     return data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from shardflow.formats.manifest import Shard
 from shardflow.order import keyed_rng
 
 from .dataset import Dataset, open_dataset
-from .selection import Mask, sample_hashes, select_lowest, select_shards, shard_labels
+from .selection import Mask, read_records, record_labels, sample_hashes, select_lowest, select_shards
 from .virtual_dataset import VirtualReport, build_virtual_dataset
 
 
@@ -78,13 +79,8 @@ def _first_classes(dataset: Dataset, progress: Callable[[Shard], None] | None) -
     train = dataset["train"]
     if dataset.classes is None:
         return np.full(len(train), -1, dtype=np.int64)
-    classes: list[int] = []
-    for number, shard in enumerate(train.shards):
-        classes += [min(labels, default=-1) for labels in shard_labels(train, number)]
-        train.reader.unmap(number)
-        if progress is not None:
-            progress(shard)
-    return np.array(classes, dtype=np.int64)
+    labels = read_records(train, partial(record_labels, train), progress)
+    return np.fromiter((min(each, default=-1) for each in labels), dtype=np.int64)
 
 
 def _stratified(classes: npt.NDArray[np.int64], hashes: keyed_rng.U64, share: float, seed: int) -> Mask:

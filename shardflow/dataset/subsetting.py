@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import numpy as np
 from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Shard
 
-from .dataset import Dataset, Split, open_dataset
-from .selection import Mask, sample_hashes, select_lowest, select_shards, shard_keys, shard_labels
+from .dataset import Dataset, open_dataset
+from .selection import Mask, read_records, record_labels, sample_hashes, select_lowest, select_shards
 from .virtual_dataset import VirtualReport, build_virtual_dataset
 
 _SHOWN_NAMES = 3
@@ -101,10 +102,8 @@ def _keep_classes(
         raise ConfigError(f"{dataset.url} has no class {unknown[0]!r}; its {len(dataset.classes)} begin with {known}")
     wanted = {dataset.classes.index(name) for name in classes}
     for name, split in dataset.items():
-        kept: list[bool] = []
-        for number in _shards(split, progress):
-            kept += [not wanted.isdisjoint(labels) for labels in shard_labels(split, number)]
-        masks[name] &= np.array(kept, dtype=np.bool_)
+        labels = read_records(split, partial(record_labels, split), progress)
+        masks[name] &= np.fromiter((not wanted.isdisjoint(each) for each in labels), dtype=np.bool_)
 
 
 def _keep_samples(
@@ -113,12 +112,11 @@ def _keep_samples(
     wanted, found, repeated = set(samples), set[str](), set[str]()
     for name, split in dataset.items():
         kept: list[bool] = []
-        for number in _shards(split, progress):
-            for key in shard_keys(split, number):
-                matches = {key, f"{name}:{key}"} & wanted
-                kept.append(bool(matches))
-                repeated |= matches & found
-                found |= matches
+        for key in read_records(split, split.reader.key, progress):
+            matches = {key, f"{name}:{key}"} & wanted
+            kept.append(bool(matches))
+            repeated |= matches & found
+            found |= matches
         masks[name] &= np.array(kept, dtype=np.bool_)
     if missing := sorted(wanted - found):
         shown = ", ".join(map(repr, missing[:_SHOWN_NAMES]))
@@ -128,17 +126,9 @@ def _keep_samples(
         raise ConfigError(f"{dataset.url} has more than one sample {key!r}; name its split, as in 'train:{key}'")
 
 
-def _shards(split: Split, progress: Callable[[Shard], None] | None) -> Iterator[int]:
-    """Yield the number of each shard; unmap the shard after the caller has read it."""
-    for number, shard in enumerate(split.shards):
-        yield number
-        split.reader.unmap(number)
-        if progress is not None:
-            progress(shard)
-
-
 def _summary(conditions: Mapping[str, Any]) -> str:
-    """Return the conditions in a few words; of long lists, only their length."""
-    used = {name: value for name, value in conditions.items() if value is not None}
-    texts = {name: value if isinstance(value, float | int) else f"{len(value)} given" for name, value in used.items()}
-    return ", ".join(f"{name} {text}" for name, text in texts.items())
+    return ", ".join(
+        f"{name} {value if isinstance(value, float | int) else f'{len(value)} given'}"
+        for name, value in conditions.items()
+        if value is not None
+    )

@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
@@ -96,36 +95,39 @@ def sync(
             """Copy what is missing of a shard; return whether its tar was copied."""
             is_missing = shard.name in first_of_tar and not has_tar(shard)
             if is_missing:
-                _copy_tar(source, target, writer.staging, shard)
+                path = writer.staging / f"{TEMPORARY}{shard.name.replace('/', '-')}"
+                source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
+                target.upload(shard.name, path)
             if target.url(shard.index_name) not in sizes:
                 target.put(shard.index_name, check_index(source, shard, source.read(shard.index_name)))
             return is_missing
 
-        tars: list[tuple[Shard, bool]] = []
+        copied_bytes: list[int] = []
+        found_bytes: list[int] = []
         with TransferPool(_SHARDS_AT_A_TIME) as pool:
             copies = [pool.submit(copy, shard) for shard in shards]
             for shard, copied in zip(shards, copies, strict=True):
                 was_copied = copied.result()
                 if shard.name in first_of_tar:
-                    tars.append((shard, was_copied))
+                    (copied_bytes if was_copied else found_bytes).append(shard.bytes)
                 if progress is not None:
                     progress(shard)
         if finished:
             clean_up(target)
-            return _report(dataset.fingerprint, tars)
-        for name in (manifest.QUARANTINE_NAME, *_receipts(dataset)):
-            with contextlib.suppress(NotFoundError):
-                target.put(name, source.read(name))
-        abort_uploads(target, {shard.name for shard in shards})
-        target.put_new(manifest.FILE_NAME, replace(dataset.manifest, roots=roots).to_bytes())
-        release(target)
-    return _report(dataset.fingerprint, tars)
-
-
-def _copy_tar(source: Storage, target: Storage, staging: Path, shard: Shard) -> None:
-    path = staging / f"{TEMPORARY}{shard.name.replace('/', '-')}"
-    source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
-    target.upload(shard.name, path)
+        else:
+            for name in (manifest.QUARANTINE_NAME, *_receipts(dataset)):
+                with contextlib.suppress(NotFoundError):
+                    target.put(name, source.read(name))
+            abort_uploads(target, {shard.name for shard in shards})
+            target.put_new(manifest.FILE_NAME, replace(dataset.manifest, roots=roots).to_bytes())
+            release(target)
+    return SyncReport(
+        copied=len(copied_bytes),
+        copied_bytes=sum(copied_bytes),
+        found=len(found_bytes),
+        found_bytes=sum(found_bytes),
+        fingerprint=dataset.fingerprint,
+    )
 
 
 def _receipts(dataset: Dataset) -> list[str]:
@@ -156,10 +158,3 @@ def _begin(target: Storage, fingerprint: str) -> None:
         if name.rpartition("/")[2].startswith(TEMPORARY):
             target.remove(name)
     acquire(target, fingerprint)
-
-
-def _report(fingerprint: str, tars: list[tuple[Shard, bool]]) -> SyncReport:
-    copied, found = ([shard.bytes for shard, was_copied in tars if was_copied is kind] for kind in (True, False))
-    return SyncReport(
-        copied=len(copied), copied_bytes=sum(copied), found=len(found), found_bytes=sum(found), fingerprint=fingerprint
-    )

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, NamedTuple
 
-import numpy as np
-
 from shardflow.errors import DecodeError, IntegrityError, SampleError, ShardIndexError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.image_types import IMAGE_PARTS
@@ -39,32 +37,19 @@ class EndSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScannedTar:
-    """The content of a tar.
-
-    Attributes:
-        bytes, sha256: Size and SHA-256 of the tar.
-        index: The index of the samples that can be used.
-        labels: The numbers in their `.cls`.
-        bad: Key → why the sample cannot be used; the key "" stands for everything behind the point where the tar is
-            damaged.
-        first, last: The samples at its ends.
-    """
+    """The size and SHA-256 of a tar, and its samples: the index and the labels of those that can be used."""
 
     bytes: int
     sha256: str
     index: Index
     labels: frozenset[int]
-    bad: dict[str, str]
+    bad: dict[str, str]  # key → why the sample cannot be used; key "" for everything behind the damage of a tar
     first: EndSample
     last: EndSample
 
 
 def scan_tar(storage: Storage, name: str) -> ScannedTar:
-    """Read a tar.
-
-    Raises:
-        StoreError: It is missing or out of reach.
-    """
+    """Read a tar."""
     with _opened(storage, name) as (file, tar):
         samples = list(read_samples(file))
         keys = Counter(sample.key for sample in samples)
@@ -86,9 +71,7 @@ def scan_tar(storage: Storage, name: str) -> ScannedTar:
         return ScannedTar(
             bytes=len(tar),
             sha256=hashlib.sha256(tar).hexdigest(),
-            index=shard_index.from_rows(
-                [row._replace(record=record) for record, rows in enumerate(indexed) for row in rows]
-            ),
+            index=shard_index.from_rows([row._replace(record=n) for n, rows in enumerate(indexed) for row in rows]),
             labels=labels,
             bad=bad,
             first=first,
@@ -96,22 +79,9 @@ def scan_tar(storage: Storage, name: str) -> ScannedTar:
         )
 
 
-def without_first(index: Index) -> Index:
-    """Return an index without its first record."""
-    rest: Index = index[index["record"] != 0].copy()
-    rest["record"] -= np.uint32(1)
-    return rest
-
-
-def without_last(index: Index) -> Index:
-    """Return an index without its last record."""
-    rest: Index = index[index["record"] != index["record"][-1]]
-    return rest
-
-
 @contextlib.contextmanager
 def _opened(storage: Storage, name: str) -> Iterator[tuple[IO[bytes], memoryview]]:
-    """Lend a tar as a file and as bytes; a remote tar is read into memory whole."""
+    """Open a tar as a file and as bytes; a remote tar is read into memory whole."""
     path = storage.local_path(name)
     if path is None:
         data = storage.read(name)
@@ -131,22 +101,16 @@ def _rows(sample: TarSample, tar: memoryview) -> list[Row]:
         raise SampleError(sample.problem)
     if not IMAGE_PARTS & sample.parts.keys():
         raise SampleError(f"has no image among its parts: {', '.join(sample.parts)}")
-    rows, has_plain_headers = [], True
+    rows = []
     for part, (offset, size) in sample.parts.items():
         if offset + size > len(tar):
             raise SampleError(f"its part {part!r} is cut short")
-        row = shard_index.make_row(0, part, offset, tar[offset : offset + size])
-        has_plain_headers = has_plain_headers and _has_key(bytes(tar[offset - ustar.BLOCK : offset]), row, sample.key)
-        rows.append(row)
+        rows.append(shard_index.make_row(0, part, offset, tar[offset : offset + size]))
     # Readers look for the key in the block before the payload. With extended headers it is elsewhere.
-    return rows if has_plain_headers else sorted([*rows, _key_row(sample, tar)], key=lambda row: row.offset)
-
-
-def _has_key(header: bytes, row: Row, key: str) -> bool:
-    try:
-        return member_key(header, row) == key
-    except IntegrityError:
-        return False
+    with contextlib.suppress(IntegrityError):
+        if all(member_key(bytes(tar[row.offset - ustar.BLOCK : row.offset]), row) == sample.key for row in rows):
+            return rows
+    return sorted([*rows, _key_row(sample, tar)], key=lambda row: row.offset)
 
 
 def _key_row(sample: TarSample, tar: memoryview) -> Row:
@@ -162,7 +126,6 @@ def _key_row(sample: TarSample, tar: memoryview) -> Row:
 
 
 def _label(sample: TarSample, tar: memoryview) -> set[int]:
-    """Return the number in `.cls`; nothing without that part."""
     if CLASS_PART not in sample.parts:
         return set()
     offset, size = sample.parts[CLASS_PART]

@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardflow.errors import DecodeError, FormatError, IntegrityError, StoreError, TarError
 from shardflow.formats import shard_index, ustar
@@ -92,64 +92,52 @@ def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None
 
 
 def verify_shard(storage: Storage, shard: Shard, classes: int | None) -> Iterator[Finding]:
-    """Yield everything that is wrong with a shard of a dataset that is not virtual.
-
-    Args:
-        storage: The storage of the dataset.
-        shard: The shard.
-        classes: How many classes the dataset has; None without labels.
-    """
+    """Yield everything that is wrong with a shard of a dataset that is not virtual, and has so many classes."""
     yield from _verify(storage, shard, _read_tar(storage, shard.name), classes, is_virtual=False)
 
 
-class _Tar(NamedTuple):
-    """The bytes of a tar, and their SHA-256."""
-
-    bytes: memoryview
-    sha256: str
-
-
-def _read_tar(storage: Storage, name: str) -> _Tar | StoreError:
+def _read_tar(storage: Storage, name: str) -> tuple[memoryview, str] | StoreError:
+    """Return the bytes of a tar and their SHA-256."""
     try:
         data = storage.read(name)
     except StoreError as error:
         return error
-    return _Tar(memoryview(data), hashlib.sha256(data).hexdigest())
+    return memoryview(data), hashlib.sha256(data).hexdigest()
 
 
 def _verify(
-    storage: Storage, shard: Shard, tar: _Tar | StoreError, classes: int | None, *, is_virtual: bool
+    storage: Storage, shard: Shard, read: tuple[memoryview, str] | StoreError, classes: int | None, *, is_virtual: bool
 ) -> Iterator[Finding]:
     index_findings, index = _read_index(storage, shard)
     yield from index_findings
-    if isinstance(tar, StoreError):
-        yield Finding(shard.name, str(tar))
+    if isinstance(read, StoreError):
+        yield Finding(shard.name, str(read))
         return
-    if len(tar.bytes) != shard.bytes:
-        yield Finding(shard.name, f"has {len(tar.bytes)} bytes, the manifest says {shard.bytes}")
-    if tar.sha256 != shard.sha256:
+    tar, sha256 = read
+    if len(tar) != shard.bytes:
+        yield Finding(shard.name, f"has {len(tar)} bytes, the manifest says {shard.bytes}")
+    if sha256 != shard.sha256:
         yield Finding(shard.name, "its SHA-256 differs from the manifest's")
     if is_virtual:  # its index has only some samples of the tar
         if index is not None:
-            yield from _verify_records(index, shard, tar.bytes, classes)
+            yield from _verify_records(index, shard, tar, classes)
         return
     try:
-        rebuilt, keys = shard_index.build(tar.bytes)
+        rebuilt, keys = shard_index.build(tar)
     except FormatError as error:
         yield Finding(shard.name, str(error))
-        if index is not None and not index_findings and len(tar.bytes) == shard.bytes:
-            yield from _verify_members(index, shard, tar.bytes, reported=str(error))
+        if index is not None and not index_findings and len(tar) == shard.bytes:
+            yield from _verify_members(index, shard, tar, reported=str(error))
         return
     if len(keys) != shard.samples:
         yield Finding(shard.name, f"holds {len(keys)} samples, the manifest says {shard.samples}")
     if index is not None:
         yield from _compare_indexes(index, shard, rebuilt, keys)
     if classes is not None:
-        yield from _verify_labels(shard, tar.bytes, rebuilt, keys, classes, strict=True)
+        yield from _verify_labels(shard, tar, rebuilt, keys, classes, strict=True)
 
 
 def _read_index(storage: Storage, shard: Shard) -> tuple[list[Finding], Index | None]:
-    """Return the problems of an index, and the index if it can be read."""
     try:
         data = storage.read(shard.index_name)
     except StoreError as error:
@@ -177,12 +165,7 @@ def _compare_indexes(index: Index, shard: Shard, rebuilt: Index, keys: list[str]
 
 
 def _verify_members(index: Index, shard: Shard, tar: memoryview, *, reported: str) -> Iterator[Finding]:
-    """Check each member where the index has it: the walk through a tar ends at the first damaged header.
-
-    Args:
-        index, shard, tar: The index of a shard, the shard, and the bytes of its tar.
-        reported: The problem of that header, which is reported already.
-    """
+    """Check each member where the index has it: the walk ended at a damaged header, whose problem is `reported`."""
     for record, name, offset, size, crc32, *_ in index.tolist():
         where = f"record {record}, part {name.decode()!r}"
         try:

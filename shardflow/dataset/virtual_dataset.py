@@ -45,18 +45,11 @@ class VirtualReport:
 
 
 class TarLocation(NamedTuple):
-    """Where a tar lies.
-
-    Attributes:
-        root: The directory or URL that it is below.
-        fingerprint: Fingerprint of the dataset there; None if there is none.
-        path: Its path below the root.
-        bytes, sha256: Its size and SHA-256.
-    """
+    """Where a tar lies, its size and its SHA-256."""
 
     root: str
-    fingerprint: str | None
-    path: str
+    fingerprint: str | None  # of the dataset in the root
+    path: str  # below the root
     bytes: int
     sha256: str
 
@@ -71,19 +64,16 @@ class SelectedRows(NamedTuple):
 
 def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
     """Return where the tars of a split lie, in order; the tars of a virtual dataset lie in its roots."""
-    own = canonical_root(dataset.url)
     roots = {
         name: (canonical_root(root_url(dataset.url, root)), root.fingerprint)
         for name, root in dataset.manifest.roots.items()
     }
-
-    def location(shard: Shard) -> TarLocation:
-        if not roots:
-            return TarLocation(own, dataset.fingerprint, shard.name, shard.bytes, shard.sha256)
-        name, path = split_shard_name(shard.name)
-        return TarLocation(*roots[name], path, shard.bytes, shard.sha256)
-
-    return [location(shard) for shard in dataset[split].shards]
+    own = canonical_root(dataset.url), dataset.fingerprint
+    locations = []
+    for shard in dataset[split].shards:
+        name, path = split_shard_name(shard.name) if roots else ("", shard.name)
+        locations.append(TarLocation(*roots.get(name, own), path, shard.bytes, shard.sha256))
+    return locations
 
 
 def build_virtual_dataset(
@@ -97,22 +87,9 @@ def build_virtual_dataset(
     bad: Sequence[Mapping[str, str]] = (),
     storage_options: Mapping[str, Any] | None = None,
 ) -> VirtualReport:
-    """Write the indexes of a virtual dataset and, at the end, its manifest.
+    """Write the indexes of a virtual dataset and, at the end, its manifest. A split without samples is left out.
 
-    Args:
-        dst: A directory or URL without a dataset.
-        selected: Its shards in order, tar by tar.
-        splits: The names of its splits in order; a split without samples is left out.
-        classes, recipe: For the manifest.
-        made_by: How it was made, for people to read.
-        bad: The lines of `quarantine.jsonl`; the file is not written if there are none.
-        storage_options: For `dst`, if it is a URL.
-
-    Raises:
-        DatasetExistsError: There is a dataset.
-        ConfigError: No sample is selected, or the dataset cannot name its tars from there, or another file is in the
-            way.
-        StoreError: The dataset cannot be written.
+    `bad` are the lines of `quarantine.jsonl`; the file is not written if there are none.
     """
     from shardflow import __version__  # here, because shardflow imports this module while it is being imported
 

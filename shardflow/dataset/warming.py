@@ -16,18 +16,7 @@ _AT_A_TIME = 8
 
 
 def warm(splits: Iterable[Split], *, progress: Callable[[Shard], None] | None = None) -> None:
-    """Download all shards of these splits into the cache. Shards that are there are marked as used and cost nothing.
-
-    Args:
-        splits: Splits of one dataset.
-        progress: Called after each shard.
-
-    Raises:
-        ConfigError: The shards are read where they lie, or are larger than the limit of the cache.
-        StoreError: A shard is out of reach, or the disk is full, or another process that downloads a shard does not
-            get on.
-        IntegrityError: A shard is not the one packed.
-    """
+    """Download all shards of a dataset's splits into the cache; those that are there are only marked as used."""
     splits = list(splits)
     for cache in {split.reader.cache for split in splits}:
         if cache is None:

@@ -7,50 +7,39 @@ import os
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import shardflow
 from shardflow._cores import allowed_cores
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.preview.augmentation import augment_with_loader
-from shardflow.preview.contact_sheet import COLUMNS, SIDE, draw_contact_sheet
+from shardflow.preview.contact_sheet import COLUMNS, SIDE, ContactSheet, draw_contact_sheet
 from shardflow.storage.local_files import map_os_errors
 
 from .pictures import make_pictures
 from .scenes import SCENES
-from .training import BATCH, CROP, SIZE, Epoch, augmentation, train
+from .training import AUGMENTATION, BATCH, CROP, SIZE, train
 
-LIMIT = 4096
-"""The most samples of a split that are streamed and trained on, so that the demo is short with any folder."""
-
-WORKERS = 8
-"""The most processes by default: the demo has no work for more."""
-
+_LIMIT = 4096  # the most samples of a split that are streamed and trained on, for a short demo
+_WORKERS = 8  # the most processes by default: the demo has no work for more
 _CROP = 224
 _RESUMED_BATCH = 24
 _SHEET = "demo.png"
 _SHEET_SAMPLES = 8
 _SEARCHED_SAMPLES = 512
 
-Report = Callable[[str, str], None]
-"""Called with the name of a step and one line about it."""
+Report = Callable[[str, str], None]  # called with the name of a step and one line about it
 
 
-@dataclass(slots=True)
-class DemoResult:
-    """The result of the demo.
-
-    Attributes:
-        sheet: Path of the contact sheet.
-        failures: One line for each result that was not as expected.
-    """
+class DemoResult(NamedTuple):
+    """The path of the contact sheet, and a line for each result that was not as expected."""
 
     sheet: Path
-    failures: list[str] = field(default_factory=list)
+    failures: list[str]
 
 
 def run_demo(
@@ -62,51 +51,41 @@ def run_demo(
     workers: int | None = None,
     pictures: tuple[int, int] = (60, 16),
 ) -> DemoResult:
-    """Run all steps.
+    """Run all steps: on a folder of images, or on pictures drawn now, so many per class for train and for val.
 
-    Args:
-        output: Folder for the results; if it is in use, a new folder in it is used instead.
-        report: Receives the progress.
-        images: Folder of images; None for pictures that are drawn now.
-        epochs: Number of training epochs; 0 skips the training.
-        workers: Number of processes; None for one per core, at most 8.
-        pictures: If pictures are drawn: how many per class in the train split, and in the val split.
-
-    Raises:
-        ConfigError: An argument is wrong.
-        ShardflowError: A step failed.
+    If the output folder is in use, the results are in a new folder in it.
     """
     for name, value in (("epochs", epochs), ("workers", workers)):
         if value is not None and value < 0:
             raise ConfigError(f"{name} must be 0 or more, found {value}")
-    processes = workers if workers is not None else min(allowed_cores(), WORKERS)
+    processes = workers if workers is not None else min(allowed_cores(), _WORKERS)
     folder = _new_folder(Path(output))
     if folder != Path(output):
         report("output", f"{output} is in use; this run writes to {folder}")
-    result = DemoResult(folder / _SHEET)
+    failures: list[str] = []
     drawn = images is None
     if images is None:
         images = folder / "pictures"
         _draw_pictures(images, pictures, processes, report)
     url = folder / "dataset"
     _pack(Path(images), url, processes, report, shard_samples=128 if drawn else 2048)
-    _verify(url, report, result)
+    _verify(url, report, failures)
     dataset = shardflow.open(url)
     filled = [name for name in dataset if len(dataset[name])]
     split = "train" if "train" in filled else filled[0]
     val_split = next((name for name in filled if name.startswith("val") and name != split), None)
-    _stream(url, split, processes, report, result)
+    _stream(url, split, processes, report, failures)
     if dataset.classes is None:
         report("train", "skipped: the images have no labels (a folder per class, DIR/CLASS/x.jpg, gives them labels)")
     elif len(dataset.classes) < 2:
         report("train", "skipped: there is only one class")
     elif epochs:
-        last = _train(url, split, val_split, epochs, processes, report)
-        _check_accuracy(last, len(dataset.classes), report, result if drawn else None)
+        not_learned = _train(url, split, val_split, epochs, processes, report, 1 / len(dataset.classes))
+        failures += not_learned if drawn else []  # with images of the user it is no failure
     report("sheet", f"drawing {_SHEET_SAMPLES} samples as packed, and as augmented in {COLUMNS - 1} epochs")
-    draw_samples(url, result.sheet, split=split)
-    report("", f"{result.sheet}")
-    return result
+    draw_samples(url, folder / _SHEET, split=split)
+    report("", f"{folder / _SHEET}")
+    return DemoResult(folder / _SHEET, failures)
 
 
 def _new_folder(output: Path) -> Path:
@@ -124,12 +103,11 @@ def _new_folder(output: Path) -> Path:
 
 
 def _draw_pictures(folder: Path, pictures: tuple[int, int], workers: int, report: Report) -> None:
-    train_pictures, val_pictures = pictures
-    total = len(SCENES) * (train_pictures + val_pictures)
+    total = len(SCENES) * sum(pictures)
     report("pictures", f"drawing {total} pictures of {len(SCENES)} classes: {', '.join(SCENES)}")
     started = time.perf_counter()
     with map_os_errors(folder):
-        make_pictures(folder, train=train_pictures, val=val_pictures, workers=max(1, workers))
+        make_pictures(folder, train=pictures[0], val=pictures[1], workers=max(1, workers))
         size = sum(path.stat().st_size for path in folder.rglob("*.jpg"))
     seconds = time.perf_counter() - started
     report("", f"{size / 1e6:.1f} MB of JPEG files in {seconds:.1f} s: {total / seconds:.0f} images/s")
@@ -137,54 +115,36 @@ def _draw_pictures(folder: Path, pictures: tuple[int, int], workers: int, report
 
 def _pack(images: Path, url: Path, workers: int, report: Report, *, shard_samples: int) -> None:
     report("pack", f"resizing {images} to a short side of 256 pixels, as shards in {url}")
-    packed = shardflow.pack(
-        images,
-        url,
-        workers=max(1, workers),
-        shard_samples=shard_samples,
-        max_bad=1 << 62,  # bad files do not end the demo, they are reported
-    )
+    # Bad files do not end the demo, they are reported.
+    packed = shardflow.pack(images, url, workers=max(1, workers), shard_samples=shard_samples, max_bad=1 << 62)
     shards = "1 shard" if packed.shards == 1 else f"{packed.shards} shards"
-    report(
-        "",
-        f"{packed.packed} of {packed.inputs} images in {shards}, {packed.bytes_in / 1e6:.1f} -> "
-        f"{packed.bytes_out / 1e6:.1f} MB in {packed.seconds:.1f} s: {packed.inputs / packed.seconds:.0f} images/s",
-    )
+    sizes = f"{packed.bytes_in / 1e6:.1f} -> {packed.bytes_out / 1e6:.1f} MB"
+    speed = f"in {packed.seconds:.1f} s: {packed.inputs / packed.seconds:.0f} images/s"
+    report("", f"{packed.packed} of {packed.inputs} images in {shards}, {sizes} {speed}")
     if packed.quarantined:
         report("", f"{packed.quarantined} could not be packed, see {url / 'quarantine.jsonl'}")
 
 
-def _verify(url: Path, report: Report, result: DemoResult) -> None:
+def _verify(url: Path, report: Report, failures: list[str]) -> None:
     report("verify", "reading everything back: sizes, SHA-256, tar structure, indexes, CRC-32 of every member")
     started = time.perf_counter()
     findings = shardflow.verify(url)
     for finding in findings:
         report("", str(finding))
     if findings:
-        result.failures.append(f"the dataset that was just packed is damaged: {len(findings)} findings")
+        failures.append(f"the dataset that was just packed is damaged: {len(findings)} findings")
     else:
         seconds = time.perf_counter() - started
         size = sum(shard.bytes for shard in shardflow.open(url).shards)
-        report("", f"sound: {size / 1e6:.1f} MB in {seconds:.2f} s, {size / 1e6 / seconds:.0f} MB/s")
+        report("", f"no damage: {size / 1e6:.1f} MB in {seconds:.2f} s, {size / 1e6 / seconds:.0f} MB/s")
 
 
-def _stream(url: Path, split: str, workers: int, report: Report, result: DemoResult) -> None:
+def _stream(url: Path, split: str, workers: int, report: Report, failures: list[str]) -> None:
     """Stream an epoch and save the state halfway, time another epoch, and resume the first one from the state."""
-
-    def loader(batch_size: int, num_workers: int) -> shardflow.Loader:
-        return shardflow.Loader(
-            url,
-            split=split,
-            batch_size=batch_size,
-            decoder=shardflow.RandomResizedCropDecoder(_CROP),
-            fields=("image", "key"),
-            tail="short",
-            limit=LIMIT,
-            num_workers=num_workers,
-        )
-
+    decoder, fields = shardflow.RandomResizedCropDecoder(_CROP), ("image", "key")
+    loader = partial(shardflow.Loader, url, split=split, decoder=decoder, fields=fields, tail="short", limit=_LIMIT)
     report("stream", f"{split}: random {_CROP}-pixel crops, batches of {BATCH}, worker processes: {workers}")
-    stream = loader(BATCH, workers)
+    stream = loader(batch_size=BATCH, num_workers=workers)
     epoch: list[tuple[str, int]] = []
     stop = (len(stream) + 1) // 2
     saved = ""
@@ -200,48 +160,37 @@ def _stream(url: Path, split: str, workers: int, report: Report, result: DemoRes
     once = "each exactly once" if exact else f"but {distinct} different ones"
     report("", f"an epoch is {len(epoch)} images, {once}: {rate:.0f} images/s")
     if not exact:
-        result.failures.append("an epoch did not visit each sample exactly once")
+        failures.append("an epoch did not visit each sample exactly once")
 
     report("resume", f"loading a state that was saved after batch {stop} of {len(stream)}, {len(saved)} bytes")
-    resumed = loader(_RESUMED_BATCH, min(1, workers))
+    resumed = loader(batch_size=_RESUMED_BATCH, num_workers=min(1, workers))
     resumed.load_state_dict(json.loads(saved))
     rest, expected = [entry for batch in resumed for entry in _checksums(*batch)], epoch[stop * BATCH :]
     if rest == expected:
         report("", f"exact: the other {len(rest)} images, same order, same pixels, now in batches of {_RESUMED_BATCH}")
     else:
-        result.failures.append(
-            f"the resumed loader returned {len(rest)} images that differ from the {len(expected)} expected"
-        )
+        failures.append(f"the resumed loader returned {len(rest)} images that differ from the {len(expected)} expected")
 
 
 def _checksums(images: Any, keys: list[str]) -> list[tuple[str, int]]:
-    """Return the key of each image of a batch, and a checksum of its pixels."""
     return [(key, zlib.crc32(image.numpy())) for image, key in zip(images, keys, strict=True)]
 
 
-def _train(url: Path, split: str, val_split: str | None, epochs: int, workers: int, report: Report) -> Epoch:
+def _train(
+    url: Path, split: str, val_split: str | None, epochs: int, workers: int, report: Report, chance: float
+) -> list[str]:
+    """Train, and return the failure to learn, if any."""
     evaluated = f"evaluated on {val_split}" if val_split else f"evaluated on {split}, as there is no val split"
     report("train", f"a small convolutional net on the CPU, {SIZE}-pixel crops of {split}, {evaluated}")
-    last = None
-    for last in train(url, split=split, val_split=val_split, epochs=epochs, workers=workers, limit=LIMIT):
+    for last in train(url, split=split, val_split=val_split, epochs=epochs, workers=workers, limit=_LIMIT):
         val = "" if last.val_accuracy is None else f"   {val_split} {last.val_accuracy:6.1%}"
-        report(
-            "",
-            f"epoch {last.number:2}   loss {last.loss:.3f}   {split} {last.train_accuracy:6.1%}{val}   "
-            f"{last.images_per_s:4.0f} images/s",
-        )
-    assert last is not None
-    return last
-
-
-def _check_accuracy(last: Epoch, classes: int, report: Report, result: DemoResult | None) -> None:
-    """Report whether the net learned; that it did not is a failure only with the demo's own pictures."""
+        accuracies = f"{split} {last.train_accuracy:6.1%}{val}"
+        rate = f"{last.images_per_s:4.0f} images/s"
+        report("", f"epoch {last.number:2}   loss {last.loss:.3f}   {accuracies}   {rate}")
     accuracy = last.train_accuracy if last.val_accuracy is None else last.val_accuracy
-    chance = 1 / classes
     learned = accuracy > (1 + chance) / 2
     report("", f"{'learned' if learned else 'not learned'}: accuracy {accuracy:.1%}, chance {chance:.1%}")
-    if not learned and result is not None:
-        result.failures.append(f"the net did not learn in {last.number} epochs: accuracy {accuracy:.1%}")
+    return [] if learned else [f"the net did not learn in {epochs} epochs: accuracy {accuracy:.1%}"]
 
 
 def draw_samples(
@@ -250,19 +199,13 @@ def draw_samples(
     """Draw samples of a split as a PNG, one of each class as far as there is room.
 
     Each row is a sample: as it was packed, and as the training's loader augments it in the first epochs.
-
-    Args:
-        url: The dataset.
-        path: The file to write.
-        split: The split to show.
-        seed: Seed of the augmentation.
     """
     loader = shardflow.Loader(
         url,
         split=split,
         batch_size=1,
         decoder=shardflow.RandomResizedCropDecoder(SIDE, scale=CROP),
-        transform=augmentation(),
+        transform=AUGMENTATION,
         num_workers=0,
         seed=seed,
     )
@@ -270,7 +213,7 @@ def draw_samples(
     numbers = _samples_to_show(samples)
     tiles = [tile for number in numbers for tile in augment_with_loader(loader, number, epochs=COLUMNS - 1).tiles]
     subtitle = f"{len(numbers)} of {len(samples):,} samples in {split!r}: as packed, and as augmented in each epoch"
-    draw_contact_sheet(tiles, path, title="From shards to batches", subtitle=subtitle)
+    draw_contact_sheet(ContactSheet("From shards to batches", subtitle, tiles), path)
 
 
 def _samples_to_show(split: Split) -> list[int]:

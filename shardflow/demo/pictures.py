@@ -13,26 +13,11 @@ from PIL import Image, ImageFilter
 
 from .scenes import SCENES, Pixels
 
-_SHORT_SIDE = 272, 352
-"""Range in pixels: above 256, so that packing has something to resize."""
+_SHORT_SIDE = 272, 352  # range in pixels: above 256, so that packing has something to resize
 
 
-def make_pictures(
-    folder: Path,
-    *,
-    train: int,
-    val: int,
-    seed: int = 0,
-    workers: int = 1,
-) -> int:
-    """Write `folder/{train,val}/CLASS/NNNN.jpg` and return the number of pictures.
-
-    Args:
-        folder: The folder to write to.
-        train, val: Number of pictures per class in each split.
-        seed: Seed of the pictures.
-        workers: Number of threads.
-    """
+def make_pictures(folder: Path, *, train: int, val: int, workers: int) -> None:
+    """Write `folder/{train,val}/CLASS/NNNN.jpg`, so many pictures per class in each split, in several threads."""
     jobs = []
     for split, numbers in (("train", range(train)), ("val", range(train, train + val))):
         for name in SCENES:
@@ -41,11 +26,10 @@ def make_pictures(
 
     def write(job: tuple[Path, str, int]) -> None:
         path, name, number = job
-        draw(name, number, seed).save(path, "JPEG", quality=92)
+        draw(name, number).save(path, "JPEG", quality=92)
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(write, jobs))  # raises the exception of a thread
-    return len(jobs)
 
 
 def draw(name: str, number: int, seed: int = 0) -> Image.Image:

@@ -13,21 +13,16 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-Plane = npt.NDArray[np.floating[Any]]
-"""[H, W], usually 0 … 1."""
-
-Pixels = npt.NDArray[np.floating[Any]]
-"""[H, W, 3], RGB, about 0 … 1; clipped later."""
-
+Plane = npt.NDArray[np.floating[Any]]  # [H, W], usually 0 … 1
+Pixels = npt.NDArray[np.floating[Any]]  # [H, W, 3], RGB, about 0 … 1; clipped later
 Scene = Callable[[np.random.Generator, int, int], Pixels]
 
-_SKIES = (  # at the top, at the horizon
+_SKIES = (  # at the top, at the horizon; the last is at night
     ((0.25, 0.48, 0.82), (0.78, 0.88, 0.95)),
     ((0.30, 0.25, 0.48), (0.98, 0.62, 0.36)),
     ((0.55, 0.60, 0.66), (0.86, 0.87, 0.88)),
     ((0.05, 0.07, 0.18), (0.24, 0.26, 0.42)),
 )
-_NIGHT = len(_SKIES) - 1
 
 
 def bricks(rng: np.random.Generator, width: int, height: int) -> Pixels:
@@ -209,7 +204,6 @@ def sea(rng: np.random.Generator, width: int, height: int) -> Pixels:
 SCENES: dict[str, Scene] = {
     scene.__name__: scene for scene in (bricks, city, dunes, forest, marbles, mountains, pebbles, sea)
 }
-"""Class name → scene, in the order of the labels."""
 
 
 def _sky(rng: np.random.Generator, width: int, height: int) -> tuple[Pixels, bool]:
@@ -219,7 +213,7 @@ def _sky(rng: np.random.Generator, width: int, height: int) -> tuple[Pixels, boo
     down = np.broadcast_to(np.linspace(0, 1, height, dtype=np.float32)[:, None], (height, width))
     clouds = _noise(rng, width, height, (rng.uniform(90, 200), rng.uniform(30, 80)), octaves=5)
     cover = np.clip((clouds - rng.uniform(0.4, 0.75)) * 3, 0, 0.8) * (1 - 0.6 * down)
-    return _mix(_mix(above, below, down), below * 0.6 + 0.38, cover), number == _NIGHT
+    return _mix(_mix(above, below, down), below * 0.6 + 0.38, cover), number == len(_SKIES) - 1
 
 
 def _noise(
@@ -244,7 +238,6 @@ def _grid(width: int, height: int) -> tuple[Plane, Plane]:
 
 
 def _tilted_grid(rng: np.random.Generator, width: int, height: int, most: float) -> tuple[Plane, Plane]:
-    """Return coordinates rotated by up to `most` radians, in slight perspective."""
     x, y = _grid(width, height)
     angle = rng.uniform(-most, most)
     near = 1 + rng.uniform(-0.35, 0.35) * (x / width - 0.5)
@@ -254,7 +247,6 @@ def _tilted_grid(rng: np.random.Generator, width: int, height: int, most: float)
 
 
 def _cell_noise(rng: np.random.Generator, column: Plane, row: Plane) -> Plane:
-    """Return a random number in 0 … 1 for each cell of a grid."""
     return _hash(column.astype(np.int64), row.astype(np.int64), int(rng.integers(1 << 30)))
 
 
@@ -274,6 +266,5 @@ def _step(distance: Plane, softness: float) -> Plane:
 
 
 def _mix(first: Pixels, second: Pixels, share: Plane | np.float32) -> Pixels:
-    """Return `first` where `share` is 0 and `second` where it is 1."""
     weight = np.asarray(share, dtype=np.float32)[..., None]
     return np.asarray(first * (1 - weight) + second * weight, dtype=np.float32)

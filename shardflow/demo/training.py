@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -14,27 +14,17 @@ from torch import nn
 from torchvision.transforms import v2
 
 import shardflow
-from shardflow.loading.decoders import Decoder
 
-SIZE = 96
-"""Pixels of the net's input: enough to distinguish the scenes, and fast on a CPU."""
-
-CROP = (0.3, 1.0)
-"""Range of the area of a random crop, as a share of the picture; in smaller crops the scenes look alike."""
-
+SIZE = 96  # pixels of the net's input: enough to distinguish the scenes, and fast on a CPU
+CROP = (0.3, 1.0)  # area of a random crop, as a share of the picture: in smaller crops the scenes look alike
 BATCH = 32
+AUGMENTATION = v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3)  # after the crop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Epoch:
-    """The result of one epoch.
+class Epoch(NamedTuple):
+    """The result of one epoch: its number from 1, mean loss, accuracies in 0 … 1, and training throughput.
 
-    Attributes:
-        number: Number of the epoch, from 1.
-        loss: Mean over the batches.
-        train_accuracy: Accuracy on the augmented training images, during the epoch, 0 … 1.
-        val_accuracy: Accuracy on the val split, after the epoch, 0 … 1; None if there is no such split.
-        images_per_s: Training throughput.
+    The training accuracy is that on the augmented images during the epoch.
     """
 
     number: int
@@ -45,12 +35,7 @@ class Epoch:
 
 
 class Net(nn.Module):
-    """Four strided convolutions, global average pooling, and a linear layer.
-
-    Args:
-        classes: Number of outputs.
-        mean, std: Mean and standard deviation of the images, per channel, 0 … 1.
-    """
+    """Four strided convolutions, global average pooling, and a linear layer; mean and std are per channel, 0 … 1."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -70,11 +55,6 @@ class Net(nn.Module):
         return logits
 
 
-def augmentation() -> v2.Transform:
-    """Return the transform of each training image after its random crop, from torchvision v2."""
-    return v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3)
-
-
 def train(
     url: str | os.PathLike[str],
     *,
@@ -83,18 +63,8 @@ def train(
     epochs: int,
     workers: int | None = None,
     limit: int | None = None,
-    seed: int = 0,
 ) -> Iterator[Epoch]:
-    """Train a new net on a labelled dataset, and yield the result of each epoch.
-
-    Args:
-        url: The dataset.
-        split, val_split: Splits for training, and for evaluation, if there is one.
-        epochs: Number of epochs.
-        workers: Number of worker processes of the loader.
-        limit: The most samples of each split to use; None for all.
-        seed: Seed of the net's weights and of the order.
-    """
+    """Train a new net on up to `limit` samples of a labelled dataset, and yield the result of each epoch."""
     dataset = shardflow.open(url)
     batch_size = min(BATCH, limit or BATCH, len(dataset[split]))
     loader = shardflow.Loader(
@@ -102,62 +72,55 @@ def train(
         split=split,
         batch_size=batch_size,
         decoder=shardflow.RandomResizedCropDecoder(SIZE, scale=CROP),
-        transform=augmentation(),
+        transform=AUGMENTATION,
         num_workers=workers,
         limit=limit,
-        seed=seed,
     )
-    val_loader = val_split and _val_loader(url, val_split, shardflow.CenterCropDecoder(SIZE), workers, limit)
+    val_loader = val_split and shardflow.Loader(
+        url,
+        split=val_split,
+        batch_size=BATCH,
+        decoder=shardflow.CenterCropDecoder(SIZE),
+        shuffle=False,
+        tail="short",
+        num_workers=workers,
+        limit=limit,
+    )
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         net = Net(len(dataset.classes or ()), dataset.manifest.mean or (0.5,) * 3, dataset.manifest.std or (0.25,) * 3)
     optimiser = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=4e-3, total_steps=max(1, epochs * len(loader)))
-    for number in range(1, epochs + 1):
-        started = time.perf_counter()
-        with _half_the_threads():
-            loss, train_accuracy = _train_epoch(net, loader, optimiser, schedule)
-        seconds = time.perf_counter() - started
-        yield Epoch(
-            number=number,
-            loss=loss,
-            train_accuracy=train_accuracy,
-            images_per_s=len(loader) * batch_size / seconds,
-            val_accuracy=accuracy(net, val_loader) if val_loader else None,
-        )
 
-
-def _train_epoch(
-    net: nn.Module,
-    loader: shardflow.Loader,
-    optimiser: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
-) -> tuple[float, float]:
-    """Train for one epoch and return its mean loss and its accuracy."""
-    net.train()
-    loss_sum, correct, seen = 0.0, 0, 0
-    for images, labels in loader:
-        logits = net(images)
-        loss = F.cross_entropy(logits, labels, label_smoothing=0.05)
+    def step(loss: torch.Tensor) -> None:
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
-        loss_sum += loss.item()
-        correct += int((logits.argmax(1) == labels).sum())
-        seen += len(labels)
-    return loss_sum / len(loader), correct / seen
+
+    for number in range(1, epochs + 1):
+        started = time.perf_counter()
+        loss, train_accuracy = _run_epoch(net, loader, step)
+        rate = len(loader) * batch_size / (time.perf_counter() - started)
+        yield Epoch(number, loss, train_accuracy, _run_epoch(net, val_loader)[1] if val_loader else None, rate)
 
 
-def accuracy(net: nn.Module, loader: shardflow.Loader) -> float:
-    """Return the accuracy of the net on one epoch of a loader, 0 … 1."""
-    net.eval()
-    correct, seen = 0, 0
-    with torch.no_grad(), _half_the_threads():
+def _run_epoch(
+    net: nn.Module, loader: shardflow.Loader, step: Callable[[torch.Tensor], None] | None = None
+) -> tuple[float, float]:
+    """Run one epoch, with a training step for each loss if there is one; return the mean loss and the accuracy."""
+    net.train(step is not None)
+    loss_sum, correct, seen = 0.0, 0, 0
+    with torch.set_grad_enabled(step is not None), _half_the_threads():
         for images, labels in loader:
-            correct += int((net(images).argmax(1) == labels).sum())
+            logits = net(images)
+            loss = F.cross_entropy(logits, labels, label_smoothing=0.05)
+            if step is not None:
+                step(loss)
+            loss_sum += loss.item()
+            correct += int((logits.argmax(1) == labels).sum())
             seen += len(labels)
-    return correct / seen
+    return loss_sum / len(loader), correct / seen
 
 
 @contextlib.contextmanager
@@ -173,19 +136,3 @@ def _half_the_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _val_loader(
-    url: str | os.PathLike[str], split: str, decoder: Decoder, workers: int | None, limit: int | None
-) -> shardflow.Loader:
-    """Return a loader for evaluation: every sample of a split, in order."""
-    return shardflow.Loader(
-        url,
-        split=split,
-        batch_size=BATCH,
-        decoder=decoder,
-        shuffle=False,
-        tail="short",
-        num_workers=workers,
-        limit=limit,
-    )

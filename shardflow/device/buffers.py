@@ -65,9 +65,8 @@ class BatchBuffer:
 
     def transforms_s(self) -> float:
         """Return the device's seconds in the last call of `consume`; 0 if they are not known yet."""
-        if self._consuming is None or self._consumed is None:
-            return 0.0
-        return self._consumed.seconds_since(self._consuming) or 0.0
+        begun, done = self._consuming, self._consumed
+        return 0.0 if begun is None or done is None else done.seconds_since(begun) or 0.0
 
 
 class _TensorBuffer:
@@ -85,14 +84,12 @@ class _TensorBuffer:
         if size > len(self._memory):
             self._memory = self._copy_stream.device_memory(size)
         target = _view_like(self._memory, tensor)
-        source = tensor
         if self._copy_stream.needs_staging(tensor):
             if size > len(self._staging):
                 self._staging = self._copy_stream.staging_memory(size)
-            source = _view_like(self._staging, tensor)
-            source.copy_(tensor)
-        self._copy_stream.copy(target, source)
-        self._source = source  # keeps it alive until the next fill, which waits for the copy
+            tensor = _view_like(self._staging, tensor).copy_(tensor)
+        self._copy_stream.copy(target, tensor)
+        self._source = tensor  # keeps it alive until the next fill, which waits for the copy
         return target
 
 
@@ -106,7 +103,6 @@ def clone_shared(batch: Any, buffer: Any) -> Any:
 
 
 def _view_like(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return the first bytes of some memory as a tensor with the shape, dtype and memory format of another one."""
     strides = torch.empty_like(like, device="meta").stride()
     flat = memory[: like.numel() * like.element_size()].view(like.dtype)
     return flat.as_strided(like.shape, strides)

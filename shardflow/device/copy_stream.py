@@ -9,7 +9,7 @@ early or overwritten too early are in `buffers`. They are written against this i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -59,17 +59,8 @@ class CopyStream(Protocol):
         """Return whether the compute stream has finished all of its work."""
 
 
-def copy_stream_for(device: torch.device) -> CopyStream | None:
-    """Return a new copy stream of a device; None where copies cannot run beside other work."""
-    return CudaCopyStream(device) if device.type == "cuda" else None
-
-
 class CudaCopyStream:
-    """The copy stream of a CUDA device.
-
-    Args:
-        device: The device, with its index.
-    """
+    """The copy stream of a CUDA device, which has an index."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -89,11 +80,9 @@ class CudaCopyStream:
         """Return whether a tensor is neither page-locked nor on the device."""
         return not (tensor.device == self._device or (tensor.device.type == "cpu" and tensor.is_pinned()))
 
-    @contextlib.contextmanager
-    def as_current(self) -> Iterator[None]:
+    def as_current(self) -> contextlib.AbstractContextManager[Any]:
         """Make this stream the current one of the calling thread."""
-        with torch.cuda.stream(self.stream):
-            yield
+        return torch.cuda.stream(self.stream)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy."""
@@ -118,9 +107,11 @@ class CudaCopyStream:
         return _CudaEvent(self._device, self.stream, event)
 
 
+@dataclass(slots=True)
 class _CudaEvent:
-    def __init__(self, device: torch.device, copy_stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        self._device, self._copy_stream, self._event = device, copy_stream, event
+    _device: torch.device
+    _copy_stream: torch.cuda.Stream
+    _event: torch.cuda.Event
 
     def block_compute_stream(self) -> None:
         torch.cuda.current_stream(self._device).wait_event(self._event)
@@ -135,3 +126,8 @@ class _CudaEvent:
         if not self._event.query():  # type: ignore[no-untyped-call]
             return None
         return float(earlier._event.elapsed_time(self._event)) / 1e3
+
+
+def copy_stream_for(device: torch.device) -> CopyStream | None:
+    """Return a new copy stream of a device; None where copies cannot run beside other work."""
+    return CudaCopyStream(device) if device.type == "cuda" else None

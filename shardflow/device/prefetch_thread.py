@@ -23,30 +23,19 @@ _JOIN_TIMEOUT_S = 10.0
 
 
 class PrefetchedBatch(NamedTuple):
-    """A batch whose copies to the device are queued.
-
-    Attributes:
-        buffer: The buffer with the batch.
-        key: The batch's 64-bit key, None if it has none.
-        state: The loader's state after this batch, None if it has none.
-        loaded_at: When the loader returned the batch, by `time.perf_counter`.
-    """
+    """A batch whose copies to the device are queued."""
 
     buffer: BatchBuffer
-    key: int | None
-    state: dict[str, Any] | None
-    loaded_at: float
+    key: int | None  # of 64 bits, if the batch has one
+    state: dict[str, Any] | None  # the loader's after this batch, if it has one
+    loaded_at: float  # when the loader returned the batch, by `time.perf_counter`
 
 
 class PrefetchThread:
-    """Prefetches the batches of one iteration.
+    """Prefetches the batches of one iteration into buffers, all of them free.
 
-    Args:
-        batches: The loader's iterator.
-        copy_stream: The copy stream.
-        buffers: The buffers to fill, all of them free.
-        prepare: Called with each batch before it is copied; returns the batch to copy and its key.
-        state: Returns the loader's state.
+    `prepare` is called with each batch before it is copied, and returns the batch to copy and its key; `state` returns
+    the loader's state.
     """
 
     def __init__(
@@ -66,11 +55,7 @@ class PrefetchThread:
         self._thread: threading.Thread | None = None
 
     def get(self) -> PrefetchedBatch | None:
-        """Return the next batch, None after the last one. Pass its buffer to `release` afterwards.
-
-        Raises:
-            Exception: The error of the loader or the copy, after all batches before it.
-        """
+        """Return the next batch, None after the last, or raise its error; pass the buffer to `release` afterwards."""
         if self._thread is None and self._prefetch_one():
             self._thread = threading.Thread(target=self._run, name="device-prefetcher", daemon=True)
             self._thread.start()

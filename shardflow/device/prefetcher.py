@@ -28,7 +28,7 @@ class _Resumable(Protocol):
 
 
 class DevicePrefetcher:
-    """Iterates over a loader with its batches on a device, augmented there. Stands in for the loader everywhere.
+    """Iterates over a loader with its batches on a device, augmented there; usable wherever the loader is.
 
     >>> loader = shardflow.Loader(url, batch_size=256, fields=("image", "label", "random_key"))      # doctest: +SKIP
     >>> transforms = [shardflow.RandomErasing(0.25), shardflow.Normalize()]                           # doctest: +SKIP
@@ -105,7 +105,6 @@ class DevicePrefetcher:
             self._thread = None
 
     def _begin(self) -> int:
-        """Begin an iteration, and return its number."""
         self._end()
         self._stats.begin()
         return self._iterations
@@ -181,7 +180,6 @@ class DevicePrefetcher:
 
     @torch.no_grad()
     def _transform(self, batch: Any, key: int | None, *, in_buffer: bool) -> Any:
-        """Return a batch on the device transformed, in the requested dtype and memory format."""
         with torch.autocast(self.device.type, enabled=False):
             batch = self._transforms(batch, key, in_buffer=in_buffer)
         return _pytree.tree_map_only(torch.Tensor, self._convert, batch)
@@ -240,25 +238,20 @@ class DevicePrefetcher:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Return a device that is available; a CUDA device with its index.
-
-    Raises:
-        ConfigError: The device is not available.
-    """
+    """Return a device that is available; a CUDA device with its index."""
     try:
         device = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(
             f"device must be 'cuda', 'cuda:1', 'cpu' or another torch device, found {device!r}"
         ) from error
-    if device.type not in ("cuda", "mps"):
-        return device
-    if not (torch.cuda if device.type == "cuda" else torch.backends.mps).is_available():
+    backend = {"cuda": torch.cuda, "mps": torch.backends.mps}.get(device.type)
+    if backend is not None and not backend.is_available():
         raise ConfigError(
             f"device {str(device)!r} is not available: the machine has none, its driver is missing, or this torch "
             f"({torch.__version__}) was built without support for it; use device='cpu', where everything works too"
         )
-    if device.type == "mps":
+    if device.type != "cuda":
         return device
     index = torch.cuda.current_device() if device.index is None else device.index
     if index >= torch.cuda.device_count():

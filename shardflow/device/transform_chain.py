@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from shardflow._validation import check_callable
 from shardflow.errors import ConfigError
 from shardflow.loading.fork_rng import fork_rng, reseed
 from shardflow.order import keyed_rng
@@ -35,15 +36,7 @@ class TransformChain:
     torch, Python and numpy. Where batches have keys, these generators are seeded from the key of the batch's first
     sample, so the draws depend on (seed, epoch, first sample).
 
-    Args:
-        transforms: Applied in order.
-        fields: The names of a batch's fields; None if the loader has no `fields`. Then the fields of a dict are its
-            keys, and any other batch has an image and a label.
-        batch_transform: Called last, with the fields as arguments; returns the batch.
-
-    Raises:
-        ConfigError: `DecodeJpeg` is not the first transform, a transform is not callable, or a transform needs a field
-            that is not in `fields`.
+    If the loader has no `fields`, the fields of a dict are its keys, and any other batch has an image and a label.
     """
 
     def __init__(
@@ -59,8 +52,7 @@ class TransformChain:
                 raise ConfigError(
                     f"a transform must be a callable object, such as Normalize() with parentheses, found {transform!r}"
                 )
-        if batch_transform is not None and not callable(batch_transform):
-            raise ConfigError(f"batch_transform must be callable, found {batch_transform!r}")
+        check_callable("batch_transform", batch_transform)
         if any(isinstance(transform, DecodeJpeg) for transform in transforms[1:]):
             raise ConfigError("DecodeJpeg must be the first transform: it makes the images that the others take")
         first = transforms[0] if transforms else None
@@ -72,12 +64,15 @@ class TransformChain:
         self._remedy = "let the loader return dicts, with the names of the fields as keys"
         if fields is not None:
             self._remedy = "pass batch_transform to the prefetcher, not to the loader"
+        kinds = [kind for kind, _ in self._transforms]
+        # Whether a callable of another library may draw from the global generators.
+        ours = all(isinstance(kind, (KeyedTransform, MixingTransform)) for kind in kinds)
+        self._use_generators = batch_transform is not None or not ours
         self._needed = {"image"} if transforms else set[str]()
-        for kind, _ in self._transforms:
-            if isinstance(kind, MixingTransform):
-                self._needed |= {"label", KEY_FIELD}
-            elif isinstance(kind, KeyedTransform) and kind.needs_keys:
-                self._needed.add(KEY_FIELD)
+        if any(isinstance(kind, MixingTransform) for kind in kinds):
+            self._needed |= {"label", KEY_FIELD}
+        if any(isinstance(kind, KeyedTransform) and kind.needs_keys for kind in kinds):
+            self._needed.add(KEY_FIELD)
         if fields is not None and (missing := sorted(self._needed - set(fields))):
             raise ConfigError(
                 f"the transforms need {', '.join(missing)}, the loader's fields are {', '.join(fields)}; "
@@ -85,11 +80,7 @@ class TransformChain:
             )
 
     def prepare(self, batch: Any, device: torch.device) -> tuple[Any, int | None]:
-        """Check a batch of the loader, decode its images to the device if need be, and read its key.
-
-        Returns:
-            The batch, and its 64-bit key, None if it has none.
-        """
+        """Check a batch of the loader, decode its images to the device if need be; return it and its 64-bit key."""
         if isinstance(batch, Mapping) and not isinstance(batch, dict):
             batch = dict(batch)  # pytree finds no tensors in other mappings
         for leaf in _pytree.tree_leaves(batch):
@@ -111,47 +102,37 @@ class TransformChain:
         return batch, key
 
     def __call__(self, batch: Any, key: int | None, *, in_buffer: bool) -> Any:
-        """Return a batch on the device, transformed.
+        """Return a batch that `prepare` returned, and that is now on the device, transformed.
 
-        Args:
-            batch: The batch that `prepare` returned, on the device.
-            key: The key that `prepare` returned.
-            in_buffer: Whether the batch lies in memory that will be overwritten. The caller clones tensors that are
-                returned in tuples, lists and dicts. It cannot find those that `batch_transform` puts into other
-                objects, so `batch_transform` gets clones.
+        With `in_buffer` it lies in memory that will be overwritten. The caller clones tensors in tuples, lists and
+        dicts. It cannot find those that `batch_transform` puts into other objects, so `batch_transform` gets clones.
         """
         if not self._transforms and self._batch_transform is None and KEY_FIELD not in self._fields:
             return batch
         fields = self._split(batch)
         keys = fields.pop(KEY_FIELD, torch.zeros(0, dtype=torch.int64))  # without the field, no transform uses the keys
-        with _seeded_generators(key, batch) if self._use_generators() else contextlib.nullcontext():
+        with _seeded_generators(key, batch) if self._use_generators else contextlib.nullcontext():
             for number, (kind, transform) in enumerate(self._transforms):
+                images = fields["image"]
                 if isinstance(kind, KeyedTransform):
-                    _check_images(kind, fields["image"])
-                    fields["image"] = transform(fields["image"], rng.fold(keys, number) if kind.needs_keys else keys)
+                    _check_images(kind, images)
+                    images = transform(images, rng.fold(keys, number) if kind.needs_keys else keys)
                 elif isinstance(kind, MixingTransform):
-                    _check_images(kind, fields["image"])
-                    fields["image"], fields["label"] = transform(
-                        fields["image"], fields["label"], rng.fold(keys, number)
-                    )
+                    _check_images(kind, images)
+                    images, fields["label"] = transform(images, fields["label"], rng.fold(keys, number))
                 else:
-                    images = fields["image"] = transform(fields["image"])
+                    images = transform(images)
                     if not isinstance(images, torch.Tensor):
                         raise ConfigError(
                             f"a transform must return a tensor of images, {transform!r} returned {images!r:.80}"
                         )
+                fields["image"] = images
             if self._batch_transform is not None:
                 columns = list(fields.values())
                 return self._batch_transform(*(clone_shared(columns, batch) if in_buffer else columns))
         return self._join(fields, batch)
 
-    def _use_generators(self) -> bool:
-        """Return whether a callable of another library may draw from the global generators."""
-        ours = (KeyedTransform, MixingTransform)
-        return self._batch_transform is not None or not all(isinstance(kind, ours) for kind, _ in self._transforms)
-
     def _split(self, batch: Any) -> dict[str, Any]:
-        """Return the fields of a batch by name."""
         if isinstance(batch, Mapping):
             return dict(batch)
         if isinstance(batch, (tuple, list)):

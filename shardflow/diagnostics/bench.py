@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from shardflow.errors import ConfigError
@@ -16,34 +16,20 @@ from shardflow.loading.loader import Loader
 from shardflow.loading.topology import usable_cores
 
 from .decode_baseline import DecodeBaseline, payloads
-from .loader_probe import LoaderProbe
-from .measurement import Measurement
+from .loader_probe import LoaderProbe, Measurement
 from .stage_times import stage_cpu_ms
 
 _ROUNDS = 4
-STEPS = 2 * _ROUNDS
-"""How many times `bench` calls `progress`."""
-
-_LOADER_SHARE, _BASELINE_SHARE, _STAGES_SHARE = 0.6, 0.25, 0.15
-"""Shares of the time."""
-_UNDISTURBED = 0.9
-"""The least share of the cores that the baseline gets on a machine without other load."""
+STEPS = 2 * _ROUNDS  # calls of `progress`
+_LOADER_SHARE, _BASELINE_SHARE, _STAGES_SHARE = 0.6, 0.25, 0.15  # of the time
+_UNDISTURBED = 0.9  # the least share of the cores that the baseline gets on a machine without other load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """The result of `bench`.
+    """The result of `bench`: what was measured of the loader, and of one decoding process per core.
 
-    Attributes:
-        batch_size: Samples per batch.
-        workers: Number of worker processes.
-        cores: Number of cores that this process may use.
-        loader: What was measured of the loader.
-        first_batch_s: Seconds to the first batch, including the start of the workers.
-        image_bytes: Encoded bytes per sample, including the tar's headers.
-        baseline: What as many processes as cores decode when they do nothing else.
-        stage_cpu_ms: Stage → CPU milliseconds per image; without "transfer".
-        step_ms: Milliseconds of one training step of the user's model; None if not known.
+    `image_bytes` counts tar headers, `stage_cpu_ms` is per image; `step_ms` is that of the user's model, if known.
     """
 
     batch_size: int
@@ -53,18 +39,13 @@ class BenchReport:
     first_batch_s: float
     image_bytes: float
     baseline: Measurement
-    stage_cpu_ms: Mapping[str, float] = field(default_factory=dict)
+    stage_cpu_ms: Mapping[str, float]
     step_ms: float | None = None
 
     @property
-    def images_per_s(self) -> float:
-        """Throughput of the loader."""
-        return self.loader.images_per_s
-
-    @property
     def share_of_baseline(self) -> float:
-        """Throughput of the loader as a share of the decode baseline."""
-        return self.images_per_s / self.baseline.images_per_s
+        """Throughput of the loader, as a share of the decode baseline."""
+        return self.loader.images_per_s / self.baseline.images_per_s
 
     @property
     def disturbed(self) -> bool:
@@ -74,7 +55,7 @@ class BenchReport:
     @property
     def batch_ms(self) -> float:
         """Milliseconds per batch: a model with a longer training step never waits."""
-        return 1000 * self.batch_size / self.images_per_s
+        return 1000 * self.batch_size / self.loader.images_per_s
 
     @property
     def wait_share(self) -> float | None:
@@ -110,8 +91,8 @@ class BenchReport:
             "cores": self.cores,
             "images": self.loader.images,
             "seconds": self.loader.wall_s,
-            "images_per_s": self.images_per_s,
-            "megabytes_per_s": self.images_per_s * self.image_bytes / 1e6,
+            "images_per_s": self.loader.images_per_s,
+            "megabytes_per_s": self.loader.images_per_s * self.image_bytes / 1e6,
             "cpu_ms_per_image": self.loader.cpu_ms_per_image,
             "training_process_cpu_ms_per_image": 1000 * self.loader.own_cpu_s / self.loader.images,
             "first_batch_s": self.first_batch_s,
@@ -132,15 +113,7 @@ def bench(
 ) -> BenchReport:
     """Measure the throughput of a loader. The loader is iterated, so its epoch advances, and then closed.
 
-    Args:
-        loader: The loader to measure.
-        seconds: Approximate duration, without the time that the workers need to start (four times).
-        step_ms: Milliseconds of one training step of the user's model.
-        progress: Called `STEPS` times.
-
-    Raises:
-        ConfigError: An argument is not above 0, or the loader returns no images, or caches decoded images.
-        ShardflowError: Reading or decoding failed.
+    The workers start four times, which `seconds` does not include.
     """
     for name, value in (("seconds", seconds), ("step_ms", step_ms)):
         if value is not None and not value > 0:
@@ -153,11 +126,9 @@ def bench(
             "Cache(pixels=...)"
         )
     report_step = progress or (lambda: None)
-    cores = usable_cores()
-    measured, decoded = Measurement(), Measurement()
+    cores, first_batch_s = usable_cores(), 0.0
+    measured, decoded, baseline = Measurement(), Measurement(), None
     with contextlib.ExitStack() as stack:
-        baseline = None
-        first_batch_s = 0.0
         for _ in range(_ROUNDS):
             with LoaderProbe(loader) as probe:
                 measured += probe.measure(seconds * _LOADER_SHARE / _ROUNDS)
@@ -167,7 +138,6 @@ def bench(
                 baseline = stack.enter_context(DecodeBaseline(payloads(loader.split), loader.decoder, cores))
             decoded += baseline.measure(seconds * _BASELINE_SHARE / _ROUNDS)
             report_step()
-    stages = stage_cpu_ms(loader, seconds * _STAGES_SHARE)
     return BenchReport(
         batch_size=loader.batch_sampler.batch_size,
         workers=loader.data_loader.num_workers,
@@ -176,6 +146,6 @@ def bench(
         first_batch_s=first_batch_s,
         image_bytes=sum(shard.bytes for shard in loader.split.shards) / len(loader.split),
         baseline=decoded,
-        stage_cpu_ms=stages,
+        stage_cpu_ms=stage_cpu_ms(loader, seconds * _STAGES_SHARE),
         step_ms=step_ms,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from shardflow.preview.drawing import FAINT, FRAME, INK, PAPER, font
+from shardflow.preview.contact_sheet import FAINT, FRAME, INK, PAPER, font
 from shardflow.storage.local_files import map_os_errors
 
 from .bench import BenchReport
@@ -29,18 +29,9 @@ _SMALLEST_SHARE = 0.005
 
 
 def draw_bench(report: BenchReport, path: str | os.PathLike[str], heading: str) -> None:
-    """Draw the result of a benchmark as a PNG.
-
-    Args:
-        report: The result.
-        path: The file to write.
-        heading: A line that says which loader was measured.
-
-    Raises:
-        StoreError: The file cannot be written.
-    """
+    """Draw the result of a benchmark as a PNG, with a heading that describes the loader."""
     rates = [
-        ("this loader", report.images_per_s, COLOURS["decode"]),
+        ("this loader", report.loader.images_per_s, COLOURS["decode"]),
         (f"decode baseline, {report.cores} cores", report.baseline.images_per_s, COLOURS["wait"]),
     ]
     if report.step_ms is not None:

@@ -28,28 +28,14 @@ class Check(NamedTuple):
 
 
 def failed_checks(loader: Loader, *, shared_bytes: int) -> list[Check]:
-    """Return what is likely to make this loader slow, or to stop it.
-
-    Args:
-        loader: A loader with the settings that it will run with.
-        shared_bytes: The most shared memory that its batches take.
-    """
-    return [
-        *_shared_memory(shared_bytes),
-        *_threads(),
-        *_fork(loader),
-        *_pinning(loader),
-        *_kernel(),
-        *_shards(loader.split),
-        *_storage(loader.split),
-    ]
+    """Return what is likely to make a loader slow, or to stop it, if its batches take this much shared memory."""
+    limits, hardware = _limits(shared_bytes), _hardware(loader)
+    return [*limits, *_fork(loader), *hardware, *_shards(loader.split), *_storage(loader.split)]
 
 
-def _shared_memory(needed: int) -> Iterator[Check]:
-    if not os.path.isdir("/dev/shm"):
-        return
-    # Compared with the total: a loader that is running may already use a part of it.
-    total = shutil.disk_usage("/dev/shm").total
+def _limits(needed: int) -> Iterator[Check]:
+    # The total, because a loader that is running may already use a part of it.
+    total = shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else needed
     if needed > total:
         yield Check(
             "shared memory",
@@ -57,9 +43,6 @@ def _shared_memory(needed: int) -> Iterator[Check]:
             "(docker run --shm-size=16g; in Kubernetes an emptyDir with medium Memory), or lower num_workers or "
             "prefetch_factor",
         )
-
-
-def _threads() -> Iterator[Check]:
     threads, cores = torch.get_num_threads(), usable_cores()
     if threads > cores:
         yield Check(
@@ -77,8 +60,7 @@ def _fork(loader: Loader) -> Iterator[Check]:
     remedy = "pass multiprocessing_context='forkserver' to the loader"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         yield Check(
-            "fork",
-            f"CUDA was initialised before the workers are forked; a transform that uses it will fail: {remedy}",
+            "fork", f"CUDA was initialised before the workers are forked; a transform that uses it will fail: {remedy}"
         )
     others = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.name != "MainThread"]
     if others:
@@ -90,14 +72,11 @@ def _fork(loader: Loader) -> Iterator[Check]:
         )
 
 
-def _pinning(loader: Loader) -> Iterator[Check]:
+def _hardware(loader: Loader) -> Iterator[Check]:
     if loader.data_loader.pin_memory and not torch.cuda.is_available():
         yield Check("pin_memory", "pin_memory=True, but there is no GPU: omit the argument to pin only with a GPU")
     if torch.cuda.is_available() and not loader.data_loader.pin_memory:
         yield Check("pin_memory", "pin_memory=False, but there is a GPU: omit the argument, so that copies overlap")
-
-
-def _kernel() -> Iterator[Check]:
     if not native.available():
         yield Check(
             "native kernel",
@@ -124,17 +103,14 @@ def _shards(split: Split) -> Iterator[Check]:
 
 
 def _storage(split: Split) -> Iterator[Check]:
-    size = sum(shard.bytes for shard in split.shards)
-    if split.reader.cache is not None:
-        if split.reader.cache.limit_bytes < size:
-            yield Check(
-                "cache",
-                f"the cache is limited to {split.reader.cache.limit_bytes / 1e9:.1f} GB, the split has "
-                f"{size / 1e9:.1f} GB: every epoch downloads it again; raise its limit",
-            )
-        directory = Path(split.reader.cache.directory)
-    else:
-        directory = Path(split.reader.url(0))
+    size, cache = sum(shard.bytes for shard in split.shards), split.reader.cache
+    if cache is not None and cache.limit_bytes < size:
+        yield Check(
+            "cache",
+            f"the cache is limited to {cache.limit_bytes / 1e9:.1f} GB, the split has {size / 1e9:.1f} GB: every epoch "
+            "downloads it again; raise its limit",
+        )
+    directory = Path(split.reader.url(0) if cache is None else cache.directory)
     if on_rotating_disk(directory):
         yield Check(
             "rotating disk",
@@ -144,12 +120,7 @@ def _storage(split: Split) -> Iterator[Check]:
 
 
 def on_rotating_disk(path: Path, sysfs: Path = Path("/sys")) -> bool:
-    """Return whether a file is on a rotating disk; False where the kernel does not say.
-
-    Args:
-        path: A file, or a directory.
-        sysfs: Where sysfs is mounted.
-    """
+    """Return whether a file or directory is on a rotating disk; False if the kernel does not say."""
     try:
         device = os.stat(path).st_dev
         block = (sysfs / "dev/block" / f"{os.major(device)}:{os.minor(device)}").resolve(strict=True)

@@ -6,6 +6,8 @@ these images can be faster on this machine; the difference is the cost of readin
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -23,7 +25,7 @@ from shardflow.loading.decoders import Decoder
 from shardflow.loading.stages import image_part
 from shardflow.loading.workers import exit_with_parent
 
-from .measurement import Measurement
+from .loader_probe import Measurement
 
 BATCH = 32
 
@@ -33,12 +35,7 @@ _TIMEOUT_S = 60.0
 
 
 def payloads(split: Split) -> list[bytes]:
-    """Return up to 512 encoded images, from up to eight shards that are local.
-
-    Raises:
-        IntegrityError: An image is damaged.
-        DecodeError: A sample has no image.
-    """
+    """Return up to 512 encoded images, from up to eight shards that are local."""
     local = [number for number in range(len(split.shards)) if split.reader.is_local(number)] or [0]
     chosen = local[:: -(-len(local) // _SHARDS)]
     images = []
@@ -50,8 +47,8 @@ def payloads(split: Split) -> list[bytes]:
     return images
 
 
-class DecodeBaseline:
-    """Processes that decode images on request; close it after use."""
+class DecodeBaseline(contextlib.AbstractContextManager["DecodeBaseline"]):
+    """Processes that decode images on request, until the context ends."""
 
     def __init__(self, encoded: Sequence[bytes], decoder: Decoder, processes: int) -> None:
         self._connections: list[Connection] = []
@@ -66,11 +63,7 @@ class DecodeBaseline:
             self._processes.append(process)
 
     def measure(self, seconds: float) -> Measurement:
-        """Let all processes decode in parallel for some seconds, and measure them; this process is not counted.
-
-        Raises:
-            DeadlineError: A process has ended, or does not answer.
-        """
+        """Let all processes decode in parallel for some seconds, and measure them; this process is not counted."""
         try:
             for connection in self._connections:
                 connection.send(seconds)
@@ -84,18 +77,11 @@ class DecodeBaseline:
         images, wall_s, cpu_s = zip(*results, strict=True)
         return Measurement(images=sum(images), wall_s=sum(wall_s) / len(results), workers_cpu_s=sum(cpu_s))
 
-    def close(self) -> None:
-        """Kill the processes: they hold nothing that could be lost."""
+    def __exit__(self, *_: object) -> None:
         for connection, process in zip(self._connections, self._processes, strict=True):
-            process.kill()
+            process.kill()  # it holds nothing that could be lost
             process.join()
             connection.close()
-
-    def __enter__(self) -> DecodeBaseline:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _decode_on_request(
@@ -104,13 +90,7 @@ def _decode_on_request(
     exit_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
     torch.set_num_threads(1)  # as in a DataLoader worker
-    buffers: dict[tuple[int, ...], torch.Tensor] = {}
-
-    def empty(shape: tuple[int, ...]) -> torch.Tensor:
-        if shape not in buffers:
-            buffers[shape] = torch.empty(shape, dtype=torch.uint8)
-        return buffers[shape]
-
+    buffer = functools.cache(functools.partial(torch.empty, dtype=torch.uint8))
     views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, like the views of a mapped shard
     sizes = np.array([image_size(view) for view in views], dtype=np.int64)  # a loader has them from the index
     batches = [(views[begin : begin + BATCH], sizes[begin : begin + BATCH]) for begin in range(0, len(views), BATCH)]
@@ -121,6 +101,6 @@ def _decode_on_request(
         now, images, turn = begin, 0, seed  # each process starts with another batch
         while now - begin < seconds:
             batch, batch_sizes = batches[turn % len(batches)]
-            decoder(batch, batch_sizes, keys.integers(0, 1 << 63, len(batch), dtype=np.uint64), empty)
+            decoder(batch, batch_sizes, keys.integers(0, 1 << 63, len(batch), dtype=np.uint64), buffer)
             images, turn, now = images + len(batch), turn + 1, time.perf_counter()
         requests.send((images, now - begin, time.process_time() - cpu))

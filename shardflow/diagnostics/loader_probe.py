@@ -1,11 +1,13 @@
-"""The loader probe: runs a loader and measures it."""
+"""The loader probe: runs a loader and measures it. A measurement has the counters of a stretch of time."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +16,51 @@ from torch.utils import _pytree as pytree
 
 from shardflow.loading.loader import Loader
 
-from .measurement import Measurement
-
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class LoaderProbe:
-    """Runs a loader, epoch after epoch, and measures its throughput; close it after use.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Counts over a stretch of time; measurements can be added and subtracted.
 
-    The batches are discarded, so the throughput is that of a training whose steps take no time.
+    CPU time is that of this process, of its workers, and of all processes on the machine; `disk_bytes` are those that
+    the workers read from a disk and not from the page cache.
+    """
 
-    Attributes:
-        loader: The loader that is measured.
-        first_batch_s: Seconds from the start of the workers to the first batch.
-        batch_bytes: Size of the tensors of a batch.
+    images: int = 0
+    wall_s: float = 0.0
+    own_cpu_s: float = 0.0
+    workers_cpu_s: float = 0.0
+    machine_cpu_s: float = 0.0
+    disk_bytes: int = 0
+
+    def __add__(self, other: Measurement) -> Measurement:
+        return Measurement(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+
+    def __sub__(self, other: Measurement) -> Measurement:
+        return Measurement(**{each.name: getattr(self, each.name) - getattr(other, each.name) for each in fields(self)})
+
+    @property
+    def images_per_s(self) -> float:
+        """Images per wall-clock second."""
+        return self.images / self.wall_s
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of this process and its workers."""
+        return self.own_cpu_s + self.workers_cpu_s
+
+    @property
+    def cpu_ms_per_image(self) -> float:
+        """CPU milliseconds of this process and its workers, per image."""
+        return 1000 * self.cpu_s / self.images
+
+
+class LoaderProbe(contextlib.AbstractContextManager["LoaderProbe"]):
+    """Runs a loader, epoch after epoch, and measures its throughput until the context ends.
+
+    The batches are discarded, so the throughput is that of a training whose steps take no time. `first_batch_s`
+    includes the start of the workers; `batch_bytes` is the size of the tensors of a batch.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -47,28 +80,17 @@ class LoaderProbe:
         for _ in range(workers):
             next(self._batches)
         before = self._counters(0)
-        begin = now = time.perf_counter()
-        count = 0
-        while now - begin < seconds or count < 2 * max(1, workers):
+        begin, count = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds or count < 2 * max(1, workers):
             next(self._batches)
             count += 1
-            now = time.perf_counter()
-        after = self._counters(count * self.loader.batch_sampler.batch_size)
-        return after - before
+        return self._counters(count * self.loader.batch_sampler.batch_size) - before
 
-    def close(self) -> None:
-        """End the workers."""
-        self._batches.close()  # type: ignore[attr-defined] # a generator
+    def __exit__(self, *_: object) -> None:
+        self._batches.close()
         self.loader.close()
 
-    def __enter__(self) -> LoaderProbe:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def _counters(self, images: int) -> Measurement:
-        """Return the current values of all clocks and counters."""
         user, nice, system, _idle, _iowait, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split()[1:9])
         return Measurement(
             images=images,
@@ -100,6 +122,6 @@ def _disk_bytes(pid: int) -> int:
     return int(counters["read_bytes"])
 
 
-def _endless(loader: Loader) -> Iterator[Any]:
+def _endless(loader: Loader) -> Generator[Any]:
     while True:
         yield from loader

@@ -18,12 +18,7 @@ STAGES = ("plan", "read", "decode", "augment", "collate")
 
 
 def stage_cpu_ms(loader: Loader, seconds: float) -> dict[str, float]:
-    """Return the CPU milliseconds per image of each stage, in the order of `STAGES`.
-
-    Args:
-        loader: A loader that has been iterated before, and is not being iterated now.
-        seconds: Approximate duration. If there are two batches, at least two are made, and the first does not count.
-    """
+    """Return the CPU milliseconds per image of each stage of a loader; the first of several batches does not count."""
     source, *rest = loader.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     clocks = [_TimedIterator(iter(source))]
     for stage in rest[:-2]:  # the last two forward errors and send batches, which does not happen here

@@ -21,15 +21,13 @@ from shardflow.loading.shared_memory import SLOTS_BEYOND_PREFETCH
 from shardflow.loading.topology import usable_cores
 
 from .checks import Check, failed_checks
-from .loader_probe import LoaderProbe
-from .measurement import Measurement
+from .loader_probe import LoaderProbe, Measurement
 
 PREFETCH_FACTORS = (2, 4, 8)
 _DEFAULT_FACTOR = 4
 
 _ROUNDS = 3
-_WORKERS_SHARE = 0.65
-"""Share of the time for the number of workers; the rest is for the prefetch factor, which matters less."""
+_WORKERS_SHARE = 0.65  # of the time; the rest is for the prefetch factor, which matters less
 _AS_GOOD = 0.97
 _BUSY = 0.85
 _OTHER_LOAD = 0.2
@@ -45,8 +43,8 @@ class _Run(NamedTuple):
     batch_bytes: int
 
 
-_Runs = dict[tuple[int, int], list[_Run]]
-"""(num_workers, prefetch_factor) → its runs."""
+_Setting = tuple[int, int]  # num_workers, prefetch_factor
+_Runs = dict[_Setting, list[_Run]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +171,7 @@ def tune(
         # The default factor runs again with the others: its first runs may have been under other load.
         factors = [(fewest, factor) for factor in PREFETCH_FACTORS]
         _run_settings(make_loader, runs, factors, seconds - share, report_run)
-        # All rounds count, so that the recommendation is not slower than any setting that was measured.
-        trials = _trials(runs)
+        trials = _trials(runs)  # of all rounds, so that the recommendation is not slower than any measured setting
         best = _best(trials)
         loader = make_loader(num_workers=best.num_workers, prefetch_factor=best.prefetch_factor)
     bottleneck, advice = _bottleneck(best, loader, cores)
@@ -188,11 +185,7 @@ def tune(
 
 
 def _run_settings(
-    make_loader: MakeLoader,
-    runs: _Runs,
-    settings: Sequence[tuple[int, int]],
-    seconds: float,
-    report_run: Callable[[], object],
+    make_loader: MakeLoader, runs: _Runs, settings: Sequence[_Setting], seconds: float, report_run: Callable[[], object]
 ) -> None:
     """Run settings in turn until the time is over, each at least once."""
     begin, longest = time.monotonic(), 0.0
@@ -209,7 +202,6 @@ def _run_settings(
 
 
 def _trials(runs: _Runs) -> list[Trial]:
-    """Return the trial of each setting, sorted by number of workers and prefetch factor."""
     return [
         Trial(
             num_workers=workers,
@@ -230,7 +222,6 @@ def _best(trials: Sequence[Trial]) -> Trial:
 
 
 def _bottleneck(best: Trial, loader: Loader, cores: int) -> tuple[str, str]:
-    """Return what limits a setting, and what could be done about it."""
     measured, split = best.total, loader.split
     busy = measured.cpu_s / measured.wall_s
     if busy >= _BUSY * cores:
@@ -257,7 +248,5 @@ def _bottleneck(best: Trial, loader: Loader, cores: int) -> tuple[str, str]:
             "images are read from the disk: use a faster disk, smaller images, or enough memory for the whole dataset "
             f"({size / 1e9:.1f} GB)"
         )
-    return (
-        "not known",
-        f"{busy:.1f} of {cores} cores are busy, and no known bottleneck was found: tune again with more --seconds",
-    )
+    found = f"{busy:.1f} of {cores} cores are busy, and no known bottleneck was found"
+    return "not known", f"{found}: tune again with more --seconds"

@@ -14,7 +14,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_NO_FRAME = {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC lie among the SOFn codes
+_JPEG = re.compile(rb"\xff\xd8")
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC lie among the SOFn codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class ImageType:
     Attributes:
         name: Pillow's name of the format: "JPEG".
         parts: The names of a part of a sample that holds such an image, which are also the extensions of files: "jpg".
-        signature: What the first bytes match.
+        signature: Matches the first bytes.
         read_size: Returns width and height from the header; None where only a decoder knows them.
         in_shards: Whether readers of a dataset take such a part for the image of a sample. `pack` takes all of them.
         animated: Whether a file can hold an animation or several pages, of which the first is packed.
@@ -49,7 +50,7 @@ def _jpeg_size(payload: memoryview | bytes) -> tuple[int, int]:
         if marker == 0xFF:  # fill byte
             position += 1
             continue
-        if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME:
+        if marker in _FRAMES:
             height = int.from_bytes(payload[position + 5 : position + 7], "big")
             return int.from_bytes(payload[position + 7 : position + 9], "big"), height
         if marker == 0xDA:
@@ -64,46 +65,34 @@ def _png_size(payload: memoryview | bytes) -> tuple[int, int]:
     return int.from_bytes(payload[16:20], "big"), int.from_bytes(payload[20:24], "big")
 
 
-def _start(pattern: bytes) -> re.Pattern[bytes]:
-    return re.compile(pattern, re.DOTALL)
-
-
 IMAGE_TYPES = (
-    ImageType(
-        name="JPEG",
-        parts=("jpg", "jpeg"),
-        signature=_start(rb"\xff\xd8"),
-        read_size=_jpeg_size,
-        in_shards=True,
-    ),
+    ImageType(name="JPEG", parts=("jpg", "jpeg"), signature=_JPEG, read_size=_jpeg_size, in_shards=True),
     ImageType(
         name="PNG",
         parts=("png",),
-        signature=_start(rb"\x89PNG\r\n\x1a\n"),
+        signature=re.compile(rb"\x89PNG\r\n\x1a\n"),
         read_size=_png_size,
         in_shards=True,
         animated=True,
         for_masks=True,
     ),
-    ImageType(name="WEBP", parts=("webp",), signature=_start(rb"RIFF....WEBP"), in_shards=True, animated=True),
-    ImageType(name="BMP", parts=("bmp",), signature=_start(rb"BM"), for_masks=True),
-    ImageType(name="GIF", parts=("gif",), signature=_start(rb"GIF8[79]a"), animated=True, for_masks=True),
+    ImageType(name="WEBP", parts=("webp",), signature=re.compile(rb"(?s)RIFF....WEBP"), in_shards=True, animated=True),
+    ImageType(name="BMP", parts=("bmp",), signature=re.compile(rb"BM"), for_masks=True),
+    ImageType(name="GIF", parts=("gif",), signature=re.compile(rb"GIF8[79]a"), animated=True, for_masks=True),
     ImageType(
-        name="TIFF", parts=("tif", "tiff"), signature=_start(rb"II[*+]\0|MM\0[*+]"), animated=True, for_masks=True
+        name="TIFF", parts=("tif", "tiff"), signature=re.compile(rb"II[*+]\0|MM\0[*+]"), animated=True, for_masks=True
     ),
-    ImageType(name="PPM", parts=("ppm", "pgm"), signature=_start(rb"P[1-6]\s")),
+    ImageType(name="PPM", parts=("ppm", "pgm"), signature=re.compile(rb"P[1-6]\s")),
     ImageType(
         name="AVIF",
         parts=("avif",),
-        signature=_start(rb"....ftypavi[fs]"),
+        signature=re.compile(rb"(?s)....ftypavi[fs]"),
         in_shards=True,
         animated=True,
         pillow_feature="avif",
     ),
 )
 """All formats that are read, in the order in which messages name them."""
-
-_JPEG = IMAGE_TYPES[0]
 
 SOURCE_PARTS = tuple(part for each in IMAGE_TYPES for part in each.parts)
 """Parts of a sample, and extensions of files, that `pack` takes for images."""
@@ -114,15 +103,12 @@ IMAGE_PARTS = frozenset(part for each in IMAGE_TYPES if each.in_shards for part 
 
 def image_type(payload: memoryview | bytes) -> ImageType | None:
     """Return the format that an encoded image begins as; None when it is none of `IMAGE_TYPES`."""
-    for each in IMAGE_TYPES:
-        if each.signature.match(payload):
-            return each
-    return None
+    return next((each for each in IMAGE_TYPES if each.signature.match(payload)), None)
 
 
 def is_jpeg(payload: memoryview | bytes) -> bool:
     """Return whether an encoded image begins as a JPEG does."""
-    return _JPEG.signature.match(payload) is not None
+    return _JPEG.match(payload) is not None
 
 
 def image_size(payload: memoryview | bytes) -> tuple[int, int]:

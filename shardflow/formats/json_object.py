@@ -16,42 +16,32 @@ _Object = TypeVar("_Object", bound="JsonObject")
 
 
 class Entry(NamedTuple):
-    """How a field stands in a file.
+    """How a field is written to a file.
 
     Attributes:
         name: Name of the entry; that of the field if empty.
-        write: Turns the value of the field into one that `json` writes; None where it is one.
+        write: Turns the value of the field into one that `json` writes.
         read: The inverse of `write`.
-        sealed: Whether the entry counts for a fingerprint.
+        fingerprinted: Whether the entry counts for a fingerprint.
         optional: Whether the entry is left out of the file where the value is empty or None.
     """
 
     name: str = ""
-    write: Callable[[Any], Any] | None = None
-    read: Callable[[Any], Any] | None = None
-    sealed: bool = True
+    write: Callable[[Any], Any] = lambda value: value
+    read: Callable[[Any], Any] = lambda value: value
+    fingerprinted: bool = True
     optional: bool = False
 
 
-_PLAIN = Entry()
-
-
-def entry(
-    *,
-    name: str = "",
-    write: Callable[[Any], Any] | None = None,
-    read: Callable[[Any], Any] | None = None,
-    sealed: bool = True,
-    optional: bool = False,
-) -> dict[type[Entry], Entry]:
+def entry(**declared: Any) -> dict[type[Entry], Entry]:
     """Return an `Entry` as the metadata of a dataclass field."""
-    return {Entry: Entry(name, write, read, sealed, optional)}
+    return {Entry: Entry(**declared)}
 
 
 @functools.cache
 def entries(kind: Any) -> dict[str, tuple[str, Entry]]:
     """Return the entries of a dataclass: name → the field's name and its declaration."""
-    declared = {each.name: each.metadata.get(Entry, _PLAIN) for each in fields(kind)}
+    declared = {each.name: each.metadata.get(Entry, Entry()) for each in fields(kind)}
     return {each.name or field: (field, each) for field, each in declared.items()}
 
 
@@ -61,13 +51,12 @@ class JsonObject:
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `json` writes."""
-        content = {}
-        for name, (field, declared) in entries(type(self)).items():  # type: ignore[arg-type]
-            value = getattr(self, field)
-            if value or not declared.optional:
-                content[name] = value if declared.write is None else declared.write(value)
-        return content
+        """Return the entries, as `json` writes them."""
+        return {
+            name: declared.write(value)
+            for name, (field, declared) in entries(type(self)).items()  # type: ignore[arg-type]
+            if (value := getattr(self, field)) or not declared.optional
+        }
 
     @classmethod
     def from_json(cls: type[_Object], content: Mapping[str, Any]) -> _Object:
@@ -86,7 +75,7 @@ class JsonObject:
             values = {}
             for name, (field, declared) in known.items():
                 if name in content:
-                    values[field] = content[name] if declared.read is None else declared.read(content[name])
+                    values[field] = declared.read(content[name])
                 elif not declared.optional:
                     raise ManifestError(f"{called} has no entry {name!r}; it is damaged: restore it")
             return cls(**values)

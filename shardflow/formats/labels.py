@@ -36,15 +36,7 @@ def format_label(label: Label) -> dict[str, bytes]:
 def sample_labels(
     read_part: Callable[[str], bytes | memoryview | None], *, classes: int | None = None
 ) -> tuple[int, ...] | None:
-    """Return the numbers of the classes of a sample; None where it has no labels.
-
-    Args:
-        read_part: Returns a part of the sample by its name, or None where there is no such part: `sample.get`.
-        classes: How many classes there are; None where that is not known.
-
-    Raises:
-        DecodeError: As for `parse_labels`.
-    """
+    """Return the numbers of the classes of a sample, whose parts `read_part` returns; None where it has no labels."""
     for part in LABEL_PARTS:
         if (payload := read_part(part)) is not None:
             return parse_labels(part, payload, classes=classes)
@@ -56,14 +48,8 @@ def parse_labels(
 ) -> tuple[int, ...]:
     """Return the numbers of the classes in a part: one number in `cls`, any number of them in `labels.json`.
 
-    Args:
-        part: One of LABEL_PARTS.
-        payload: Its bytes.
-        classes: How many classes there are; None where that is not known.
-        strict: Accept only what `format_label` writes: no blanks around a number, and a list even of one number.
-
-    Raises:
-        DecodeError: The part holds something else, or a number that no class has.
+    Raise a DecodeError for anything else, or for a number beyond the number of classes if that is known. `strict` reads
+    only what `format_label` writes: no blanks around a number, and a list even of one number.
     """
     payload = bytes(payload)
     if part == CLASS_PART:

@@ -43,7 +43,7 @@ class Shard(JsonObject):
         samples: Number of samples, 1 … 2³²-1.
         bytes: Size of the tar, 1 … 2⁶³-1.
         sha256: Of the tar, 64 hexadecimal digits.
-        index_sha256: Of the index beside it. A wrong index would pair sound members wrongly, so it is sealed as well.
+        index_sha256: Of the index beside it: a wrong index would pair intact members wrongly.
 
     Raises:
         ManifestError: A value is out of its range.
@@ -76,7 +76,6 @@ class Shard(JsonObject):
 
 
 def _by_name(kind: type[JsonObject]) -> dict[str, Any]:
-    """Return how a mapping of names to objects is written and read."""
     return {
         "write": lambda objects: {name: each.to_json() for name, each in objects.items()},
         "read": lambda content: {name: kind.from_json(each) for name, each in content.items()},
@@ -91,7 +90,7 @@ _TUPLE = entry(
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(JsonObject):
-    """What a dataset consists of. The fields are the schema of `shardflow.json`.
+    """The content of a dataset. The fields are the schema of `shardflow.json`.
 
     Args:
         splits: Name → shards in order.
@@ -117,7 +116,7 @@ class Manifest(JsonObject):
     )
     classes: tuple[str, ...] | None = field(default=None, metadata=_TUPLE)
     recipe: Mapping[str, Any] = field(default_factory=dict, metadata=entry(write=dict, read=dict))
-    tools: Mapping[str, str] = field(default_factory=dict, metadata=entry(write=dict, read=dict, sealed=False))
+    tools: Mapping[str, str] = field(default_factory=dict, metadata=entry(write=dict, read=dict, fingerprinted=False))
     inputs: int = 0
     mean: tuple[float, ...] | None = field(default=None, metadata=_TUPLE)
     std: tuple[float, ...] | None = field(default=None, metadata=_TUPLE)
@@ -128,7 +127,7 @@ class Manifest(JsonObject):
         default=None, metadata=entry(name="layout", write=Sharding.to_json, read=Sharding.from_json, optional=True)
     )
     roots: Mapping[str, Root] = field(
-        default_factory=dict, metadata=entry(name="bases", **_by_name(Root), sealed=False, optional=True)
+        default_factory=dict, metadata=entry(name="bases", **_by_name(Root), fingerprinted=False, optional=True)
     )
 
     def __post_init__(self) -> None:
@@ -163,7 +162,7 @@ class Manifest(JsonObject):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The dataset's identity: "sha256:" and the digest of all sealed entries, and so of every shard."""
+        """The dataset's identity: "sha256:" and the digest of all entries but tools and roots."""
         return _fingerprint({"version": VERSION, **self.to_json()})
 
     def to_bytes(self) -> bytes:
@@ -195,7 +194,7 @@ def from_bytes(data: bytes) -> Manifest:
             )
         manifest = Manifest.from_json(content)
         # What is read must be all that the file says, or an edit could hide in the rest.
-        if manifest.fingerprint != found or _canonical(_unsealed(content)) != _canonical(_unsealed(manifest.to_json())):
+        if manifest.fingerprint != found or _canonical(_others(content)) != _canonical(_others(manifest.to_json())):
             raise ManifestError("manifest has values in a form that no shardflow writes; it was edited: restore it")
     except ManifestError:
         raise
@@ -205,11 +204,7 @@ def from_bytes(data: bytes) -> Manifest:
 
 
 def kept_name(fingerprint: str) -> str:
-    """Return where the manifest of a version is kept after a later version has replaced it.
-
-    Raises:
-        ConfigError: The fingerprint is not one.
-    """
+    """Return where the manifest of a version is kept after a later version has replaced it."""
     kind, _, digest = fingerprint.partition(":")
     if kind != "sha256" or not _SHA256.fullmatch(digest):
         raise ConfigError(
@@ -223,17 +218,16 @@ def is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(_NAME.fullmatch(value)) and not {".", ".."} & set(value.split("/"))
 
 
-_UNSEALED = {name for name, (_, declared) in entries(Manifest).items() if not declared.sealed}
+_NOT_FINGERPRINTED = {name for name, (_, declared) in entries(Manifest).items() if not declared.fingerprinted}
 
 
-def _unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: content[name] for name in _UNSEALED & content.keys()}
+def _others(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: content[name] for name in _NOT_FINGERPRINTED & content.keys()}
 
 
 def _fingerprint(content: Mapping[str, Any]) -> str:
-    """Return the fingerprint of the content of a manifest, whichever entries it has."""
-    sealed = {name: value for name, value in content.items() if name not in _UNSEALED}
-    return "sha256:" + hashlib.sha256(_canonical(sealed)).hexdigest()
+    counted = {name: value for name, value in content.items() if name not in _NOT_FINGERPRINTED}
+    return "sha256:" + hashlib.sha256(_canonical(counted)).hexdigest()
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:
@@ -241,7 +235,7 @@ def _canonical(content: Mapping[str, Any]) -> bytes:
 
 
 def _is_count(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return type(value) is int and least <= value <= most
 
 
 def _is_fraction(value: Any) -> bool:

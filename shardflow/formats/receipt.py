@@ -72,11 +72,7 @@ class Receipt(JsonObject):
     index_bytes: int
 
     def inputs(self) -> list[str]:
-        """Return the paths of all inputs in the job's order.
-
-        Raises:
-            FormatError: The entries contradict each other.
-        """
+        """Return the paths of all inputs in the job's order."""
         sources, quarantined, skipped = iter(self.sources), iter(self.quarantined), set(self.skipped)
         try:
             count = len(self.sources) + len(self.quarantined)

@@ -23,8 +23,6 @@ from .json_object import JsonObject
 SCHEMES = frozenset({"abfs", "abfss", "az", "gcs", "gs", "hf", "http", "https", "s3", "s3a"})
 """Schemes of an absolute URL. None of them leads to the files of this machine, or into an archive."""
 
-_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root(JsonObject):
@@ -48,9 +46,7 @@ class Root(JsonObject):
                 f"root {self.url!r} is neither a relative path such as '../photos256' nor a URL of "
                 f"{', '.join(sorted(SCHEMES))} without credentials, query and '..'"
             )
-        if self.fingerprint is not None and not (
-            isinstance(self.fingerprint, str) and _FINGERPRINT.fullmatch(self.fingerprint)
-        ):
+        if self.fingerprint is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", str(self.fingerprint)):
             raise ManifestError(f"root {self.url!r}: {self.fingerprint!r} is not a fingerprint")
 
     @property
@@ -60,11 +56,7 @@ class Root(JsonObject):
 
 
 def split_shard_name(name: str) -> tuple[str, str]:
-    """Return the root of a shard of a virtual dataset, and the path of its tar there.
-
-    Raises:
-        ManifestError: The name is not that of such a shard.
-    """
+    """Return the root of a shard of a virtual dataset, and the path of its tar there."""
     parts = name.split("/", 2)
     if len(parts) < 3:
         raise ManifestError(f"shard {name!r} of a virtual dataset is not named SPLIT/ROOT/PATH.tar")

@@ -54,11 +54,7 @@ class Row(NamedTuple):
 
 
 def make_row(record: int, part: str, offset: int, payload: memoryview | bytes) -> Row:
-    """Return the row of one member.
-
-    Raises:
-        ShardIndexError: The part's name is longer than the 16 bytes that the column holds, or the payload than 4 GiB.
-    """
+    """Return the row of one member."""
     if len(part.encode()) > 16:
         raise ShardIndexError(f"part name {part!r} is longer than 16 bytes; shorten the extension")
     if len(payload) >= 1 << 32:
@@ -70,15 +66,9 @@ def make_row(record: int, part: str, offset: int, payload: memoryview | bytes) -
 
 
 def build(tar: memoryview) -> tuple[Index, list[str]]:
-    """Rebuild the index of a shard from its bytes; return it with the keys of the samples in order.
-
-    Raises:
-        TarError: The shard is damaged, a name has no dot or comes twice, or the members of a sample are not
-            neighbours.
-    """
+    """Rebuild the index of a shard from its bytes; return it with the keys of the samples in order."""
     rows: list[Row] = []
-    keys: list[str] = []
-    seen: set[str] = set()
+    records: dict[str, int] = {}  # key → record
     names: set[str] = set()
     for member in walk(tar):
         if member.name in names:
@@ -87,23 +77,16 @@ def build(tar: memoryview) -> tuple[Index, list[str]]:
         if (key_and_part := split_member_name(member.name)) is None:
             raise TarError(f"member {member.name!r} is not named KEY.PART, as the WebDataset convention asks")
         key, part = key_and_part
-        if not keys or key != keys[-1]:
-            if key in seen:
-                raise TarError(f"the members of sample {key!r} are not neighbours")
-            seen.add(key)
-            keys.append(key)
+        record = records.setdefault(key, len(records))
+        if record < len(records) - 1:
+            raise TarError(f"the members of sample {key!r} are not neighbours")
         payload = tar[member.offset : member.offset + member.size]
-        rows.append(make_row(len(keys) - 1, part, member.offset, payload))
-    return from_rows(rows), keys
+        rows.append(make_row(record, part, member.offset, payload))
+    return from_rows(rows), list(records)
 
 
 def rebuild(tar: memoryview, sha256: str) -> bytes:
-    """Return the contents of a lost index, rebuilt from its shard.
-
-    Raises:
-        TarError, ShardIndexError: As for `build`.
-        IntegrityError: It has another SHA-256: the tar is damaged, or the index is that of a virtual dataset.
-    """
+    """Return the contents of a lost index, rebuilt from its shard and checked."""
     data = to_bytes(build(tar)[0])
     if hashlib.sha256(data).hexdigest() != sha256:
         raise IntegrityError(
@@ -113,7 +96,7 @@ def rebuild(tar: memoryview, sha256: str) -> bytes:
 
 
 def from_rows(rows: Sequence[Row]) -> Index:
-    """Return rows as an index array."""
+    """Return rows as an index."""
     return np.array(rows, dtype=DTYPE)
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardflow.errors import ManifestError
 
 from .json_object import JsonObject, entry
 
+_COUNTS = entry(write=dict, read=lambda counts: dict(sorted(counts.items())))
+
 
 def job_name(split: str, number: int) -> str:
     """Return the name of a shard's files without their extensions: "train/000000"."""
     return f"{split}/{number:06d}"
-
-
-def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +35,8 @@ class Sharding(JsonObject):
     shard_samples: int
     shuffle: bool
     seed: int
-    jobs: Mapping[str, int] = field(metadata=entry(write=dict, read=_sorted))
-    inputs: Mapping[str, int] = field(metadata=entry(write=dict, read=_sorted))
+    jobs: Mapping[str, int] = field(metadata=_COUNTS)
+    inputs: Mapping[str, int] = field(metadata=_COUNTS)
 
     def __post_init__(self) -> None:
         counts = (self.shard_samples, *self.jobs.values(), *self.inputs.values())
@@ -51,17 +49,13 @@ class Sharding(JsonObject):
 
     def names(self) -> Iterator[str]:
         """Yield the names of all jobs, in order."""
-        for split in self.jobs:
-            for number in range(self.jobs[split]):
-                yield job_name(split, number)
+        return (job_name(split, number) for split, jobs in self.jobs.items() for number in range(jobs))
 
     def extended(self, jobs: Mapping[str, int], inputs: Mapping[str, int]) -> Sharding:
         """Return the sharding after so many jobs with so many inputs were added to each split."""
         splits = sorted({*self.jobs, *jobs})
-        return Sharding(
-            shard_samples=self.shard_samples,
-            shuffle=self.shuffle,
-            seed=self.seed,
+        return replace(
+            self,
             jobs={split: self.jobs.get(split, 0) + jobs.get(split, 0) for split in splits},
             inputs={split: self.inputs.get(split, 0) + inputs.get(split, 0) for split in splits},
         )

@@ -58,18 +58,11 @@ class Statistics(JsonObject):
 
     def count(self, *, before: tuple[int, int], after: tuple[int, int], labels: Iterable[int], **counts: int) -> None:
         """Count one image: its size before and after, (width, height); its labels; and anything else by name."""
-        for histogram, side in (
-            (self.widths_before, before[0]),
-            (self.heights_before, before[1]),
-            (self.widths_after, after[0]),
-            (self.heights_after, after[1]),
-        ):
+        histograms = self.widths_before, self.heights_before, self.widths_after, self.heights_after
+        for histogram, side in zip(histograms, (*before, *after), strict=True):
             histogram[_rounded(side)] += 1
-        for label in labels:
-            self.classes[label] += 1
-        self.counts["images"] += 1
-        for name, number in counts.items():
-            self.counts[name] += number
+        self.classes.update(labels)
+        self.counts.update(images=1, **counts)
 
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(**{slot.name: getattr(self, slot.name) + getattr(other, slot.name) for slot in fields(self)})

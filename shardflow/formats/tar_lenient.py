@@ -24,18 +24,12 @@ _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"L", b"K", b"S"
 
 
 class Member(NamedTuple):
-    """A regular file in a tar.
+    """A regular file in a tar, whose payload may reach beyond the end of a tar that is cut short."""
 
-    Attributes:
-        name: Decoded as UTF-8; other bytes become surrogates, as in names of files.
-        offset, size: Of the payload, in bytes; it may reach beyond the end of a tar that is cut short.
-        name_offset: Offset of the name in the tar; None where POSIX's prefix splits it in two.
-    """
-
-    name: str
+    name: str  # bytes that are not UTF-8 become surrogates, as in names of files
     offset: int
     size: int
-    name_offset: int | None
+    name_offset: int | None  # of the name in the tar; None where POSIX's prefix splits it in two
 
 
 class _Field(NamedTuple):
@@ -115,7 +109,6 @@ def _read(file: IO[bytes], offset: int, size: int) -> bytes:
 
 
 def _plain(block: bytes, position: int) -> tuple[bytes, int | None]:
-    """Return the name in a header that starts at byte `position`, and its offset."""
     name = block[0:100].split(b"\0", 1)[0]
     # Before POSIX there was no prefix, and GNU tar has other fields in its place.
     prefix = block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""

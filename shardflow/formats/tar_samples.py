@@ -27,19 +27,12 @@ def split_member_name(name: str) -> tuple[str, str] | None:
 
 @dataclass(slots=True)
 class TarSample:
-    """The members of a tar that share a key.
+    """The members of a tar that share a key."""
 
-    Attributes:
-        key: The common name; "" of the sample that stands for everything behind the point where a tar is damaged.
-        parts: Part, in lower case → (offset, size) of its payload, in bytes.
-        key_offset: Where the key lies in one piece, in the header of one of the members; None if it does not.
-        problem: Why the sample cannot be used; "" if it can.
-    """
-
-    key: str
-    parts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    key_offset: int | None = None
-    problem: str = ""
+    key: str  # "" for everything behind the point where a tar is damaged
+    parts: dict[str, tuple[int, int]] = field(default_factory=dict)  # in lower case → offset and size of the payload
+    key_offset: int | None = None  # where the key lies in one piece, if it does
+    problem: str = ""  # why the sample cannot be used
 
 
 def read_samples(file: IO[bytes]) -> Iterator[TarSample]:

@@ -31,11 +31,7 @@ def padding(size: int) -> int:
 
 
 def header(name: str, size: int) -> bytes:
-    """Return the header of a member: mtime 0, uid and gid 0, mode 0444.
-
-    Raises:
-        TarError: The name is longer than 100 bytes or has a zero byte, or the payload is 8 GiB or more.
-    """
+    """Return the header of a member: mtime 0, uid and gid 0, mode 0444."""
     encoded = name.encode()
     if not 0 < len(encoded) <= 100:
         raise TarError(f"member name {name!r} has {len(encoded)} bytes, ustar holds 1 to 100")
@@ -81,11 +77,7 @@ def walk(buffer: memoryview) -> Iterator[Member]:
 
 
 def parse(block: bytes, payload: int) -> Member:
-    """Return the member whose header is `block` and whose payload starts at byte `payload`.
-
-    Raises:
-        TarError: The header is damaged or not that of a regular file.
-    """
+    """Return the member whose header is `block` and whose payload starts at byte `payload`."""
     where = f"the header at byte {payload - BLOCK}"
     # The checksum counts its own eight bytes as spaces (0x20 each).
     expected = sum(block) - sum(block[148:156]) + 8 * 0x20
@@ -96,19 +88,14 @@ def parse(block: bytes, payload: int) -> Member:
     kind = block[156:157]
     if kind not in (b"0", b"\0"):
         raise TarError(f"{where} has type {kind!r}; only regular files are read, as `tar --format=ustar` writes them")
-    try:
-        name = member_name(block)
-    except UnicodeDecodeError:
-        raise TarError(f"{where} has a name that is not UTF-8") from None
-    return Member(name, payload, _octal(block[124:136], where))
-
-
-def member_name(block: bytes) -> str:
-    """Return the name in a valid header."""
     # GNU tar has other fields where POSIX has the prefix of the name.
     prefix = b"" if block[257:265] == b"ustar  \0" else block[345:500].split(b"\0", 1)[0]
     name = block[0:100].split(b"\0", 1)[0]
-    return (prefix + b"/" + name if prefix else name).decode()
+    try:
+        text = (prefix + b"/" + name if prefix else name).decode()
+    except UnicodeDecodeError:
+        raise TarError(f"{where} has a name that is not UTF-8") from None
+    return Member(text, payload, _octal(block[124:136], where))
 
 
 def _octal(field: bytes, where: str) -> int:

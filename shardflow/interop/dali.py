@@ -21,19 +21,10 @@ _VERSION = "v1.2"
 
 
 def write_dali_indexes(dataset: Dataset, directory: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Write an index file per shard, and yield the path of each as it is written.
+    """Write an index file per shard into a directory, by default beside the shards; yield the path of each.
 
     The file for "train/000000.tar" is "train/000000.idx"; an existing file is replaced. Only headers of the tars are
     read, but remote shards are downloaded into the cache for that.
-
-    Args:
-        dataset: The dataset.
-        directory: Where to write the files; by default beside the shards.
-
-    Raises:
-        ConfigError: No directory is given, and the shards are not on a local disk; or the name of a member has a blank.
-        StoreError: A shard is missing, or a file cannot be written.
-        IntegrityError: A shard is damaged.
     """
     root = beside_shards(dataset.storage, directory)
     for split in dataset.values():

@@ -25,18 +25,9 @@ _META = ".nv-meta"
 
 
 def write_energon(dataset: Dataset, directory: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Write an index per shard and then the metadata, and yield the path of each file as it is written.
+    """Write an index per shard and then the metadata into a directory, by default beside the shards; yield the paths.
 
     No tar is read. Samples are images with the number of their class, or only images if there are no labels.
-
-    Args:
-        dataset: The dataset.
-        directory: Where to write the files; by default beside the shards, where Energon expects them.
-
-    Raises:
-        ConfigError: No directory is given, and the shards are not on a local disk; or the dataset is virtual.
-        StoreError: An index is missing, or a file cannot be written.
-        IntegrityError: An index is damaged.
     """
     if dataset.manifest.roots:
         raise ConfigError(
@@ -69,9 +60,7 @@ def _offsets(index: Index) -> bytes:
 def _metadata(dataset: Dataset, image: str) -> dict[str, object]:
     labelled = dataset.classes is not None
     return {
-        ".info.json": {
-            "shard_counts": {shard.name: shard.samples for shard in dataset.shards},
-        },
+        ".info.json": {"shard_counts": {shard.name: shard.samples for shard in dataset.shards}},
         "split.yaml": {
             "split_parts": {name: [shard.name for shard in split.shards] for name, split in dataset.items()},
             "exclude": [],

@@ -17,28 +17,18 @@ STATE_VERSION = 2  # 1: the first windows of a lane were longer, so a position m
 
 @dataclass(slots=True)
 class Cursor:
-    """Where the next batch starts, and how iterating, leaving early, `set_epoch` and resuming move that.
-
-    Attributes:
-        epoch: From 0.
-        position: First position of the epoch that has not been handed out.
-        begun: Whether a batch was handed out since the cursor was set, loaded or moved to a new epoch.
-    """
+    """Where the next batch starts, and how iterating, leaving early, `set_epoch` and resuming move that."""
 
     epoch: int = 0
-    position: int = 0
-    begun: bool = False
+    position: int = 0  # the first one of the epoch that has not been handed out
+    begun: bool = False  # whether a batch was handed out since the cursor was set, loaded or moved to a new epoch
 
     def set(self, epoch: int, position: int = 0) -> None:
         """Make the next iteration start at this position."""
         self.epoch, self.position, self.begun = epoch, position, False
 
     def set_epoch(self, epoch: int) -> bool:
-        """Move to the start of an epoch, and return whether that changed anything.
-
-        Setting the epoch of a state that was just loaded keeps its position, so that the usual
-        `for epoch in range(start, epochs): loader.set_epoch(epoch)` resumes at the right place.
-        """
+        """Move to the start of an epoch, and return whether that changed anything: see `Loader.set_epoch`."""
         epoch = check_integer("epoch", epoch, 0)
         if epoch == self.epoch and not self.begun:
             return False
@@ -71,13 +61,7 @@ def save(dataset: Dataset, order: EpochOrder, lanes: int, cursor: Cursor) -> dic
 
 
 def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes: int) -> EpochStart:
-    """Return where a saved state starts.
-
-    Lanes, and without shuffling the window, are taken from the state unless the run sets them itself.
-
-    Raises:
-        ResumeMismatchError: The state belongs to another dataset, split or order, or is damaged.
-    """
+    """Return where a saved state starts; lanes that the run does not set itself are taken from the state."""
     if not isinstance(state, Mapping):
         raise ResumeMismatchError(f"a state is a dict from Loader.state_dict(), found {state!r}")
     expected = identity(dataset, order, lanes)
@@ -89,11 +73,11 @@ def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes
             f"the state has version {state['version']!r}, this shardflow reads version {STATE_VERSION}, which orders "
             "samples differently: start an epoch anew, or continue with the shardflow that saved the state"
         )
-    ignored = {"lanes"} if order.lanes is None else set()
+    if order.lanes is None:
+        del expected["lanes"]
     if not order.shuffle:
-        ignored.add("window")
-    differences = compare(state, {name: value for name, value in expected.items() if name not in ignored})
-    if differences:
+        del expected["window"]
+    if differences := compare(state, expected):
         remedy = "make these equal"
         if state["fingerprint"] != dataset.fingerprint and dataset.has_version(str(state["fingerprint"])):
             remedy = f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads that version"
@@ -116,11 +100,7 @@ def compare(state: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
 
 
 def saved_integers(state: Mapping[str, Any], *names: str) -> list[int]:
-    """Return the entries of a saved state that must be whole numbers from 0.
-
-    Raises:
-        ResumeMismatchError: An entry is missing, or is not such a number.
-    """
+    """Return the entries of a saved state that must be whole numbers from 0."""
     try:
         return [check_integer(name, state.get(name), 0) for name in names]  # type: ignore[arg-type] # None is refused
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Random crops: boxes for a whole batch at once, as a pure function of the samples' keys."""
+"""Crop sampling: the random boxes of RandomResizedCrop, for a whole batch at once, from the samples' keys."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import numpy.typing as npt
 
 from shardflow.order import keyed_rng
 
-Boxes = npt.NDArray[np.int32]
-"""[N, 4]: x, y, width, height in pixels."""
+from .geometry import Sizes
 
-Sizes = npt.NDArray[np.int64]
-"""[N, 2]: width and height in pixels."""
+Boxes = npt.NDArray[np.int32]  # [N, 4]: x, y, width, height in pixels
 
 _TRIES = 10
 
@@ -24,16 +22,7 @@ def random_resized_crops(
     """Draw one box per image, distributed as torchvision's `RandomResizedCrop.get_params` draws them.
 
     Source: Szegedy et al., "Going deeper with convolutions", 2014; the ten tries and the central fallback are
-    torchvision's.
-
-    Args:
-        sizes: Width and height of the images, 1 or more.
-        keys: uint64 [N], the samples' keys.
-        scale: Range of the crop's share of the image's area.
-        ratio: Range of the crop's width / height; drawn uniformly in the logarithm.
-
-    Returns:
-        The boxes, and one uniform number in [0, 1) per image for the flip: float64 [N].
+    torchvision's. Also return one uniform number in [0, 1) per image for the flip: float64 [N].
     """
     drawn = keyed_rng.uniforms(keys, 2 * _TRIES + 3)
     width, height = sizes[:, :1].astype(np.float64), sizes[:, 1:].astype(np.float64)

@@ -25,8 +25,8 @@ from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.image_types import image_size, is_jpeg
 from shardflow.order.keyed_rng import U64
 
-from .crop_sampling import Sizes, random_resized_crops
-from .geometry import Geometry
+from .crop_sampling import random_resized_crops
+from .geometry import Geometry, Sizes
 
 Images = torch.Tensor | list[torch.Tensor]
 """uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]."""
@@ -276,24 +276,16 @@ def _decode_in_kernel(
 def _decode(payload: Payload) -> torch.Tensor:
     if isinstance(payload, np.ndarray):
         return torch.from_numpy(payload).permute(2, 0, 1)
-    decode: Callable[[memoryview], torch.Tensor] = _decode_jpeg if is_jpeg(payload) else _decode_other
     try:
-        return decode(payload)
+        if is_jpeg(payload):
+            image: torch.Tensor = decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8), mode=ImageReadMode.RGB)
+            return image
+        # Not torchvision's PNG decoder: damaged files can end the process there.
+        with Image.open(io.BytesIO(payload)) as opened:
+            return torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)
     # torchvision raises RuntimeError; Pillow nearly anything, SyntaxError included.
     except Exception as error:
         raise DecodeError(f"the image cannot be decoded: {str(error).splitlines()[0]}") from error
-
-
-def _decode_jpeg(payload: memoryview) -> torch.Tensor:
-    image: torch.Tensor = decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8), mode=ImageReadMode.RGB)
-    return image
-
-
-def _decode_other(payload: memoryview) -> torch.Tensor:
-    # Not torchvision's PNG decoder: damaged files can end the process there.
-    with Image.open(io.BytesIO(payload)) as image:
-        pixels = np.array(image.convert("RGB"))
-    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+Sizes = npt.NDArray[np.int64]  # [N, 2]: width and height in pixels
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Geometry:
@@ -43,13 +45,7 @@ class Geometry:
     def crop(
         self, index: int, image: torch.Tensor, resize: Callable[[torch.Tensor, int, int], torch.Tensor]
     ) -> torch.Tensor:
-        """Return the crop of a whole image.
-
-        Args:
-            index: Number of the image in the batch.
-            image: [3, H, W].
-            resize: Resizes such an image to a height and a width.
-        """
+        """Return the crop of image `index` of the batch, [3, H, W]; `resize` takes an image, a height and a width."""
         x, y, box_width, box_height = self.box[index].tolist()
         width, height = self.resized[index].tolist()
         left, top = self.window[index].tolist()

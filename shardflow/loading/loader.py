@@ -10,8 +10,7 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -25,7 +24,7 @@ from shardflow.storage.cache import Cache
 from . import checkpoint
 from .checkpoint import Cursor
 from .decoders import CenterCropDecoder, Decoder, RandomResizedCropDecoder
-from .pipeline import build_pipeline, resolve_fields
+from .pipeline import build_pipeline
 from .pixel_cache import PixelCache
 from .provenance import describe_dataset, describe_object, describe_versions
 from .sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
@@ -37,26 +36,14 @@ from .workers import WorkerPool
 logger = logging.getLogger(__name__)
 
 
-class SetsEpoch(Protocol):
-    """An object whose next epoch can be set."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration run through `epoch`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSampler:
+class BatchSampler(NamedTuple):
     """The one attribute of a torch DataLoader that trainers look for on a loader.
 
     Lightning calls `loader.batch_sampler.sampler.set_epoch` and reads `loader.batch_sampler.batch_size`. There is no
     `loader.sampler`: where that exists, Lightning replaces it to shuffle by itself.
-
-    Attributes:
-        sampler: The loader or mix itself.
-        batch_size: Samples per batch and rank.
     """
 
-    sampler: SetsEpoch
+    sampler: Any  # the loader or mix itself
     batch_size: int
 
 
@@ -172,8 +159,11 @@ class Loader:
         self._control = WorkerControl(num_workers)
         self._sampler = PlanSampler(self._order, self._schedule, self._control)
 
-        classes = self.dataset.classes
-        self.fields = resolve_fields(fields, labelled=classes is not None, tail=tail)
+        if fields is None:
+            fields = ("image", "key" if self.dataset.classes is None else "label", *["valid"] * (tail == "pad"))
+        elif isinstance(fields, str) or len(set(fields)) != len(fields):
+            raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {fields!r}")
+        self.fields = tuple(fields)
         if decoder is None:
             decoder = RandomResizedCropDecoder() if self._order.shuffle else CenterCropDecoder()
         self.decoder = decoder
@@ -184,20 +174,19 @@ class Loader:
             self.pixel_cache = PixelCache(self.split, cache, decoder)
         self.substituted: set[str] = set()
         self._stats = StatsRecorder()
-        pipeline = build_pipeline(
-            self._sampler,
-            self.split,
-            fields=self.fields,
-            classes=len(classes or ()),
-            decoder=decoder,
-            pixel_cache=self.pixel_cache,
-            transform=transform,
-            batch_transform=batch_transform,
-            substitute=self._max_bad > 0,
-            slots=prefetch_factor + SLOTS_BEYOND_PREFETCH,
-        )
         self._workers = WorkerPool(
-            pipeline,
+            build_pipeline(
+                self._sampler,
+                self.split,
+                fields=self.fields,
+                classes=len(self.dataset.classes or ()),
+                decoder=decoder,
+                pixel_cache=self.pixel_cache,
+                transform=transform,
+                batch_transform=batch_transform,
+                substitute=max_bad > 0,
+                slots=prefetch_factor + SLOTS_BEYOND_PREFETCH,
+            ),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             pin_memory=pin_memory,
@@ -232,7 +221,7 @@ class Loader:
         """
         if self._cursor.begun:
             self._cursor.set(self._cursor.epoch + 1)
-        start = self._start()
+        start = EpochStart(self._cursor.epoch, self._cursor.position, self._lanes)
         iteration = self._control.begin(start)
         steps = self._schedule.steps(start.position)
         handed_out = 0
@@ -284,15 +273,14 @@ class Loader:
 
     def _batches_in_progress(self, start: EpochStart) -> str:
         """Describe the batches that the workers began last: a dead worker died on one of them."""
-        batches = []
-        for worker in range(self._control.workers):
-            if (step := self._control.last_step(worker)) >= 0:
-                batch = self._sampler.batch(start, step)
-                reader, shard, record = self.split.reader, int(batch.shards[0]), int(batch.records[0])
-                # A missing shard may be what the worker died of: an error message must not wait for it.
-                sample = f"sample {reader.key(shard, record)}" if reader.is_local(shard) else f"record {record}"
-                others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
-                batches.append(f"worker {worker}: {reader.url(shard)}, {sample}{others}")
+        batches, reader = [], self.split.reader
+        for worker, step in self._control.steps_begun().items():
+            batch = self._sampler.batch(start, step)
+            shard, record = int(batch.shards[0]), int(batch.records[0])
+            # A missing shard may be what the worker died of: an error message must not wait for it.
+            sample = f"sample {reader.key(shard, record)}" if reader.is_local(shard) else f"record {record}"
+            others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
+            batches.append(f"worker {worker}: {reader.url(shard)}, {sample}{others}")
         return f"Batches in progress: {'; '.join(batches)}" if batches else "No batch was in progress"
 
     def stats(self) -> Stats:
@@ -363,11 +351,7 @@ class Loader:
         self.move_to(self.start_of(state))
 
     def start_of(self, state: Mapping[str, Any]) -> EpochStart:
-        """Return where a saved state starts, without moving the loader.
-
-        Raises:
-            ResumeMismatchError: The state belongs to another dataset, split or order.
-        """
+        """Return where a saved state starts, without moving the loader; raises as `load_state_dict` does."""
         return checkpoint.restore(state, self.dataset, self._order, self._lanes)
 
     def move_to(self, start: EpochStart) -> None:
@@ -380,6 +364,3 @@ class Loader:
         """Make the next iteration start after this many batches, counted from the start of epoch 0."""
         epoch, step = divmod(steps, len(self))
         self.move_to(EpochStart(epoch, self._schedule.after(0, step), self._lanes))
-
-    def _start(self) -> EpochStart:
-        return EpochStart(self._cursor.epoch, self._cursor.position, self._lanes)

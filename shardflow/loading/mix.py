@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,16 +118,12 @@ class Mix:
 
     def _next(self, source: int) -> Any:
         while True:
-            running = self._running[source]
-            if running is None:
-                running = self._running[source] = iter(self.loaders[source])
-            try:
-                return next(running)
-            except StopIteration:
-                self._running[source] = None  # its epoch is over, and the next one follows
-            except BaseException:
-                self._running[source] = None
-                raise
+            running = self._running[source] or iter(self.loaders[source])
+            self._running[source] = None  # after an error, and at the end of its epoch, it begins anew
+            with contextlib.suppress(StopIteration):
+                batch = next(running)
+                self._running[source] = running
+                return batch
 
     def describe(self) -> dict[str, Any]:
         """Return what a run's log needs to name its data: the description of each loader, and the weights."""
@@ -155,7 +152,6 @@ class Mix:
         self._move(epoch)
 
     def _move(self, epoch: int, position: int = 0) -> None:
-        """Move the cursor; the loaders have been moved already."""
         self._cursor.set(epoch, position)
         self._running = [None] * len(self.loaders)
         self._iterations += 1

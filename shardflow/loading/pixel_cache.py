@@ -33,7 +33,7 @@ import numpy.typing as npt
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.storage.cache import Cache
-from shardflow.storage.cache_directory import spare_bytes
+from shardflow.storage.cache_eviction import spare_bytes
 
 from .decoders import Decoder, Pixels, decode_whole, decoder_versions
 
@@ -50,14 +50,6 @@ class PixelCache:
     """Decoded images of a split, for one decoder. Can be sent to other processes; each opens its own files.
 
     Problems with the files are no errors: images are then decoded, as without the cache.
-
-    Args:
-        split: The split whose images are kept.
-        cache: The cache whose directory holds the files, with a limit for pixels.
-        decoder: Crops the images.
-
-    Raises:
-        ConfigError: The decoder accepts encoded images only.
     """
 
     def __init__(self, split: Split, cache: Cache, decoder: Decoder) -> None:
@@ -70,7 +62,7 @@ class PixelCache:
         self._split, self._directory, self._limit_bytes = split, cache.decoded_directory, cache.pixel_limit_bytes or 0
         self._decoder, self._versions = decoder, hashlib.sha256(versions.encode()).hexdigest()[:16]
         self._files: OrderedDict[str, _ShardPixels | None] = OrderedDict()
-        self._memory: list[Words] = []
+        self._memory: dict[int, Words] = {}
         self._full = False
 
     def read(self, shard: int, record: int, place: int) -> Pixels | None:
@@ -81,11 +73,10 @@ class PixelCache:
         file = self._file(shard)
         if file is None or not file.has(record):
             return None
-        while len(self._memory) <= place:
-            self._memory.append(np.empty(0, dtype=np.uint64))
-        if len(self._memory[place]) < file.words[record]:
-            self._memory[place] = np.empty(file.words[record], dtype=np.uint64)
-        return file.read(record, self._memory[place])
+        memory = self._memory.get(place)
+        if memory is None or len(memory) < file.words[record]:
+            memory = self._memory[place] = np.empty(file.words[record], dtype=np.uint64)
+        return file.read(record, memory)
 
     def add(self, shard: int, record: int, payload: memoryview) -> Pixels | None:
         """Decode an image, write its pixels and return them; None when it does not fit in, or is damaged."""
@@ -130,23 +121,18 @@ class PixelCache:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": OrderedDict(), "_memory": []}
+        return {**self.__dict__, "_files": OrderedDict(), "_memory": {}}
 
 
 class _ShardPixels:
-    """The file of one shard.
-
-    Attributes:
-        sizes: int64 [samples, 2], width and height of each image.
-        words: int64 [samples], length of its pixels in units of 8 bytes.
-        kept: bool [samples], whether it fits into the shard's share of the limit.
-    """
+    """The file of one shard."""
 
     def __init__(self, path: Path, sizes: npt.NDArray[np.int64], share_bytes: int) -> None:
-        self.sizes = sizes
-        self.words = -(-3 * sizes.prod(axis=1) // _WORD_BYTES)
+        self.sizes = sizes  # [samples, 2], width and height of each image
+        self.words = -(-3 * sizes.prod(axis=1) // _WORD_BYTES)  # [samples], length of its pixels in words
         ends = (len(sizes) + self.words.cumsum()) * _WORD_BYTES
         self._begins = ends - self.words * _WORD_BYTES
+        # [samples], whether it fits into the shard's share of the limit
         self.kept = (self.words > 0) & (ends <= share_bytes // _BLOCK_BYTES * _BLOCK_BYTES)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         weakref.finalize(self, os.close, self._descriptor)

@@ -60,7 +60,7 @@ class Samples(IterableDataset[dict[str, Any]]):
         self._lanes = self._order.default_lanes(self._world_size)
         # The epoch, and how often it was set.
         self._epoch = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._iterated = [0, 0]  # how often the epoch had been set at the last iteration, and iterations since
+        self._iterated = 0, 0  # how often the epoch had been set at the last iteration, and iterations since
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration yield `epoch`."""
@@ -71,12 +71,10 @@ class Samples(IterableDataset[dict[str, Any]]):
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         epoch, times_set = self._epoch.tolist()
-        if self._iterated[0] != times_set:
-            self._iterated = [times_set, 0]
-        epoch += self._iterated[1]
-        self._iterated[1] += 1
+        since = self._iterated[1] if self._iterated[0] == times_set else 0
+        self._iterated = times_set, since + 1
         positions = np.arange(self._rank, self._order.length, self._world_size)[worker::workers]
-        return self._run(epoch, positions, workers)
+        return self._run(epoch + since, positions, workers)
 
     def _run(self, epoch: int, positions: I64, workers: int) -> Iterator[dict[str, Any]]:
         needs = self._order.needs(epoch, 0, self._lanes, self._rank, self._world_size)
@@ -85,11 +83,8 @@ class Samples(IterableDataset[dict[str, Any]]):
             for begin in range(0, len(positions), _CHUNK):
                 chunk = positions[begin : begin + _CHUNK]
                 advance(int(chunk[0]), int(chunk[-1]) + 1)
-                yield from self._read(epoch, chunk)
-
-    def _read(self, epoch: int, positions: I64) -> Iterator[dict[str, Any]]:
-        shards, records, _ = self._order.locate(epoch, positions, self._lanes)
-        for shard, record in zip(shards.tolist(), records.tolist(), strict=True):
-            sample = self._order.split.reader.read(shard, record, sequential=True)
-            payloads = {part: bytes(payload) for part, payload in sample.parts.items()}
-            yield {"__key__": sample.key, "__url__": sample.url, **payloads}
+                shards, records, _ = self._order.locate(epoch, chunk, self._lanes)
+                for shard, record in zip(shards.tolist(), records.tolist(), strict=True):
+                    sample = self._order.split.reader.read(shard, record, sequential=True)
+                    payloads = {part: bytes(payload) for part, payload in sample.parts.items()}
+                    yield {"__key__": sample.key, "__url__": sample.url, **payloads}

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Split
+from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
 from shardflow.order import keyed_rng
 from shardflow.order.plan import I64, WINDOW, Plan, default_lanes
 from shardflow.order.schedule import Schedule
 
-from .batch import Batch
+from .geometry import Geometry
 from .shard_prefetcher import ShardSpan, prefetching
 
 
@@ -46,34 +49,15 @@ class Shuffle:
 
 
 def augmentation_keys(seed: int, number: int, samples: I64) -> keyed_rng.U64:
-    """Return the keys of samples in pass `number` over the split: uint64 [B].
-
-    Args:
-        seed: The loader's seed.
-        number: Of the pass, from 0: the epoch, where an epoch is one pass.
-        samples: int64 [B], numbers of the samples in the split.
-    """
+    """Return the keys of samples, by their numbers in the split, in pass `number` over it: uint64 [B]."""
     return keyed_rng.fold_array(keyed_rng.key(seed, "augment", number), samples)
 
 
 class EpochOrder:
     """The order of a loader's epochs, and which samples of the split take part.
 
-    Args:
-        split: The split that is read.
-        seed: Any integer; another seed, another order.
-        shuffle: False for the split's own order.
-        limit: Use only the first `limit` samples of the split; None for all.
-        samples_per_epoch: Length of an epoch; None for one pass over the samples. Otherwise the passes, each in its own
-            order, form one endless stream, and epoch e is the e-th section of that length.
-
-    Attributes:
-        shuffle, window: As the plan takes them.
-        lanes: The number of lanes that was set; None where `default_lanes` decides.
-        pass_length, length: Samples in a pass, and in an epoch.
-
-    Raises:
-        ConfigError: An argument is wrong.
+    With `samples_per_epoch` the passes over the samples, each in its own order, form one endless stream, and epoch e is
+    the e-th section of that length. `lanes` is None where `default_lanes` decides.
     """
 
     def __init__(
@@ -90,22 +74,19 @@ class EpochOrder:
         settings = shuffle if isinstance(shuffle, Shuffle) else Shuffle()
         self.split, self.seed = split, check_integer("seed", seed)
         self.shuffle, self.window, self.lanes = bool(shuffle), settings.window, settings.lanes
-        self.limit = limit = None if limit is None else check_integer("limit", limit, 1)
-        if samples_per_epoch is not None:
-            samples_per_epoch = check_integer("samples_per_epoch", samples_per_epoch, 1)
-        sizes = split.shard_samples
+        self.limit, self.samples_per_epoch = limit, samples_per_epoch
+        self._sizes = sizes = split.shard_samples
         if limit is not None:
-            before = np.cumsum(sizes) - sizes
-            sizes = np.clip(limit - before, 0, sizes)
-            sizes = sizes[sizes > 0]
-        self._sizes = sizes
-        self.pass_length = int(sizes.sum())
-        self.samples_per_epoch = samples_per_epoch
-        self.length = self.pass_length if samples_per_epoch is None else samples_per_epoch
+            self.limit = check_integer("limit", limit, 1)
+            sizes = np.clip(self.limit - (np.cumsum(sizes) - sizes), 0, sizes)
+            self._sizes = sizes[sizes > 0]
+        self.length = self.pass_length = int(sizes.sum())
+        if samples_per_epoch is not None:
+            self.length = self.samples_per_epoch = check_integer("samples_per_epoch", samples_per_epoch, 1)
         self._plans: dict[tuple[int, int], Plan] = {}  # of the two passes used last
 
     def default_lanes(self, world_size: int) -> int:
-        """Return the number of lanes of a run with so many ranks."""
+        """Return the number of lanes of a run with `world_size` ranks."""
         return default_lanes(world_size, self.shuffle) if self.lanes is None else self.lanes
 
     def locate(self, epoch: int, positions: I64, lanes: int) -> tuple[I64, I64, keyed_rng.U64]:
@@ -160,11 +141,11 @@ class WorkerControl:
     """
 
     def __init__(self, workers: int) -> None:
-        self.workers = max(1, workers)
-        self._values = torch.zeros(4 + self.workers, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        values = torch.zeros(4 + max(1, workers), dtype=torch.int64)
+        self._values = values.share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, start: EpochStart) -> int:
-        """Publish the start of a new iteration and return its number; the iteration before it is over."""
+        """Publish the start of a new iteration, which ends the one before it, and return its number."""
         self._values[1:4] = torch.tensor([start.epoch, start.position, start.lanes])
         self._values[4:] = -1
         self.end()
@@ -186,9 +167,26 @@ class WorkerControl:
         """Publish that a worker begins the batch of a step."""
         self._values[4 + worker] = step
 
-    def last_step(self, worker: int) -> int:
-        """Return the step that a worker began last, -1 before its first."""
-        return int(self._values[4 + worker])
+    def steps_begun(self) -> dict[int, int]:
+        """Return the step that each worker began last, without workers that began none."""
+        return {worker: step for worker, step in enumerate(self._values[4:].tolist()) if step >= 0}
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """A batch in a worker's pipeline; each stage fills in its part."""
+
+    key: int  # the batch's own 64-bit key
+    keys: keyed_rng.U64  # [B], the samples' keys: from (seed, epoch, sample) alone
+    shards: I64  # [B], where the samples lie
+    records: I64
+    valid: npt.NDArray[np.bool_]  # [B], False for the repeats that fill a padded tail
+    empty: bool  # no sample for this rank: the batch carries one, for its shapes and dtypes, and `Collate` removes it
+    samples: list[Sample] = field(default_factory=list)
+    pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)  # [H, W, 3], those in the pixel cache
+    images: Any = None  # from the decoder, then from the transform
+    geometry: Geometry | None = None
+    substituted: list[str] = field(default_factory=list)  # the problem of each sample that another one replaces
 
 
 class PlanSampler(IterableDataset[Batch]):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ShardflowError
-from shardflow.storage.cache import FetchResult
+from shardflow.storage.cache import Cache, FetchResult
 
 from .topology import local_ranks
 
@@ -28,9 +28,6 @@ logger = logging.getLogger(__name__)
 IN_FLIGHT = 8
 """Shards that all workers of a rank together fetch at a time: as many as a rank has lanes by default, so that the first
 batch waits for one transfer and not for several in a row."""
-
-_RETRY_S = 0.1
-_PAUSE_S = 1.0
 
 
 class ShardSpan(NamedTuple):
@@ -45,29 +42,16 @@ class ShardSpan(NamedTuple):
 def prefetching(
     split: Split, needs: Iterator[ShardSpan], *, workers: int, period: int
 ) -> Iterator[Callable[[int, int], None]]:
-    """Fetch shards in the background until the body ends.
+    """Fetch shards in the background until the body ends; yield `ShardPrefetcher.advance`, to be called per batch.
 
-    Yields `ShardPrefetcher.advance`, to be called before each batch. Shards that are read in place are not fetched.
-
-    Args:
-        split: The split that is read.
-        needs: Its shards in the order in which they are needed.
-        workers: Processes of this rank that prefetch the same shards.
-        period: Positions after which all shards are needed again.
+    All `workers` of a rank prefetch the same shards, and after `period` positions all are needed again. Shards that are
+    read in place are not fetched.
     """
     cache = split.reader.cache
     if cache is None:
         yield lambda *_: None
         return
-    # Prefetched shards were used last, and those being read just before: with half of the limit, neither is evicted.
-    prefetcher = ShardPrefetcher(
-        split,
-        needs,
-        budget_bytes=cache.limit_bytes // 2 // local_ranks(),
-        period=period,
-        threads=max(1, IN_FLIGHT // workers),
-        keep_mapped=sum(shard.bytes for shard in split.shards) <= cache.limit_bytes,
-    )
+    prefetcher = ShardPrefetcher(split, cache, needs, workers, period)
     try:
         yield prefetcher.advance
     finally:
@@ -75,28 +59,15 @@ def prefetching(
 
 
 class ShardPrefetcher:
-    """Fetches the shards of one iteration.
+    """Fetches the shards of one iteration."""
 
-    Args:
-        split, needs, period: As above.
-        budget_bytes: Bytes of shards that are being read or prefetched; shards needed now are fetched in any case.
-        threads: Shards to fetch at a time.
-        keep_mapped: Leave shards mapped that are no longer needed. A mapped shard keeps its bytes on the disk after it
-            was evicted, so this would exceed the limit of a cache smaller than the split.
-    """
-
-    def __init__(
-        self,
-        split: Split,
-        needs: Iterator[ShardSpan],
-        *,
-        budget_bytes: int,
-        period: int,
-        threads: int,
-        keep_mapped: bool,
-    ) -> None:
-        self._split, self._needs = split, needs
-        self._budget_bytes, self._period, self._keep_mapped = budget_bytes, period, keep_mapped
+    def __init__(self, split: Split, cache: Cache, needs: Iterator[ShardSpan], workers: int, period: int) -> None:
+        self._split, self._needs, self._period = split, needs, period
+        # Prefetched shards were used last, and those being read just before: with half of the limit, neither is
+        # evicted. Shards that are needed now are fetched in any case.
+        self._budget_bytes = cache.limit_bytes // 2 // local_ranks()
+        # A mapped shard keeps its bytes on the disk after it was evicted: a smaller cache would exceed its limit.
+        self._keep_mapped = sum(shard.bytes for shard in split.shards) <= cache.limit_bytes
         self._next, self._begun = next(needs, None), False
         self._unfinished: list[tuple[int, int]] = []  # a heap of (end, shard)
         self._unfinished_bytes = 0
@@ -104,7 +75,7 @@ class ShardPrefetcher:
         self._queue: deque[int] = deque()
         self._busy: deque[int] = deque()
         self._stopped = False
-        for _ in range(threads):
+        for _ in range(max(1, IN_FLIGHT // workers)):
             # Daemons, and never joined: neither an epoch nor the process waits for a transfer that is not needed.
             threading.Thread(target=self._run, name="shardflow-prefetch", daemon=True).start()
 
@@ -147,11 +118,11 @@ class ShardPrefetcher:
             except ShardflowError as error:
                 logger.debug("prefetching failed, the reader will try again: %s", error)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopped, _PAUSE_S)
-            else:
-                if fetched is FetchResult.BUSY:
-                    with self._changed:
-                        self._busy.append(shard)
+                    self._changed.wait_for(lambda: self._stopped, timeout=1.0)
+                continue
+            if fetched is FetchResult.BUSY:
+                with self._changed:
+                    self._busy.append(shard)
 
     def _next_shard(self) -> int | None:
         """Return a shard to fetch, waiting for one; None after `stop`."""
@@ -160,7 +131,7 @@ class ShardPrefetcher:
                 if self._queue:
                     return self._queue.popleft()
                 if self._busy:
-                    self._changed.wait(_RETRY_S)
+                    self._changed.wait(timeout=0.1)
                     self._queue.extend(self._busy)
                     self._busy.clear()
                 else:

@@ -1,16 +1,11 @@
 """Batches through shared memory: from a worker to the training process, in memory that is used again and again.
 
 By default the DataLoader takes fresh shared memory for every tensor, which can cost half as much as decoding, in page
-faults alone. Here each worker owns a slab of shared memory, cut into slots. A batch lies in a slot, and only its
-`BatchHandle` travels through the pipe. In the training process the tensors are views of the slot, and when the last of
-them is gone, with all of its own views, the slot is free again. A caller who keeps batches keeps their slots; when none
-is free, the worker falls back to fresh memory. So memory is never overwritten while it can be seen, and nothing waits.
-
-Both ends of a worker's pipeline use the same `SlotPool`: the decode stage borrows a slot and decodes into it, so that
-images are not copied at all, and `BatchSender`, the last stage, sends that slot. It copies other large tensors into a
-slot, and sends small ones through the pipe.
-
-Pickling does the work: the worker puts a `BatchHandle` into the queue, and a `WorkerOutput` comes out.
+faults alone. Here each worker owns a slab of shared memory, cut into slots. The decode stage borrows a slot and decodes
+into it; `BatchSender`, the last stage, sends only a `BatchHandle` through the pipe, which is unpickled as the batch. In
+the training process the tensors are views of the slot, and when the last of them is gone, with all of its own views,
+the slot is free again. When none is free, the worker falls back to fresh memory. So memory is never overwritten while
+it can be seen, and nothing waits.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ import itertools
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,18 +27,16 @@ from .stages import WorkerOutput
 
 Bytes = npt.NDArray[np.uint8]
 
-_ALIGNMENT = 64
 SLOTS_BEYOND_PREFETCH = 3
 """One for the batch being decoded, one for the batch that the caller holds, and one for the batch it just dropped."""
 
-_LEAST_BYTES = 1 << 16
-"""Smaller tensors go through the pipe: a label is worth neither a slot nor a file descriptor of its own."""
-
+_ALIGNMENT = 64
+_LEAST_BYTES = 1 << 16  # smaller tensors go through the pipe: a label is worth no slot or file descriptor of its own
 _AS_NUMPY = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64}
 
 
 class _Layout(NamedTuple):
-    """Where a tensor lies in the slab, and its form."""
+    """Where a tensor lies in its slot, and its form."""
 
     offset: int
     shape: tuple[int, ...]
@@ -57,25 +50,13 @@ class _Inline(NamedTuple):
     values: npt.NDArray[Any]
 
 
-class _Loan(NamedTuple):
-    """A slot that a decoder writes to, and the tensor that shows it."""
-
-    slab: _Slab
-    slot: int
-    tensor: torch.Tensor
-
-
 class SlotPool:
-    """The slots of one worker. Created in the training process; the memory is allocated in the worker that uses it.
-
-    Args:
-        slots: Batches that may be on their way or in use before fresh memory is taken.
-    """
+    """The slots of one worker. Created in the training process; the memory is allocated in the worker that uses it."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._slab: _Slab | None = None  # kept from epoch to epoch
-        self._loan: _Loan | None = None
+        self._loan: tuple[_Slab, int, torch.Tensor] | None = None  # the slot that a decoder writes to, and its tensor
 
     def borrow(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return uint8 memory for the images of the next batch, in a slot if one is free; a decoder's `Empty`.
@@ -90,13 +71,15 @@ class SlotPool:
         slot = slab.acquire()
         if slot is None:
             return new(shape)
-        self._loan = _Loan(slab, slot, slab.memory(slot, size).view(shape))
-        return self._loan.tensor
+        tensor = slab.memory(slot)[:size].view(shape)
+        self._loan = slab, slot, tensor
+        return tensor
 
     def end_loan(self) -> None:
         """Free the slot that is on loan, if there is one."""
         if self._loan is not None:
-            self._loan.slab.release(self._loan.slot)
+            slab, slot, _ = self._loan
+            slab.release(slot)
             self._loan = None
 
     def place(self, tensors: list[torch.Tensor]) -> tuple[_SlotAddress, list[_Layout]] | None:
@@ -104,16 +87,18 @@ class SlotPool:
 
         The slot on loan is used as it is if the only tensor is the one that was lent; otherwise tensors are copied.
         """
-        if self._loan is not None and len(tensors) == 1 and _is_same(tensors[0], self._loan.tensor):
-            slab, slot = self._loan.slab, self._loan.slot
+        if self._loan is not None and len(tensors) == 1 and _is_same(tensors[0], self._loan[2]):
+            slab, slot, _ = self._loan
             self._loan = None
-            return slab.address(slot), list(slab.layouts(slot, tensors))
+            return slab.address(slot), _layouts(tensors)
         slab = self._slab_for(sum(_rounded(tensor.nbytes) for tensor in tensors))
         free = slab.acquire()
         if free is None:
             return None
-        slab.fill(free, tensors)
-        return slab.address(free), list(slab.layouts(free, tensors))
+        layouts = _layouts(tensors)
+        for tensor, layout in zip(tensors, layouts, strict=True):
+            _view(slab.memory(free), layout).copy_(tensor)
+        return slab.address(free), layouts
 
     def _slab_for(self, needed: int) -> _Slab:
         if self._slab is None or needed > self._slab.slot_bytes:
@@ -122,11 +107,7 @@ class SlotPool:
 
 
 class BatchSender:
-    """The last stage of a worker's pipeline: puts batches into slots.
-
-    Args:
-        pool: The pool that the decode stage borrows from.
-    """
+    """The last stage of a worker's pipeline: puts batches into slots of the pool that the decode stage borrows from."""
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
@@ -144,7 +125,7 @@ class BatchSender:
         large = {index: column for index, column in enumerate(output.columns) if _is_large(column)}
         columns = [_Inline(column.numpy().copy()) if _is_small(column) else column for column in output.columns]
         if not large:
-            return BatchHandle(_SlotAddress(), output._replace(columns=tuple(columns)))
+            return BatchHandle(None, output._replace(columns=tuple(columns)))
         placed = self._pool.place(list(large.values()))
         if placed is None:  # copied all the same, because a tensor may be a view of the slot on loan
             copies = (column.clone() if index in large else column for index, column in enumerate(output.columns))
@@ -156,12 +137,8 @@ class BatchSender:
 
 
 def _is_plain(column: Any) -> bool:
-    return (
-        type(column) is torch.Tensor
-        and column.device.type == "cpu"
-        and column.layout is torch.strided
-        and not column.requires_grad
-    )
+    plain = type(column) is torch.Tensor and column.device.type == "cpu" and column.layout is torch.strided
+    return plain and not column.requires_grad
 
 
 def _is_large(column: Any) -> bool:
@@ -177,13 +154,13 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class _SlotAddress(NamedTuple):
-    """The slot of a batch, with the slab itself the first time; no slab for a batch without large tensors."""
+    """The slot of a batch: bytes `begin` to `end` of a slab, with the slab itself the first time."""
 
-    slab: tuple[int, int] | None = None
-    memory: torch.Tensor | None = None
-    slot: int = 0
-    begin: int = 0
-    end: int = 0
+    slab: tuple[int, int]
+    memory: torch.Tensor | None
+    slot: int
+    begin: int
+    end: int
 
 
 class _Slab:
@@ -214,24 +191,11 @@ class _Slab:
         """Free a slot that was not sent."""
         self._in_use[slot] = 0
 
-    def memory(self, slot: int, size: int) -> torch.Tensor:
-        """Return the first `size` bytes of a slot: uint8 [size]."""
+    def memory(self, slot: int) -> torch.Tensor:
+        """Return the bytes of a slot."""
         begin = self._start + slot * self.slot_bytes
-        memory: torch.Tensor = self._memory[begin : begin + size]
+        memory: torch.Tensor = self._memory[begin : begin + self.slot_bytes]
         return memory
-
-    def layouts(self, slot: int, tensors: Iterable[torch.Tensor]) -> Iterator[_Layout]:
-        """Yield where tensors lie that are put into a slot one after the other, without gaps in their strides."""
-        offset = self._start + slot * self.slot_bytes
-        for tensor in tensors:
-            stride = torch.empty_like(tensor, device="meta").stride()
-            yield _Layout(offset, tuple(tensor.shape), stride, tensor.dtype)
-            offset += _rounded(tensor.nbytes)
-
-    def fill(self, slot: int, tensors: list[torch.Tensor]) -> None:
-        """Copy tensors into a slot."""
-        for tensor, layout in zip(tensors, self.layouts(slot, tensors), strict=True):
-            _view(self._memory[layout.offset :], layout).copy_(tensor)
 
     def address(self, slot: int) -> _SlotAddress:
         """Return the address of a slot for the training process."""
@@ -242,9 +206,9 @@ class _Slab:
 
 
 class BatchHandle:
-    """A batch in a slot; unpickling it returns the batch, its tensors views of the slot."""
+    """A batch in a slot, or without large tensors; unpickling it returns the batch, its tensors views of the slot."""
 
-    def __init__(self, address: _SlotAddress, output: WorkerOutput) -> None:
+    def __init__(self, address: _SlotAddress | None, output: WorkerOutput) -> None:
         self._contents = address, output
 
     def __reduce__(self) -> tuple[Callable[..., WorkerOutput], tuple[Any, ...]]:
@@ -261,12 +225,12 @@ def forget(pids: set[int]) -> None:
         del _slabs[name]
 
 
-def _open(address: _SlotAddress, output: WorkerOutput) -> WorkerOutput:
-    slot = _slot(address) if address.slab is not None else None
+def _open(address: _SlotAddress | None, output: WorkerOutput) -> WorkerOutput:
+    slot = None if address is None else _slot(address)
     columns = list(output.columns)
     for index, column in enumerate(columns):
         if isinstance(column, _Layout) and slot is not None:
-            columns[index] = _view(slot[column.offset - address.begin :], column)
+            columns[index] = _view(slot, column)
         elif isinstance(column, _Inline):
             columns[index] = torch.from_numpy(column.values)
     return output._replace(columns=tuple(columns))
@@ -275,7 +239,6 @@ def _open(address: _SlotAddress, output: WorkerOutput) -> WorkerOutput:
 def _slot(address: _SlotAddress) -> torch.Tensor:
     """Return the bytes of a slot, which is freed when nothing refers to them any more."""
     name, memory, slot, begin, end = address
-    assert name is not None
     if memory is not None:
         forget({name[0]})  # the pipe keeps its order: no batch of this worker's earlier slabs follows
         _slabs[name] = memory
@@ -293,8 +256,18 @@ def _release(slab: Bytes, slot: int, owner: int) -> None:
 
 def _view(memory: torch.Tensor, layout: _Layout) -> torch.Tensor:
     elements = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True)) + 1
-    typed = memory[: elements * layout.dtype.itemsize].view(layout.dtype)
+    typed = memory[layout.offset :][: elements * layout.dtype.itemsize].view(layout.dtype)
     return typed.as_strided(layout.shape, layout.stride)
+
+
+def _layouts(tensors: list[torch.Tensor]) -> list[_Layout]:
+    """Return where tensors lie that are put into a slot one after the other, without gaps in their strides."""
+    layouts, offset = [], 0
+    for tensor in tensors:
+        stride = torch.empty_like(tensor, device="meta").stride()
+        layouts.append(_Layout(offset, tuple(tensor.shape), stride, tensor.dtype))
+        offset += _rounded(tensor.nbytes)
+    return layouts
 
 
 def _rounded(size: int) -> int:

@@ -18,10 +18,10 @@ from shardflow.errors import ConfigError, DecodeError, IntegrityError, Shardflow
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
 
-from .batch import Batch
 from .decoders import Decoder, Empty, Pixels
 from .fork_rng import fork_rng, reseed
 from .pixel_cache import PixelCache
+from .sampler import Batch
 
 Batches = Iterator[Batch]
 
@@ -31,12 +31,8 @@ _DAMAGED = Sample({}, (0, 0), 0, 0, "", "")  # in the place of a sample that cou
 class Read:
     """Fills in `samples`, each part checked by its CRC-32, and `pixels`.
 
-    Args:
-        split: The split that is read.
-        fields: What a batch consists of. If "key" is among them, a sample whose key cannot be read is damaged.
-        substitute: Replace damaged samples by others of the batch.
-        pixel_cache: Where decoded images are kept. The encoded files of those images are not checked, unless they are
-            among the fields.
+    With the field "key", a sample whose key cannot be read is damaged. The encoded files of images in the pixel cache
+    are not checked, unless they are among the fields.
     """
 
     def __init__(
@@ -69,14 +65,7 @@ class Read:
 
 
 class Decode:
-    """Fills in `images` and `geometry`.
-
-    Args:
-        decoder: Decodes and crops a batch.
-        empty: Returns memory for the images.
-        substitute: Replace images that do not decode by others of the batch.
-        pixel_cache: Where decoded images are kept; those that it lacks are decoded whole and added to it.
-    """
+    """Fills in `images` and `geometry`. Images that the pixel cache lacks are decoded whole and added to it."""
 
     def __init__(
         self, decoder: Decoder, empty: Empty, *, substitute: bool, pixel_cache: PixelCache | None = None
@@ -94,13 +83,11 @@ class Decode:
             yield batch
 
     def _payload(self, sample: Sample, pixels: Pixels | None) -> Any:
-        """Return a sample's image for the decoder: its pixels where they are kept, else the encoded file."""
         if pixels is not None:
             return pixels
         payload = sample.parts[image_part(sample)]
-        if self._pixel_cache is None:
-            return payload
-        pixels = self._pixel_cache.add(sample.shard, sample.record, payload)
+        if self._pixel_cache is not None:
+            pixels = self._pixel_cache.add(sample.shard, sample.record, payload)
         return payload if pixels is None else pixels
 
 
@@ -169,11 +156,7 @@ class WorkerOutput(NamedTuple):
 
 
 def image_part(sample: Sample) -> str:
-    """Return the name of the part that holds a sample's image.
-
-    Raises:
-        DecodeError: The sample has no image.
-    """
+    """Return the name of the part that holds a sample's image; DecodeError if there is none."""
     for part in sample.parts:
         if part in IMAGE_PARTS:
             return part
@@ -194,20 +177,15 @@ def _column(field: str, batch: Batch, classes: int) -> Any:
     if field == "label":
         return torch.tensor([_labels(sample, "cls")[0] for sample in batch.samples], dtype=torch.int64)
     if field == "labels":
-        return torch.stack([_multi_hot(sample, classes) for sample in batch.samples])
+        encoded = torch.zeros(len(batch.samples), classes)
+        for row, sample in zip(encoded, batch.samples, strict=True):
+            part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
+            row[list(_labels(sample, part, classes))] = 1
+        return encoded
     return [_parsed(sample, field) for sample in batch.samples]
 
 
-def _multi_hot(sample: Sample, classes: int) -> torch.Tensor:
-    """Return the classes of a sample as float32 [classes], 1 for each class that it has."""
-    part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
-    encoded = torch.zeros(classes)
-    encoded[list(_labels(sample, part, classes))] = 1
-    return encoded
-
-
 def _labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int, ...]:
-    """Return the class numbers in a part."""
     try:
         return parse_labels(part, _payload(sample, part), classes=classes)
     except DecodeError as error:
@@ -218,7 +196,6 @@ _PARSERS: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "json": json
 
 
 def _parsed(sample: Sample, part: str) -> Any:
-    """Return a part's value: `.txt` as str, `.json` parsed, `.cls` as int, any other part as bytes."""
     payload = bytes(_payload(sample, part))
     try:
         return _PARSERS.get(part.rpartition(".")[2], bytes)(payload)
@@ -236,9 +213,9 @@ def _payload(sample: Sample, part: str) -> memoryview:
 def _stack(images: Any) -> Any:
     if isinstance(images, torch.Tensor):
         return images
-    if len({image.shape for image in images}) > 1:
+    if len(shapes := {tuple(image.shape) for image in images}) > 1:
         raise ConfigError(
-            f"images of sizes {sorted({tuple(image.shape) for image in images})[:3]} do not stack; choose "
+            f"images of sizes {sorted(shapes)[:3]} do not stack; choose "
             "RandomResizedCropDecoder or CenterCropDecoder, or a `transform` that ends in one size"
         )
     return torch.stack(images)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
-
-_NOTICEABLE = 0.05
-"""Shares of the time below this need no advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +50,15 @@ class Stats:
     def __str__(self) -> str:
         if self.batches < 2:
             return f"no statistics yet: {self.batches} batches were handed out"
-        waiting, copying, transforms = (self._share(s) for s in (self.waiting_s, self.copying_s, self.transforms_s))
+        waiting, copying, transforms = map(self._share, (self.waiting_s, self.copying_s, self.transforms_s))
         line = (
             f"{waiting:.0%} of the time waiting for data, {copying:.0%} for the copy, "
             f"{transforms:.0%} in device transforms, {self._share(self.computing_s):.0%} computing"
         )
-        if max(waiting, copying, transforms) < _NOTICEABLE:
+        greatest = max(waiting, copying, transforms)
+        if greatest < 0.05:  # smaller shares need no advice
             return f"compute-bound: {line}; faster loading would gain nothing, fewer workers may be enough"
-        if waiting == max(waiting, copying, transforms):
+        if waiting == greatest:
             return (
                 f"input-bound: {line}; raise num_workers as far as there are cores, then move transforms to the "
                 "device or pack smaller images"
@@ -81,21 +79,20 @@ class StatsRecorder:
 
     def begin(self) -> None:
         """Reset all sums: an iteration begins, and its first batch is requested."""
-        self._batches = 0
-        self._first = self._total = self._waiting = self._copying = self._transforms = 0.0
+        self._sums: dict[str, Any] = {**dict.fromkeys((field.name for field in fields(Stats)), 0.0), "batches": 0}
         self._start = time.perf_counter()
 
     def answered(self, *, waiting_s: float, copying_s: float = 0.0, transforms_s: float = 0.0) -> None:
         """Record that a batch is handed out, and for how long training waited for it."""
-        now = time.perf_counter()
-        self._batches += 1
-        if self._batches == 1:
-            self._first, self._start = now - self._start, now
+        now, sums = time.perf_counter(), self._sums
+        sums["batches"] += 1
+        if sums["batches"] == 1:
+            sums["first_s"], self._start = now - self._start, now
             return
-        self._total = now - self._start
-        self._waiting += waiting_s
-        self._copying += copying_s
-        self._transforms += transforms_s
+        sums["total_s"] = now - self._start
+        sums["waiting_s"] += waiting_s
+        sums["copying_s"] += copying_s
+        sums["transforms_s"] += transforms_s
 
     def timed(self, items: Iterator[Item]) -> Iterator[Item]:
         """Reset all sums, and yield the items; the time to get an item counts as waiting."""
@@ -111,11 +108,4 @@ class StatsRecorder:
 
     def stats(self) -> Stats:
         """Return the sums."""
-        return Stats(
-            batches=self._batches,
-            first_s=self._first,
-            total_s=self._total,
-            waiting_s=self._waiting,
-            copying_s=self._copying,
-            transforms_s=self._transforms,
-        )
+        return Stats(**self._sums)

@@ -18,9 +18,6 @@ def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return (rank, world_size): torch.distributed's when initialised, else the arguments, else RANK and WORLD_SIZE.
 
     `rank=0, world_size=1` always reads everything in this process, so that one rank can evaluate alone.
-
-    Raises:
-        ConfigError: One of the two is missing, or they contradict torch.distributed.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError(f"rank and world_size go together, found rank={rank} and world_size={world_size}")

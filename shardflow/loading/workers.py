@@ -26,18 +26,7 @@ from .shared_memory import forget
 class WorkerPool:
     """Runs a pipeline in worker processes, which are kept from epoch to epoch, or in this process.
 
-    Args:
-        pipeline: Yields finished batches.
-        num_workers: Worker processes; 0 runs the pipeline in this process.
-        prefetch_factor: Batches prefetched by each worker.
-        pin_memory: Put batches into pinned memory; None to do so where there is a GPU.
-        multiprocessing_context: Start method of the workers, as for `torch.utils.data.DataLoader`.
-
-    Attributes:
-        data_loader: The DataLoader, for reading its settings.
-
-    Raises:
-        ConfigError: There is no such start method.
+    The arguments are those of `Loader`; `pin_memory` None pins where there is a GPU.
     """
 
     def __init__(
@@ -69,11 +58,9 @@ class WorkerPool:
         )
 
     def batches(self) -> Generator[Any, None, None]:
-        """Yield what the pipeline yields, as one iteration.
+        """Yield the pipeline's batches, as one iteration; raise errors sent with `send_errors`, and the workers' death.
 
-        Raises:
-            ShardflowError: An error that a worker sent with `send_errors`.
-            WorkerError: A worker died. The DataLoader notices this within five seconds.
+        The DataLoader notices within five seconds that a worker died.
         """
         items = iter(self.data_loader)
         try:
@@ -115,10 +102,7 @@ class WorkerPool:
 
 
 def send_errors(items: Iterator[Any]) -> Iterator[Any]:
-    """Send the project's own errors through the queue as values, so that they arrive as they were raised.
-
-    A stage of the pipeline, the last but one.
-    """
+    """Send the project's own errors through the queue as values, so that they arrive as they were raised."""
     try:
         yield from items
     except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
@@ -139,12 +123,12 @@ def exit_with_parent(pid: int) -> None:
         os._exit(1)
     except OSError:
         return  # a kernel before 5.3, or a sandbox: torch's watchdog remains
-    threading.Thread(target=_exit_when_readable, args=(descriptor,), name="shardflow-parent-watch", daemon=True).start()
 
+    def exit_when_readable() -> None:
+        select.select([descriptor], [], [])
+        os._exit(1)
 
-def _exit_when_readable(descriptor: int) -> None:
-    select.select([descriptor], [], [])
-    os._exit(1)
+    threading.Thread(target=exit_when_readable, name="shardflow-parent-watch", daemon=True).start()
 
 
 def _start_worker(owner: int, worker: int) -> None:  # noqa: ARG001 - torch passes the worker's number

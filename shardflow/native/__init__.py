@@ -110,20 +110,13 @@ def decode_crops(
     Raises:
         ConfigError: An array has the wrong type or shape.
         ShardflowError: There is no kernel.
-
-    Example:
-        >>> out = np.empty((len(payloads), 3, 224, 224), np.uint8)  # doctest: +SKIP
-        >>> problems = decode_crops(payloads, boxes, flips, out)  # doctest: +SKIP
     """
     count = len(payloads)
-    if boxes is not None and (boxes.dtype != np.int32 or boxes.shape != (count, 4)):
-        raise ConfigError(f"boxes: expected int32 [{count}, 4], found {boxes.dtype} {list(boxes.shape)}")
+    for name, array, columns in (("boxes", boxes, 4), ("resized", resized, 4), ("expected", expected, 2)):
+        if array is not None and (array.dtype != np.int32 or array.shape != (count, columns)):
+            raise ConfigError(f"{name}: expected int32 [{count}, {columns}], found {array.dtype} {list(array.shape)}")
     if flips.dtype not in (np.bool_, np.uint8) or flips.shape != (count,):
         raise ConfigError(f"flips: expected bool or uint8 [{count}], found {flips.dtype} {list(flips.shape)}")
-    if resized is not None and (resized.dtype != np.int32 or resized.shape != (count, 4)):
-        raise ConfigError(f"resized: expected int32 [{count}, 4], found {resized.dtype} {list(resized.shape)}")
-    if expected is not None and (expected.dtype != np.int32 or expected.shape != (count, 2)):
-        raise ConfigError(f"expected: expected int32 [{count}, 2], found {expected.dtype} {list(expected.shape)}")
     if out.dtype != np.uint8 or out.ndim != 4 or out.shape[:2] != (count, 3) or not out.flags.writeable:
         raise ConfigError(f"out: expected a writable uint8 [{count}, 3, H, W], found {out.dtype} {list(out.shape)}")
     if count == 0:
@@ -140,18 +133,12 @@ def decode_crops(
     payloads = list(payloads)  # keeps them alive, if the caller changes its list meanwhile
     decoded = _decoded_sizes(payloads)
     images, sizes = binding.addresses(payloads)
-    boxes = None if boxes is None else np.ascontiguousarray(boxes)
-    mirrored = np.ascontiguousarray(flips)
-    resized = None if resized is None else np.ascontiguousarray(resized)
-    expected = None if expected is None else np.ascontiguousarray(expected)
+    options = {"boxes": boxes, "resized": resized, "decoded": decoded, "expected": expected, "flips": flips}
+    arrays = {name: np.ascontiguousarray(array) for name, array in options.items() if array is not None}
     batch = binding.Batch(
+        **{name: array.ctypes.data for name, array in arrays.items()},
         images=ctypes.addressof(images),
         sizes=ctypes.addressof(sizes),
-        boxes=None if boxes is None else boxes.ctypes.data,
-        resized=None if resized is None else resized.ctypes.data,
-        decoded=None if decoded is None else decoded.ctypes.data,
-        expected=None if expected is None else expected.ctypes.data,
-        flips=mirrored.ctypes.data,
         out=out.ctypes.data,
         image_stride=out.strides[0] if count > 1 else 0,
         max_pixels=max_pixels,
@@ -175,13 +162,7 @@ def decode_resized(
 ) -> Problem | None:
     """Decode a whole JPEG and resize it, with antialiasing, to the size of `out`: uint8 [H, W, 3], RGB, contiguous.
 
-    It is for packing, so `oversampling` is on. The caller encodes: to do that here would save a tenth of its time.
-
-    Returns:
-        The problem of the image, None without one.
-
-    Raises:
-        ConfigError, ShardflowError: As `decode_crops`.
+    It is for packing, so `oversampling` is on. Returns the problem of the image, and raises as `decode_crops` does.
     """
     if out.ndim != 3 or out.shape[2] != 3 or not out.flags.c_contiguous:
         raise ConfigError(f"out: expected a contiguous uint8 [H, W, 3], found {out.dtype} {list(out.shape)}")
@@ -198,12 +179,7 @@ def decode_resized(
 
 
 def read_header(payload: bytes | memoryview) -> Header:
-    """Return the size and the kind of a JPEG.
-
-    Raises:
-        DecodeError: The header cannot be read.
-        ShardflowError: There is no kernel.
-    """
+    """Return the size and the kind of a JPEG, or raise a DecodeError if its header cannot be read."""
     return binding.thread_decoder().read_header(payload)
 
 

@@ -46,34 +46,22 @@ class Status(enum.IntEnum):
     WRONG_SIZE = 8  # not the size that the caller expected
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with an image of a batch.
-
-    Attributes:
-        index: Position of the image in the batch.
-        status: Kind of the problem.
-        message: The problem in words.
-    """
+    """The problem of an image of a batch, and the position of that image in the batch."""
 
     index: int
     status: Status
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a JPEG.
+    """The header of a JPEG."""
 
-    Attributes:
-        width, height: In pixels, before any EXIF orientation.
-        components: 1 of grey, 3 of colour, 4 of CMYK images.
-        progressive: Whether it is progressive, not baseline.
-    """
-
-    width: int
+    width: int  # in pixels, before any EXIF orientation
     height: int
-    components: int
+    components: int  # 1 of grey, 3 of colour, 4 of CMYK images
     progressive: bool
 
 
@@ -81,28 +69,17 @@ class Batch(ctypes.Structure):
     """sf_batch of kernel.h."""
 
     _fields_ = (
-        ("images", ctypes.c_void_p),
-        ("sizes", ctypes.c_void_p),
-        ("boxes", ctypes.c_void_p),
-        ("resized", ctypes.c_void_p),
-        ("decoded", ctypes.c_void_p),
-        ("expected", ctypes.c_void_p),
-        ("flips", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ["images", "sizes", "boxes", "resized", "decoded", "expected", "flips", "out"]
+        ),
         ("image_stride", ctypes.c_size_t),
         ("max_pixels", ctypes.c_int64),
-        ("count", ctypes.c_int32),
-        ("width", ctypes.c_int32),
-        ("height", ctypes.c_int32),
-        ("interleaved", ctypes.c_int32),
-        ("filter", ctypes.c_int32),
-        ("oversampling", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ["count", "width", "height", "interleaved", "filter", "oversampling"]),
     )
 
 
-class _Problem(ctypes.Structure):
-    """sf_problem of kernel.h."""
-
+class _Problem(ctypes.Structure):  # sf_problem
     _fields_ = (
         ("index", ctypes.c_int32),
         ("status", ctypes.c_int32),
@@ -110,15 +87,8 @@ class _Problem(ctypes.Structure):
     )
 
 
-class _Header(ctypes.Structure):
-    """sf_header of kernel.h."""
-
-    _fields_ = (
-        ("width", ctypes.c_int32),
-        ("height", ctypes.c_int32),
-        ("components", ctypes.c_int32),
-        ("progressive", ctypes.c_int32),
-    )
+class _Header(ctypes.Structure):  # sf_header
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("width", "height", "components", "progressive"))
 
 
 class Kernel:
@@ -138,12 +108,7 @@ class Kernel:
 
 
 class Decoder:
-    """The working memory of one thread.
-
-    Args:
-        kernel: The loaded kernel.
-        fast: False for the plain C loops and libjpeg-turbo's Huffman decoding, which give the same pixels.
-    """
+    """The working memory of one thread. Not `fast`, it has plain C loops and libjpeg-turbo's Huffman decoding."""
 
     def __init__(self, kernel: Kernel, *, fast: bool = True) -> None:
         self._dll = kernel.dll
@@ -166,14 +131,10 @@ class Decoder:
         if len(self._problems) < batch.count:
             self._problems = (_Problem * batch.count)()
         found = self._dll.sf_decode(self._handle, ctypes.byref(batch), self._problems)
-        return [_problem(self._problems[i]) for i in range(found)]
+        return [_problem(problem) for problem in self._problems[:found]]
 
     def read_header(self, payload: bytes | memoryview) -> Header:
-        """Return the header of a JPEG.
-
-        Raises:
-            DecodeError: It cannot be read.
-        """
+        """Return the header of a JPEG."""
         images, sizes = addresses([payload])
         header, problem = _Header(), _Problem()
         found = self._dll.sf_read_header(
@@ -185,17 +146,11 @@ class Decoder:
         )
         if found:
             raise DecodeError(_problem(problem).message)
-        return Header(
-            width=header.width,
-            height=header.height,
-            components=header.components,
-            progressive=bool(header.progressive),
-        )
+        return Header(header.width, header.height, header.components, bool(header.progressive))
 
 
 def _problem(found: _Problem) -> Problem:
-    message = found.message.decode(errors="replace")
-    return Problem(index=found.index, status=Status(found.status), message=message)
+    return Problem(found.index, Status(found.status), found.message.decode(errors="replace"))
 
 
 def addresses(
@@ -220,11 +175,7 @@ _threads = threading.local()
 
 
 def thread_decoder() -> Decoder:
-    """Return the decoder of this thread.
-
-    Raises:
-        ShardflowError: There is no kernel; the message says why.
-    """
+    """Return the decoder of this thread."""
     decoder: Decoder | None = getattr(_threads, "decoder", None)
     if decoder is None:
         kernel = load()

@@ -35,9 +35,6 @@ class Schedule:
         rank: 0 … world_size-1.
         world_size: Number of ranks.
         tail: "drop", "pad" or "short".
-
-    Raises:
-        ConfigError: A value is out of its range.
     """
 
     length: int

@@ -45,40 +45,21 @@ _DIGITS = 3
 
 
 def transform_parts(parts: Mapping[str, bytes], label: Label, geometry: Geometry) -> dict[str, bytes]:
-    """Return the parts that stand beside an image in its sample.
-
-    Args:
-        parts: The parts of the source.
-        label: Its class or classes.
-        geometry: Where the pixels of the image went.
-
-    Raises:
-        DecodeError: A part cannot be read, does not fit the image, or has a name that no sample can have.
-    """
-    transformed = {}
-    for part, data in parts.items():
+    """Return the parts that stand beside an image in its sample."""
+    for part in parts:
         if not _NAME.fullmatch(part):
             raise DecodeError(f"part {part!r}: names of parts are up to 16 letters, digits and ._-")
         if part in IMAGE_PARTS:
             raise DecodeError(f"part {part!r} would be a second image; rename it, for example to second.{part}")
         if part in LABEL_PARTS:
             raise DecodeError(f"part {part!r} is reserved for the labels; rename it")
-        transformed[part] = _transform(part, data, geometry)
-    return transformed | format_label(label)
+    return {part: _transform(part, data, geometry) for part, data in parts.items()} | format_label(label)
 
 
 def transform_mask(data: bytes, geometry: Geometry) -> bytes:
-    """Return a mask, drawn on the upright image, as the PNG that fits the packed one.
+    """Return a mask of the upright image as a PNG for the packed one.
 
-    Each pixel takes the value of the nearest one: labels are never mixed. Bilevel, 8 and 16 bits of grey, palette
-    indexes (with their palette) and RGB codes keep their values.
-
-    Args:
-        data: A file in one of `MASK_FORMATS`, as large as the upright image.
-        geometry: Where the pixels of the image went.
-
-    Raises:
-        DecodeError: It is not such a file, or of another size.
+    By nearest neighbour, because labels must not be mixed. Bilevel, 8- and 16-bit grey, palette and RGB values stay.
     """
     with map_codec_errors(DecodeError), safe_open(data, MASK_FORMATS) as image:
         if image.size != geometry.upright:
@@ -90,7 +71,7 @@ def transform_mask(data: bytes, geometry: Geometry) -> bytes:
             raise DecodeError(f"a mask in mode {image.mode} has no plain label values; save it with {kinds}")
         image.load()
         resized = image.resize(geometry.size, Image.Resampling.NEAREST, box=geometry.box)
-        resized.info = {}  # metadata of the file
+        resized.info = {}  # drop the metadata of the file
         buffer = io.BytesIO()
         resized.save(buffer, "PNG")
         return buffer.getvalue()
@@ -104,16 +85,13 @@ def _is_rescaled(image: Image.Image, data: bytes) -> bool:
 
 
 def _transform(part: str, data: bytes, geometry: Geometry) -> bytes:
-    if part.endswith(".png"):
-        try:
+    try:
+        if part.endswith(".png"):
             return transform_mask(data, geometry)
-        except DecodeError as error:
-            raise DecodeError(f"part {part!r}: {error}") from error
-    if (part == "json" or part.endswith(".json")) and any(f'"{name}"'.encode() in data for name in _COORDINATES):
-        try:
+        if (part == "json" or part.endswith(".json")) and any(f'"{name}"'.encode() in data for name in _COORDINATES):
             return json.dumps(_transform_json(json.loads(data), geometry), ensure_ascii=False).encode()
-        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
-            raise DecodeError(f"part {part!r}: {error}") from error
+    except (DecodeError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        raise DecodeError(f"part {part!r}: {error}") from error
     return data
 
 
@@ -148,11 +126,10 @@ def _keypoints(value: Any, geometry: Geometry) -> list[Any]:
             raise ValueError(f"keypoints: expected x, y, visibility in turn, found {len(value)} numbers")
         rows = _keypoints([value[at : at + 3] for at in range(0, len(value), 3)], geometry)
         return [number for row in rows for number in row]
-    points = []
-    for x, y, *visibility in _rows(value, "keypoints", (2, 3)):
-        hidden = visibility == [0]
-        points.append([x, y, *visibility] if hidden else [*_rounded(geometry.point(x, y)), *visibility])
-    return points
+    return [
+        [x, y, 0] if visibility == [0] else [*_rounded(geometry.point(x, y)), *visibility]
+        for x, y, *visibility in _rows(value, "keypoints", (2, 3))
+    ]
 
 
 def _box(x1: float, y1: float, x2: float, y2: float, geometry: Geometry) -> list[float]:

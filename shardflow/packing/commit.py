@@ -1,8 +1,7 @@
 """The commit: receipts become a manifest, and the manifest makes the dataset.
 
-Everything is counted from receipts alone, so the result is the same whether the jobs were just done or done by an
-earlier attempt. The manifest is written last, create-only: before it there is no dataset. An extension replaces the
-manifest by a new version in one step, and keeps the old one beside it.
+Everything is counted from receipts alone, so it does not matter which attempt did a job. The manifest is written last,
+create-only: before it there is no dataset. An extension replaces it in one step, and keeps the old version beside it.
 """
 
 from __future__ import annotations
@@ -58,19 +57,12 @@ class PackReport:
     seconds: float = 0.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Totals:
-    """Receipts added up, in any order. The paths of the packed inputs, most of a receipt, are not kept.
+    """Receipts added up, in any order. The paths of the packed inputs, most of a receipt, are not kept."""
 
-    Attributes:
-        shards: Name of a job → its shard, where it has one.
-        statistics: Split → counts.
-        pixels, bytes_in: Sums over the packed images.
-        quarantined: All inputs that were not packed.
-    """
-
-    shards: dict[str, manifest.Shard] = field(default_factory=dict)
-    statistics: defaultdict[str, Statistics] = field(default_factory=lambda: defaultdict(Statistics))
+    shards: dict[str, manifest.Shard] = field(default_factory=dict)  # by the names of their jobs
+    statistics: defaultdict[str, Statistics] = field(default_factory=lambda: defaultdict(Statistics))  # by split
     pixels: PixelSums = field(default_factory=PixelSums)
     bytes_in: int = 0
     quarantined: list[Quarantined] = field(default_factory=list)
@@ -84,18 +76,6 @@ class Totals:
         self.bytes_in += receipt.bytes_in
         self.quarantined += receipt.quarantined
 
-    def __add__(self, other: Totals) -> Totals:
-        statistics = defaultdict(Statistics, self.statistics)
-        for split, counts in other.statistics.items():
-            statistics[split] += counts
-        return Totals(
-            shards=self.shards | other.shards,
-            statistics=statistics,
-            pixels=self.pixels + other.pixels,
-            bytes_in=self.bytes_in + other.bytes_in,
-            quarantined=self.quarantined + other.quarantined,
-        )
-
 
 def commit(
     ledger: Ledger,
@@ -107,34 +87,25 @@ def commit(
     max_bad: int,
     skipped: Mapping[str, int],
     replacing: manifest.Manifest | None = None,
-    before: Totals | None = None,
+    replaced_receipts: Mapping[str, Receipt] | None = None,
 ) -> PackReport:
     """Write `quarantine.jsonl` and, when no more than `max_bad` new inputs are in it, the manifest.
 
-    Args:
-        ledger: The ledger of the destination.
-        totals: Receipts of the jobs, without those of the version that is replaced.
-        sharding: The division of all inputs into jobs.
-        classes, recipe: For the manifest.
-        max_bad: Inputs that may be quarantined, besides those of the version that is replaced.
-        skipped: For the report.
-        replacing: The version that the new one replaces; it is kept under another name. None for a new dataset.
-        before: Receipts of that version.
-
-    Raises:
-        PackIncompleteError: More inputs are quarantined, or nothing could be packed.
-        DatasetExistsError: Another process committed meanwhile.
+    `sharding` divides all inputs into jobs. `totals` has the new jobs alone; `replaced_receipts` has those of the
+    version that is replaced, if any.
     """
-    whole = totals if before is None else before + totals
+    bad = sorted(totals.quarantined)
+    for name, receipt in (replaced_receipts or {}).items():
+        totals.add(name, receipt)
     splits: dict[str, list[manifest.Shard]] = {split: [] for split in sharding.jobs}
     for name in sharding.names():
-        if name in whole.shards:
-            splits[name.partition("/")[0]].append(whole.shards[name])
-    ledger.write_quarantine(sorted(whole.quarantined))
+        if name in totals.shards:
+            splits[name.partition("/")[0]].append(totals.shards[name])
+    ledger.write_quarantine(sorted(totals.quarantined))
     inputs = sum(sharding.inputs.values())
-    if len(totals.quarantined) > max_bad or not whole.shards:
-        fresh = inputs - (replacing.inputs if replacing is not None else 0)
-        raise PackIncompleteError(_refusal(ledger, sorted(totals.quarantined), fresh, max_bad))
+    if len(bad) > max_bad or not totals.shards:
+        new_inputs = inputs - (replacing.inputs if replacing is not None else 0)
+        raise PackIncompleteError(_refusal(ledger, bad, new_inputs, max_bad))
     ledger.remove_leftovers(sharding.names())
 
     from shardflow import __version__  # here, because shardflow imports this package while it is being imported
@@ -145,12 +116,12 @@ def commit(
         recipe=recipe.describe(),
         tools={"shardflow": __version__, **codec_versions()},
         inputs=inputs,
-        mean=whole.pixels.mean,
-        std=whole.pixels.std,
-        statistics={split: whole.statistics[split] for split in splits},
+        mean=totals.pixels.mean,
+        std=totals.pixels.std,
+        statistics={split: totals.statistics[split] for split in splits},
         sharding=sharding,
     )
-    abort_uploads(ledger.storage, {shard.name for shard in whole.shards.values()})
+    abort_uploads(ledger.storage, {shard.name for shard in totals.shards.values()})
     if replacing is None:
         ledger.storage.put_new(manifest.FILE_NAME, new.to_bytes())
     else:
@@ -160,18 +131,18 @@ def commit(
         fingerprint=new.fingerprint,
         inputs=inputs,
         packed=new.samples,
-        quarantined=len(whole.quarantined),
-        reasons=Counter(re.sub(r"\d+", "N", f"{bad.stage}: {bad.reason}") for bad in whole.quarantined),
+        quarantined=len(totals.quarantined),
+        reasons=Counter(re.sub(r"\d+", "N", f"{bad.stage}: {bad.reason}") for bad in totals.quarantined),
         skipped=skipped,
-        shards=len(whole.shards),
-        bytes_in=whole.bytes_in,
-        bytes_out=sum(shard.bytes for shard in whole.shards.values()),
-        counts=sum(whole.statistics.values(), Statistics()).counts,
+        shards=len(totals.shards),
+        bytes_in=totals.bytes_in,
+        bytes_out=sum(shard.bytes for shard in totals.shards.values()),
+        counts=sum(totals.statistics.values(), Statistics()).counts,
     )
 
 
 def _replace(storage: Storage, old: manifest.Manifest, new: manifest.Manifest) -> None:
-    """Replace one version by another, after keeping the old one: at any moment one of them is there, whole."""
+    """Replace one version by another, after keeping the old one: at any moment one of them is there, totals."""
     found = storage.read(manifest.FILE_NAME)
     if manifest.from_bytes(found).fingerprint != old.fingerprint:
         raise DatasetExistsError(f"{storage} was extended by another process meanwhile; run the same command again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +22,14 @@ from .sources.resolve import list_source, shared_options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """The counts of a pack.
+    """The counts of a pack."""
 
-    Attributes:
-        destination: "free", "unfinished" (a pack would resume), "dataset" or "occupied" (a pack would be refused).
-        inputs: Split → number of inputs.
-        classes: Split → name of a class → number of inputs; empty without classes.
-        skipped: Extension → number of files that are not inputs because of it.
-        shards: Number of shards.
-        finished: Shards that an earlier attempt has finished.
-    """
-
-    destination: str
-    inputs: Mapping[str, int]
-    classes: Mapping[str, Mapping[str, int]]
-    skipped: Mapping[str, int]
+    destination: str  # "free", "unfinished" (a pack would resume), "dataset" or "occupied" (a pack would be refused)
+    inputs: Mapping[str, int]  # split → number
+    classes: Mapping[str, Mapping[str, int]]  # split → class name → number of inputs; empty without classes
+    skipped: Mapping[str, int]  # extension → number of files that are not inputs because of it
     shards: int
-    finished: int
+    finished: int  # shards that an earlier attempt has finished
 
 
 def count_pack(
@@ -52,11 +43,7 @@ def count_pack(
     storage_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> DryRun:
-    """Return the counts of a `pack` with the same arguments. Nothing is written, and no image is read.
-
-    Raises:
-        ConfigError, StoreError: As `pack`.
-    """
+    """Return the counts of a `pack` with the same arguments. Nothing is written, and no image is read."""
     recipe = make_recipe(preset, **settings)
     if shard_samples < 1:
         raise ConfigError(f"shard_samples is {shard_samples}; 1 is the least")
@@ -72,7 +59,9 @@ def count_pack(
             shuffle=shuffle,
             storage_options=storage_options,
         )
-        destination = _destination(ledger.listing)
+        files = {manifest.FILE_NAME: "dataset", manifest.QUARANTINE_NAME: "unfinished"}
+        otherwise = "occupied" if ledger.listing else "free"
+        destination = next((state for name, state in files.items() if name in ledger.listing), otherwise)
         names = source.classes or ()
         return DryRun(
             destination=destination,
@@ -82,14 +71,6 @@ def count_pack(
             shards=len(jobs),
             finished=sum(ledger.finished(job) is not None for job in jobs) if destination == "unfinished" else 0,
         )
-
-
-def _destination(names: Collection[str]) -> str:
-    if manifest.FILE_NAME in names:
-        return "dataset"
-    if manifest.QUARANTINE_NAME in names:
-        return "unfinished"
-    return "occupied" if names else "free"
 
 
 def _classes(items: Sequence[Item], names: Sequence[str]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Extending: new inputs become new shards of an existing dataset, and a new version of its manifest.
 
-No file of the dataset is changed but the manifest, which is replaced in one step at the very end. The old version is
-kept as `manifests/DIGEST.json`, so that a checkpoint or an experiment with the old fingerprint can go on with it.
+No file of the dataset is changed but the manifest, which is replaced in one step at the end. The old one is kept as
+`manifests/DIGEST.json`, so that a checkpoint or an experiment with the old fingerprint can go on.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError, FormatError, NotFoundError
-from shardflow.formats.manifest import Manifest
-from shardflow.formats.receipt import Receipt
+from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.storage.resolve import open_storage
+from shardflow.storage.storage import Storage
 from shardflow.storage.write_lock import acquire_to_extend, clean_up
 
 from .commit import Totals, commit
@@ -99,11 +99,13 @@ def extend(
     options = shared_options(src, dst, storage_options)
     with list_source(src, options) as source, storage.exclusive_writer() as writer:
         old = open_dataset(dst, storage_options=storage_options).manifest
-        sharding = _sharding(old, str(storage))
+        if (sharding := old.sharding) is None:
+            message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
+            raise ConfigError(f"{message}; pack it again")
         recipe = recipe_of(old)
         source = append_classes(source, old.classes)
         ledger = Ledger(storage)
-        receipts = _receipts(ledger, sharding)
+        receipts = _receipts(storage, sharding)
         _refuse_other_dataset(source, receipts)
         fresh = _without_known(source, receipts)
         report = ExtendReport(fingerprint=old.fingerprint, previous=old.fingerprint, known=source.inputs - fresh.inputs)
@@ -114,9 +116,7 @@ def extend(
             fresh, sharding, dst=os.fspath(dst), recipe=recipe, staging=writer.staging, storage_options=storage_options
         )
         acquire_to_extend(storage, content_of(jobs), old.fingerprint, writer)
-        before, totals = Totals(), Totals()
-        for name, receipt in receipts.items():
-            before.add(name, receipt)
+        totals = Totals()
         resumed = run_jobs(
             ledger, jobs, make_executor(writer.lock), staging=writer.staging, on_receipt=totals.add, progress=progress
         )
@@ -130,7 +130,7 @@ def extend(
             max_bad=max_bad,
             skipped=fresh.skipped,
             replacing=old,
-            before=before,
+            replaced_receipts=receipts,
         )
     packed = whole.packed - old.samples
     return replace(
@@ -146,21 +146,10 @@ def extend(
     )
 
 
-def _sharding(dataset: Manifest, place: str) -> Sharding:
-    if dataset.sharding is None:
-        message = f"{place} does not record how its inputs were divided into shards, so it cannot be extended"
-        raise ConfigError(f"{message}; pack it again")
-    return dataset.sharding
-
-
-def _receipts(ledger: Ledger, sharding: Sharding) -> dict[str, Receipt]:
-    """Return the receipts of all jobs by their names.
-
-    Raises:
-        NotFoundError: One is missing or damaged.
-    """
+def _receipts(storage: Storage, sharding: Sharding) -> dict[str, Receipt]:
+    """Return the receipts of all jobs by their names."""
     try:
-        return {name: ledger.receipt(name) for name in sharding.names()}
+        return {name: from_bytes(storage.read(f"{name}.json")) for name in sharding.names()}
     except (NotFoundError, FormatError) as error:
         message = f"extending needs all receipts, which name the inputs of the dataset ({error})"
         raise NotFoundError(f"{message}; restore the .json files beside the shards from where it was packed") from error
@@ -178,12 +167,8 @@ def _without_known(source: Source, receipts: Mapping[str, Receipt]) -> Source:
 
 
 def _refuse_other_dataset(source: Source, receipts: Mapping[str, Receipt]) -> None:
-    """Refuse another shardflow dataset than the one in the receipts: samples of all datasets have the same names.
-
-    Raises:
-        ConfigError: Samples that the receipts name are missing, or differ.
-    """
-    for split, items in source.splits.items() if source.sealed else ():
+    """Refuse another shardflow dataset than the one in the receipts: samples of all datasets have the same names."""
+    for split, items in source.splits.items() if source.is_dataset else ():
         rows = {item.path: row for row, item in enumerate(items)}
         for name, receipt in _of_split(receipts, split):
             paths = receipt.inputs()
@@ -201,7 +186,7 @@ def _of_split(receipts: Mapping[str, Receipt], split: str) -> Iterator[tuple[str
 
 
 def _new_jobs(fresh: Source, sharding: Sharding, **place: Any) -> list[Job]:
-    """Return the jobs for the new inputs, numbered after the old ones."""
+    """Return the jobs of the new inputs, numbered after the old ones."""
     jobs = plan_jobs(fresh, shard_samples=sharding.shard_samples, seed=sharding.seed, shuffle=sharding.shuffle, **place)
     renamed = []
     for job in jobs:

@@ -1,8 +1,8 @@
 """Jobs: each makes one shard from a fixed slice of the inputs, known before any work begins.
 
-A job touches nothing outside its shard, so any executor can run it. It is done in *pieces* of a few inputs each, which
-may run at the same time in several processes and leave a fragment of the shard each; `Finish` assembles them. The slots
-of a split are numbered regardless of the fate of their inputs, so a sample's key depends on its own slot alone.
+A job touches nothing outside its shard, so any executor can run it. Its *pieces*, a few inputs each, may run in several
+processes and leave a fragment of the shard each; `Finish` assembles them. The slots of a split are numbered regardless
+of the fate of their inputs, so a sample's key depends on its own slot alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .sources.reader import Input, Reader
 from .sources.source import Source
 
 PIECE_ITEMS = 32
-"""Small enough that a hundred inputs keep several processes busy, and that a process that dies loses little."""
+"""Few, so that a hundred inputs keep several processes busy, and a process that dies loses little."""
 
 Announce = Callable[[int | None], None]
 """Called with the ordinal of each input that begins, and with None after the last: it shows where a process ended."""
@@ -46,39 +46,31 @@ Announce = Callable[[int | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One shard to make.
+    """One shard to make."""
 
-    Args:
-        name: Name of the shard without an extension: "train/000000".
-        first: Ordinal of the first input in its split.
-        items: The inputs in order.
-        reader: Reader of the inputs.
-        dst: Path or URL of the destination.
-        staging: Local directory for the fragments.
-        recipe: The recipe of the images.
-        storage_options: Options of the destination; never shown.
-    """
-
-    name: str
-    first: int
+    name: str  # of the shard, without an extension: "train/000000"
+    first: int  # ordinal of the first input in its split
     items: Sequence[Item]
     reader: Reader
-    dst: str
-    staging: Path
+    dst: str  # path or URL
+    staging: Path  # local directory for the fragments
     recipe: Recipe
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def items_sha256(self) -> str:
-        """Digest of the inputs, see `digest_of`."""
+        """Digest of the inputs."""
         return digest_of(self.items, self.first)
+
+    def wrote(self, receipt: Receipt) -> bool:
+        """Whether a receipt is of these inputs and this recipe."""
+        return (receipt.items_sha256, receipt.recipe_sha256) == (self.items_sha256, self.recipe.digest)
 
     def pieces(self) -> list[Piece]:
         """Return the parts of the job that can run at the same time."""
-        starts = range(0, len(self.items), PIECE_ITEMS)
         return [
             Piece(job=replace(self, items=tuple(self.items[at : at + PIECE_ITEMS]), first=self.first + at))
-            for at in starts
+            for at in range(0, len(self.items), PIECE_ITEMS)
         ]
 
 
@@ -89,20 +81,12 @@ def digest_of(items: Iterable[Item], first: int) -> str:
 
 
 class PieceResult(NamedTuple):
-    """The result of a piece: its fragment, and the fate of each of its inputs.
-
-    Attributes:
-        fragment: The members of the packed samples.
-        sources: Paths of the packed inputs.
-        quarantined: The other inputs.
-        bad_ordinals: Their ordinals.
-        pixels, statistics: Sums and counts over the packed images.
-    """
+    """The result of a piece: its fragment, and the fate of each of its inputs."""
 
     fragment: shard_writer.Fragment
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # paths of the packed inputs
     quarantined: tuple[Quarantined, ...]
-    bad_ordinals: tuple[int, ...]
+    bad_ordinals: tuple[int, ...]  # of the quarantined inputs
     pixels: PixelSums
     statistics: Statistics
 
@@ -116,22 +100,13 @@ Done = Callable[[Job, Outcome], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A few inputs of a job.
+    """A few inputs of a job."""
 
-    Args:
-        job: The job, cut down to these inputs.
-        deadly: Ordinal → reason, of inputs that end their process and must not be touched.
-    """
-
-    job: Job
-    deadly: Mapping[int, str] = field(default_factory=dict)
+    job: Job  # cut down to these inputs
+    deadly: Mapping[int, str] = field(default_factory=dict)  # ordinal → reason, of inputs that end their process
 
     def run(self, announce: Announce) -> PieceResult:
-        """Process the inputs and write the fragment; may be repeated.
-
-        Raises:
-            StoreError: The destination failed. A bad input is part of the result instead.
-        """
+        """Process the inputs and write the fragment; may be repeated. A bad input is part of the result, no error."""
         job = self.job
         members: list[bytes] = []
         sources: list[str] = []
@@ -160,10 +135,6 @@ class Piece:
             path.write_bytes(data)  # not synced: after a crash the piece is done again
         fragment = shard_writer.Fragment(name=name, samples=len(sources), size=len(data), crc32=zlib.crc32(data))
         return PieceResult(fragment, tuple(sources), tuple(quarantined), tuple(bad_ordinals), pixels, statistics)
-
-    def without(self, ordinal: int, reason: str) -> Piece:
-        """Return the piece with one more input marked as deadly."""
-        return replace(self, deadly={**self.deadly, ordinal: reason})
 
     def _reads(self) -> Iterator[Callable[[], Input]]:
         """Yield functions that return the inputs, in order; remote inputs are all requested at once."""
@@ -199,15 +170,11 @@ class Finish:
     results: tuple[PieceResult, ...]
 
     def run(self, announce: Announce) -> Receipt:  # noqa: ARG002 - no input is touched
-        """Publish tar, index and receipt, in this order, and return the receipt; may be repeated.
-
-        Raises:
-            StoreError: The destination failed.
-            IntegrityError: A fragment or the tar does not hold what was written to it.
-        """
+        """Publish tar, index and receipt, in this order, and return the receipt; may be repeated."""
         job = self.job
         storage = open_storage(job.dst, job.storage_options)
-        if not all((job.staging / result.fragment.name).exists() for result in self.results):
+        fragments = [(job.staging / result.fragment.name, result.fragment) for result in self.results]
+        if not all(path.exists() for path, _ in fragments):
             return self._done_before(storage)
         shard, index = None, b""
         receipt_name = f"{job.name}.json"
@@ -215,8 +182,7 @@ class Finish:
         # and another process with the same work may be reading this one.
         if storage.local_path(receipt_name) is not None:
             storage.remove(receipt_name)
-        if any(result.fragment.samples for result in self.results):
-            fragments = [(job.staging / result.fragment.name, result.fragment) for result in self.results]
+        if samples := sum(fragment.samples for _, fragment in fragments):
             folder, _, base = job.name.rpartition("/")
             tar = job.staging / folder / f"{TEMPORARY}{base}.tar"
             with map_os_errors(tar):
@@ -226,7 +192,7 @@ class Finish:
             storage.put(f"{job.name}.npy", index)
             shard = manifest.Shard(
                 name=f"{job.name}.tar",
-                samples=sum(result.fragment.samples for result in self.results),
+                samples=samples,
                 bytes=assembled.size,
                 sha256=assembled.sha256,
                 index_sha256=hashlib.sha256(index).hexdigest(),
@@ -250,16 +216,15 @@ class Finish:
         )
         storage.put(receipt_name, receipt.to_bytes())
         with map_os_errors(job.staging):
-            for result in self.results:
-                (job.staging / result.fragment.name).unlink(missing_ok=True)
+            for path, _ in fragments:
+                path.unlink(missing_ok=True)
         return receipt
 
     def _done_before(self, storage: Storage) -> Receipt:
         """Return the receipt of an attempt that removed its fragments, and was killed before it could return."""
-        ours = (self.job.items_sha256, self.job.recipe.digest)
         with contextlib.suppress(NotFoundError, FormatError):
             receipt = from_bytes(storage.read(f"{self.job.name}.json"))
-            if (receipt.items_sha256, receipt.recipe_sha256) == ours:
+            if self.job.wrote(receipt):
                 return receipt
         message = f"{self.job.staging}: fragments of {self.job.name} have vanished; make sure that no process deletes"
         raise StoreError(f"{message} files there, and run the same command again")
@@ -281,8 +246,8 @@ def plan_jobs(
     for split, items in source.splits.items():
         if shuffle:
             items = items.take(keyed_rng.permutation(keyed_rng.key(seed, "pack", split), len(items)))
-        for number, first in enumerate(range(0, len(items), shard_samples)):
-            job = Job(
+        jobs += [
+            Job(
                 name=job_name(split, number),
                 first=first,
                 items=items[first : first + shard_samples],
@@ -292,18 +257,19 @@ def plan_jobs(
                 recipe=recipe,
                 storage_options=storage_options,
             )
-            jobs.append(job)
+            for number, first in enumerate(range(0, len(items), shard_samples))
+        ]
     return jobs
 
 
 def content_of(jobs: Iterable[Job]) -> str:
-    """Return a digest of everything that these jobs' output depends on, by which a writer recognises its own lock."""
+    """Return a digest of all that the output of jobs depends on, by which a writer recognises its own lock."""
     lines = "".join(f"{job.name} {job.items_sha256} {job.recipe.digest}\n" for job in jobs)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def sharding_of(jobs: Sequence[Job], *, shard_samples: int, shuffle: bool, seed: int) -> Sharding:
-    """Return how the inputs were divided into these jobs."""
+    """Return the division of the inputs into these jobs."""
     numbers, inputs = Counter[str](), Counter[str]()
     for job in jobs:
         split = job.name.partition("/")[0]

@@ -1,9 +1,7 @@
 """The ledger: the receipts in a destination, and which of the files there belong to a pack.
 
-`quarantine.jsonl` is the first file that a pack writes, and so the sign that a directory is being packed into.
-Without it a directory must be empty; with it, only files that have a pack's names are ever replaced or removed.
-
-The destination is listed once, at the beginning: nothing else writes there meanwhile.
+`quarantine.jsonl` is the first file that a pack writes: without it a directory must be empty; with it, only files that
+have a pack's names are ever replaced or removed. The destination is listed once: nothing else writes there.
 """
 
 from __future__ import annotations
@@ -44,30 +42,19 @@ class Ledger:
         return self.storage.listing()
 
     def refuse_dataset(self) -> None:
-        """Refuse a destination that holds a dataset.
-
-        What a pack that was killed at the moment of its commit has left beside the manifest is removed.
-
-        Raises:
-            DatasetExistsError: It holds a dataset.
-        """
+        """Refuse a destination that holds a dataset, after removing what a pack that was killed at its commit left."""
         if self.storage.size(manifest.FILE_NAME) is not None:
             clean_up(self.storage)
             remove_abandoned()
             raise DatasetExistsError(f"{self.storage} already holds a dataset; choose another destination or remove it")
 
     def begin(self, jobs: Sequence[Job], writer: Writer) -> None:
-        """Mark the destination as being packed into, if it may be.
-
-        Raises:
-            DatasetExistsError: It holds a dataset.
-            ConfigError: It holds files that no pack wrote, or unfinished work of other content.
-        """
+        """Mark the destination as being packed into; refuse one with other files or other work."""
         self.refuse_dataset()
         if QUARANTINE not in self.listing and LOCK not in self.listing:
-            others = [name for name in self.listing if not name.startswith(f"{TEMPORARY}{QUARANTINE}.")]
-            if others:
-                message = f"{self.storage} is not empty: it holds {others[0]!r}, which no pack wrote"
+            begun = f"{TEMPORARY}{QUARANTINE}."
+            if (other := next((name for name in self.listing if not name.startswith(begun)), None)) is not None:
+                message = f"{self.storage} is not empty: it holds {other!r}, which no pack wrote"
                 raise ConfigError(f"{message}; choose an empty or a new directory")
         acquire(self.storage, content_of(jobs), writer)
         if QUARANTINE not in self.listing:
@@ -77,36 +64,23 @@ class Ledger:
         """Return the receipt of a job that need not be done again, None when it must be.
 
         A job is done again when its inputs or its recipe differ, when an input was touched after the receipt was
-        written, when a file of the shard is missing or cut, and when an input could not be read, which may be mended.
+        written, when a file of the shard is missing or cut, and when an input could not be read.
         """
-        name = f"{job.name}.json"
-        listed = [self.listing.get(f"{job.name}.{extension}") for extension in ("json", "tar", "npy")]
-        written, tar, index = listed
+        written, tar, index = (self.listing.get(f"{job.name}.{extension}") for extension in ("json", "tar", "npy"))
         if written is None or written.modified_ns is None or (tar is None) != (index is None):
             return None
         try:
-            receipt = from_bytes(self.storage.read(name))
+            receipt = from_bytes(self.storage.read(f"{job.name}.json"))
         except (NotFoundError, FormatError):
             return None
-        same = receipt.items_sha256 == job.items_sha256 and receipt.recipe_sha256 == job.recipe.digest
-        if not same or any(item.changed_ns > written.modified_ns for item in job.items):
+        if not job.wrote(receipt) or any(item.changed_ns > written.modified_ns for item in job.items):
             return None
         if any(bad.stage == "read" for bad in receipt.quarantined):
             return None
-        if receipt.shard is not None:
-            sizes = (receipt.shard.bytes, receipt.index_bytes)
-            if tar is None or index is None or (tar.size, index.size) != sizes:
-                return None
+        sizes = None if tar is None or index is None else (tar.size, index.size)
+        if receipt.shard is not None and sizes != (receipt.shard.bytes, receipt.index_bytes):
+            return None
         return receipt
-
-    def receipt(self, name: str) -> Receipt:
-        """Return the receipt of a finished job.
-
-        Raises:
-            NotFoundError: There is none.
-            FormatError: It is not a receipt of this version.
-        """
-        return from_bytes(self.storage.read(f"{name}.json"))
 
     def write_quarantine(self, quarantined: Iterable[Quarantined]) -> None:
         """Write the list of all inputs that were not packed."""

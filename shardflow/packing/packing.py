@@ -1,9 +1,4 @@
-"""Packing: images become a dataset.
-
-    source  ->  jobs  ->  executor(job)  ->  commit
-
-`pack` runs these modules in this order. Nothing here needs torch.
-"""
+"""Packing: images become a dataset: source -> jobs -> executor(job) -> commit."""
 
 from __future__ import annotations
 
@@ -111,12 +106,6 @@ def pack(
         )
         sharding = sharding_of(jobs, shard_samples=shard_samples, shuffle=shuffle, seed=seed)
         report = commit(
-            ledger,
-            totals,
-            sharding,
-            classes=source.classes,
-            recipe=recipe,
-            max_bad=max_bad,
-            skipped=source.skipped,
+            ledger, totals, sharding, classes=source.classes, recipe=recipe, max_bad=max_bad, skipped=source.skipped
         )
     return replace(report, resumed=resumed, seconds=time.monotonic() - started)

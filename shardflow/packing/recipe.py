@@ -1,6 +1,6 @@
 """The recipe: how the bytes of one source image become the image that is packed.
 
-    open     only the formats of `decoding`, and no more pixels than it allows, checked before any are allocated
+    open     only known formats, and no more pixels than allowed, checked before any are allocated (`decoding`)
     decode   JPEGs at a reduced scale where that is enough (`decoding`); of several frames the first
     8 bits   16 bits are scaled, alpha is composited on white, palettes and CMYK are converted (`colour`)
     resize   antialiased, aspect ratio kept
@@ -16,25 +16,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
-from typing import Any
-
-from PIL import Image
+from typing import Any, NamedTuple
 
 from shardflow.errors import ConfigError, DecodeError, EncodeError
 from shardflow.formats.manifest import Manifest
 
 from .image.colour import profile_conversion
-from .image.decoding import (
-    FILTERS,
-    MAX_PIXELS,
-    Filter,
-    decode_resized,
-    has_more_frames,
-    map_codec_errors,
-    safe_open,
-)
+from .image.decoding import FILTERS, MAX_PIXELS, Filter, decode_resized, has_more_frames, map_codec_errors, safe_open
 from .image.encoding import FORMATS, SUBSAMPLINGS, EncodedImage, Format, can_copy, codec_versions, encode, pixel_sums
 from .image.geometry import Geometry, Size, Window
 from .image.orientation import apply_orientation, load_tiff, orientation_of
@@ -75,8 +66,7 @@ class Recipe:
     subsampling: str = "4:2:0"
 
     def __post_init__(self) -> None:
-        for name in ("short_side", "long_side"):
-            side = getattr(self, name)
+        for name, side in (("short_side", self.short_side), ("long_side", self.long_side)):
             if side is not None and not 1 <= side <= MAX_SIDE:
                 raise ConfigError(f"{name} is {side}; allowed are 1 to {MAX_SIDE} pixels")
         if not 1 <= self.quality <= 100:
@@ -85,8 +75,21 @@ class Recipe:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
-        if contradiction := _contradiction(self):
-            raise ConfigError(contradiction)
+        self._refuse_contradictions()
+
+    def _refuse_contradictions(self) -> None:
+        defaults = {field.name: field.default for field in fields(self)}
+        if self.long_side is not None and self.square:
+            raise ConfigError("long_side and square exclude each other: the sides of a square are short_side pixels")
+        if self.long_side is not None and self.long_side < (self.short_side or 0):
+            message = f"long_side is {self.long_side}, less than short_side, {self.short_side}"
+            raise ConfigError(f"{message}; set a smaller short_side")
+        if self.enlarge and self.short_side is None and self.long_side is None:
+            raise ConfigError("enlarge has no size to enlarge to; set short_side as well")
+        if self.format == "png" and self.quality != defaults["quality"]:
+            raise ConfigError(f"quality is {self.quality}, but png is lossless; leave quality out, or use jpeg or webp")
+        if self.format in ("png", "webp") and self.subsampling != defaults["subsampling"]:
+            raise ConfigError(f"subsampling is {self.subsampling}, which only jpeg offers; leave it out, or use jpeg")
 
     def describe(self) -> dict[str, Any]:
         """Return the recipe as a manifest describes it."""
@@ -99,15 +102,11 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def process(self, data: bytes) -> EncodedImage:
-        """Pack an image file.
-
-        Raises:
-            DecodeError: It cannot be decoded.
-            EncodeError: It cannot be encoded.
-        """
+        """Pack an image file; raise `DecodeError` or `EncodeError` if it cannot be."""
         with map_codec_errors(DecodeError), safe_open(data) as image:
             loaded_upright = image.format == "TIFF" and load_tiff(image)
-            stored, target = image.size, self._format(image)
+            stored = image.size
+            target = FORMATS[_KEPT_AS.get(image.format or "", "png") if self.format == KEEP else self.format]
             resized = self._resized(stored)
             window = self._window(resized)
             _refuse_too_large(resized, window, target)
@@ -159,24 +158,6 @@ class Recipe:
         left, top = ((own - side) // 2 for own in size)
         return left, top, left + side, top + side
 
-    def _format(self, image: Image.Image) -> Format:
-        return FORMATS[_KEPT_AS.get(image.format or "", "png") if self.format == KEEP else self.format]
-
-
-def _contradiction(recipe: Recipe) -> str | None:
-    defaults = {field.name: field.default for field in fields(Recipe)}
-    if recipe.long_side is not None and recipe.square:
-        return "long_side and square exclude each other: the sides of a square are short_side pixels"
-    if recipe.long_side is not None and recipe.long_side < (recipe.short_side or 0):
-        return f"long_side is {recipe.long_side}, less than short_side, {recipe.short_side}; set a smaller short_side"
-    if recipe.enlarge and recipe.short_side is None and recipe.long_side is None:
-        return "enlarge has no size to enlarge to; set short_side as well"
-    if recipe.format == "png" and recipe.quality != defaults["quality"]:
-        return f"quality is {recipe.quality}, but png is lossless; leave quality out, or use jpeg or webp"
-    if recipe.format in ("png", "webp") and recipe.subsampling != defaults["subsampling"]:
-        return f"subsampling is {recipe.subsampling}, which only jpeg offers; leave it out, or use jpeg"
-    return None
-
 
 def _refuse_too_large(resized: Size, window: Window, target: Format) -> None:
     if resized[0] * resized[1] > MAX_PIXELS:
@@ -186,40 +167,31 @@ def _refuse_too_large(resized: Size, window: Window, target: Format) -> None:
         raise EncodeError(f"would have {width}x{height} pixels; {target.longest} a side is {target.codec}'s limit")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
+class Preset(NamedTuple):
     """The purpose of a preset, in a line, and the settings that differ from a recipe's defaults."""
 
     purpose: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any]
 
 
 PRESETS = {
-    "imagenet": Preset(purpose="short side 256, JPEG quality 90: for training on crops of 224 pixels"),
-    "compact": Preset(
-        purpose="short side 256, JPEG quality 75: three fifths of the disk and of the network", settings={"quality": 75}
-    ),
+    "imagenet": Preset("short side 256, JPEG quality 90: for training on crops of 224 pixels", {}),
+    "compact": Preset("short side 256, JPEG quality 75: three fifths of the disk and of the network", {"quality": 75}),
     "fine": Preset(
-        purpose="short side 512, JPEG quality 95, full colour resolution: for detection and segmentation",
-        settings={"short_side": 512, "quality": 95, "subsampling": "4:4:4"},
+        "short side 512, JPEG quality 95, full colour resolution: for detection and segmentation",
+        {"short_side": 512, "quality": 95, "subsampling": "4:4:4"},
     ),
     "lossless": Preset(
-        purpose="short side 256, PNG: no artefacts, five times the disk, nine times the decoding",
-        settings={"format": "png"},
+        "short side 256, PNG: no artefacts, five times the disk, nine times the decoding", {"format": "png"}
     ),
     "original": Preset(
-        purpose="any size; JPEG, PNG and WebP copied byte for byte where they can be",
-        settings={"short_side": None, "format": "keep"},
+        "any size; JPEG, PNG and WebP copied byte for byte where they can be", {"short_side": None, "format": "keep"}
     ),
 }
 
 
 def make_recipe(preset: str = "imagenet", **settings: Any) -> Recipe:
-    """Return the recipe of a preset, with some settings changed.
-
-    Raises:
-        ConfigError: There is no such preset or setting, a value is out of its range, or two contradict each other.
-    """
+    """Return the recipe of a preset, with some settings changed."""
     if preset not in PRESETS:
         raise ConfigError(f"preset is {preset!r}; allowed are {', '.join(PRESETS)}")
     known = [setting.name for setting in fields(Recipe)]
@@ -230,13 +202,9 @@ def make_recipe(preset: str = "imagenet", **settings: Any) -> Recipe:
 
 
 def recipe_of(manifest: Manifest) -> Recipe:
-    """Return the recipe that a dataset was packed with.
-
-    Raises:
-        ConfigError: This version of shardflow has no such recipe.
-    """
-    names = [setting.name for setting in fields(Recipe)]
-    recipe = Recipe(**{name: manifest.recipe[name] for name in names if name in manifest.recipe})
+    """Return the recipe that a dataset was packed with."""
+    names = {setting.name for setting in fields(Recipe)}
+    recipe = Recipe(**{name: value for name, value in manifest.recipe.items() if name in names})
     if recipe.describe() != manifest.recipe:
         raise ConfigError(
             f"the dataset was packed with {dict(manifest.recipe)}, which this shardflow cannot do; use the version "

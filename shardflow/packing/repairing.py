@@ -1,8 +1,7 @@
 """Repairing: the damaged and missing shards of a dataset are restored, and no other file is changed.
 
-The manifest has the hash of each file, so a replacement is accepted only with the SHA-256 of what was packed: from a
-copy of the dataset, or from the source, whose inputs are packed again. An index is rebuilt from its shard, and needs
-neither.
+A shard comes from a copy of the dataset, or from the source, whose inputs are packed again, and is accepted only with
+the SHA-256 of the manifest. An index is rebuilt from its shard, and needs neither.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def repair(
     """Read a whole dataset, and replace the files that are not what was packed.
 
     Args:
-        url: The dataset; its manifest must be sound.
+        url: The dataset; its manifest must be intact.
         source: A copy of the dataset, or what it was packed from, as for `pack`; None repairs indexes alone.
         storage_options, source_options: Options of fsspec's file systems, where these are URLs.
         workers: Processes for packing again; None for one per core.
@@ -115,7 +114,7 @@ def _open_source(
     make_executor: ExecutorMaker,
     stack: contextlib.ExitStack,
 ) -> RepairSource:
-    """Open the repair source. It is closed with the stack."""
+    """Open the repair source, which is closed with the stack."""
     if isinstance(source, (str, os.PathLike)):
         try:
             return _copy_shards(open_dataset(source, storage_options=options))
@@ -125,30 +124,20 @@ def _open_source(
 
 
 def _copy_shards(copy: Dataset) -> RepairSource:
-    """Return a function that fetches a shard from a copy, where it may have another name."""
-    by_hash = {shard.sha256: shard for shard in copy.shards}
+    """Return a function that fetches a shard from a copy, where its name may differ."""
+    names = {shard.sha256: shard.name for shard in copy.shards}
 
     def fetch(shard: Shard, target: Path) -> None:
-        if shard.sha256 not in by_hash:
-            raise NotFoundError(
-                f"{copy.url} has no shard with the content of {shard.name}; is it a copy of this dataset?"
-            )
-        copy.storage.get(by_hash[shard.sha256].name, target, size=shard.bytes, sha256=shard.sha256)
+        if (name := names.get(shard.sha256)) is None:
+            message = f"{copy.url} has no shard with the content of {shard.name}"
+            raise NotFoundError(f"{message}; is it a copy of this dataset?")
+        copy.storage.get(name, target, size=shard.bytes, sha256=shard.sha256)
 
     return fetch
 
 
 class _Repacker:
-    """Packs shards of a dataset again, by their receipts, from the source that the dataset was packed from.
-
-    Args:
-        dataset: The dataset, with the receipts of the shards.
-        source: Its source, listed; it may have grown since.
-        make_executor: Makes the executor of the jobs.
-
-    Raises:
-        ConfigError: This version of shardflow does not know the recipe, or only one of the two has classes.
-    """
+    """Packs shards of a dataset again, by their receipts, from its source, which may have grown since."""
 
     def __init__(self, dataset: Dataset, source: Source, make_executor: ExecutorMaker) -> None:
         self._storage = dataset.storage
@@ -158,12 +147,7 @@ class _Repacker:
         self._source = append_classes(source, dataset.classes)
 
     def __call__(self, shard: Shard, target: Path) -> None:
-        """Write the tar of a shard to a path.
-
-        Raises:
-            NotFoundError: The receipt is missing, or an input is.
-            IntegrityError: The result is not what was packed; the message says what differs.
-        """
+        """Write the tar of a shard to a path; refuse a result that is not what was packed."""
         try:
             receipt = from_bytes(self._storage.read(shard.receipt_name))
             items = self._items(shard, receipt)
@@ -186,9 +170,8 @@ class _Repacker:
             if not tar.exists() or file_sha256(tar) != shard.sha256:
                 ours = codec_versions()
                 theirs = {name: self._tools.get(name) for name in ours}
-                reason = (
-                    "its inputs have changed" if ours == theirs else f"it was packed with {theirs}, here are {ours}"
-                )
+                versions = f"it was packed with {theirs}, here are {ours}"
+                reason = "its inputs have changed" if ours == theirs else versions
                 raise IntegrityError(f"packing {shard.name} again gave other bytes: {reason}")
             shutil.move(tar, target)
 

@@ -1,4 +1,4 @@
-"""One run of jobs: those that are not finished are done, and progress is counted."""
+"""One run of jobs: the unfinished ones are done, and progress is counted."""
 
 from __future__ import annotations
 
@@ -42,19 +42,10 @@ def run_jobs(
     on_receipt: Callable[[str, Receipt], None],
     progress: Callable[[Progress], None] | None,
 ) -> int:
-    """Run the jobs that are not finished, and return the number of inputs of the finished ones.
+    """Run the unfinished jobs, and return the number of inputs of the finished ones.
 
-    Args:
-        ledger: The ledger of the destination.
-        jobs: All jobs.
-        executor: Runs the jobs.
-        staging: Directory of the jobs' fragments; what killed processes left there is removed.
-        on_receipt: Called with the name of each job and its receipt, in any order.
-        progress: Called in this thread, now and then.
-
-    Raises:
-        StoreError: The destination failed.
-        PackIncompleteError: Workers kept dying.
+    `on_receipt` gets the name of each job and its receipt, in any order. What killed processes left in `staging` is
+    removed.
     """
     unfinished = []
     for job in jobs:
@@ -65,7 +56,6 @@ def run_jobs(
     inputs = sum(len(job.items) for job in jobs)
     resumed = inputs - sum(len(job.items) for job in unfinished)
     so_far = Progress(inputs=inputs, resumed=resumed, done=resumed)
-
     progress = progress or (lambda _: None)
 
     def done(job: Job, outcome: Outcome) -> None:

@@ -48,16 +48,7 @@ def sample(key: str, parts: Mapping[str, bytes]) -> bytes:
 
 
 def assemble(target: Path, pieces: Sequence[tuple[Path, Fragment]]) -> Assembled:
-    """Write a shard from its fragments and read it back: the index is made from the file, not from memory.
-
-    Args:
-        target: The file to write.
-        pieces: Path of each fragment, in order. They have at least one sample.
-
-    Raises:
-        IntegrityError: A fragment, or the shard, does not hold what was written to it.
-        TarError: The same.
-    """
+    """Write a shard from its fragments, in order, and read it back: the index comes from the file, not from memory."""
     digest = hashlib.sha256()
     size = 0
     with open(target, "wb") as tar:

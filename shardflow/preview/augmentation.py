@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,57 +10,28 @@ from PIL import Image
 
 from shardflow.dataset.dataset import Dataset
 from shardflow.errors import ConfigError, DecodeError
-from shardflow.loading.batch import Batch
 from shardflow.loading.decoders import Decoder, RandomResizedCropDecoder, new
 from shardflow.loading.loader import Loader
-from shardflow.loading.sampler import augmentation_keys
+from shardflow.loading.sampler import Batch, augmentation_keys
 from shardflow.loading.stages import Augment
 
-from .contact_sheet import SIDE, Tile, sample_tiles
+from .contact_sheet import SIDE, ContactSheet, Tile, sample_tiles
 from .sample_reader import RawSample, SampleReader
 
 
-class AugmentedSample(NamedTuple):
-    """A sample as it was packed, and as it is augmented in each of the first epochs, with two lines of heading."""
-
-    title: str
-    subtitle: str
-    tiles: list[Tile]
-
-
-def augment_sample(dataset: Dataset, split: str, number: int, *, epochs: int, seed: int = 0) -> AugmentedSample:
-    """Return a sample as the default decoder of the loader augments it in its first epochs.
-
-    Args:
-        dataset: The dataset.
-        split: Name of the split.
-        number: Number of the sample in the split.
-        epochs: Number of epochs.
-        seed: Seed of the loader.
-
-    Raises:
-        ConfigError: There is no such split or sample.
-        DecodeError: The sample has no image, or one that cannot be decoded.
-    """
+def augment_sample(dataset: Dataset, split: str, number: int, *, epochs: int, seed: int = 0) -> ContactSheet:
+    """Return a sample as it was packed, and as the default decoder of the loader augments it in its first epochs."""
     sample = _read_sample(dataset, split, number, len(dataset[split]))
     images = _augment(sample, RandomResizedCropDecoder(SIDE), None, seed, epochs)
     subtitle = f"as packed, and cropped and flipped by a loader with seed {seed} in each epoch"
     return _with_tiles(dataset, split, sample, images, subtitle)
 
 
-def augment_with_loader(loader: Loader, number: int, *, epochs: int) -> AugmentedSample:
-    """Return a sample as this loader's decoder and transform augment it in its first epochs, pixel by pixel.
+def augment_with_loader(loader: Loader, number: int, *, epochs: int) -> ContactSheet:
+    """Return a sample as packed, and as this loader's decoder and transform augment it, pixel by pixel.
 
-    Later steps work on whole batches and are not shown: `batch_transform`, and transforms on a device.
-
-    Args:
-        loader: The loader; it is not iterated.
-        number: Number of the sample in the loader's split.
-        epochs: Number of epochs, or of passes over the split if the loader has `samples_per_epoch`.
-
-    Raises:
-        ConfigError: The loader has no such sample, or does not turn it into a picture.
-        DecodeError: The sample has no image, or one that cannot be decoded.
+    The loader is not iterated. Steps that work on whole batches are not shown: `batch_transform`, and transforms on a
+    device. If the loader has `samples_per_epoch`, the epochs are passes over the split.
     """
     described = loader.describe()
     sample = _read_sample(loader.dataset, loader.split.name, number, described["samples"])
@@ -112,7 +82,6 @@ def _augment(
 
 
 def _views(image: object) -> torch.Tensor:
-    """Return the loader's output for one sample as [views, 1 or 3, H, W]."""
     if isinstance(image, torch.Tensor) and image.ndim in (3, 4) and image.shape[-3] in (1, 3):
         return image if image.ndim == 4 else image[None]
     found = f"{_dtype(image)} {list(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__name__
@@ -124,8 +93,8 @@ def _views(image: object) -> torch.Tensor:
 
 def _with_tiles(
     dataset: Dataset, split: str, sample: RawSample, images: Sequence[torch.Tensor], subtitle: str
-) -> AugmentedSample:
-    """Return the tiles. Images that are not uint8 are drawn on one scale for all epochs, which the subtitle states."""
+) -> ContactSheet:
+    """Return the sheet. Images that are not uint8 are drawn on one scale for all epochs, which the subtitle states."""
     low, high = 0.0, 255.0
     if any(image.dtype != torch.uint8 for image in images):
         values = torch.cat([image.flatten().double() for image in images])
@@ -140,17 +109,15 @@ def _with_tiles(
             title = f"epoch {epoch}" if len(views) == 1 else f"epoch {epoch}, view {view}"
             height, width = image.shape[1:]
             detail = f"{width} x {height}, {_dtype(image)}" + ("" if image.isfinite().all() else ", not all finite")
-            tiles.append(Tile(title=title, detail=detail, picture=_picture(image, low, high)))
-    return AugmentedSample(f"Sample {sample.number} of {split}", subtitle, tiles)
+            tiles.append(Tile(title, detail, _picture(image, low, high)))
+    return ContactSheet(f"Sample {sample.number} of {split}", subtitle, tiles)
 
 
 def _picture(image: torch.Tensor, low: float, high: float) -> Image.Image:
-    """Return an image [1 or 3, H, W] as a picture, with `low` as black and `high` as white."""
     if image.dtype != torch.uint8:
         image = ((image.double() - low) / max(high - low, 1e-12)).nan_to_num(0, 1, 0).clamp(0, 1)
         image = (image * 255).round().to(torch.uint8)
-    pixels = image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
-    return Image.fromarray(pixels)
+    return Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
 
 
 def _dtype(image: torch.Tensor) -> str:

@@ -6,35 +6,26 @@ import io
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from shardflow.storage.local_files import map_os_errors
 
-from .drawing import FAINT, FRAME, INK, PAPER, font, shorten
 from .sample_reader import RawSample
 
-SIDE = 176
-"""Pixels of a tile's picture, each way."""
+PAPER, INK, FAINT, FRAME = "#f7f6f3", "#1d1d1f", "#6b6a6f", "#e6e4df"
 
+SIDE = 176  # pixels of a tile's picture, each way
 COLUMNS = 6
-
 _GAP, _MARGIN, _HEADER, _CAPTION = 14, 36, 104, 44
 _PROBLEM_CHARACTERS, _PROBLEM_LINES, _PROBLEM_LINE = 24, 4, 16
 _LEAST_COLUMNS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """A picture of one sample or file, with its caption.
-
-    Attributes:
-        title, detail: The two lines of the caption.
-        picture: RGB, of any size; None if there is none to show.
-        problem: Why the file was quarantined; "" for others.
-    """
+class Tile(NamedTuple):
+    """A picture of one sample or file, in RGB and of any size, with the two lines of its caption, and its problem."""
 
     title: str
     detail: str
@@ -42,11 +33,19 @@ class Tile:
     problem: str = ""
 
 
+class ContactSheet(NamedTuple):
+    """Tiles, and the two lines of the heading above them."""
+
+    title: str
+    subtitle: str
+    tiles: Sequence[Tile]
+
+
 def sample_tiles(samples: Iterable[RawSample], classes: Sequence[str] | None) -> Iterator[Tile]:
     """Yield the tile of each sample, with the names of its classes as the title."""
     for sample in samples:
         payload = sample.image
-        decoded = decode_picture(payload) if payload is not None else None
+        decoded = None if payload is None else decode_picture(payload)
         if sample.problem:
             detail = "damaged or missing"
         elif payload is None:
@@ -57,7 +56,7 @@ def sample_tiles(samples: Iterable[RawSample], classes: Sequence[str] | None) ->
             detail = f"{decoded[1][0]} x {decoded[1][1]}, {format_size(payload)}"
         names = [classes[label] for label in sample.labels if label < len(classes)] if classes is not None else []
         title = ", ".join(names) or f"sample {sample.number}"
-        yield Tile(title=title, detail=detail, picture=None if decoded is None else decoded[0], problem=sample.problem)
+        yield Tile(title, detail, None if decoded is None else decoded[0], sample.problem)
 
 
 def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
@@ -78,20 +77,17 @@ def format_size(payload: bytes) -> str:
     return f"{len(payload):,} bytes" if len(payload) < 1000 else f"{len(payload) / 1000:,.0f} kB"
 
 
-def draw_contact_sheet(tiles: Sequence[Tile], path: str | os.PathLike[str], *, title: str, subtitle: str) -> None:
-    """Draw tiles as a PNG, `COLUMNS` in a row.
-
-    Raises:
-        StoreError: The file cannot be written.
-    """
+def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]) -> None:
+    """Draw a contact sheet as a PNG, `COLUMNS` tiles in a row."""
+    title, subtitle, tiles = contact_sheet
     problems = _PROBLEM_LINE * _PROBLEM_LINES if any(tile.problem for tile in tiles) else 0
     row = SIDE + _CAPTION + problems + _GAP
     columns = min(COLUMNS, max(_LEAST_COLUMNS, len(tiles)))
     width = 2 * _MARGIN + columns * (SIDE + _GAP) - _GAP
     sheet = Image.new("RGB", (width, _HEADER + -(-len(tiles) // columns) * row + _MARGIN - _GAP), PAPER)
     pen = ImageDraw.Draw(sheet)
-    pen.text((_MARGIN, 26), shorten(title, font(26), width - 2 * _MARGIN), INK, font(26))
-    pen.text((_MARGIN, 62), shorten(subtitle, font(16), width - 2 * _MARGIN), FAINT, font(16))
+    pen.text((_MARGIN, 26), _shorten(title, 26, width - 2 * _MARGIN), INK, font(26))
+    pen.text((_MARGIN, 62), _shorten(subtitle, 16, width - 2 * _MARGIN), FAINT, font(16))
     for number, tile in enumerate(tiles):
         left, top = _MARGIN + number % columns * (SIDE + _GAP), _HEADER + number // columns * row
         pen.rectangle((left, top, left + SIDE - 1, top + SIDE - 1), FRAME)
@@ -101,11 +97,26 @@ def draw_contact_sheet(tiles: Sequence[Tile], path: str | os.PathLike[str], *, t
             sheet.paste(picture, (left + (SIDE - picture.width) // 2, top + (SIDE - picture.height) // 2))
         else:
             pen.text((left + SIDE // 2, top + SIDE // 2), "no picture", FAINT, font(15), anchor="mm")
-        pen.text((left, top + SIDE + 4), shorten(tile.title, font(16), SIDE), INK, font(16))
-        pen.text((left, top + SIDE + 25), shorten(tile.detail, font(13), SIDE), FAINT, font(13))
+        pen.text((left, top + SIDE + 4), _shorten(tile.title, 16, SIDE), INK, font(16))
+        pen.text((left, top + SIDE + 25), _shorten(tile.detail, 13, SIDE), FAINT, font(13))
         lines = textwrap.wrap(tile.problem, _PROBLEM_CHARACTERS, max_lines=_PROBLEM_LINES, placeholder=" ...")
         for place, line in enumerate(lines):
             y = top + SIDE + _CAPTION + place * _PROBLEM_LINE
-            pen.text((left, y), shorten(line, font(13), SIDE), INK, font(13))
+            pen.text((left, y), _shorten(line, 13, SIDE), INK, font(13))
     with map_os_errors(Path(path)):
         sheet.save(path, "PNG")
+
+
+def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Return the font of a height in pixels."""
+    return ImageFont.load_default(size)
+
+
+def _shorten(text: str, size: int, width: float) -> str:
+    """Return a line of text, cut with an ellipsis if it is wider than `width` pixels."""
+    lettering = font(size)
+    if lettering.getlength(text) <= width:
+        return text
+    while text and lettering.getlength(text + "...") > width:
+        text = text[:-1]
+    return text + "..."

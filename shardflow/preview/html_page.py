@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import Finding
@@ -15,14 +14,11 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.statistics import Statistics
 from shardflow.storage.local_files import map_os_errors
 
-from .contact_sheet import sample_tiles
+from .contact_sheet import ContactSheet, sample_tiles
 from .markup import bar_chart, data_url, note, rank_chart, section, sheet, size_histogram, table
 from .mixing import Mixing, measure_mixing
-from .quarantine import count_reasons, read_quarantine
+from .quarantine import read_quarantine
 from .sample_reader import SampleReader
-
-if TYPE_CHECKING:
-    from .augmentation import AugmentedSample  # which imports torch
 
 _MOST_BARS = 40
 _MOST_ROWS = 20
@@ -38,37 +34,25 @@ def write_page(
     count: int,
     findings: Sequence[Finding] | None,
     versions: Mapping[str, str],
-    augmented: AugmentedSample | None = None,
+    augmented: ContactSheet | None = None,
 ) -> None:
-    """Write the page.
-
-    Args:
-        dataset: The dataset to describe.
-        path: The file to write.
-        split: The split whose samples, classes and sizes are shown.
-        count: Number of samples on the contact sheet.
-        findings: The result of verification; None if the dataset was not verified.
-        versions: Name → version of the software that writes the page.
-        augmented: A sample as the loader augments it; None to leave it out.
-
-    Raises:
-        ConfigError: There is no such split.
-        ShardflowError: The dataset is damaged or cannot be reached, or the file cannot be written.
-    """
+    """Write the page of a split, with `count` of its samples; `findings` is None if the dataset was not verified."""
     reader = SampleReader(dataset, split)
     tiles = sample_tiles(reader.samples(reader.spread_samples(count)), dataset.classes)
-    counts = count_images(dataset, reader)
+    statistics, complete = count_images(dataset, reader)
+    images = statistics.counts["images"]
+    incomplete = "" if complete else note(f"Counted over {images:,} images of some shards.")
     body = "".join(
         [
-            _facts(dataset, counts.statistics),
+            _facts(dataset, statistics),
             section("Samples", sheet(tiles)),
             "" if augmented is None else section(augmented.title, note(augmented.subtitle) + sheet(augmented.tiles)),
             '<div class="columns">',
-            _classes(dataset, counts.statistics),
-            _sizes(counts),
-            _bytes_per_image(counts),
+            _classes(dataset, statistics),
+            _sizes(statistics, incomplete),
+            _bytes_per_image(statistics.counts, incomplete),
             _mixing(measure_mixing(reader.split)),
-            _recipe(dataset, counts.statistics),
+            _recipe(dataset, statistics),
             _verification(findings),
             _quarantine(dataset),
             _identity(dataset, versions),
@@ -99,21 +83,15 @@ def write_page(
         Path(path).write_text(page, encoding="utf-8", errors="replace")
 
 
-class ImageCounts(NamedTuple):
-    """Statistics of the images of a split, and whether they cover all of it.
+def count_images(dataset: Dataset, reader: SampleReader) -> tuple[Statistics, bool]:
+    """Return the statistics of the reader's split, and whether they cover all of it.
 
-    Counted from indexes, they lack what only packing knows: classes, and sizes and bytes before packing.
+    If the manifest has none, they are counted from the indexes of some shards, and lack what only packing knows:
+    classes, and sizes and bytes before packing.
     """
-
-    statistics: Statistics
-    complete: bool
-
-
-def count_images(dataset: Dataset, reader: SampleReader) -> ImageCounts:
-    """Return the statistics of the reader's split: those of the manifest, or counts from the indexes of some shards."""
     known = (dataset.manifest.statistics or {}).get(reader.split.name)
     if known is not None:
-        return ImageCounts(known, complete=True)
+        return known, True
     counts, sizes = Counter[str](), Statistics()
     shards = reader.spread_shards()
     for shard in shards:
@@ -124,7 +102,7 @@ def count_images(dataset: Dataset, reader: SampleReader) -> ImageCounts:
                 if width and height:
                     sizes.count(before=(width, height), after=(width, height), labels=())
     counted = Statistics(counts=counts, widths_after=sizes.widths_after, heights_after=sizes.heights_after)
-    return ImageCounts(counted, complete=len(shards) == len(reader.split.shards))
+    return counted, len(shards) == len(reader.split.shards)
 
 
 def _facts(dataset: Dataset, statistics: Statistics) -> str:
@@ -156,8 +134,7 @@ def _classes(dataset: Dataset, statistics: Statistics) -> str:
     return section("Classes", rank_chart(numbers, label) + text + "<h3>Largest classes</h3>" + bar_chart(largest))
 
 
-def _sizes(counts: ImageCounts) -> str:
-    known = counts.statistics
+def _sizes(known: Statistics, incomplete: str) -> str:
     if not known.widths_after:
         return section("Sizes", "<p>Not known.</p>")
     legend = '<p><span class="key after"></span>packed'
@@ -169,37 +146,30 @@ def _sizes(counts: ImageCounts) -> str:
     ):
         label = f"{name}s packed: {_range(after)}" + (f"; before: {_range(before)}" if before else "")
         parts.append(f"<h3>{name.capitalize()}, pixels</h3>{size_histogram(before, after, label)}{note(label)}")
-    return section("Sizes", legend + "".join(parts) + _incomplete_note(counts))
+    return section("Sizes", legend + "".join(parts) + incomplete)
 
 
 def _range(sides: Mapping[int, int]) -> str:
     return f"{min(sides):,} to {max(sides):,}" if len(sides) > 1 else f"{min(sides):,}"
 
 
-def _bytes_per_image(counts: ImageCounts) -> str:
-    numbers = counts.statistics.counts
+def _bytes_per_image(numbers: Mapping[str, int], incomplete: str) -> str:
     if not numbers["images"]:
         return section("Bytes per image", "<p>Not known.</p>")
     before, after = (numbers[name] / numbers["images"] for name in ("bytes_before", "bytes_after"))
-    rows = [("packed", round(after))]
-    text = ""
+    rows, text = [("packed", round(after))], ""
     if before and after:
         rows.insert(0, ("before", round(before)))
         ratio, change = (after / before, "larger") if before < after else (before / after, "smaller")
         text = f"<p>Packing made the images {ratio:,.1f} times {change}.</p>"
-    return section("Bytes per image", bar_chart(rows) + text + _incomplete_note(counts))
-
-
-def _incomplete_note(counts: ImageCounts) -> str:
-    return (
-        "" if counts.complete else note(f"Counted over {counts.statistics.counts['images']:,} images of some shards.")
-    )
+    return section("Bytes per image", bar_chart(rows) + text + incomplete)
 
 
 def _mixing(mixing: Mixing | None) -> str:
     if mixing is None:
         return section("Mixing", "<p>Too few samples to measure.</p>")
-    alt = f"{mixing.batches} batches, one per row, each sample coloured by its position in the split"
+    batches, batch_size = mixing.places.shape
+    alt = f"{batches} batches, one per row, each sample coloured by its position in the split"
     noise = (
         "<p>Class noise was not measured: it needs labels, and shards that are local.</p>"
         if mixing.noise is None
@@ -207,7 +177,7 @@ def _mixing(mixing: Mixing | None) -> str:
     )
     return section(
         "Mixing",
-        f"{noise}<p>A batch of {mixing.batch_size} contains samples of {mixing.shards:.1f} shards on average (a full "
+        f"{noise}<p>A batch of {batch_size} contains samples of {mixing.shards:.1f} shards on average (a full "
         f"shuffle: {mixing.shuffled_shards:.1f}).</p>"
         f'<img class="strip" src="{data_url(mixing.strip(), "PNG")}" alt="{escape(alt)}">'
         '<p class="faint">Each row is a batch, from the first of an epoch to the last. Its samples are sorted by their '
@@ -217,7 +187,8 @@ def _mixing(mixing: Mixing | None) -> str:
 
 def _recipe(dataset: Dataset, statistics: Statistics) -> str:
     manifest = dataset.manifest
-    rows = [(name.replace("_", " "), _setting(value)) for name, value in manifest.recipe.items()]
+    words = {"None": "not set", "True": "yes", "False": "no"}
+    rows = [(name.replace("_", " "), words.get(str(value), str(value))) for name, value in manifest.recipe.items()]
     for name, values in (("mean (RGB)", manifest.mean), ("std (RGB)", manifest.std)):
         if values is not None:
             rows.append((name, ", ".join(f"{value:.3f}" for value in values)))
@@ -226,15 +197,11 @@ def _recipe(dataset: Dataset, statistics: Statistics) -> str:
     return section("Recipe", table(rows) if rows else "<p>The manifest has no recipe.</p>")
 
 
-def _setting(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else "not set" if value is None else str(value)
-
-
 def _verification(findings: Sequence[Finding] | None) -> str:
     if findings is None:
         content = "<p>Not verified; <code>--verify</code> reads and checks the whole dataset.</p>"
     elif not findings:
-        content = '<p class="good">Sound: every shard, index and member is as it was packed.</p>'
+        content = '<p class="good">No damage: every shard, index and member is as it was packed.</p>'
     else:
         rows = table([(each.where, each.problem) for each in findings[:_MOST_ROWS]])
         number = "1 finding" if len(findings) == 1 else f"{len(findings):,} findings"
@@ -247,9 +214,9 @@ def _quarantine(dataset: Dataset) -> str:
     inputs = read_quarantine(dataset)
     if not inputs:
         return section("Quarantine", "<p>Empty: every input was packed.</p>")
-    rows = [(f"{number:,}", reason) for reason, number in count_reasons(inputs)[:_MOST_ROWS]]
+    reasons = Counter(f"{each.stage}: {each.reason}" for each in inputs).most_common(_MOST_ROWS)
     text = f"<p>{len(inputs):,} of {dataset.manifest.inputs:,} inputs could not be packed:</p>"
-    return section("Quarantine", text + table(rows, "counts"))
+    return section("Quarantine", text + table([(f"{number:,}", reason) for reason, number in reasons], "counts"))
 
 
 def _identity(dataset: Dataset, versions: Mapping[str, str]) -> str:

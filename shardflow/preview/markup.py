@@ -101,8 +101,7 @@ def size_histogram(before: Mapping[int, int], after: Mapping[int, int], label: s
 
 
 def _binned(sides: Mapping[int, int]) -> Counter[int]:
-    """Return the counts in bins of a quarter of a doubling."""
-    counts: Counter[int] = Counter()
+    counts = Counter[int]()
     for side, number in sides.items():
         counts[math.floor(_BINS_PER_DOUBLING * math.log2(side))] += number
     return counts

@@ -22,7 +22,6 @@ from shardflow.order.schedule import Schedule
 from .sample_reader import labels_of
 
 BATCH = 256
-
 _BATCHES = 48
 _LEAST_BATCHES = 4
 _RAMP = (55, 48, 128), (44, 110, 146), (60, 160, 125), (240, 210, 80)
@@ -30,19 +29,11 @@ _RAMP = (55, 48, 128), (44, 110, 146), (60, 160, 125), (240, 210, 80)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """The mixing of an epoch on one rank.
+    """The mixing of an epoch on one rank: mean number of shards in a batch, now and under a full shuffle; class noise.
 
-    Attributes:
-        batch_size: Samples per batch: 256, or a quarter of the split if that is less.
-        batches: Number of batches that were measured, evenly spread over the epoch.
-        shards: Mean number of distinct shards in a batch.
-        shuffled_shards: The same under a full shuffle.
-        noise: Class noise, 1 under a full shuffle; None if it could not be measured.
-        places: float [batches, batch_size], position of each sample in the split, 0 … 1, sorted within each batch.
+    `places` is float [batches, batch_size]: the positions of samples in the split, 0 … 1, sorted within each batch.
     """
 
-    batch_size: int
-    batches: int
     shards: float
     shuffled_shards: float
     noise: float | None
@@ -65,25 +56,16 @@ def measure_mixing(split: Split, *, lanes: int | None = None, window: int = WIND
     steps = np.unique(np.linspace(0, schedule.steps() - 1, _BATCHES).astype(np.int64)).tolist()
     located = [plan.locate(schedule.positions(0, step)[0]) for step in steps]
     shards, records = (np.stack(column) for column in zip(*located, strict=True))
-    places = np.sort((split.first_sample(shards) + records) / len(split), axis=1)
-    weights = split.shard_samples / len(split)
     return Mixing(
-        batch_size=batch,
-        batches=len(steps),
         shards=float(np.mean([len(np.unique(row)) for row in shards])),
-        shuffled_shards=float((1 - (1 - weights) ** batch).sum()),
+        shuffled_shards=float((1 - (1 - split.shard_samples / len(split)) ** batch).sum()),
         noise=_noise(split, shards, records),
-        places=places,
+        places=np.sort((split.first_sample(shards) + records) / len(split), axis=1),
     )
 
 
 def class_noise(classes: I64, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the class noise of each row of an array of class numbers: float [rows].
-
-    Args:
-        classes: int [rows, samples], 0 … C-1.
-        shares: float [C], the share of each class among all samples, above 0.
-    """
+    """Return the class noise of each row of class numbers [rows, samples], given the share of each class."""
     rows, samples = classes.shape
     cells = np.arange(rows)[:, None] * len(shares) + classes
     counts = np.bincount(cells.ravel(), minlength=rows * len(shares)).reshape(rows, -1)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from PIL import ImageFile
+from PIL import Image, ImageFile
 
 from shardflow.dataset.dataset import Dataset
 from shardflow.errors import FormatError, NotFoundError, ShardflowError
@@ -17,12 +15,10 @@ from shardflow.storage.storage import Storage
 
 from .contact_sheet import Tile, decode_picture, format_size
 
-_MOST_BYTES = 64_000_000
-"""The most that is read of a quarantined file."""
+_MOST_BYTES = 64_000_000  # that are read of a quarantined file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantinedInput:
+class QuarantinedInput(NamedTuple):
     """An input that was not packed: its path below the source, the stage that refused it, and the reason."""
 
     path: str
@@ -31,27 +27,16 @@ class QuarantinedInput:
 
 
 def read_quarantine(dataset: Dataset) -> list[QuarantinedInput]:
-    """Return all inputs that were not packed; an empty list if the dataset has no record of them.
-
-    Raises:
-        FormatError: The record is damaged.
-        StoreError: It cannot be reached.
-    """
+    """Return all inputs that were not packed; an empty list if the dataset has no record of them."""
     try:
         lines = dataset.storage.read(QUARANTINE_NAME).splitlines()
     except NotFoundError:
         return []
     try:
-        entries = [json.loads(line) for line in lines]
-        return [QuarantinedInput(path=each["path"], stage=each["stage"], reason=each["reason"]) for each in entries]
+        return [QuarantinedInput(each["path"], each["stage"], each["reason"]) for each in map(json.loads, lines)]
     except (ValueError, KeyError, TypeError) as error:
         url = dataset.storage.url(QUARANTINE_NAME)
         raise FormatError(f"{url} is damaged ({type(error).__name__}: {error}); restore it from a copy") from error
-
-
-def count_reasons(inputs: Sequence[QuarantinedInput]) -> list[tuple[str, int]]:
-    """Return each "stage: reason" with its number of inputs, the most frequent first."""
-    return Counter(f"{each.stage}: {each.reason}" for each in inputs).most_common()
 
 
 def quarantine_tiles(inputs: Sequence[QuarantinedInput], source: Storage | None) -> Iterator[Tile]:
@@ -61,22 +46,20 @@ def quarantine_tiles(inputs: Sequence[QuarantinedInput], source: Storage | None)
         if source is not None:
             try:
                 payload = source.read_range(each.path, 0, _MOST_BYTES)
-                with _truncated_images_allowed():
-                    decoded = decode_picture(payload)
+                decoded = _decode_truncated(payload)
                 picture = None if decoded is None else decoded[0]
                 detail = f"{each.stage}, {format_size(payload)}"
             except (ShardflowError, ValueError):  # ValueError: a path that a storage refuses
                 detail = f"{each.stage}, no longer in the source"
         name = each.path.rpartition("/")[2].encode(errors="replace").decode()
-        yield Tile(title=name, detail=detail, picture=picture, problem=each.reason)
+        yield Tile(name, detail, picture, each.reason)
 
 
-@contextlib.contextmanager
-def _truncated_images_allowed() -> Iterator[None]:
-    """Let Pillow decode truncated files; its switch is global, so it is set only for a moment."""
+def _decode_truncated(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
+    """Decode an image that may be truncated; Pillow's switch for it is global, so it is set only for a moment."""
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
-        yield
+        return decode_picture(payload)
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = before

@@ -25,14 +25,7 @@ _SHARDS = 4
 
 
 class RawSample(NamedTuple):
-    """A sample as it is stored: its number in the split, its key and its parts. A damaged one has a problem, no parts.
-
-    Attributes:
-        number: Number of the sample in its split.
-        key: WebDataset key.
-        parts: Name → bytes; empty if the sample is damaged.
-        problem: What is wrong with it; "" if nothing is.
-    """
+    """A sample as it is stored, with its number in the split. A damaged sample has a problem and no parts."""
 
     number: int
     key: str
@@ -51,7 +44,7 @@ class RawSample(NamedTuple):
 
 
 def labels_of(parts: Mapping[str, bytes | memoryview]) -> list[int]:
-    """Return the class numbers of a sample; none if it has no label, or one that cannot be parsed."""
+    """Return the class numbers of a sample; none if it has no label, or a label that cannot be parsed."""
     try:
         return list(sample_labels(parts.get) or ())
     except DecodeError:
@@ -59,39 +52,25 @@ def labels_of(parts: Mapping[str, bytes | memoryview]) -> list[int]:
 
 
 class SampleReader:
-    """Reads single samples of a split. Its methods may be called from any thread.
-
-    Attributes:
-        split: The split.
-    """
+    """Reads single samples of a split. Its methods may be called from any thread."""
 
     def __init__(self, dataset: Dataset, split: str) -> None:
         self.split = dataset[split]
-        self._classes = dataset.classes
-        self._storage = dataset.storage
+        self._dataset = dataset
         self._indexes: dict[int, ShardRows | None] = {}
         self._lock = threading.Lock()
 
     def index_rows(self, shard: int) -> ShardRows | None:
-        """Return the index of a shard; None if it is missing or damaged.
-
-        Raises:
-            StoreError: It cannot be reached.
-        """
+        """Return the index of a shard; None if it is missing or damaged."""
         with self._lock:  # one thread reads the index, the others wait for it
             if shard not in self._indexes:
                 self._indexes[shard] = self.split.reader.rows(shard)
             return self._indexes[shard]
 
     def samples(self, numbers: Iterable[int]) -> Iterator[RawSample]:
-        """Yield samples of the split by number, in the order of the numbers; several are read at a time.
-
-        Raises:
-            IndexError: There is no such sample.
-            StoreError: A sample cannot be reached.
-        """
+        """Yield samples of the split by number, in the order of the numbers; several are read at a time."""
         with ThreadPoolExecutor(_THREADS) as pool:
-            yield from pool.map(self._sample_or_problem, numbers)
+            yield from pool.map(self._sample, numbers)
 
     def spread_shards(self) -> list[int]:
         """Return the numbers of up to four shards, evenly spread over the split: few, because each needs its index."""
@@ -110,16 +89,9 @@ class SampleReader:
     def samples_of_class(self, name: str, count: int, progress: Callable[[Shard], None] | None = None) -> list[int]:
         """Return the numbers of the first `count` samples of a class, or of all if there are fewer.
 
-        Args:
-            name: Name of the class.
-            count: The most samples to return.
-            progress: Called after each shard: labels are stored in the samples, so whole shards are read.
-
-        Raises:
-            ConfigError: There is no such class, or the split has no sample of it.
-            IntegrityError: A label is damaged.
+        Labels are stored in the samples, so whole shards are read; `progress` is called after each.
         """
-        split, classes = self.split, self._classes
+        split, classes = self.split, self._dataset.classes
         if classes is None or name not in classes:
             known = "none: the samples have no labels" if classes is None else ", ".join(classes[:20])
             raise ConfigError(f"no class {name!r}; the classes are {known}")
@@ -138,20 +110,18 @@ class SampleReader:
             raise ConfigError(f"split {split.name!r} has no sample of class {name!r}; choose another split")
         return found
 
-    def _sample_or_problem(self, number: int) -> RawSample:
-        try:
-            return self._sample(number)
-        except (IntegrityError, FormatError, NotFoundError) as error:
-            return RawSample(number, "", {}, str(error))
-
     def _sample(self, number: int) -> RawSample:
         shard, record = self.split.locate(number)
-        rows = self.index_rows(shard)
-        if rows is None:  # without an index the whole shard has to be read, which the split does
-            whole: dict[str, Any] = self.split[number]
-            return RawSample(number, whole.pop("__key__"), {part: whole[part] for part in whole if part != "__url__"})
-        span = memoryview(self._storage.read_range(self.split.shards[shard].name, *rows.span(record)))
-        sample = rows.sample_of_span(record, span, shard=shard, url=self.split.reader.url(shard))
+        try:
+            rows = self.index_rows(shard)
+            if rows is None:  # without an index the whole shard has to be read, which the split does
+                whole: dict[str, Any] = self.split[number]
+                key = whole.pop("__key__")
+                return RawSample(number, key, {part: whole[part] for part in whole if part != "__url__"})
+            span = memoryview(self._dataset.storage.read_range(self.split.shards[shard].name, *rows.span(record)))
+            sample = rows.sample_of_span(record, span, shard=shard, url=self.split.reader.url(shard))
+        except (IntegrityError, FormatError, NotFoundError) as error:
+            return RawSample(number, "", {}, str(error))
         return RawSample(number, sample.key, {part: bytes(payload) for part, payload in sample.parts.items()})
 
 

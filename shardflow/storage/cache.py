@@ -1,7 +1,7 @@
 """The cache of remote shards: verified files, named by their SHA-256, that all processes of a user on a host share.
 
-Experiments, ranks, splits and copies of a dataset share the files of the same content. `cache_directory` has the files,
-locks and eviction.
+Experiments, ranks, splits and copies of a dataset share the files of the same content. `cache_directory` has the
+files and locks, `cache_eviction` keeps the limit.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shardflow._validation import size_in_bytes
 from shardflow.errors import StoreError
 
 from .cache_directory import CachedFile, CacheDirectory, unlink
+from .cache_eviction import Evictor
 from .local_files import file_sha256, map_os_errors
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Cache:
         self.limit_bytes = size_in_bytes(limit)
         self.pixel_limit_bytes = None if pixels is None else size_in_bytes(pixels)
         self._files = CacheDirectory(self.directory)
+        self._evictor = Evictor(self._files)
         self.decoded_directory = self._files.decoded
         self._warned = False
         with contextlib.suppress(StoreError):  # raised later, and only if a file is fetched
@@ -142,7 +144,7 @@ class Cache:
         """Evict shards and decoded images until they are within a limit, remove leftovers; return the evicted files."""
         self._files.create()
         with map_os_errors(self.directory):
-            return self._files.prune(limit_bytes)
+            return self._evictor.prune(limit_bytes)
 
     def prune_damaged(self) -> list[CachedFile]:
         """Read all blobs, remove those that do not have the SHA-256 of their name, and return them."""
@@ -169,7 +171,7 @@ class Cache:
                     return FetchResult.BUSY
                 if (file := self._open_cached(sha256, size)) is not None:
                     return file
-                if not self._files.make_room(size or 0, self.limit_bytes):
+                if not self._evictor.make_room(size or 0, self.limit_bytes):
                     return FetchResult.FULL
                 return self._download(sha256, download, size, keep=True)
         except OSError as error:
@@ -216,7 +218,7 @@ class Cache:
         """Reserve room for a file whose size was unknown before its download; return whether there is any."""
         try:
             os.truncate(self._files.locks / name, size)
-            return self._files.make_room(size, self.limit_bytes)
+            return self._evictor.make_room(size, self.limit_bytes)
         except FileNotFoundError:  # the cache was deleted at this moment
             return False
 

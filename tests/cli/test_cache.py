@@ -41,10 +41,9 @@ def test_shows_what_it_holds(far: str, directory: Path) -> None:
     assert json.loads(run("--json"))["files"] == 0
     list(shardflow.open(far)["train"])
     described = json.loads(run("--json"))
-    held = [path.stat().st_size for path in directory.glob("blobs/*")]
-    assert (described["files"], described["bytes"]) == (4, sum(held))
-    assert described["directory"] == str(directory)
-    assert described["default_limit_bytes"] == 10**11
+    held = sum(path.stat().st_size for path in directory.glob("blobs/*"))
+    known = {"directory": str(directory), "files": 4, "bytes": held, "default_limit_bytes": 10**11}
+    assert described.items() >= known.items()
     assert described["disk_free_bytes"] > 0
     printed = run()
     assert str(directory) in printed
@@ -76,7 +75,13 @@ def test_warm_refuses_what_cannot_be(far: str, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_prune(far: str, directory: Path) -> None:
-    """Pruning keeps at most the limit, or nothing, and prints what it removed."""
+    """Pruning removes only damaged files, or keeps at most the limit, or nothing, and prints what it removed."""
+    run("warm", far)
+    one = next(directory.glob("blobs/*"))
+    one.write_bytes(b"other")
+    assert "removed 1 file" in run("prune", "--damaged")
+    assert len(list(directory.glob("blobs/*"))) == 5
+    assert not one.exists()
     run("warm", far)
     held = [blob.bytes for blob in Cache().blobs()]
     assert "removed 1 file" in run("prune", "--limit", str(sum(held) - 1))
@@ -97,18 +102,8 @@ def test_decoded_images_are_shown_and_pruned(far: str, directory: Path) -> None:
     assert not list(directory.glob("decoded/*"))
 
 
-def test_prune_damaged(far: str, directory: Path) -> None:
-    """`--damaged` removes only damaged files."""
-    run("warm", far)
-    one = next(directory.glob("blobs/*"))
-    one.write_bytes(b"other")
-    assert "removed 1 file" in run("prune", "--damaged")
-    assert len(list(directory.glob("blobs/*"))) == 5
-    assert not one.exists()
-
-
 def test_prune_requires_one_option(directory: Path) -> None:
-    """None or two of the ways to prune are wrong usage, as are options before a subcommand."""
+    """Pruning without an option or with two is wrong usage, as are options before a subcommand."""
     for arguments in (["prune"], ["prune", "--all", "--damaged"], ["--json", "prune", "--all"]):
         assert CliRunner().invoke(cache, arguments).exit_code == 2
     assert not directory.exists()

@@ -42,8 +42,7 @@ def test_dali_indexes_may_go_elsewhere(tmp_path: Path) -> None:
     """With a directory, the files go there and the dataset does not change."""
     dataset = make_dataset(tmp_path / "set", [5])
     before = sorted(dataset.rglob("*"))
-    answer = CliRunner().invoke(export, ["dali", str(dataset), str(tmp_path / "indexes")])
-    assert answer.exit_code == 0
+    assert CliRunner().invoke(export, ["dali", str(dataset), str(tmp_path / "indexes")]).exit_code == 0
     assert (tmp_path / "indexes/train/000000.idx").read_text() == expected_index(dataset / "train/000000.tar")
     assert sorted(dataset.rglob("*")) == before
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,21 +16,22 @@ from PIL import Image
 import shardflow
 from shardflow import native
 from shardflow.cli.info import info
-from shardflow.formats.manifest import FILE_NAME, Manifest, from_bytes
+from shardflow.formats.manifest import FILE_NAME, from_bytes
 from tests.helpers.command import COMMAND
 from tests.helpers.folders import encoded, photo, turned, write_tree
 from tests.helpers.making import make_dataset
 
 
 def test_lists_the_manifest(tmp_path: Path) -> None:
-    """Splits, counts, classes and fingerprint are printed in aligned lines."""
+    """Splits, counts, classes and fingerprint are printed in aligned lines; the shards may be missing."""
     dataset = make_dataset(tmp_path / "data", {"train": [5, 7], "val": [3]})
+    for path in dataset.glob("*/*"):
+        path.unlink()
     result = CliRunner().invoke(info, [str(dataset)])
     assert result.exit_code == 0
     rows = [line[13:].split() for line in result.output.splitlines()]
-    assert ["train", "12", "samples", "2", "shards"] in [row[:5] for row in rows]
-    assert ["val", "3", "samples", "1", "shard"] in [row[:5] for row in rows]
-    assert ["all", "15", "samples", "3", "shards"] in [row[:5] for row in rows]
+    for expected in ("train 12 samples 2 shards", "val 3 samples 1 shard", "all 15 samples 3 shards"):
+        assert expected.split() in [row[:5] for row in rows]
     assert "12: class0, class1, class2, class3, class4, class5, class6, class7, ..." in result.output
     assert shardflow.open(dataset).fingerprint in result.output
 
@@ -50,25 +52,19 @@ def test_json_holds_the_same(tmp_path: Path) -> None:
 def test_shows_how_a_dataset_was_packed(tmp_path: Path) -> None:
     """Recipe, channel means and deviations, quarantined inputs, tools and the lack of labels are printed."""
     dataset = make_dataset(tmp_path / "data", [4], labelled=False)
-    splits = from_bytes((dataset / FILE_NAME).read_bytes()).splits
-    made = Manifest(
-        splits=splits,
+    manifest = replace(
+        from_bytes((dataset / FILE_NAME).read_bytes()),
         inputs=6,
         recipe={"short_side": 256, "enlarge": False},
         mean=(0.5, 0.25, 0.125),
         std=(0.1, 0.2, 0.3),
         tools={"shardflow": "0.1.0"},
     )
-    (dataset / FILE_NAME).write_bytes(made.to_bytes())
+    (dataset / FILE_NAME).write_bytes(manifest.to_bytes())
     output = CliRunner().invoke(info, [str(dataset)]).output
     for expected in (
-        "none: the samples have no labels",
-        "short_side 256",
-        "enlarge no",
-        "0.5000  0.2500  0.1250",
-        "0.1000  0.2000  0.3000",
-        "6, of which 2 quarantined",
-        "shardflow 0.1.0",
+        *("none: the samples have no labels", "short_side 256", "enlarge no", "6, of which 2 quarantined"),
+        *("0.5000  0.2500  0.1250", "0.1000  0.2000  0.3000", "shardflow 0.1.0"),
     ):
         assert expected in output
 
@@ -96,14 +92,6 @@ def test_shows_statistics(tmp_path: Path) -> None:
     assert train["counts"]["bytes_before"] == sum(sizes)
     images = [sample["jpg"] for sample in shardflow.open(tmp_path / "data")["train"]]
     assert train["counts"]["bytes_after"] == sum(map(len, images))
-
-
-def test_reads_the_manifest_alone(tmp_path: Path) -> None:
-    """A dataset whose shards are missing can still be described."""
-    dataset = make_dataset(tmp_path / "data", [4])
-    for path in dataset.glob("train/*"):
-        path.unlink()
-    assert CliRunner().invoke(info, [str(dataset)]).exit_code == 0
 
 
 def test_shows_how_much_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

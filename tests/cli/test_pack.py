@@ -1,11 +1,22 @@
+"""`shardflow pack` and `shardflow extend`."""
+
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
 import shardflow
+from shardflow.cli import main
+from shardflow.cli.pack import pack
+from shardflow.errors import ConfigError
+from shardflow.packing.recipe import PRESETS
 from tests.helpers.command import run
-from tests.helpers.folders import image_folder, write_tree
+from tests.helpers.folders import encoded, image_folder, photo, turned, write_tree
 
 
 def test_pack(tmp_path: Path) -> None:
@@ -33,7 +44,7 @@ def test_exit_codes(tmp_path: Path) -> None:
     bad = write_tree(tmp_path / "bad", {"1.jpg": (src / "a" / "0000.jpg").read_bytes(), "2.jpg": b"", "3\n.jpg": b""})
     (tmp_path / "file").write_text("")
     assert run("pack", src, tmp_path / "dst", "--workers", 1).returncode == 0
-    failures = [
+    for exit_code, arguments in (
         (1, (bad, tmp_path / "bad-dst", "--workers", 1)),
         (2, (tmp_path / "file", tmp_path / "x")),
         (2, (src, tmp_path / "x", "--quality", 101)),
@@ -41,8 +52,7 @@ def test_exit_codes(tmp_path: Path) -> None:
         (3, (src, tmp_path / "dst")),
         (4, (src, tmp_path / "file")),
         (4, (tmp_path / "nowhere", tmp_path / "x")),
-    ]
-    for exit_code, arguments in failures:
+    ):
         done = run("pack", *arguments)
         assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
         lines = [line for line in done.stderr.splitlines() if line and not line.startswith("packing:")]
@@ -92,3 +102,75 @@ def test_help_and_version() -> None:
     help_text = run("pack", "--help").stdout
     assert "shardflow pack photos/ photos256/" in help_text
     assert "[default: 256]" in help_text
+
+
+def _packed(src: Path, dst: Path, *options: str) -> Result:
+    arguments = [str(src), str(dst), "--executor", "serial", *options]
+    return CliRunner().invoke(pack, arguments, catch_exceptions=False)
+
+
+def test_help_lists_the_presets() -> None:
+    """The help says what each preset is for."""
+    text = CliRunner().invoke(pack, ["--help"], terminal_width=140).output
+    for name, preset in PRESETS.items():
+        assert f"  {name:10}{preset.purpose}" in text
+
+
+def test_options_reach_the_recipe(tmp_path: Path) -> None:
+    """Options of the command line are in the manifest; the preset sets the others."""
+    src = image_folder(tmp_path / "src", 3)
+    _packed(src, tmp_path / "1", "--preset", "fine", "--short-side", "48", "--square", "--filter", "lanczos")
+    recipe = {"short_side": 48, "square": True, "filter": "lanczos", "quality": 95, "subsampling": "4:4:4"}
+    assert recipe.items() <= shardflow.open(tmp_path / "1").recipe.items()
+    options = ("--format", "webp", "--quality", "70", "--long-side", "300", "--enlarge", "--no-square")
+    _packed(src, tmp_path / "2", *options)
+    recipe = {"format": "webp", "quality": 70, "long_side": 300, "enlarge": True, "square": False}
+    assert recipe.items() <= shardflow.open(tmp_path / "2").recipe.items()
+
+
+def test_operations_are_reported(tmp_path: Path) -> None:
+    """A pack counts images that were not only resized: here one animation, and one that was rotated."""
+    frames = [Image.new("RGB", (60, 40), colour) for colour in ("red", "green")]
+    animation = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    write_tree(tmp_path / "src", {"1.gif": animation, "2.jpg": encoded(frames[0], "JPEG", exif=turned(8))})
+    printed = _packed(tmp_path / "src", tmp_path / "dst").output
+    assert "\noperations   1 reduced to the first frame; 1 rotated upright\n" in printed
+
+
+def test_contradictions_are_config_errors(tmp_path: Path) -> None:
+    """Options that contradict each other are refused before anything is written."""
+    src = image_folder(tmp_path / "src", 1)
+    with pytest.raises(ConfigError, match="long_side and square exclude each other"):
+        _packed(src, tmp_path / "dst", "--square", "--long-side", "300")
+    assert not (tmp_path / "dst").exists()
+
+
+def test_original_preset_copies(tmp_path: Path) -> None:
+    """`--preset original` leaves the bytes of ordinary files alone."""
+    src = image_folder(tmp_path / "src", 2, 700, 500)
+    _packed(src, tmp_path / "dst", "--preset", "original")
+    images = [sample["jpg"] for sample in shardflow.open(tmp_path / "dst")["train"]]
+    assert sorted(images) == sorted(path.read_bytes() for path in src.rglob("*.jpg"))
+    assert Image.open(io.BytesIO(images[0])).size == (700, 500)
+
+
+def test_extend(tmp_path: Path) -> None:
+    """`shardflow extend` prints what it added, what was known, and both fingerprints; then that nothing is new."""
+    src = image_folder(tmp_path / "src", 30)
+    before = shardflow.pack(src, tmp_path / "dst", short_side=32, executor="serial").fingerprint
+    write_tree(src, {"d/new.jpg": photo(1), "d/bad.jpg": b"x"})
+    arguments = ["extend", str(src), str(tmp_path / "dst"), "--executor", "serial", "--max-bad", "1"]
+    result = CliRunner().invoke(main.shardflow, arguments)
+    assert result.exit_code == 0, result.output
+    for line in (
+        "added        1 of 2 new inputs in 1 shard",
+        "known        30 inputs of the dataset",
+        "quarantined  1 input, listed in quarantine.jsonl",
+        "new classes  d",
+        f"fingerprint  {shardflow.open(tmp_path / 'dst').fingerprint}",
+        f"previous     {before}",
+    ):
+        assert line in result.output
+    again = CliRunner().invoke(main.shardflow, arguments)
+    assert again.exit_code == 0
+    assert again.output == "nothing new: the dataset already has 32 inputs of this source\n"

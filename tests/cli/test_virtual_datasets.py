@@ -11,7 +11,9 @@ from click.testing import CliRunner
 
 import shardflow as sf
 from shardflow.cli.main import shardflow
+from shardflow.formats.manifest import FILE_NAME
 from tests.helpers.command import exit_code
+from tests.helpers.folders import write_tree
 from tests.helpers.making import make_dataset
 from tests.helpers.tars import members_of, write_tar
 
@@ -94,6 +96,7 @@ def test_exports(dataset: Path) -> None:
     assert (dataset / ".nv-meta/split.yaml").exists()
 
 
+@pytest.mark.usefixtures("dataset")
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -106,17 +109,23 @@ def test_exports(dataset: Path) -> None:
         (["index", "TARS"], 1, "--max-bad 1"),
         (["diff", "SET", "NEW"], 4, "does not exist"),
         (["export", "energon", "NEW"], 4, "does not exist"),
+        (["info", "NEW"], 4, "does not exist"),
+        (["verify", "NEW"], 4, "does not exist"),
+        (["verify", "BROKEN"], 1, FILE_NAME),
     ],
 )
 def test_errors_are_one_line(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
 ) -> None:
     """Every error is one line with the reason, and the documented exit code."""
     write_tar(tmp_path / "tars/00.tar", [("bad.txt", b"x")])
-    places = {"SET": str(dataset), "NEW": str(tmp_path / "new"), "TARS": str(tmp_path / "tars")}
+    write_tree(tmp_path / "broken", {FILE_NAME: b"{}"})
+    places = {name: str(tmp_path / name.lower()) for name in ("SET", "NEW", "TARS", "BROKEN")}
     assert exit_code(*(places.get(argument, argument) for argument in arguments)) == code
-    lines = capsys.readouterr().err.splitlines()
+    printed, errors = capsys.readouterr()
+    lines = errors.splitlines()
     messages = [line for line in lines if line.startswith("shardflow: ")]
     assert len(messages) == 1
     assert message in messages[0]
+    assert code not in (1, 4) or not printed
     assert code != 4 or lines == messages

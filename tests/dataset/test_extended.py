@@ -16,7 +16,6 @@ from click.testing import CliRunner
 import shardflow as sf
 from shardflow.cli.main import shardflow as cli
 from shardflow.dataset.dataset import Split
-from shardflow.dataset.selection import shard_keys
 from shardflow.errors import IntegrityError
 from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.cache import Cache
@@ -122,7 +121,7 @@ def test_partial_shard_has_the_keys(tar: Path, virtual: Path, tmp_path: Path) ->
     finally:
         storage.go_on.set()
         thread.join()
-    assert shard_keys(split, 0) == KEYS
+    assert [split.reader.key(0, record) for record in range(len(split))] == KEYS
 
 
 def test_a_damaged_key_is_reported(tar: Path, virtual: Path) -> None:

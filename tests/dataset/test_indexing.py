@@ -102,6 +102,15 @@ def test_unusable_samples_are_reported(tmp_path: Path) -> None:
     assert sf.verify(tmp_path) == []
 
 
+def test_a_sample_in_three_tars_is_reported_once_for_each(tmp_path: Path) -> None:
+    """A sample of which three tars have an image each is left out of all of them."""
+    for name, part in (("a", "jpg"), ("b", "png"), ("c", "webp")):
+        write_tar(tmp_path / f"{name}.tar", [(f"torn.{part}", jpeg(1)), *([("0.jpg", jpeg(2))] if name == "c" else [])])
+    report = sf.index(tmp_path, max_bad=3)
+    assert [bad.path for bad in report.bad] == [f"{tmp_path}/{name}.tar/torn" for name in "abc"]
+    assert (report.samples, sf.verify(tmp_path)) == ({"train": 1}, [])
+
+
 @pytest.mark.parametrize("cut", [0, 512, 1034, 3000])
 def test_tars_that_are_cut_short(tmp_path: Path, cut: int) -> None:
     """For a tar without its end, the last sample and the loss of the rest are reported; whole samples are kept."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def read(root: Path) -> list[dict[str, Any] | ShardflowError]:
     return outcomes
 
 
-def replace(root: Path, files: Mapping[str, bytes | None]) -> None:
+def put(root: Path, files: Mapping[str, bytes | None]) -> None:
     """Replace files; None deletes a file."""
     for name, data in files.items():
         (root / name).unlink(missing_ok=True)  # writing over a file waits for the disk
@@ -71,11 +72,11 @@ def assert_found(root: Path, files: Mapping[str, bytes | None], right: Sequence[
     before = {name: (root / name).read_bytes() for name in files}
     assert all(data != before[name] for name, data in files.items())
     try:
-        replace(root, files)
+        put(root, files)
         found = {finding.file for finding in shardflow.verify(root)}
         outcomes = read(root)
     finally:
-        replace(root, before)
+        put(root, before)
     assert found >= set(files)
     for outcome, expected in zip(outcomes, right, strict=True):
         assert isinstance(outcome, ShardflowError) or outcome == expected
@@ -166,13 +167,6 @@ def test_swapped_files_are_found(shared: Path, parts: tuple[str, ...]) -> None:
     assert (outcomes == right) == (parts == (".npy",))
 
 
-@pytest.mark.parametrize("part", [".tar", ".npy"])
-def test_copies_of_another_are_found(shared: Path, part: str) -> None:
-    """A shard or an index that is a copy of another one is found."""
-    right = read(shared)
-    assert_found(shared, {f"{TRAIN}{part}": (shared / f"{OTHER}{part}").read_bytes()}, right)
-
-
 @pytest.mark.parametrize("missing", [(".tar",), (".npy",), (".tar", ".npy")], ids=" and ".join)
 def test_missing_files_are_found(shared: Path, missing: tuple[str, ...]) -> None:
     """A missing tar and a missing index are found, each by itself; without the index, samples are right."""
@@ -230,12 +224,7 @@ def test_all_damage_is_reported(tmp_path: Path) -> None:
     ("label", "problem"),
     [
         (b"4", r"label b'4' is not a number from 0 to 3"),
-        (b"-1", "is not a number"),
-        (b"", "is not a number"),
-        (b" 1", "is not a number"),
-        (b"1\n", "is not a number"),
-        (b"1.0", "is not a number"),
-        ("\u0663".encode(), "is not a number"),
+        *((label, "is not a number") for label in (b"-1", b"", b" 1", b"1\n", b"1.0", "\u0663".encode())),
         (b"9" * 10_000, r"label b'9{20}' is not a number"),
         (None, "has no label"),
     ],
@@ -267,8 +256,7 @@ def test_manifest_that_miscounts_is_found(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     shard = write_shard(storage, "train/000000.tar", [(f"{n:03}", {"cls": b"0"}) for n in range(3)])
     for samples in (2, 4):
-        values = {slot: getattr(shard, slot) for slot in Shard.__slots__}
-        commit(storage, [Shard(**{**values, "samples": samples})], classes=4)
+        commit(storage, [replace(shard, samples=samples)], classes=4)
         problems = [finding.problem for finding in shardflow.verify(tmp_path)]
         assert f"holds 3 samples, the manifest says {samples}" in problems
         assert all(isinstance(outcome, ShardflowError) for outcome in read(tmp_path))
@@ -287,12 +275,11 @@ def test_index_that_contradicts_its_shard_is_found(tmp_path: Path, column: str) 
     row[column] = b"txt" if column == "part" else row[column] - 1
     data = shard_index.to_bytes(index)
     storage.put(shard.index_name, data)
-    values = {slot: getattr(shard, slot) for slot in Shard.__slots__}
-    commit(storage, [Shard(**{**values, "index_sha256": hashlib.sha256(data).hexdigest()})], classes=4)
+    commit(storage, [replace(shard, index_sha256=hashlib.sha256(data).hexdigest())], classes=4)
     (finding,) = shardflow.verify(tmp_path)
     assert (finding.key, finding.problem) == ("001", f"part 'jpg' differs from the index in {column}")
     outcome = read(tmp_path)[1]
-    if column not in ("width", "part"):  # the pixels do not depend on the one, and nothing but this seals the other
+    if column not in ("width", "part"):  # the pixels do not depend on the one, and nothing but this protects the other
         assert isinstance(outcome, IntegrityError)
     assert [read(tmp_path)[n] for n in (0, 2)] == [right[n] for n in (0, 2)]
 
@@ -305,8 +292,7 @@ def test_index_with_other_members_is_found(tmp_path: Path) -> None:
     for other in (index[[0, 2]], index[[0, 1, 2, 2]]):
         data = shard_index.to_bytes(other)
         storage.put(shard.index_name, data)
-        values = {slot: getattr(shard, slot) for slot in Shard.__slots__}
-        commit(storage, [Shard(**{**values, "index_sha256": hashlib.sha256(data).hexdigest()})], classes=1)
+        commit(storage, [replace(shard, index_sha256=hashlib.sha256(data).hexdigest())], classes=1)
         found = {(finding.file, finding.problem) for finding in shardflow.verify(tmp_path)}
         assert (shard.index_name, f"has {len(other)} members, the shard has 3") in found
 
@@ -314,13 +300,10 @@ def test_index_with_other_members_is_found(tmp_path: Path) -> None:
 def test_shard_that_is_no_webdataset_is_found(tmp_path: Path) -> None:
     """A valid tar whose samples are torn apart is found, although it fits the manifest."""
     storage = LocalStorage(tmp_path)
-    members = [("a.cls", b"0"), ("b.cls", b"0"), ("a.jpg", b"")]
-    tar = plain_tar(members)
+    tar = plain_tar([("a.cls", b"0"), ("b.cls", b"0"), ("a.jpg", b"")])
     shard = write_shard(storage, "train/000000.tar", [("a", {"cls": b"0"})])
     storage.put("train/000000.tar", tar)
-    values = {slot: getattr(shard, slot) for slot in Shard.__slots__}
-    digest = hashlib.sha256(tar).hexdigest()
-    commit(storage, [Shard(**{**values, "bytes": len(tar), "sha256": digest})], classes=1)
+    commit(storage, [replace(shard, bytes=len(tar), sha256=hashlib.sha256(tar).hexdigest())], classes=1)
     assert [finding.problem for finding in shardflow.verify(tmp_path)] == [
         "the members of sample 'a' are not neighbours"
     ]

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import shardflow
-from shardflow.demo.demo import draw_samples, run_demo
+from shardflow.demo.demo import DemoResult, draw_samples, run_demo
 from shardflow.demo.pictures import draw
 from shardflow.demo.scenes import SCENES
 from shardflow.demo.training import train
 from shardflow.errors import ConfigError
+from tests.helpers.folders import write_tree
 from tests.helpers.making import jpeg, make_dataset
 
 
-def recorder() -> tuple[list[str], object]:
-    """Return a list of lines, and a `report` that fills it."""
+def demo(output: Path, **options: Any) -> tuple[DemoResult, list[str]]:
+    """Run the demo; return its result, and the lines that it reported."""
     lines: list[str] = []
-    return lines, lambda step, line: lines.append(f"{step} {line}".strip())
+    return run_demo(output, report=lambda step, line: lines.append(f"{step} {line}".strip()), **options), lines
 
 
 def photos(root: Path, folders: dict[str, int]) -> Path:
     """Write photo-like pictures into folders below `root`."""
-    for folder, count in folders.items():
-        (root / folder).mkdir(parents=True)
-        for number in range(count):
-            (root / folder / f"{number}.jpg").write_bytes(jpeg(number, 90, 80))
-    return root
+    names = [f"{folder}/{number}.jpg" for folder, count in folders.items() for number in range(count)]
+    return write_tree(root, {name: jpeg(number, 90, 80) for number, name in enumerate(names)})
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -45,8 +44,7 @@ def test_pictures_are_a_function_of_class_and_number(name: str) -> None:
 
 def test_whole_demo(tmp_path: Path) -> None:
     """Every step reports its result, and a net that had no time to learn is a failure."""
-    lines, report = recorder()
-    result = run_demo(tmp_path / "out", report=report, epochs=1, workers=1, pictures=(3, 1))
+    result, lines = demo(tmp_path / "out", epochs=1, workers=1, pictures=(3, 1))
     assert [line.split()[0] for line in lines if line.split()[0] in STEPS] == list(STEPS)
     assert any("32 of 32 images" in line for line in lines)
     assert any("an epoch is 24 images, each exactly once" in line for line in lines)
@@ -65,9 +63,8 @@ STEPS = ("pictures", "pack", "verify", "stream", "resume", "train", "sheet")
 
 def test_labelled_folder_without_val(tmp_path: Path) -> None:
     """The net is trained on the user's classes without a val split, and its accuracy is never a failure."""
-    lines, report = recorder()
     images = photos(tmp_path / "photos", {"cats": 5, "dogs": 6})
-    result = run_demo(tmp_path / "out", report=report, images=images, epochs=1, workers=0)
+    result, lines = demo(tmp_path / "out", images=images, epochs=1, workers=0)
     assert not result.failures
     assert any("no val split" in line for line in lines)
     assert any(line.startswith("epoch  1 ") for line in lines)
@@ -75,13 +72,12 @@ def test_labelled_folder_without_val(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     """An output folder that is in use is left as it is; each run writes to a new folder in it."""
-    images = photos(tmp_path / "photos", {"": 3})
+    images = photos(tmp_path / "photos", {".": 3})
     output = tmp_path / "out"
     output.mkdir()
     (output / "demo.png").write_bytes(b"the user's")
     for run in ("run2", "run3"):
-        lines, report = recorder()
-        result = run_demo(output, report=report, images=images, workers=0)
+        result, lines = demo(output, images=images, workers=0)
         assert result.sheet == output / run / "demo.png"
         assert result.sheet.stat().st_size > 1000
         assert any(str(output / run) in line for line in lines)
@@ -92,16 +88,16 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     """The message names the option to change."""
     (tmp_path / "out").write_text("a file")
     with pytest.raises(ConfigError, match="--output"):
-        run_demo(tmp_path / "out", report=lambda _step, _line: None)
+        demo(tmp_path / "out")
 
 
 def test_the_net_learns(tmp_path: Path) -> None:
     """A few epochs on two classes of pictures bring the net far above chance."""
-    for split, numbers in (("train", range(40)), ("val", range(40, 52))):
-        for name in ("bricks", "sea"):
-            (tmp_path / "pictures" / split / name).mkdir(parents=True)
-            for number in numbers:
-                draw(name, number).save(tmp_path / "pictures" / split / name / f"{number}.jpg")
+    for name in ("bricks", "sea"):
+        for number in range(52):
+            path = tmp_path / "pictures" / ("train" if number < 40 else "val") / name / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draw(name, number).save(path)
     shardflow.pack(tmp_path / "pictures", tmp_path / "data", short_side=128, executor="serial")
     *_, last = train(tmp_path / "data", split="train", val_split="val", epochs=10, workers=1)
     assert last.val_accuracy is not None

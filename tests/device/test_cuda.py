@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 import shardflow
 from shardflow.device.transforms import decode_jpeg
-from tests.helpers.device import KEYED, MIXING, keyed_loader, noise, png, random_keys
+from tests.helpers.device import KEYED, MIXING, keyed_loader, noise, png, random_keys, state_after
 from tests.helpers.making import jpeg
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -35,6 +36,16 @@ def test_batches_are_those_of_the_cpu(dataset: Path, pin_memory: bool, buffers: 
     expected = on_cpu(shardflow.DevicePrefetcher(loader(dataset), "cpu"))
     batches = shardflow.DevicePrefetcher(loader(dataset, pin_memory=pin_memory), "cuda", buffers=buffers)
     torch.testing.assert_close(on_cpu([*batches]), expected, rtol=0, atol=0)
+
+
+@contextlib.contextmanager
+def no_waits() -> Iterator[None]:
+    """Make it an error that the host waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def busy(seconds: float) -> None:
@@ -66,11 +77,8 @@ def test_transforms_agree_with_the_cpu_and_do_not_wait(transform: Any) -> None:
     images, keys = noise(16, 40, 50), random_keys(16)
     expected = transform(images, keys)
     images, keys = images.cuda(), keys.cuda()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         found = transform(images, keys)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-4 if expected.is_floating_point() else 1)
 
 
@@ -80,11 +88,8 @@ def test_mixing_agrees_with_the_cpu_and_does_not_wait(transform: Any) -> None:
     given = noise(16, 40, 50), torch.arange(16) % 9, random_keys(16)
     expected = transform(*given)
     given = tuple(tensor.cuda() for tensor in given)  # type: ignore[assignment]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         images, targets = transform(*given)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(images.cpu(), expected[0], rtol=0, atol=1)
     if isinstance(targets, shardflow.MixedTargets):
         targets = shardflow.MixedTargets(*(tensor.cpu() for tensor in targets))
@@ -152,11 +157,7 @@ def test_an_empty_first_batch_is_on_the_device() -> None:
 def test_state_and_early_exit(dataset: Path) -> None:
     """Left after three batches, the state is that of three batches, and a resumed run goes on from there."""
     whole = on_cpu(shardflow.DevicePrefetcher(loader(dataset), "cuda"))
-    stopped = shardflow.DevicePrefetcher(loader(dataset), "cuda", buffers=3)
-    for number, _ in enumerate(stopped, start=1):
-        if number == 3:
-            break
-    state = stopped.state_dict()
+    state = state_after(shardflow.DevicePrefetcher(loader(dataset), "cuda", buffers=3), 3)
     assert state["position"] == 21
     resumed = shardflow.DevicePrefetcher(loader(dataset), "cuda")
     resumed.load_state_dict(state)

@@ -178,15 +178,6 @@ def test_files_travel_unchanged() -> None:
     assert [bytes(JpegBuffer(rows).file(index).numpy()) for index in range(4)] == files
 
 
-def test_a_file_that_does_not_decode_is_an_error() -> None:
-    """The error names the image by its index in the batch."""
-    files = [memoryview(jpeg(1)), memoryview(b"no image")]
-    rows = shardflow.EncodedDecoder()(files, unknown(files), np.zeros(2, np.uint64)).images
-    batches = shardflow.DevicePrefetcher([(rows, torch.zeros(2))], "cpu", [shardflow.DecodeJpeg(CROPS["centre"])])
-    with pytest.raises(DecodeError, match="image 1 of the batch: the image cannot be decoded"):
-        next(iter(batches))
-
-
 def test_an_empty_batch_passes() -> None:
     """No files are no images, of the right shape."""
     images = shardflow.DecodeJpeg()(torch.zeros(0, STEP_BYTES, dtype=torch.uint8), torch.device("cpu"))

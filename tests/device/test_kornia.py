@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
-import kornia.augmentation as K  # noqa: N812 - everybody's name for it
+import kornia.augmentation as K  # noqa: N812 - the usual name
 import torch
 from torchvision.transforms import v2
 
 import shardflow
-from tests.helpers.device import keyed_loader
+from tests.helpers.device import keyed_loader, state_after
 
 
 def transforms() -> list[Any]:
@@ -26,9 +25,7 @@ def test_on_the_device_it_draws_per_image_and_the_same_in_a_resumed_run(dataset:
     plain = [*shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu")]
     factors = {round(float(a.mean() / (p / 255).mean()), 4) for a, p in zip(whole[0][0], plain[0][0], strict=True)}
     assert len(factors) == 7
-    stopped = shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", transforms())
-    for _ in itertools.islice(stopped, 2):
-        state = stopped.state_dict()
+    state = state_after(shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", transforms()), 2)
     torch.manual_seed(99)
     resumed = shardflow.DevicePrefetcher(keyed_loader(dataset, num_workers=1), "cpu", transforms())
     resumed.load_state_dict(state)

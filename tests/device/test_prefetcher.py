@@ -4,8 +4,6 @@ import contextlib
 import gc
 import itertools
 import json
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -26,16 +24,15 @@ from shardflow.device.buffers import BatchBuffer
 from shardflow.errors import ConfigError, DecodeError, ResumeMismatchError
 from tests.helpers.delayed_copy_stream import DelayedCopyStream
 from tests.helpers.device import keyed_loader, loader
+from tests.helpers.loading import run_script
 
 
 @pytest.fixture(params=["cpu", "delayed", "delayed, pinned"])
-def copy_stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DelayedCopyStream | None:
+def copy_stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No copy stream, as on the CPU, and copy streams that copy as late as they may."""
-    if request.param == "cpu":
-        return None
-    delayed = DelayedCopyStream(pinned=request.param == "delayed, pinned")
-    monkeypatch.setattr(module, "copy_stream_for", lambda _: delayed)
-    return delayed
+    if request.param != "cpu":
+        delayed = DelayedCopyStream(pinned=request.param == "delayed, pinned")
+        monkeypatch.setattr(module, "copy_stream_for", lambda _: delayed)
 
 
 @pytest.fixture
@@ -374,7 +371,8 @@ def test_a_ready_batch_is_not_held_up_by_the_next() -> None:
     assert [batch.tolist() for batch in iteration] == [[1]]
 
 
-def test_the_first_batch_is_loaded_in_the_callers_thread(delayed: DelayedCopyStream) -> None:  # noqa: ARG001 - its effect
+@pytest.mark.usefixtures("delayed")
+def test_the_first_batch_is_loaded_in_the_callers_thread() -> None:
     """The loader returns its first batch in the caller's thread, where its workers must be forked."""
     names = []
 
@@ -481,9 +479,8 @@ def test_wrong_arguments_are_refused(dataset: Path, arguments: dict[str, Any], m
 def test_only_images_get_the_dtype(dataset: Path) -> None:
     """Soft targets and shares stay float32: bfloat16 has two digits."""
     transforms = [shardflow.Normalize(), shardflow.MixUp(num_classes=60)]
-    images, targets = next(
-        iter(shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", transforms, dtype=torch.bfloat16))
-    )
+    batches = shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", transforms, dtype=torch.bfloat16)
+    images, targets = next(iter(batches))
     assert (images.dtype, targets.dtype) == (torch.bfloat16, torch.float32)
 
 
@@ -496,8 +493,6 @@ def test_a_loader_without_epochs_is_an_error() -> None:
 def test_a_script_that_ends_in_an_epoch_is_silent(dataset: Path) -> None:
     """If the interpreter exits during an iteration that a global refers to, nothing is printed."""
     script = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import shardflow
 from tests.helpers.delayed_copy_stream import DelayedCopyStream
 from shardflow.device import prefetcher
@@ -506,5 +501,5 @@ loader = shardflow.Loader({str(dataset)!r}, batch_size=4, num_workers=1)
 batches = iter(shardflow.DevicePrefetcher(loader, "cpu"))
 next(batches)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=90)
+    done = run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.errors import ConfigError
-from tests.helpers.device import FIELDS, keyed_loader
+from tests.helpers.device import FIELDS, keyed_loader, state_after
 
 TRANSFORMS = [
     shardflow.RandomResizedCrop(8, hflip=0.5),
@@ -33,11 +33,8 @@ def pixels(url: Path, epoch: int = 0, transforms: Any = TRANSFORMS, **options: A
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_workers": 2},
-        {"world_size": 3},
-        {"batch_size": 11},
-        {"shuffle": False},
-        {"shuffle": shardflow.Shuffle(lanes=5)},
+        *({"num_workers": 2}, {"world_size": 3}, {"batch_size": 11}),
+        *({"shuffle": shuffle} for shuffle in (False, shardflow.Shuffle(lanes=5))),
     ],
     ids=str,
 )
@@ -59,9 +56,7 @@ def test_pixels_change_with_epoch_and_seed(dataset: Path) -> None:
 def test_a_resumed_run_has_the_same_pixels(dataset: Path) -> None:
     """Resumed after two batches with another batch size, the pixels are those of the whole run."""
     expected = pixels(dataset)
-    stopped = shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", TRANSFORMS)
-    for _, _ in zip(stopped, range(2), strict=False):
-        state = stopped.state_dict()
+    state = state_after(shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", TRANSFORMS), 2)
     resumed = shardflow.DevicePrefetcher(keyed_loader(dataset, batch_size=5), "cpu", TRANSFORMS)
     resumed.load_state_dict(state)
     rest = {label: image for images, labels in resumed for label, image in zip(labels.tolist(), images, strict=True)}
@@ -118,9 +113,7 @@ def test_transforms_of_other_libraries_are_keyed_by_batch(dataset: Path) -> None
     expected = [*batches()]
     undisturbed = torch.rand(3)
     assert len({float(images.sum()) for images, _ in expected}) == len(expected)
-    stopped = batches()
-    for _, _ in zip(stopped, range(2), strict=False):
-        state = stopped.state_dict()
+    state = state_after(batches(), 2)
     resumed = batches(num_workers=1)
     resumed.load_state_dict(state)
     torch.testing.assert_close([*resumed], expected[2:], rtol=0, atol=0)
@@ -189,19 +182,11 @@ def test_batches_of_other_loaders() -> None:
     torch.testing.assert_close(flipped["image"], images.flip(-1))
     assert list(flipped) == ["image", "label"]
     for wrong, transform, message in (
-        (
-            {"image": images},
-            shardflow.RandomHorizontalFlip(),
-            "need random_key, a batch has image; let the loader return dicts",
-        ),
-        ({"pixels": images}, shardflow.Normalize(), "need image, a batch has pixels; let the loader return dicts"),
-        (
-            (images, labels, keys),
-            shardflow.Normalize(),
-            "of the fields image, label, found one of 3 fields; let the loader return dicts",
-        ),
+        ({"image": images}, shardflow.RandomHorizontalFlip(), "need random_key, a batch has image"),
+        ({"pixels": images}, shardflow.Normalize(), "need image, a batch has pixels"),
+        ((images, labels, keys), shardflow.Normalize(), "of the fields image, label, found one of 3 fields"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=f"{message}; let the loader return dicts"):
             list(shardflow.DevicePrefetcher([wrong], "cpu", [transform]))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as F  # noqa: N812 - everybody's name for it
+from torchvision.transforms.v2 import functional as F  # noqa: N812 - the usual name
 
 import shardflow
 from shardflow.device.transforms.color_jitter import jitter

@@ -26,14 +26,14 @@ def url(tmp_path: Path) -> Path:
 
 def failures(url: object, *, shared_bytes: int = 1000, **options: Any) -> dict[str, str]:
     """The failed checks of a loader, name → message."""
-    options = {"num_workers": 2, "multiprocessing_context": "fork", **options}
-    loader = shardflow.Loader(str(url), batch_size=4, **options)
+    settings = {"num_workers": 2, "multiprocessing_context": "fork", **options}
+    loader = shardflow.Loader(str(url), batch_size=4, **settings)
     checks = failed_checks(loader, shared_bytes=shared_bytes)
     assert all(isinstance(check, Check) and "\n" not in check.message for check in checks)
     return dict(checks)
 
 
-def test_a_sound_setting_passes(url: Path) -> None:
+def test_ordinary_settings_pass(url: Path) -> None:
     """With ordinary settings no check fails, except for what is true of this machine."""
     expected = set() if native.available() else {"native kernel"}
     assert set(failures(url, multiprocessing_context="spawn")) - {"rotating disk"} == expected

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import shardflow
-from shardflow.diagnostics.measurement import Measurement
+from shardflow.diagnostics.loader_probe import Measurement
 from shardflow.diagnostics.tuning import PREFETCH_FACTORS, Trial, _best, _bottleneck, tune
 from shardflow.errors import ConfigError
 from tests.diagnostics.test_bench import rest
@@ -71,16 +71,17 @@ def test_refuses_what_cannot_be_tried(make_loader: Any) -> None:
             tune(make_loader, **arguments)
 
 
-def trial(workers: int, depth: int, rate: float) -> Trial:
-    """A trial of known rate."""
-    runs = (Measurement(images=round(rate), wall_s=1.0),)
+def trial(workers: int, depth: int, **counted: Any) -> Trial:
+    """A trial of one second with these counts."""
+    runs = (Measurement(wall_s=1.0, **counted),)
     return Trial(num_workers=workers, prefetch_factor=depth, measurements=runs, first_batch_s=0.1, batch_bytes=1)
 
 
 def test_the_fewest_workers_of_the_fastest_win() -> None:
     """Within 3 % of the fastest, the fewest workers win, and then the least prefetching."""
-    assert _best([trial(2, 4, 980), trial(4, 4, 1000), trial(8, 2, 990)]).num_workers == 2
-    assert _best([trial(2, 4, 960), trial(4, 4, 1000), trial(4, 2, 971)]) == trial(4, 2, 971)
+    fastest, second = trial(4, 4, images=1000), trial(4, 2, images=971)
+    assert _best([trial(2, 4, images=980), fastest, trial(8, 2, images=990)]).num_workers == 2
+    assert _best([trial(2, 4, images=960), fastest, second]) == second
 
 
 def test_bottlenecks_are_distinguished(make_loader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +91,7 @@ def test_bottlenecks_are_distinguished(make_loader: Any, tmp_path: Path, monkeyp
     far = shardflow.Loader(f"local://{make_dataset(tmp_path / 'far', [8])}", batch_size=4, num_workers=0)
 
     def bottleneck_of(loader: shardflow.Loader, **counted: float) -> str:
-        measurement = Measurement(**{"images": 100, "wall_s": 1.0, **counted})  # type: ignore[arg-type]
-        tried = Trial(num_workers=2, prefetch_factor=2, measurements=(measurement,), first_batch_s=0.1, batch_bytes=1)
-        return _bottleneck(tried, loader, 4)[0]
+        return _bottleneck(trial(2, 2, images=100, **counted), loader, 4)[0]
 
     assert bottleneck_of(local, workers_cpu_s=3.9, machine_cpu_s=4.0) == "cores"
     assert bottleneck_of(local, own_cpu_s=0.95, workers_cpu_s=1.0, machine_cpu_s=2.0) == "training process"

@@ -2,22 +2,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import shardflow
-from shardflow.dataset.dataset import Split
-from shardflow.formats.manifest import Shard
 from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from shardflow.order.schedule import TAILS, Schedule
-from shardflow.storage.local import LocalStorage
-from tests.helpers.making import make_dataset
+from tests.helpers.loading import unread_split
 
 orders = st.fixed_dictionaries(
     {
@@ -33,12 +26,8 @@ topologies = st.tuples(st.integers(1, 6), st.integers(1, 9))
 
 
 def make_order(sizes: list[int], **options: Any) -> EpochOrder:
-    """The order over a split of shards that nobody reads."""
-    shards = tuple(
-        Shard(name=f"{number:06}.tar", samples=size, bytes=512, sha256="0" * 64, index_sha256="0" * 64)
-        for number, size in enumerate(sizes)
-    )
-    return EpochOrder(Split(LocalStorage(Path()), "train", shards), **options)
+    """The order over a split of shards that nothing reads."""
+    return EpochOrder(unread_split(sizes), **options)
 
 
 def global_batches(
@@ -108,37 +97,3 @@ def test_epochs_of_a_chosen_length_join_without_a_gap(
             came.update(batch)
         often, rest = divmod((epoch + 1) * length, one_pass)
         assert sorted(came.values()) == [often] * (one_pass - rest) * bool(often) + [often + 1] * rest
-
-
-SIZES = [20, 9, 31]
-TOTAL = sum(SIZES)
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 60 samples, sample n labelled n."""
-    return make_dataset(tmp_path_factory.mktemp("data") / "set", SIZES)
-
-
-def rank_batches(url: Path, **options: Any) -> list[list[int]]:
-    """The labels of a rank's batches."""
-    loader = shardflow.Loader(url, shuffle=shardflow.Shuffle(window=16, lanes=3), fields=("label",), **options)
-    return [labels.tolist() for (labels,) in loader]
-
-
-@pytest.mark.parametrize("tail", ["drop", "short"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_global_batches_do_not_depend_on_the_workers(dataset: Path, tail: str, seed: int) -> None:
-    """Real worker processes on 1, 2 and 4 ranks deliver the same global batches, as sets, as a process without any."""
-    options = {"tail": tail, "seed": seed}
-    expected = [sorted(batch) for batch in rank_batches(dataset, batch_size=8, num_workers=0, **options)]
-    for world_size in (1, 2, 4):
-        ranks = [
-            rank_batches(
-                dataset, batch_size=8 // world_size, rank=rank, world_size=world_size, num_workers=2, **options
-            )
-            for rank in range(world_size)
-        ]
-        assert [sorted(chain(*batches)) for batches in zip(*ranks, strict=True)] == expected
-    taken = list(chain(*expected))
-    assert len(set(taken)) == len(taken) == (TOTAL // 8 * 8 if tail == "drop" else TOTAL)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 from itertools import chain
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 import shardflow
 from shardflow.errors import ConfigError
+from tests.helpers.loading import labels
 from tests.helpers.making import make_dataset
 from tests.helpers.ranks import launch
 from tests.helpers.training import SIZES, TOTAL, Step, make_loader, make_net, seen, train
@@ -21,8 +23,12 @@ BATCH = {4: 4, 3: 2, 2: 3}
 
 TAILS = ("drop", "pad", "short")
 
+SHUFFLE = shardflow.Shuffle(window=16, lanes=3)
+
 GLOBAL_BATCH = 12
-"""What all world sizes can share for comparing their global batches."""
+"""A multiple of all world sizes, for comparing their global batches."""
+
+ELASTIC: dict[str, Any] = {"tail": "short", "shuffle": shardflow.Shuffle(window=16, lanes=4), "seed": 7}
 
 AFTER = {3: {"batch_size": 5, "num_workers": 0}, 2: {"batch_size": 3, "num_workers": 2}}
 """How the runs on fewer ranks differ from the run whose checkpoint they load."""
@@ -40,30 +46,17 @@ def work(url: Path, checkpoint: Path) -> dict[str, Any]:
     for tail in TAILS:
         net = make_net()
         workers = 2 if tail == "pad" else 0
-        loader = make_loader(
-            url,
-            batch_size=BATCH[world_size],
-            tail=tail,
-            shuffle=shardflow.Shuffle(window=16, lanes=3),
-            num_workers=workers,
-        )
+        loader = make_loader(url, batch_size=BATCH[world_size], tail=tail, shuffle=SHUFFLE, num_workers=workers)
         found["steps"][tail] = list(train(loader, net))
         found["net"][tail] = net.weight.detach()
     for workers in (0, 2):
-        loader = make_loader(
-            url,
-            batch_size=GLOBAL_BATCH // world_size,
-            tail="short",
-            shuffle=shardflow.Shuffle(window=16, lanes=4),
-            num_workers=workers,
-            seed=7,
-        )
-        found["elastic"][workers] = [labels.tolist() for _, labels, _ in loader]
+        loader = make_loader(url, batch_size=GLOBAL_BATCH // world_size, num_workers=workers, **ELASTIC)
+        found["elastic"][workers] = [numbers.tolist() for _, numbers, _ in loader]
     if world_size == max(WORLD_SIZES):
         found["before"] = save_after_three_steps(url, checkpoint)
     else:
         found["after"] = go_on(url, checkpoint, AFTER[world_size])
-    found.update(claims(url))
+    found.update(contradictions(url))
     return found
 
 
@@ -71,11 +64,7 @@ def save_after_three_steps(url: Path, checkpoint: Path) -> list[Step]:
     """Train for three steps with batches in flight and save net and loader."""
     net = make_net()
     loader = make_loader(url, batch_size=2, tail="short", num_workers=2)
-    steps = []
-    for step in train(loader, net):
-        steps.append(step)
-        if len(steps) == 3:
-            break
+    steps = list(itertools.islice(train(loader, net), 3))
     if dist.get_rank() == 0:
         torch.save({"net": net.state_dict(), "loader": loader.state_dict()}, checkpoint)
     return steps
@@ -90,7 +79,7 @@ def go_on(url: Path, checkpoint: Path, options: dict[str, Any]) -> list[list[Ste
     return [list(train(loader, net)), list(train(loader, net))]
 
 
-def claims(url: Path) -> dict[str, Any]:
+def contradictions(url: Path) -> dict[str, Any]:
     """What comes of saying something else about rank and world size than torch.distributed does."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     try:
@@ -103,8 +92,8 @@ def claims(url: Path) -> dict[str, Any]:
     despite = make_loader(url, batch_size=50, tail="short")
     return {
         "refusal": refusal,
-        "everything": [label for _, labels, _ in everything for label in labels.tolist()],
-        "despite": [label for _, labels, _ in despite for label in labels.tolist()],
+        "everything": labels(everything),
+        "despite": labels(despite),
     }
 
 
@@ -154,17 +143,8 @@ def test_training_does_not_depend_on_the_ranks(
 ) -> None:
     """An epoch of DDP ends in the weights that one process reaches with the same samples and pixels in a step."""
     alone = make_net()
-    assert list(
-        train(
-            make_loader(
-                dataset,
-                batch_size=BATCH[world_size] * world_size,
-                tail=tail,
-                shuffle=shardflow.Shuffle(window=16, lanes=3),
-            ),
-            alone,
-        )
-    )
+    loader = make_loader(dataset, batch_size=BATCH[world_size] * world_size, tail=tail, shuffle=SHUFFLE)
+    assert list(train(loader, alone))
     for rank in found[world_size]:
         torch.testing.assert_close(rank["net"][tail], alone.weight.detach(), rtol=0, atol=1e-10)
     assert not torch.allclose(alone.weight, make_net().weight, rtol=0, atol=1e-3)
@@ -175,10 +155,8 @@ def test_global_batches_do_not_depend_on_the_ranks(
     found: dict[int, Any], dataset: Path, world_size: int, workers: int
 ) -> None:
     """With the same seed, global batch and lanes, each step's global batch is the same set on any number of ranks."""
-    alone = make_loader(
-        dataset, batch_size=GLOBAL_BATCH, tail="short", shuffle=shardflow.Shuffle(window=16, lanes=4), seed=7
-    )
-    expected = [sorted(labels.tolist()) for _, labels, _ in alone]
+    alone = make_loader(dataset, batch_size=GLOBAL_BATCH, **ELASTIC)
+    expected = [sorted(numbers.tolist()) for _, numbers, _ in alone]
     together = zip(*(rank["elastic"][workers] for rank in found[world_size]), strict=True)
     assert [sorted(chain(*batches)) for batches in together] == expected
 

@@ -20,8 +20,8 @@ from tests.helpers.s3_server import Server
 __all__ = ["prefix", "server"]
 
 CLASSES = ("cat", "dog", "owl")
-TRAIN, VAL = 270, 30
-"""So many pictures that a batch of 256 is full."""
+ROWS = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", PAGES["docs/glossary.md"].read_text(encoding="utf-8"), re.M)
+TRAIN, VAL = 270, 30  # so many pictures that a batch of 256 is full
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +73,8 @@ def test_what_is_run() -> None:
     text = (
         "a\n```python\nx\n```\n```python peer\ny\n```\n```console\n$ b  # c\nd e\n$ f \\\n  g\n```\n```json\n{}\n```\n"
     )
-    assert [(block.kind, block.line) for block in blocks(text)] == [
-        ("python", 2),
-        ("peer", 5),
-        ("console", 8),
-        ("json", 14),
-    ]
+    found = [(block.kind, block.line) for block in blocks(text)]
+    assert found == [("python", 2), ("peer", 5), ("console", 8), ("json", 14)]
     assert list(commands("$ b  # c\nd e\n$ f \\\n  g\n")) == [("b", ["d e"]), ("f   g", [])]
 
 
@@ -88,12 +84,13 @@ def test_what_does_not_run_is_found(tmp_path: Path, photos: Path) -> None:
     page.write_text("```python\nmissing\n```\n")
     with pytest.raises(NameError):
         run_page(page, {}, str)
-    with pytest.raises(AssertionError, match="exit code 4"):
-        run_command(f"shardflow info {tmp_path}/none", [], "here")
-    with pytest.raises(AssertionError, match="no line like 'nothing'"):
-        run_command(f"shardflow info {photos.parent}/photos256", ["dataset", "nothing"], "here")
-    with pytest.raises(AssertionError, match=r"there is no examples/none\.py"):
-        run_command("python examples/none.py", [], "here")
+    for command, shown, message in (
+        (f"shardflow info {tmp_path}/none", [], "exit code 4"),
+        (f"shardflow info {photos.parent}/photos256", ["dataset", "nothing"], "no line like 'nothing'"),
+        ("python examples/none.py", [], r"there is no examples/none\.py"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            run_command(command, shown, "here")
 
 
 def test_links_lead_somewhere() -> None:
@@ -116,10 +113,25 @@ def test_messages_are_those_of_the_package() -> None:
     """Each message that the troubleshooting page explains is one that the package says."""
     package = PROJECT / "shardflow"
     said = "".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
-    explained = re.findall(
-        r"^\| `([^`]+)` \|", PAGES["docs/troubleshooting.md"].read_text(encoding="utf-8"), re.MULTILINE
-    )
+    page = PAGES["docs/troubleshooting.md"].read_text(encoding="utf-8")
+    explained = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     assert explained
     for message in explained:
         for part in message.split("…"):
             assert part in said, message
+
+
+def test_terms_are_defined_once_in_alphabetical_order() -> None:
+    """Each term has one row with its meaning, and the rows are sorted."""
+    terms = [term for term, _, _ in ROWS[1:]]
+    assert len(terms) > 50
+    assert terms == sorted(set(terms))
+    assert all(meaning.endswith(".") for _, meaning, _ in ROWS[1:])
+
+
+def test_modules_exist() -> None:
+    """Each term names one or more modules, and all of them exist."""
+    for term, _, modules in ROWS[1:]:
+        paths = re.findall(r"`([^`]+)`", modules)
+        assert paths, term
+        assert all((PROJECT / "shardflow" / path).is_file() for path in paths), f"{term}: {modules}"

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,22 +21,26 @@ def test_it_runs(name: str, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert re.match(r"4 steps, loss \d+\.\d+; [a-z]+-bound: ", printed)
 
 
-def test_albumentations_pixels_depend_on_the_sample_alone(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample is augmented the same with any batch size and number of workers, by any kind of transform."""
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The example with Albumentations, as a module."""
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
     monkeypatch.syspath_prepend(FOLDER)
-    import albumentations as A  # noqa: N812 - everybody's name for it
+    return importlib.import_module("albumentations_transform")
 
-    from albumentations_transform import Keyed
 
+def test_albumentations_pixels_depend_on_the_sample_alone(dataset: Path, example: Any) -> None:
+    """A sample is augmented the same with any batch size and number of workers, by any kind of transform."""
+    A = example.A  # noqa: N806 - its usual name
     pipeline = A.Compose(
         [A.HorizontalFlip(), A.OneOf([A.GaussianBlur(), A.GaussNoise()], p=0.8), A.RandomBrightnessContrast(p=0.8)]
     )
+    keyed = example.Keyed(pipeline)
     expected, found = (
         {
             label: image
             for images, labels in shardflow.Loader(
-                dataset, decoder=shardflow.CenterCropDecoder(16), transform=Keyed(pipeline), tail="short", **options
+                dataset, decoder=shardflow.CenterCropDecoder(16), transform=keyed, tail="short", **options
             )
             for label, image in zip(labels.tolist(), images.clone(), strict=True)
         }
@@ -44,16 +50,11 @@ def test_albumentations_pixels_depend_on_the_sample_alone(dataset: Path, monkeyp
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_albumentations_transforms_draw_independently(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_albumentations_transforms_draw_independently(example: Any) -> None:
     """Keyed from numpy's generator, two flips of a pipeline are made independently, and the same for a seed."""
-    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
-    monkeypatch.syspath_prepend(FOLDER)
-    import albumentations as A  # noqa: N812 - everybody's name for it
-
-    from albumentations_transform import Keyed
-
+    A = example.A  # noqa: N806 - its usual name
     image = torch.tensor([[0, 1], [2, 3]], dtype=torch.uint8).expand(3, 2, 2)
-    keyed = Keyed(A.Compose([A.HorizontalFlip(p=0.5), A.Sequential([A.VerticalFlip(p=0.5)])]))
+    keyed = example.Keyed(A.Compose([A.HorizontalFlip(p=0.5), A.Sequential([A.VerticalFlip(p=0.5)])]))
     outcomes = []
     for seed in range(60):
         np.random.seed(seed)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import shardflow
+from tests.helpers.loading import labels
 from tests.helpers.scripts import run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Accelerate's own
@@ -28,11 +29,6 @@ def accelerator() -> Iterator[Any]:
 def make_loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small crops."""
     return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(8), tail="short", **options)
-
-
-def labels(batches: Any) -> list[int]:
-    """The labels of all batches, in order."""
-    return [label for _, numbers in batches for label in numbers.tolist()]
 
 
 def test_prepare_leaves_a_loader_alone(accelerator: Any, dataset: Path) -> None:

@@ -41,7 +41,7 @@ def virtual(**values: object) -> Manifest:
     ],
 )
 def test_places_that_may_be_named(url: str) -> None:
-    """A base is a path relative to the manifest, or the URL of a store of objects or of a web server."""
+    """A root is a path relative to the manifest, or the URL of a store of objects or of a web server."""
     assert Root(url=url).url == url
     assert Root(url=url).is_relative == ("://" not in url)
 
@@ -87,13 +87,8 @@ def test_wrong_roots_are_refused() -> None:
     """A shard in no root, an unsafe URL written by hand, an unknown entry and an empty list are not read."""
     with pytest.raises(ManifestError, match="in none of the roots"):
         virtual(roots={"0": Root(url=".")})
-    for roots in (
-        {"0": {"url": "/etc"}, "1": {"url": "."}},
-        {"0": {"url": ".", "x": 1}, "1": {"url": "."}},
-        {},
-        [1],
-        "x",
-    ):
+    unsafe, unknown = {"0": {"url": "/etc"}, "1": {"url": "."}}, {"0": {"url": ".", "x": 1}, "1": {"url": "."}}
+    for roots in (unsafe, unknown, {}, [1], "x"):
         content = {**json.loads(virtual().to_bytes()), "bases": roots}
         with pytest.raises(ManifestError):
             manifest.from_bytes(json.dumps(content).encode())

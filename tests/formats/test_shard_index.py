@@ -35,11 +35,11 @@ def npy(header: str, data: bytes = b"") -> bytes:
 
 
 def read(data: bytes, samples: int = 3, tar_bytes: int = TAR_BYTES) -> shard_index.Index:
-    """The index in these bytes, which claim to belong to the shard of `ROWS`."""
+    """The index in these bytes, as if they belonged to the shard of `ROWS`."""
     return shard_index.from_bytes(data, samples=samples, tar_bytes=tar_bytes)
 
 
-def assert_sound(index: shard_index.Index, samples: int, tar_bytes: int) -> None:
+def assert_valid(index: shard_index.Index, samples: int, tar_bytes: int) -> None:
     """Whatever was read: each sample has its members in order, and none reaches outside of the shard."""
     assert index.dtype == DTYPE
     records = index["record"].tolist()
@@ -221,48 +221,41 @@ def test_every_wrong_byte_is_found_or_harmless() -> None:
                 index = read(bytes(data))
             except ShardIndexError:
                 continue
-            assert_sound(index, 3, TAR_BYTES)
+            assert_valid(index, 3, TAR_BYTES)
         data[position] = kept
 
 
 @pytest.mark.parametrize(
     "header",
     [
+        *(
+            f"{{'descr': {DESCR}, 'fortran_order': False, 'shape': {shape}}}"
+            for shape in ("(2,)", "(1, 1)", "()", "1", "(-1,)", "(10**99,)")
+        ),
         f"{{'descr': {DESCR}, 'fortran_order': True, 'shape': (1,)}}",
-        f"{{'descr': {DESCR}, 'fortran_order': False, 'shape': (2,)}}",
-        f"{{'descr': {DESCR}, 'fortran_order': False, 'shape': (1, 1)}}",
-        f"{{'descr': {DESCR}, 'fortran_order': False, 'shape': ()}}",
-        f"{{'descr': {DESCR}, 'fortran_order': False, 'shape': 1}}",
-        f"{{'descr': {DESCR}, 'fortran_order': False, 'shape': (-1,)}}",
-        f"{{'descr': {DESCR}, 'fortran_order': False, 'shape': (10**99,)}}",
         f"{{'descr': {DESCR}, 'fortran_order': False}}",
         f"{{'descr': {DESCR}, 'shape': (1,)}}",
-        f"{{'descr': {DESCR[:-1]}, ('extra', '<u4')], 'fortran_order': False, 'shape': (1,)}}",
-        f"{{'descr': {DESCR.replace('<u4', '>u4')}, 'fortran_order': False, 'shape': (1,)}}",
-        "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
-        "{'descr': [('record', '|O')], 'fortran_order': False, 'shape': (1,)}",
+        *(
+            f"{{'descr': {descr}, 'fortran_order': False, 'shape': (1,)}}"
+            for descr in (
+                *(f"{DESCR[:-1]}, ('extra', '<u4')]", DESCR.replace("<u4", ">u4")),
+                *("'|O'", "[('record', '|O')]", "'<f8'", "'O,O'", "','", "None"),
+                "{'names': ['a'], 'formats': ['<u4'], 'offsets': [1 << 70]}",
+                "{'names': ['a'], 'formats': ['<u4'], 'offsets': [1180591620717411303424]}",
+            )
+        ),
         "{'descr': '<f8', 'fortran_order': False, 'shape': (5,)}",
-        "{'descr': {'names': ['a'], 'formats': ['<u4'], 'offsets': [1 << 70]}, 'fortran_order': False, 'shape': (1,)}",
-        "{'descr': {'names': ['a'], 'formats': ['<u4'], 'offsets': [1180591620717411303424]}, "
-        "'fortran_order': False, 'shape': (1,)}",
-        "{'descr': 'O,O', 'fortran_order': False, 'shape': (1,)}",
-        "{'descr': ',', 'fortran_order': False, 'shape': (1,)}",
-        "{'descr': None, 'fortran_order': False, 'shape': (1,)}",
-        "__import__('os').abort()",
-        "[1, 2, 3]",
-        "{'descr', 'fortran_order', 'shape'}",
-        "'descr'",
-        "7",
-        "",
-        "{",
-        "\0",
-        "\xff",
-        "'\\d'",
-        "1if 1else 2",
-        "9" * 10_000,
-        "(" * 60_000,
-        "-" * 60_000 + "1",
-        "[" * 5_000 + "]" * 5_000,
+        *(
+            "__import__('os').abort()",
+            "[1, 2, 3]",
+            "{'descr', 'fortran_order', 'shape'}",
+            "'descr'",
+            "7",
+            "",
+            "{",
+            "\0",
+        ),
+        *("\xff", "'\\d'", "1if 1else 2", "9" * 10_000, "(" * 60_000, "-" * 60_000 + "1", "[" * 5_000 + "]" * 5_000),
     ],
     ids=lambda header: header[:40].encode("unicode_escape").decode(),
 )
@@ -298,11 +291,11 @@ LITERALS = st.recursive(
 
 @given(descr=st.one_of(LITERALS, st.just(DTYPE.descr)), fortran_order=LITERALS, shape=LITERALS)
 @settings(max_examples=300)
-def test_any_header_is_an_index_error_or_sound(descr: object, fortran_order: object, shape: object) -> None:
-    """Any values in the three places of a header are a ShardIndexError, or a sound index."""
+def test_any_header_is_an_index_error_or_valid(descr: object, fortran_order: object, shape: object) -> None:
+    """Any values in the three places of a header are a ShardIndexError, or a valid index."""
     header = repr({"descr": descr, "fortran_order": fortran_order, "shape": shape})
     try:
         index = read(npy(header.encode("unicode_escape").decode(), bytes(DTYPE.itemsize)), samples=1)
     except ShardIndexError:
         return
-    assert_sound(index, 1, TAR_BYTES)
+    assert_valid(index, 1, TAR_BYTES)

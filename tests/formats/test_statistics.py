@@ -70,16 +70,8 @@ def test_median(values: dict[int, int], middle: int) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        {"counts": {"images": 0}},
-        {"counts": {"images": -1}},
-        {"counts": {"images": True}},
-        {"counts": {"images": 1.5}},
-        {"counts": {"images": "1"}},
-        {"classes": {"cat": 1}},
-        {"counts": [1]},
-        {"other": {}},
-        [],
-        7,
+        *({"counts": {"images": number}} for number in (0, -1, True, 1.5, "1")),
+        *({"classes": {"cat": 1}}, {"counts": [1]}, {"other": {}}, [], 7),
     ],
     ids=str,
 )

@@ -12,12 +12,11 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 NAMES = "chromium", "chromium-browser", "google-chrome"
-
 _TIMEOUT_S = 60.0
 
 
@@ -45,16 +44,10 @@ class Browser:
         self._in, from_browser = os.pipe()
         # The browser reads commands from descriptor 3 and writes answers to 4; a shell puts the pipes there.
         command = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
-        flags = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--remote-debugging-pipe",
-        ]
-        flags += ["--no-first-run", "--disable-background-networking", f"--user-data-dir={profile}", "about:blank"]
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        flags += ["--remote-debugging-pipe", "--disable-background-networking", f"--user-data-dir={profile}"]
         self._process = subprocess.Popen(
-            ["/bin/bash", "-c", command, path, *flags],
+            ["/bin/bash", "-c", command, path, *flags, "about:blank"],
             pass_fds=(to_browser, from_browser),
             stderr=subprocess.DEVNULL,
             env={**os.environ, "HOME": str(profile)},
@@ -76,7 +69,8 @@ class Browser:
         self._call("Emulation.setEmulatedMedia", features=[scheme])
         self._events.clear()
         self._call("Page.navigate", url=page.as_uri())
-        self._await("Page.loadEventFired")
+        if not any(event["method"] == "Page.loadEventFired" for event in self._events):
+            self._receive(lambda message: message.get("method") == "Page.loadEventFired")
         values = {
             name: self._call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
             for name, expression in evaluate.items()
@@ -106,22 +100,13 @@ class Browser:
         if self._session:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
-        for answer in self._messages():
-            if answer.get("id") == self._number:
-                assert "error" not in answer, answer
-                result: dict[str, Any] = answer["result"]
-                return result
-            self._events.append(answer)
-        raise AssertionError("unreachable")
+        answer = self._receive(lambda message: message.get("id") == self._number)
+        assert "error" not in answer, answer
+        result: dict[str, Any] = answer["result"]
+        return result
 
-    def _await(self, method: str) -> None:
-        if not any(event["method"] == method for event in self._events):
-            for event in self._messages():
-                self._events.append(event)
-                if event["method"] == method:
-                    return
-
-    def _messages(self) -> Iterator[dict[str, Any]]:
+    def _receive(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return the first message that is wanted, and keep the events before it."""
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
             while b"\0" not in self._buffer:
@@ -130,5 +115,8 @@ class Browser:
                 received = os.read(self._in, 1 << 20)
                 assert received, "the browser has ended"
                 self._buffer += received
-            message, _, self._buffer = self._buffer.partition(b"\0")
-            yield json.loads(message)
+            text, _, self._buffer = self._buffer.partition(b"\0")
+            message: dict[str, Any] = json.loads(text)
+            if wanted(message):
+                return message
+            self._events.append(message)

@@ -1,6 +1,6 @@
-"""The corruption matrix: each way in which the files of a dataset can come to harm, everywhere it can happen.
+"""The corruption matrix: every kind of damage to the files of a dataset, at every place.
 
-Whatever it is, `verify` names the file, and no reader delivers a sample that is not the one packed: right, or an error.
+`verify` names each damaged file, and readers deliver the sample that was packed, or an error.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Whole:
             return []
 
     def harm(self, damage: Damage) -> Harm:
-        """Do a damage, see what comes of it, and mend it.
+        """Damage files, record the effects, and restore the files.
 
         Raises:
             AssertionError: A wrong sample was delivered. Errors that are not the project's own come through.
@@ -109,7 +109,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """What came of a damage: whether `verify` named every file of it, and how many samples no reader could have."""
+    """The effects of a damage: whether `verify` named every file of it, and how many samples were unreadable."""
 
     found: bool
     lost: int

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -47,32 +47,6 @@ def noise(number: int, side: int) -> bytes:
     return encoded(Image.fromarray(pixels), "JPEG", quality=100, subsampling=0)
 
 
-class Place(Protocol):
-    """A kind of destination."""
-
-    name: str
-    side: int
-    environment: dict[str, str]
-    options: dict[str, Any] | None
-    plan: dict[str, Any]
-
-    def fresh(self) -> str:
-        """Return a new destination."""
-        ...
-
-    def fill(self, dst: str, files: Mapping[str, bytes]) -> None:
-        """Store files there."""
-        ...
-
-    def contents(self, dst: str) -> dict[str, bytes]:
-        """Return all that is stored there."""
-        ...
-
-    def left_open(self, dst: str) -> list[str]:
-        """Return the names of the uploads that are neither completed nor aborted."""
-        ...
-
-
 class Disk:
     """Directories below one."""
 
@@ -82,11 +56,11 @@ class Disk:
         self._folder, self._used = folder, 0
         folder.mkdir(parents=True, exist_ok=True)  # or the first run alone would make it, and have more points
         self.environment: dict[str, str] = {}
-        self.options = None
+        self.options: dict[str, Any] | None = None
         self.plan: dict[str, Any] = {}
 
     def fresh(self) -> str:
-        """Return a directory that is not there."""
+        """Return a directory that does not exist."""
         self._used += 1
         return str(self._folder / f"dst{self._used}")
 
@@ -111,7 +85,7 @@ class Bucket:
     def __init__(self, server: Server, prefix: str) -> None:
         self._server, self._prefix, self._used = server, prefix, 0
         self.environment = server.environment()
-        self.options: dict[str, Any] | None = server.options()
+        self.options = server.options()
         self.plan = {"parts": LEAST_PART_BYTES}
 
     def fresh(self) -> str:
@@ -134,6 +108,10 @@ class Bucket:
 
     def _below(self, dst: str) -> str:
         return dst.removeprefix(self._server.url(""))
+
+
+Place = Disk | Bucket
+"""A kind of destination."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +245,12 @@ class Stage:
             shutil.rmtree(dst)
 
     def _again(self, dst: str) -> int:
+        options = self.place.options
         if self.command == "sync":
-            return sf.sync(self.src, dst, dst_options=self.place.options).found
+            return sf.sync(self.src, dst, dst_options=options).found
         if self.command == "extend":
-            options = self.place.options
             return sf.extend(self.src, dst, max_bad=BAD, executor="serial", storage_options=options).resumed
-        return sf.pack(self.src, dst, **SETTINGS, executor="serial", storage_options=self.place.options).resumed
+        return sf.pack(self.src, dst, **SETTINGS, executor="serial", storage_options=options).resumed
 
     def _reader(self, dst: str) -> str:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ def loader(url: Path, **options: Any) -> shardflow.Loader:
 def keyed_loader(url: Path, **options: Any) -> shardflow.Loader:
     """Return such a loader with the field `random_key`."""
     return loader(url, **{"fields": FIELDS, **options})
+
+
+def state_after(batches: Any, count: int) -> dict[str, Any]:
+    """Return the state of a prefetcher after so many batches."""
+    for _ in itertools.islice(batches, count):
+        pass
+    state: dict[str, Any] = batches.state_dict()
+    return state
 
 
 def noise(count: int, height: int = 18, width: int = 23) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -10,7 +11,7 @@ import signal
 import struct
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ def turned(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = orientation
     return exif
+
+
+def stored(upright: Image.Image, orientation: int) -> Image.Image:
+    """Return an upright picture as a camera that was held otherwise stores it."""
+    turn = Image.Transpose
+    flips = (None, turn.FLIP_LEFT_RIGHT, turn.ROTATE_180, turn.FLIP_TOP_BOTTOM)
+    turns = (*flips, turn.TRANSPOSE, turn.ROTATE_90, turn.TRANSVERSE, turn.ROTATE_270)
+    return upright if (how := turns[orientation - 1]) is None else upright.transpose(how)
 
 
 XMP_FORMS = (
@@ -110,10 +119,8 @@ def quarantined(dst: Path) -> list[dict[str, str]]:
 
 def workers_of(pid: int) -> list[int]:
     """Return the process ids of the packing workers that a process has."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [child for child in map(int, task.read_text().split()) if _is_worker(child)]
-    return found
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [child for task in tasks for child in map(int, task.read_text().split()) if _is_worker(child)]
 
 
 def _is_worker(pid: int) -> bool:
@@ -121,6 +128,18 @@ def _is_worker(pid: int) -> bool:
         return b"shardflow.packing.executors.worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:
         return False
+
+
+@contextlib.contextmanager
+def without_root() -> Iterator[None]:
+    """Drop the rights of root, which may read and write anything."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
 
 
 class Deadly(Recipe):

@@ -13,16 +13,19 @@ CLASSES = "cat", "dog"
 
 
 def run_in_halves(name: str, folder: Path) -> dict[str, Any]:
-    """Run an example that logs, stop it, extend the dataset, and go on; return what its loader said of its data.
+    """Run an example that logs, stop it, extend the dataset, and go on; return its loader's description of its data.
 
     The lines that it prints, and its checkpoint, which is replaced and never overwritten, are looked at here.
     """
-    url, checkpoint = _pack_some(folder), folder / "run.pt"
+    photos, url, checkpoint = folder / "photos", folder / "photos256", folder / "run.pt"
+    _draw(photos, range(24))
+    shardflow.pack(photos, url, shard_samples=8, executor="serial")
     options = ["--checkpoint", checkpoint, "--size", 16, "--workers", 1, "--batch-size", 4]
     first = run(name, url, *options, "--stop-after", 2)
     decoder = shardflow.RandomResizedCropDecoder(16)
     began_with = shardflow.Loader(url, batch_size=4, decoder=decoder, num_workers=1).describe()
-    _grow(folder)
+    _draw(photos, range(24, 40))
+    shardflow.extend(photos, url, executor="serial")
     began_at = checkpoint.read_bytes()
     (folder / "held.pt").hardlink_to(checkpoint)
     second = run(name, url, *options)
@@ -33,20 +36,6 @@ def run_in_halves(name: str, folder: Path) -> dict[str, Any]:
     again = shardflow.Loader(url, batch_size=4, decoder=decoder, num_workers=1, version=began_with["fingerprint"])
     assert again.describe() == began_with
     return began_with
-
-
-def _pack_some(folder: Path) -> Path:
-    """Pack 24 pictures of two classes."""
-    _draw(folder / "photos", range(24))
-    url = folder / "photos256"
-    shardflow.pack(folder / "photos", url, shard_samples=8, executor="serial")
-    return url
-
-
-def _grow(folder: Path) -> None:
-    """Extend the dataset by 16 pictures, which makes a new version of it."""
-    _draw(folder / "photos", range(24, 40))
-    shardflow.extend(folder / "photos", folder / "photos256", executor="serial")
 
 
 def _draw(folder: Path, numbers: range) -> None:

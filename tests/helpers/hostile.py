@@ -8,16 +8,17 @@ import io
 import os
 import random
 import socket
+import stat
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageCms, ImageDraw, ImageOps, features
 
-from tests.helpers.folders import encoded, photo, png16, png_chunk
+from tests.helpers.folders import encoded, photo, png16, png_chunk, write_tree
 
 PACKED, READ, DECODE, ENCODE = "packed", "read", "decode", "encode"
 EITHER = "packed, decode or encode"
@@ -89,10 +90,11 @@ def _other_things() -> Corpus:
         "zeros": bytes(5000),
         "noise": random.Random(1).randbytes(5000),
     }
-    made = {f"other/{name}.jpg": (data, DECODE) for name, data in magics.items()}
-    for kind, extension in FORMATS.items():
-        made[f"misnamed/{kind}.{'png' if extension == 'jpg' else 'jpg'}"] = (FILES[kind], PACKED)
-    return made
+    others = {kind: "png" if extension == "jpg" else "jpg" for kind, extension in FORMATS.items()}
+    return {
+        **{f"other/{name}.jpg": (data, DECODE) for name, data in magics.items()},
+        **{f"misnamed/{kind}.{other}": (FILES[kind], PACKED) for kind, other in others.items()},
+    }
 
 
 def forged() -> Corpus:
@@ -201,14 +203,14 @@ def _names() -> Corpus:
 
 def write(root: Path, files: Mapping[str, tuple[bytes, str]]) -> dict[str, str]:
     """Write a corpus below `root`, and what no bytes can say: links, pipes, loops; return what must become of each."""
-    for name, (data, _) in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    expected = {name: fate for name, (_, fate) in files.items()}
-    odd = root / "odd"
-    odd.mkdir()
-    (odd / "whole.jpg").write_bytes(photo(2))
+    plain = {
+        "whole.jpg": photo(2),
+        "folder.jpg/inside.jpg": photo(3),
+        ".hidden.jpg": photo(4),
+        "notes.txt": b"no image",
+    }
+    odd = write_tree(root / "odd", plain)
+    write_tree(root, {name: data for name, (data, _) in files.items()})
     (odd / "link.jpg").symlink_to("whole.jpg")
     os.link(odd / "whole.jpg", odd / "hard link.jpg")
     (odd / "dangling.jpg").symlink_to("nothing")
@@ -217,16 +219,12 @@ def write(root: Path, files: Mapping[str, tuple[bytes, str]]) -> dict[str, str]:
     (odd / "io error.jpg").symlink_to("/proc/self/mem")  # a regular file that even root cannot read from its start
     os.mkfifo(odd / "pipe.jpg")
     _socket(odd / "socket.jpg")
-    (odd / "folder.jpg").mkdir()
-    (odd / "folder.jpg" / "inside.jpg").write_bytes(photo(3))
     (odd / "above").symlink_to("..")
-    (odd / ".hidden.jpg").write_bytes(photo(4))
-    (odd / "notes.txt").write_bytes(b"no image, and not named like one")
     fates = {
         **dict.fromkeys(("whole.jpg", "link.jpg", "hard link.jpg", "folder.jpg/inside.jpg"), PACKED),
         **dict.fromkeys(("dangling.jpg", "itself.jpg", "endless.jpg", "io error.jpg", "pipe.jpg", "socket.jpg"), READ),
     }
-    return {**expected, **{f"odd/{name}": fate for name, fate in fates.items()}}
+    return {name: fate for name, (_, fate) in files.items()} | {f"odd/{name}": fate for name, fate in fates.items()}
 
 
 def _socket(path: Path) -> None:
@@ -238,21 +236,14 @@ def _socket(path: Path) -> None:
 
 def fingerprint(root: Path) -> dict[str, tuple[int, int, str]]:
     """Return mode, time and SHA-256 of everything below a folder, to detect changes."""
-    return {os.fsdecode(path): _state(path) for path in _all(os.fsencode(root))}
+    paths = (Path(folder, name) for folder, below, names in os.walk(root) for name in (*below, *names))
+    return {str(path): _state(path) for path in paths}
 
 
-def _all(folder: bytes) -> Iterator[bytes]:
-    for entry in os.scandir(folder):
-        yield entry.path
-        if entry.is_dir(follow_symlinks=False):
-            yield from _all(entry.path)
-
-
-def _state(path: bytes) -> tuple[int, int, str]:
-    about = os.lstat(path)
-    regular = about.st_mode & 0o170000 == 0o100000
-    digest = hashlib.sha256(Path(os.fsdecode(path)).read_bytes()).hexdigest() if regular else ""
-    return about.st_mode, about.st_mtime_ns, digest
+def _state(path: Path) -> tuple[int, int, str]:
+    about = path.lstat()
+    regular = stat.S_ISREG(about.st_mode)
+    return about.st_mode, about.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest() if regular else ""
 
 
 def reference(data: bytes, short_side: int) -> Image.Image:

@@ -26,13 +26,13 @@ PAGES = {
     for path in (PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").glob("*.md")))
 }
 SHORTER = {"bench": ("--seconds", "1"), "tune": ("--seconds", "2")}
-"""What is added to commands that would take long; the last of two equal options counts."""
+"""Options that shorten long commands: the last of two equal options counts."""
 
 _FENCED = re.compile(r"^```(\w+)( peer)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
-    """What stands between two fences, and where: `line` is that of the opening fence, from 1."""
+    """The text between two fences, and the line of the opening fence, from 1."""
 
     kind: str
     code: str
@@ -40,20 +40,14 @@ class Block(NamedTuple):
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """Yield the fenced blocks of a page in order; the kind is "python", "peer", "console", or another language."""
+    """Yield the fenced blocks of a page in order; the kind is a language, or "peer"."""
     for match in _FENCED.finditer(text):
         language, peer, code = match.groups()
         yield Block(peer.strip() if peer else language, code, text[: match.start()].count("\n") + 1)
 
 
 def run_page(path: Path, names: Mapping[str, Any], translated: Callable[[str], str]) -> None:
-    """Run all blocks of a page in the current directory.
-
-    Args:
-        path: Of the page.
-        names: What its Python blocks find defined.
-        translated: Puts this machine's names in the place of those in the page.
-    """
+    """Run all blocks of a page in the current directory, with these names defined, and translated to this machine."""
     namespace = dict(names)
     for kind, code, line in blocks(path.read_text(encoding="utf-8")):
         if kind in ("python", "peer"):
@@ -76,7 +70,7 @@ def commands(code: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def run_command(command: str, shown: list[str], where: str) -> None:
-    """Run a command of ours in this process, and hold what it prints to what is shown; look at others only."""
+    """Run a command of shardflow, and compare its output with that shown; of other commands, check the files."""
     program, *arguments = shlex.split(command)
     if program != "shardflow":
         for word in (program, *arguments):
@@ -93,10 +87,10 @@ def run_command(command: str, shown: list[str], where: str) -> None:
 
 
 def few(*bounds: int) -> range:
-    """Stand in for `range` in the pages: of many epochs, two are enough."""
+    """Replace `range` in the pages: of many epochs, two are enough."""
     return range(*bounds)[:2]
 
 
 def on_this_machine(code: str) -> str:
-    """Return code with a device that is there."""
+    """Return code with a device that this machine has."""
     return code if torch.cuda.is_available() else code.replace('"cuda"', '"cpu"')

@@ -52,17 +52,8 @@ def _profile(space: bytes, connection: bytes, tags: dict[bytes, bytes]) -> bytes
         padded = data + bytes(-len(data) % 4)
         directory += name + struct.pack(">II", offset + len(body), len(data))
         body += padded
-    head = struct.pack(
-        ">I4sI4s4s4s12s4s",
-        132 + len(directory) - 4 + len(body),
-        b"",
-        0x02400000,
-        b"mntr",
-        space,
-        connection,
-        bytes(12),
-        b"acsp",
-    )
+    size = 128 + len(directory) + len(body)
+    head = struct.pack(">I4xI4s4s4s12x4s", size, 0x02400000, b"mntr", space, connection, b"acsp")
     head += bytes(28) + struct.pack(">3i", *(round(65536 * value) for value in _D50))
     return head.ljust(128, b"\0") + directory + body
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,11 +28,13 @@ class Step(NamedTuple):
 
 def make_loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small random crops whose batches have images, labels and the mask of valid samples."""
-    options.setdefault("shuffle", shardflow.Shuffle(window=16))
-    options.setdefault("num_workers", 0)
-    return shardflow.Loader(
-        url, decoder=shardflow.RandomResizedCropDecoder(8), fields=("image", "label", "valid"), **options
-    )
+    options = {
+        "shuffle": shardflow.Shuffle(window=16),
+        "num_workers": 0,
+        "fields": ("image", "label", "valid"),
+        **options,
+    }
+    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(8), **options)
 
 
 def make_net() -> nn.Module:

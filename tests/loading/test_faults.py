@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import torch
 
 import shardflow
 from shardflow.errors import DecodeError, IntegrityError, WorkerError
+from tests.helpers.loading import PROJECT, labels, until
 from tests.helpers.making import flip, make_dataset
 
 
@@ -88,9 +90,9 @@ def test_worker_killed_during_the_callers_step_is_raised_by_the_loader(dataset: 
         for _ in batches:
             handed_out += 1
     assert some.state_dict()["position"] == 4 * handed_out
-    whole = [labels.tolist() for _, labels in loader(dataset)]
+    whole = [numbers.tolist() for _, numbers in loader(dataset)]
     some.load_state_dict(some.state_dict())
-    assert [labels.tolist() for _, labels in some] == whole[handed_out:]
+    assert [numbers.tolist() for _, numbers in some] == whole[handed_out:]
 
 
 def test_nothing_is_left_behind_after_an_error(dataset: Path) -> None:
@@ -101,10 +103,7 @@ def test_nothing_is_left_behind_after_an_error(dataset: Path) -> None:
     try:
         with pytest.raises(IntegrityError) as caught:
             list(loader(dataset))
-        deadline = time.monotonic() + 10
-        while children() - before and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert children() <= before
+        assert until(lambda: children() <= before)
         assert caught.value.key == "000000030"
     finally:
         gc.enable()
@@ -114,18 +113,13 @@ def test_nothing_is_left_behind_after_an_error(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "context"),
     [
-        (signal.SIGINT, "fork"),
-        (signal.SIGTERM, "fork"),
-        (signal.SIGKILL, "fork"),
-        (signal.SIGKILL, "spawn"),
-        (signal.SIGKILL, "forkserver"),
+        *((how, "fork") for how in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)),
+        *((signal.SIGKILL, context) for context in ("spawn", "forkserver")),
     ],
 )
 def test_no_orphans_when_the_training_process_ends(dataset: Path, how: signal.Signals, context: str) -> None:
     """However the training process ends, its workers end soon after, and no shared memory stays."""
     script = f"""
-import sys
-sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from tests.loading import test_faults as this
 some = this.loader(Path({str(dataset)!r}), samples_per_epoch=4_000_000, multiprocessing_context={context!r})
@@ -136,19 +130,15 @@ for _ in batches:
     pass
 """
     command = [sys.executable, "-c", script]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
-    ) as training:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=PROJECT, **pipes) as training:
         assert training.stdout is not None
         workers = [int(pid) for pid in training.stdout.readline().split()]
         assert len(workers) == 2
         training.send_signal(how)
         training.communicate(timeout=60)
     assert training.returncode != 0
-    deadline = time.monotonic() + 30
-    while (alive := [pid for pid in workers if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive
+    assert until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), seconds=30)
     assert not shared_memory_of(training.pid, *workers)
 
 
@@ -160,21 +150,20 @@ def test_substitute_keeps_shapes_and_names_what_it_replaced(
     damage(dataset, [3, 30, 31])
     some = loader(dataset, max_bad=3, num_workers=workers)
     with caplog.at_level(logging.WARNING, "shardflow"):
-        epochs = [[labels.tolist() for _, labels in some] for _ in range(2)]
-    assert {len(labels) for epoch in epochs for labels in epoch} == {4}
-    seen = {label for labels in epochs[0] for label in labels}
-    assert seen == set(range(60)) - {3, 30, 31}
+        epochs = [[numbers.tolist() for _, numbers in some] for _ in range(2)]
+    assert {len(numbers) for epoch in epochs for numbers in epoch} == {4}
+    assert set(itertools.chain(*epochs[0])) == set(range(60)) - {3, 30, 31}
     assert len(some.substituted) == len(caplog.records) == 3
     assert all(any(f"sample {n:09}" in problem for problem in some.substituted) for n in (3, 30, 31))
     alone = loader(dataset, max_bad=3, num_workers=0)
-    assert epochs[0] == [labels.tolist() for _, labels in alone]
+    assert epochs[0] == [numbers.tolist() for _, numbers in alone]
 
 
 def test_substitute_covers_images_that_do_not_decode(tmp_path: Path) -> None:
     """The decoder's failures are substituted in the same way."""
     dataset = make_dataset(tmp_path / "set", [20, 20, 20], undecodable=[20])
     some = loader(dataset, max_bad=1)
-    assert {label for _, labels in some for label in labels.tolist()} == set(range(60)) - {20}
+    assert set(labels(some)) == set(range(60)) - {20}
     (problem,) = some.substituted
     assert "sample 000000020: the image cannot be decoded" in problem
     with pytest.raises(DecodeError):
@@ -189,7 +178,7 @@ def test_substitute_stops_at_its_limit(dataset: Path) -> None:
 
 
 def test_a_batch_without_a_good_sample_is_an_error(dataset: Path) -> None:
-    """When a whole batch is damaged nothing can stand in, so it is raised."""
+    """When a whole batch is damaged nothing can replace them, so it is raised."""
     damage(dataset, list(range(4)))
     with pytest.raises(IntegrityError, match="sample 000000000"):
         list(loader(dataset, max_bad=100, shuffle=False))
@@ -217,7 +206,7 @@ def test_substitute_covers_damaged_headers(dataset: Path) -> None:
     """A sample whose tar header is damaged has no readable key, and gives way where keys are asked for."""
     zero_header(dataset)
     some = loader(dataset, max_bad=1, fields=("key", "label"))
-    assert {label for _, labels in some for label in labels.tolist()} == set(range(60)) - {20}
+    assert set(labels(some)) == set(range(60)) - {20}
     (problem,) = some.substituted
     assert "000001.tar" in problem
     assert "record 0" in problem

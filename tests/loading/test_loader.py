@@ -12,6 +12,8 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, NotFoundError
+from shardflow.loading.sampler import EpochStart
+from tests.helpers.loading import labels
 from tests.helpers.making import flip, jpeg, make_dataset, write_dataset
 
 SIZES = [50, 7, 33, 60]
@@ -26,14 +28,12 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small crops, so that tests spend their time elsewhere."""
-    options.setdefault("batch_size", 8)
-    options.setdefault("num_workers", 0)
-    options.setdefault("decoder", shardflow.RandomResizedCropDecoder(16))
-    return shardflow.Loader(url, **options)
+    defaults = {"batch_size": 8, "num_workers": 0, "decoder": shardflow.RandomResizedCropDecoder(16)}
+    return shardflow.Loader(url, **{**defaults, **options})
 
 
 class FailOnce:
-    """A transform that fails the first time that anybody calls it."""
+    """A transform that fails the first time that it is called."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag
@@ -44,11 +44,6 @@ class FailOnce:
             self.flag.touch()
             raise ValueError("too dark")
         return image
-
-
-def labels(batches: Any) -> list[int]:
-    """The labels of all batches, in order."""
-    return [label for batch in batches for label in batch[1].tolist()]
 
 
 def test_batch_is_images_and_labels(dataset: Path) -> None:
@@ -80,17 +75,8 @@ def test_epoch_is_exact_for_any_workers(dataset: Path, workers: int) -> None:
 @pytest.mark.parametrize("tail", ["drop", "pad", "short"])
 def test_epoch_is_exact_for_any_world_size(dataset: Path, world_size: int, workers: int, tail: str) -> None:
     """The ranks together see each sample once; every rank makes as many steps; each tail does what it says."""
-    ranks = [
-        loader(
-            dataset,
-            rank=rank,
-            world_size=world_size,
-            tail=tail,
-            num_workers=workers,
-            fields=("image", "label", "valid"),
-        )
-        for rank in range(world_size)
-    ]
+    options = {"tail": tail, "num_workers": workers, "fields": ("image", "label", "valid")}
+    ranks = [loader(dataset, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
     epochs = [list(rank) for rank in ranks]
     assert {len(epoch) for epoch in epochs} == {len(ranks[0])}
     counted = [label for epoch in epochs for _, numbers, valid in epoch for label in numbers[valid].tolist()]
@@ -159,12 +145,8 @@ def test_padded_tail_comes_with_its_mask(dataset: Path) -> None:
 
 def test_transform_and_batch_transform_apply(dataset: Path) -> None:
     """A v2 transform is applied to each image, a batch transform to the fields of each batch."""
-    some = loader(
-        dataset,
-        transform=v2.ToDtype(torch.float32, scale=True),
-        batch_transform=v2.MixUp(num_classes=TOTAL),
-        num_workers=1,
-    )
+    transform, mixup = v2.ToDtype(torch.float32, scale=True), v2.MixUp(num_classes=TOTAL)
+    some = loader(dataset, transform=transform, batch_transform=mixup, num_workers=1)
     images, mixed = next(iter(some))
     assert images.dtype == torch.float32
     assert float(images.max()) <= 1
@@ -174,10 +156,10 @@ def test_transform_and_batch_transform_apply(dataset: Path) -> None:
 
 @pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(16), shardflow.CenterCropDecoder(16)])
 def test_geometry_goes_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
-    """A batch knows how each image was cropped; where one stands in for another, it is the geometry of that one."""
+    """A batch knows how each image was cropped; where one replaces another, it is the geometry of that one."""
     url = make_dataset(tmp_path / "set", [40], undecodable=[13])
     some = loader(url, decoder=decoder, max_bad=1, shuffle=False)
-    some._control.begin(some._start())
+    some._control.begin(EpochStart(epoch=0, position=0, lanes=some._lanes))
     sampler, read, decode, *_ = some.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     for number, batch in enumerate(decode(read(iter(sampler)))):
         sizes = np.array([sample.image_size for sample in batch.samples])
@@ -269,7 +251,7 @@ def test_moving_the_loader_ends_its_iteration(dataset: Path, workers: int, how: 
 
 
 def test_moving_the_loader_after_its_last_batch_is_the_end(dataset: Path) -> None:
-    """Who names the next epoch inside the loop, with the last batch, ends the loop as always."""
+    """Setting the next epoch inside the loop, with the last batch, ends the loop as always."""
     some = loader(dataset, tail="short")
     expected = [labels(some) for _ in range(3)]
     some.set_epoch(0)

@@ -56,15 +56,6 @@ for _ in range(2):
 """
 
 
-@pytest.fixture(params=["kernel", "torchvision"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the native kernel, and as where it was not built."""
-    if request.param == "torchvision":
-        monkeypatch.setattr(native, "available", lambda: False)
-    elif not native.available():
-        pytest.skip("needs the native kernel")
-
-
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     """A dataset of 40 labelled samples in three shards."""
@@ -246,7 +237,7 @@ def test_pixels_are_found_wherever_their_decoder_lies(
 
 
 def broken_dataset(root: Path) -> Path:
-    """A dataset of 12 images: the fourth was packed cut off, the sixth with a spoilt middle, the rest are sound."""
+    """A dataset of 12 images: the fourth was packed cut off, the sixth with a spoilt middle, the rest are whole."""
     samples = []
     for number in range(12):
         image = jpegs.make(number, 60, 50)
@@ -332,8 +323,8 @@ def test_pixels_that_were_lost_are_noticed(dataset: Path, harm: str) -> None:
     for number in (0, 1):
         assert same(epoch(loader(dataset, pixels="1GB"), number), epoch(plain, number))
     spoil_images(dataset)  # by now everything is back
-    sound = loader(make_dataset(dataset.parent / "again", SHARDS))
-    assert same(epoch(loader(dataset, pixels="1GB"), 2), epoch(sound, 2))
+    undamaged = loader(make_dataset(dataset.parent / "again", SHARDS))
+    assert same(epoch(loader(dataset, pixels="1GB"), 2), epoch(undamaged, 2))
 
 
 def test_training_goes_on_when_the_disk_is_full(dataset: Path) -> None:

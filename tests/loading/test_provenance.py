@@ -73,7 +73,7 @@ def test_a_loader_describes_itself(tmp_path: Path) -> None:
     sf.Loader(dataset, version=said["fingerprint"], batch_size=4, num_workers=0)
 
 
-def test_nobody_is_described_unasked(tmp_path: Path) -> None:
+def test_nothing_is_described_unasked(tmp_path: Path) -> None:
     """A loader works with transforms whose `__repr__` does not."""
     dataset = make_dataset(tmp_path / "set", [4])
     loader = sf.Loader(dataset, batch_size=4, num_workers=0, transform=Unspeakable())

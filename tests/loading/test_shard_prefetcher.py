@@ -6,8 +6,6 @@ import hashlib
 import itertools
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,15 +20,13 @@ from hypothesis import strategies as st
 import shardflow
 from shardflow.dataset.dataset import Split
 from shardflow.errors import IntegrityError, NotFoundError, TransientError
-from shardflow.formats.manifest import Shard
-from shardflow.loading.batch import Batch
-from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
+from shardflow.loading.sampler import Batch, EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from shardflow.loading.shard_prefetcher import IN_FLIGHT, ShardSpan, prefetching
 from shardflow.loading.stages import Read
 from shardflow.order.schedule import Schedule
 from shardflow.storage.cache import Cache
-from shardflow.storage.local import LocalStorage
 from tests.helpers.counting import CountingStorage, SlowStorage
+from tests.helpers.loading import run_script, unread_split, until
 from tests.helpers.making import make_dataset
 
 SHARDS = 24
@@ -47,13 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Stream:
     """A far split read in the plan's order, as a loader does up to decoding; iterating gives the next epoch's labels.
 
-    Args:
-        root: The dataset.
-        directory: Where cache and log lie.
-        shards_cached: How many shards the cache holds; None for all.
-        workers: Processes that read.
-        far: Options of the store.
-        window, plan: Of the order.
+    The cache holds `shards_cached` shards, None for all; `far` are options of the store, the last two of the order.
     """
 
     def __init__(
@@ -83,11 +73,7 @@ class Stream:
         schedule = Schedule(length=order.length, batch_size=batch_size, tail="short", rank=rank, world_size=world_size)
         self.shared, self.lanes, self.epoch = WorkerControl(workers), lanes, -1
         self.batches = wds.WebLoader(
-            wds.DataPipeline(
-                PlanSampler(order, schedule, self.shared),
-                Read(self.split, substitute=False),
-                labels_of,
-            ),
+            wds.DataPipeline(PlanSampler(order, schedule, self.shared), Read(self.split, substitute=False), labels_of),
             batch_size=None,
             num_workers=workers,
             persistent_workers=workers > 0,
@@ -109,17 +95,16 @@ def labels_of(batches: Iterator[Batch]) -> Iterator[list[int]]:
         yield [int(bytes(sample.parts["cls"])) for sample in batch.samples]
 
 
+def stays_at(stream: Stream, transfers: int) -> bool:
+    """Whether so many tars are fetched, and no more soon after."""
+    reached = until(lambda: stream.transfers() == transfers)
+    time.sleep(0.1)
+    return reached and stream.transfers() == transfers
+
+
 def threads() -> int:
     """How many look-ahead threads this process has."""
     return sum(thread.name == "shardflow-prefetch" for thread in threading.enumerate())
-
-
-def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    """Whether a condition came true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 @given(
@@ -142,11 +127,7 @@ def test_needs_of_an_epoch_name_every_shard_in_time(
     **options: Any,
 ) -> None:
     """From any position on, whatever a rank reads is needed then, also over several passes and in the next epoch."""
-    shards = tuple(
-        Shard(name=f"{number}.tar", samples=size, bytes=512, sha256="0" * 64, index_sha256="0" * 64)
-        for number, size in enumerate(sizes)
-    )
-    order = EpochOrder(Split(LocalStorage(Path()), "train", shards), seed=3, **options)
+    order = EpochOrder(unread_split(sizes), seed=3, **options)
     rank, world_size = topology
     first = data.draw(st.integers(0, order.length - 1))
     needs = list(order.needs(epoch, first, lanes, rank, world_size))
@@ -184,13 +165,10 @@ def test_fetches_in_order_within_the_budget_and_goes_on(root: Path, tmp_path: Pa
     needs = iter([ShardSpan(shard, 10 * shard, 10 * shard + 10) for shard in range(SHARDS)])
     with prefetching(stream.split, needs, workers=IN_FLIGHT, period=10 * SHARDS) as advance:
         advance(0, 5)
-        assert until(lambda: stream.transfers() == 1)
-        time.sleep(0.1)
-        assert stream.transfers() == 1
+        assert stays_at(stream, 1)
         for done in range(4):
             advance(10 * done, 10 * done + 5)
-            assert until(lambda done=done: stream.transfers() == 4 + done)  # type: ignore[misc]
-            time.sleep(0.05)
+            assert stays_at(stream, 4 + done)
             tars = [name for name in (tmp_path / "log").read_text().split() if name.endswith(".tar")]
             assert tars == [f"train/{shard:06}.tar" for shard in range(4 + done)]
 
@@ -203,9 +181,7 @@ def test_ranks_of_a_host_share_the_budget(root: Path, tmp_path: Path, monkeypatc
     with prefetching(stream.split, needs, workers=1, period=10 * SHARDS) as advance:
         advance(0, 1)
         advance(0, 1)
-        assert until(lambda: stream.transfers() == 2)
-        time.sleep(0.1)
-        assert stream.transfers() == 2
+        assert stays_at(stream, 2)
 
 
 def test_what_is_needed_now_is_fetched_whatever_the_budget(root: Path, tmp_path: Path) -> None:
@@ -215,9 +191,7 @@ def test_what_is_needed_now_is_fetched_whatever_the_budget(root: Path, tmp_path:
     with prefetching(stream.split, needs, workers=1, period=100) as advance:
         advance(0, 1)
         advance(0, 1)
-        assert until(lambda: stream.transfers() == 7)
-        time.sleep(0.1)
-        assert stream.transfers() == 7
+        assert stays_at(stream, 7)
 
 
 def test_looks_ahead_into_the_next_epoch(root: Path, tmp_path: Path) -> None:
@@ -233,7 +207,7 @@ def test_looks_ahead_into_the_next_epoch(root: Path, tmp_path: Path) -> None:
 
 
 def test_first_batches_do_not_wait_for_whole_shards(root: Path, tmp_path: Path) -> None:
-    """Batches are read from the part of a shard that has arrived, while somebody else fetches the rest."""
+    """Batches are read from the part of a shard that has arrived, while another thread fetches the rest."""
     split, storage = shardflow.open(root)["train"], SlowStorage(root, tmp_path / "log")
     storage.first_bytes = split.shards[0].bytes // 2
     far = Split(storage, "train", split.shards, Cache(tmp_path / "cache"))
@@ -274,7 +248,7 @@ def test_nothing_is_looked_for_twice(root: Path, tmp_path: Path) -> None:
 
 
 def test_what_another_gave_up_is_fetched_after_all(root: Path, tmp_path: Path) -> None:
-    """A shard that somebody else was fetching, in vain, is looked at again."""
+    """A shard that another process was fetching, in vain, is looked at again."""
     stream = Stream(root, tmp_path)
     shard, given_up, started = stream.split.shards[0], threading.Event(), threading.Event()
 
@@ -290,9 +264,8 @@ def test_what_another_gave_up_is_fetched_after_all(root: Path, tmp_path: Path) -
     thread = threading.Thread(target=other)
     thread.start()
     started.wait(10)
-    with prefetching(
-        stream.split, iter([ShardSpan(0, 0, 1), ShardSpan(1, 0, 1)]), workers=IN_FLIGHT, period=2
-    ) as advance:
+    needs = iter([ShardSpan(0, 0, 1), ShardSpan(1, 0, 1)])
+    with prefetching(stream.split, needs, workers=IN_FLIGHT, period=2) as advance:
         advance(0, 1)
         assert until(lambda: stream.transfers() == 1)
         assert stream.storage.reads()["train/000001.tar"] == 1
@@ -336,7 +309,7 @@ def test_what_does_not_fit_streams_once_per_epoch(root: Path, tmp_path: Path, wo
     assert stream.transfers() > 3 * (SHARDS - 8)
 
 
-def test_maps_of_a_streamed_dataset_are_let_go(root: Path, tmp_path: Path) -> None:
+def test_maps_of_a_streamed_dataset_are_unmapped(root: Path, tmp_path: Path) -> None:
     """Files that were evicted are not kept on the disk by a reader that is done with them."""
     stream = Stream(root, tmp_path, shards_cached=8)
     for number, _ in enumerate(stream):
@@ -399,7 +372,7 @@ def test_missing_or_damaged_index_is_rebuilt(tmp_path: Path, damage: str) -> Non
 def test_copy_damaged_on_the_disk_is_fetched_again(
     tmp_path: Path, mapped: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A copy whose bytes changed in the cache is replaced by a sound one, before or while it is read; it is said."""
+    """A copy whose bytes changed in the cache is replaced, before or while it is read, and a warning says so."""
     root = make_dataset(tmp_path / "set", [5, 5])
     stream = Stream(root, tmp_path, shuffle=False)
     expected = list(stream.split)
@@ -479,8 +452,6 @@ def test_threads_end_with_the_iteration(root: Path, tmp_path: Path) -> None:
 def test_exit_does_not_wait_for_a_transfer(root: Path, tmp_path: Path) -> None:
     """A process that ends while shards are being fetched ends at once, without a word."""
     script = f"""
-import sys
-sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from tests.loading.test_shard_prefetcher import Stream, stall
 some = Stream(Path({str(root)!r}), Path({str(tmp_path)!r}), shuffle=False, far={{"before": stall}})
@@ -489,14 +460,7 @@ next(batches)
 print("read", flush=True)
 """
     begun = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        cwd=Path(__file__).parents[2],
-    )
+    done = run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
     assert time.monotonic() - begun < 30
 

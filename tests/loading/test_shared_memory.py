@@ -67,7 +67,7 @@ def test_kept_batches_are_never_overwritten(dataset: Path) -> None:
     "part", [lambda images: images[3, 1:, ::2], lambda images: images.numpy()[2], lambda images: images.flatten(1)[5]]
 )
 def test_a_view_keeps_its_memory(dataset: Path, part: Any) -> None:
-    """A view of a batch, a numpy array of it included, stays what it was after the batch itself was let go."""
+    """A view of a batch, a numpy array of it included, stays what it was after the batch itself was dropped."""
     through = loader(dataset)
     views = [part(images) for images, _ in through]
     for _ in through:
@@ -76,7 +76,7 @@ def test_a_view_keeps_its_memory(dataset: Path, part: Any) -> None:
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(views, expected, strict=True))
 
 
-def test_slots_come_back_when_batches_are_let_go(dataset: Path) -> None:
+def test_slots_come_back_when_batches_are_dropped(dataset: Path) -> None:
     """After an epoch whose batches were dropped no slot is taken, and leaving early loses none either."""
     through = loader(dataset)
     for leave_after in (100, 2, 2, 100):

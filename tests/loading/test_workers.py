@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.loading import run_script
 from tests.helpers.making import make_dataset
 
 OPTIONS = "batch_size=4, decoder=shardflow.CenterCropDecoder(8)"
@@ -31,5 +30,5 @@ source = {source}
 batches = iter(source)
 next(batches)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=90)
+    done = run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -100,15 +100,8 @@ def test_a_run_beyond_the_block(last: int) -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        {},
-        {"subsampling": 0},
-        {"subsampling": 1},
-        {"mode": "L"},
-        {"optimize": True},
-        {"quality": 100, "subsampling": 0},
-        {"quality": 5},
-        {"restart_marker_blocks": 2},
-        {"progressive": True},
+        *({}, {"subsampling": 0}, {"subsampling": 1}, {"mode": "L"}, {"optimize": True}, {"quality": 5}),
+        *({"quality": 100, "subsampling": 0}, {"restart_marker_blocks": 2}, {"progressive": True}),
     ],
     ids=str,
 )

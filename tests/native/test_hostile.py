@@ -127,7 +127,7 @@ def test_damage_is_told_and_decoded() -> None:
     ("width", "height"), [(65535, 65535), (65500, 65500), (0, 48), (64, 0), (65535, 1), (20000, 9000)]
 )
 def test_forged_dimensions(width: int, height: int) -> None:
-    """A header that claims a huge or an empty image is refused before memory is set aside for it."""
+    """A header of a huge or an empty image is refused before memory is allocated for it."""
     for how in ({}, {"progressive": True}):
         assert between_good(jpegs.set_size(jpegs.make(1, **how), width, height)) in (
             Status.TOO_LARGE,

@@ -66,22 +66,19 @@ def test_long_order_is_frozen() -> None:
     assert hashlib.sha256(located.tobytes()).hexdigest() == LONG_ORDER_SHA256
 
 
-@given(plan=plans())
-@settings(max_examples=400, deadline=None)
-def test_every_sample_comes_once(plan: Plan) -> None:
+@given(
+    sizes=st.one_of(SIZES, st.lists(st.integers(200, 900), min_size=1, max_size=5)),
+    lanes=st.integers(1, 40),
+    window=st.one_of(st.integers(1, 40), st.integers(200, 2000)),
+    shuffle=st.booleans(),
+    seed=SEEDS,
+    epoch=st.integers(0, 1000),
+)
+@settings(max_examples=500, deadline=None)
+def test_every_sample_comes_once(sizes: list[int], **options: Any) -> None:
     """Positions and samples correspond one to one, whatever the shards, lanes, window, seed and epoch."""
-    located = order(plan)
-    assert len(located) == plan.length == len(set(located))
-    assert all(0 <= record < 900 for _, record in located)
-
-
-@given(sizes=SIZES, lanes=st.integers(1, 20), window=st.integers(1, 900), shuffle=st.booleans(), seed=SEEDS)
-@settings(max_examples=200, deadline=None)
-def test_every_shard_is_read_whole(sizes: list[int], lanes: int, window: int, shuffle: bool, seed: int) -> None:
-    """Each shard's records are 0 … size-1."""
-    plan = Plan(sizes, seed=seed, epoch=0, lanes=lanes, window=window, shuffle=shuffle)
     expected = [(shard, record) for shard, size in enumerate(sizes) for record in range(size)]
-    assert sorted(order(plan)) == expected
+    assert sorted(order(Plan(sizes, **options))) == expected
 
 
 @given(sizes=SIZES, window=st.integers(1, 5000), seed=SEEDS)
@@ -225,20 +222,6 @@ def test_a_billion_samples() -> None:
     assert peak_bytes < 64 * 2**20
 
 
-def test_memory_does_not_grow_with_the_epoch() -> None:
-    """Only the last window of each lane is remembered, however many were asked for."""
-    plan = Plan([1000] * 2000, seed=0, epoch=0, lanes=2, window=4096)
-    plan.locate(np.arange(256))
-    tracemalloc.start()
-    try:
-        for start in range(0, plan.length, 50_000):
-            plan.locate(np.arange(start, start + 256))
-        kept_bytes = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert kept_bytes < 2 * 4096 * 8 + 50_000
-
-
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -267,10 +250,10 @@ def needs_by_looking(plan: Plan, lanes: int, window: int, rank: int, world_size:
 
 @given(
     sizes=st.one_of(SIZES, st.lists(st.integers(200, 900), min_size=1, max_size=5)),
-    lanes=st.integers(1, 12),
+    lanes=st.integers(1, 40),
     window=st.one_of(st.integers(1, 40), st.integers(200, 2000)),
     shuffle=st.booleans(),
-    topology=st.integers(1, 6).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
+    topology=st.integers(1, 9).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
 )
 @settings(max_examples=300, deadline=None)
 def test_needs_are_what_locating_every_position_finds(
@@ -281,15 +264,3 @@ def test_needs_are_what_locating_every_position_finds(
     needed = list(zip(*(column.tolist() for column in plan.needs(*topology)), strict=True))
     assert sorted(needed) == sorted(needs_by_looking(plan, lanes, window if shuffle else 1, *topology))
     assert [begin for _, begin, _ in needed] == sorted(begin for _, begin, _ in needed)
-
-
-@given(plan=plans(), world_size=st.integers(1, 9), data=st.data())
-@settings(max_examples=100, deadline=None)
-def test_needs_cover_what_a_rank_reads(plan: Plan, world_size: int, data: st.DataObject) -> None:
-    """Whatever stands at a rank's position is needed by it at that position."""
-    rank = data.draw(st.integers(0, world_size - 1))
-    needed = [np.array(column) for column in plan.needs(rank, world_size)]
-    positions = np.arange(rank, plan.length, world_size)
-    for position, shard in zip(positions.tolist(), plan.locate(positions)[0].tolist(), strict=True):
-        shards, begins, ends = needed
-        assert shard in shards[(begins <= position) & (position < ends)]

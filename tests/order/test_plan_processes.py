@@ -19,9 +19,8 @@ from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from hypothesis import strategies as st
 
 import shardflow
-from shardflow.order.plan import Plan
+from shardflow.order.plan import FIRST_WINDOW, Plan
 from shardflow.order.schedule import TAILS, Schedule
-from shardflow.order.window_shuffle import FIRST_WINDOW
 from tests.helpers.making import make_dataset
 
 Counts = npt.NDArray[np.int64]
@@ -209,8 +208,11 @@ REAL_TOPOLOGIES = st.builds(Topology, world=st.integers(1, 3), workers=st.intege
 REAL_OPTIONS = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 2**63),
-        "lanes": st.integers(1, 9),
-        "window": st.one_of(st.integers(1, 40), st.integers(FIRST_WINDOW, 700)),
+        "shuffle": st.builds(
+            shardflow.Shuffle,
+            lanes=st.integers(1, 9),
+            window=st.one_of(st.integers(1, 40), st.integers(FIRST_WINDOW, 700)),
+        ),
         "tail": st.sampled_from(TAILS),
         "prefetch_factor": st.integers(1, 4),
     }

@@ -16,7 +16,7 @@ import shardflow as sf
 from shardflow import PackReport
 from shardflow.packing.run import Progress
 from tests.helpers.command import run
-from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
+from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, without_root, write_tree
 from tests.helpers.hostile import (
     DECODE,
     EITHER,
@@ -87,26 +87,18 @@ def test_the_source_is_untouched(packing: Packing) -> None:
 
 
 def test_every_packed_image_decodes(packing: Packing) -> None:
-    """The dataset is sound, and the loader decodes each of its samples."""
+    """The dataset is valid, and the loader decodes each of its samples."""
     assert sf.verify(packing.dst) == []
-    loader = sf.Loader(
-        packing.dst,
-        split="train",
-        batch_size=64,
-        decoder=sf.CenterCropDecoder(16),
-        shuffle=False,
-        tail="short",
-        num_workers=0,
-    )
+    decoder = sf.CenterCropDecoder(16)
+    loader = sf.Loader(packing.dst, batch_size=64, decoder=decoder, shuffle=False, tail="short", num_workers=0)
     assert sum(len(images) for images, _ in loader) == packing.report.packed
 
 
 def test_packed_images_look_like_their_sources(packing: Packing) -> None:
     """What is whole comes out as a plain bicubic resize of it, within a few levels: every format, mode and depth."""
-    dataset = sf.open(packing.dst)["train"]
     paths = sources(packing.dst)
     compared = 0
-    for sample in dataset:
+    for sample in sf.open(packing.dst)["train"]:
         path = paths[sample["__key__"]]
         if packing.expected[path] != PACKED or path not in packing.files:
             continue
@@ -149,13 +141,8 @@ def test_unreadable_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "a/2.jpg": photo(2)})
     (tmp_path / "src/a/2.jpg").chmod(0)
     tmp_path.chmod(0o777)
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)  # root may read anything
-    try:
+    with without_root():
         sf.pack("src", "dst", **SETTINGS, executor="serial", max_bad=1)
-    finally:
-        os.seteuid(user)
     (row,) = quarantined(tmp_path / "dst")
     assert (row["path"], row["stage"], row["reason"]) == ("a/2.jpg", READ, "Permission denied")
 

@@ -198,7 +198,7 @@ def test_destination_that_vanishes(src: Path, undisturbed: dict[str, bytes], tmp
 
 
 def test_disk_that_is_full_or_read_only(src: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
-    """A disk that is full, or can only be read, is said to be so in a line; once it is mended the pack goes on."""
+    """A full or read-only disk ends the pack with one line that says so; once it is writable the pack goes on."""
     namespace = ["unshare", "--user", "--map-root-user", "--mount"]
     if subprocess.run([*namespace, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
         pytest.skip("needs a mount namespace of its own")

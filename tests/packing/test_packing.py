@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,8 @@ def test_accounting(tmp_path: Path) -> None:
     report = sf.pack(src, tmp_path / "dst", **SMALL, max_bad=4, shard_samples=7)
     assert (report.inputs, report.packed, report.quarantined) == (24, 20, 4)
     assert sum(report.reasons.values()) == 4
-    assert [(row["path"], row["stage"]) for row in quarantined(tmp_path / "dst")] == [
-        ("a/html.jpg", "decode"),
-        ("b/cut.jpg", "decode"),
-        ("b/empty.png", "decode"),
-        ("c/gone.jpg", "read"),
-    ]
+    stages = {row["path"]: row["stage"] for row in quarantined(tmp_path / "dst")}
+    assert list(stages.items()) == [*dict.fromkeys(BROKEN, "decode").items(), ("c/gone.jpg", "read")]
     assert all(row["reason"] for row in quarantined(tmp_path / "dst"))
     ledger = [path for receipt in _receipts(tmp_path / "dst") for path in receipt["sources"]]
     ledger += [bad["path"] for receipt in _receipts(tmp_path / "dst") for bad in receipt["quarantined"]]
@@ -144,7 +141,7 @@ def test_too_many_bad_inputs(tmp_path: Path) -> None:
 
 
 def test_mended_inputs(tmp_path: Path) -> None:
-    """Bad inputs that were mended or removed are taken up by the next run, whose bytes are those of a first one."""
+    """The next run packs what was repaired and drops what was removed; its bytes are those of a first run."""
     src = write_tree(image_folder(tmp_path / "src", 20), BROKEN)
     with pytest.raises(PackIncompleteError):
         sf.pack(src, tmp_path / "dst", **SMALL)
@@ -245,37 +242,24 @@ def test_resume_with_another_decoder(tmp_path: Path) -> None:
     assert _manifest(tmp_path / "dst").tools["kernel"] == "none"
 
 
-def _touch(src: Path, dst: Path) -> None:  # noqa: ARG001
-    data = (src / "04.jpg").read_bytes()
-    time.sleep(0.02)  # the clock of the file system ticks every few milliseconds
-    (src / "04.jpg").write_bytes(data)
+DISTURBANCES: dict[str, Callable[[Path, Path], object]] = {
+    "touched": lambda src, _: (src / "04.jpg").write_bytes((src / "04.jpg").read_bytes()),
+    "old copy": lambda src, _: os.utime(src / "04.jpg", (1, 1)),
+    "cut tar": lambda _, dst: os.truncate(dst / "train/000000.tar", 5000),
+    "lost index": lambda _, dst: (dst / "train/000000.npy").unlink(),
+    "broken receipt": lambda _, dst: (dst / "train/000000.json").write_text('{"version": 1}'),
+}
 
 
-def _old_copy(src: Path, dst: Path) -> None:  # noqa: ARG001
-    time.sleep(0.02)
-    os.utime(src / "04.jpg", (1, 1))
-
-
-def _cut_tar(src: Path, dst: Path) -> None:  # noqa: ARG001
-    os.truncate(dst / "train" / "000000.tar", 5000)
-
-
-def _lose_index(src: Path, dst: Path) -> None:  # noqa: ARG001
-    (dst / "train" / "000000.npy").unlink()
-
-
-def _break_receipt(src: Path, dst: Path) -> None:  # noqa: ARG001
-    (dst / "train" / "000000.json").write_text('{"version": 1}')
-
-
-@pytest.mark.parametrize("disturb", [_touch, _old_copy, _cut_tar, _lose_index, _break_receipt])
-def test_jobs_that_are_done_again(tmp_path: Path, disturb: Any) -> None:
+@pytest.mark.parametrize("case", DISTURBANCES)
+def test_jobs_that_are_done_again(tmp_path: Path, case: str) -> None:
     """A job whose inputs were touched or whose files are not whole is done again, alone."""
     src = write_tree(_flat(tmp_path / "src"), {"zzz.jpg": b"bad"})
     settings: dict[str, Any] = {**SMALL, "shard_samples": 10, "shuffle": False}
     with pytest.raises(PackIncompleteError):
         sf.pack(src, tmp_path / "dst", **settings)
-    disturb(src, tmp_path / "dst")
+    time.sleep(0.02)  # the clock of the file system ticks every few milliseconds
+    DISTURBANCES[case](src, tmp_path / "dst")
     assert sf.pack(src, tmp_path / "dst", **settings, max_bad=1).resumed == 20
     sf.pack(src, tmp_path / "fresh", **settings, max_bad=1)
     assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
@@ -316,34 +300,16 @@ def test_unreadable_inputs_are_tried_again(tmp_path: Path) -> None:
     assert [ledger.finished(job) is not None for job in jobs] == [True, False]
 
 
-ODD = [
-    "dots.in.the.name.jpg",
-    "two  spaces .jpg",
-    "ünï☃.JPG",
-    "line\nbreak.jpg",
-    "quote'\"`$(x).jpg",
-    "n" * 251 + ".jpg",
-]
-
-
 def test_odd_names(tmp_path: Path) -> None:
     """Names of any kind are packed, leave no trace in the shard, and are named exactly in the receipt."""
-    names = [*ODD, "Case.jpg", "case.jpg", os.fsdecode(b"not\xffutf8.jpg")]
+    names = ["dots.in.the.name.jpg", "two  spaces .jpg", "ünï☃.JPG", "line\nbreak.jpg", "quote'\"`$(x).jpg"]
+    names += ["n" * 251 + ".jpg", "Case.jpg", "case.jpg", os.fsdecode(b"not\xffutf8.jpg")]
     src = write_tree(tmp_path / "src", {f"класс .1/{name}": photo(n) for n, name in enumerate(names)})
     assert sf.pack(src, tmp_path / "dst", **SMALL).packed == len(names)
     assert sorted(_receipts(tmp_path / "dst")[0]["sources"]) == sorted(f"класс .1/{name}" for name in names)
     assert _manifest(tmp_path / "dst").classes == ("класс .1",)
     keys = [sample["__key__"] for sample in sf.open(tmp_path / "dst")["train"]]
     assert keys == [f"{n:09}" for n in range(len(names))]
-
-
-def test_odd_names_in_messages(tmp_path: Path) -> None:
-    """A bad input with a name of any kind is named on one line."""
-    src = write_tree(tmp_path / "src", {"good.jpg": photo(1), "line\nbreak.jpg": b"", os.fsdecode(b"\xff.jpg"): b""})
-    with pytest.raises(PackIncompleteError) as caught:
-        sf.pack(src, tmp_path / "dst", **SMALL)
-    assert "line\\nbreak.jpg" in str(caught.value)
-    str(caught.value).encode()
 
 
 def test_progress(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ BROKEN = ("train/000000.tar", "train/000001.tar", "train/000001.npy", "train/000
 
 @pytest.mark.parametrize("donor", ["dst", "src"])
 def test_repaired(packed: Path, damaged: Path, donor: str) -> None:
-    """From a copy, or from what was packed and has grown since, exactly the broken files come back, byte for byte."""
+    """From a copy, or from the source, which has grown since, exactly the broken files come back, byte for byte."""
     untouched = {path: path.stat().st_mtime_ns for path in damaged.rglob("*") if path.is_file()}
     write_tree(packed / "src", {"c/later.jpg": photo(5)})
     report = sf.repair(damaged, packed / donor, workers=1)
@@ -75,9 +75,7 @@ def test_what_is_not_what_was_packed_is_not_accepted(packed: Path, damaged: Path
     report = sf.repair(damaged, copy)
     assert list(report.failed) == ["train/000000.tar"]
     assert "expected SHA-256" in report.failed["train/000000.tar"]
-    first, second, *_ = [
-        json.loads((damaged / f"train/00000{number}.json").read_bytes())["sources"] for number in (0, 1)
-    ]
+    first, second = (json.loads((damaged / f"train/00000{n}.json").read_bytes())["sources"] for n in (0, 1))
     src = shutil.copytree(packed / "src", tmp_path / "src")
     (damaged / "train/000001.tar").unlink()
     (src / first[0]).unlink()
@@ -90,15 +88,14 @@ def test_what_is_not_what_was_packed_is_not_accepted(packed: Path, damaged: Path
     (src / first[0]).write_bytes(same_size)
     (damaged / "train/000001.json").unlink()
     report = sf.repair(damaged, src)
-    assert (
-        "packing train/000000.tar again gave other bytes: its inputs have changed" in report.failed["train/000000.tar"]
-    )
+    changed = "packing train/000000.tar again gave other bytes: its inputs have changed"
+    assert changed in report.failed["train/000000.tar"]
     assert "000001.json does not exist" in report.failed["train/000001.tar"]
     assert report.repaired == ()
 
 
 def test_sound_dataset(packed: Path) -> None:
-    """Repairing a sound dataset does nothing, and does not even look at what to repair from."""
+    """Repairing an intact dataset does nothing, and does not even open the source."""
     before = contents(packed / "dst")
     report = sf.repair(packed / "dst", packed / "nowhere")
     assert (report.found, report.repaired) == ((), ())
@@ -141,7 +138,7 @@ def test_bucket(packed: Path, damaged: Path, server: Server, prefix: str) -> Non
 
 
 def test_command(packed: Path, damaged: Path) -> None:
-    """`verify --repair FROM` names what it mended and what it could not, and ends with 0 when all is sound again."""
+    """`verify --repair FROM` names the files that it repaired and those that it could not; 0: all are intact."""
     alone = CliRunner().invoke(shardflow, ["verify", str(damaged), "--repair"], standalone_mode=False)
     assert alone.return_value == 1
     assert "repaired: train/000002.npy\n" in alone.output

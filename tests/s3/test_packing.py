@@ -68,7 +68,7 @@ def test_the_command_needs_the_usual_environment_alone(src: Path, server: Server
     packed = command("pack", src, url, "--short-side", 32, "--max-bad", 1, "--workers", 1)
     assert packed.returncode == 0, packed.stderr
     assert json.loads(command("info", url, "--json").stdout)["samples"] == 70
-    assert command("verify", url).stdout.startswith("sound: 1 shard, 70 samples")
+    assert command("verify", url).stdout.startswith("no damage: 1 shard, 70 samples")
     tar = bytearray(server.storage(prefix).read("train/000000.tar"))
     tar[1000] ^= 1
     server.storage(prefix).put("train/000000.tar", bytes(tar))

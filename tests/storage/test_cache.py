@@ -24,7 +24,7 @@ import pytest
 from shardflow._validation import size_in_bytes
 from shardflow.errors import AccessDeniedError, ConfigError, IntegrityError, NotFoundError, StoreError
 from shardflow.storage import cache as cache_module
-from shardflow.storage import cache_directory
+from shardflow.storage import cache_eviction
 from shardflow.storage.cache import Cache, Download, FetchResult, as_cache, default_directory
 
 SIZE = 1000
@@ -453,8 +453,8 @@ def full_disk(target: Path) -> None:
 def test_least_free_space_is_left(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """When too little of the disk is free, the cache evicts its files and accepts none, and reading goes on."""
     get(cache, X)
-    monkeypatch.setattr(cache_directory, "_LEAST_FREE_SHARE", 1.0)
-    monkeypatch.setattr(cache_directory, "_LEAST_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(cache_eviction, "_LEAST_FREE_SHARE", 1.0)
+    monkeypatch.setattr(cache_eviction, "_LEAST_FREE_BYTES", 1 << 60)
     assert get(cache, content(1)) == content(1)
     assert files(cache) == {}
 
@@ -576,7 +576,7 @@ def test_reserved_room_is_kept_for_downloads(cache: Cache) -> None:
 
 def test_written_bytes_need_no_more_room(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a disk that is nearly full, a download needs only the bytes that are still missing."""
-    monkeypatch.setattr(cache_directory, "spare_bytes", lambda _: SIZE)
+    monkeypatch.setattr(cache_eviction, "spare_bytes", lambda _: SIZE)
 
     def fill(target: Path) -> None:
         target.write_bytes(X)

@@ -18,14 +18,9 @@ OWN, OTHER = ("#d1495b", "#e8a5ad"), ("#8d99ae", "#cdd3dd")
 
 
 def bars(path: str, names: list[str], own: list[bool], panels: list[dict[str, Any]], caption: str) -> None:
-    """Draw panels side by side, with a bar per name and series.
+    """Draw panels side by side, with a bar per name, from the bottom up, and series; `own` marks shardflow's bars.
 
-    Args:
-        path: The picture.
-        names: What the bars belong to, from the bottom up.
-        own: Which of them are shardflow's.
-        panels: For each its "title" and its "series", a list of {"values": numbers, "labels": texts}.
-        caption: What is written below.
+    Each panel has a "title" and a list of "series", each with "values" and "labels".
     """
     count = len(panels[0]["series"])
     figure, axes = pyplot.subplots(1, len(panels), figsize=(11, (0.16 + 0.22 * count) * len(names) + 1.5), sharey=True)
@@ -41,9 +36,7 @@ def bars(path: str, names: list[str], own: list[bool], panels: list[dict[str, An
         axis.spines[["top", "right", "bottom"]].set_visible(False)
         axis.xaxis.set_visible(False)
         axis.tick_params(axis="y", length=0)
-    figure.text(0.01, 0.01, textwrap.fill(caption, 170), fontsize=8, color="#555555")
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    figure.savefig(path, dpi=130)
+    _save(figure, path, textwrap.fill(caption, 170), 0.05)
 
 
 def recipe(path: str, rows: list[dict[str, Any]], default: list[Any], caption: str) -> None:
@@ -64,8 +57,7 @@ def recipe(path: str, rows: list[dict[str, Any]], default: list[Any], caption: s
             label = "WebP" if name == "webp" else f"JPEG {name}"
             axis.plot(series.keys(), series.values(), color=colour, marker="o", markersize=3, label=label)
             if name == default[0]:
-                at = [default[1]], [series[default[1]]]
-                axis.plot(*at, color=colour, marker="o", markersize=10, fillstyle="none")
+                axis.plot(default[1], series[default[1]], color=colour, marker="o", markersize=10, fillstyle="none")
         axis.set_title(title, fontsize=11, loc="left")
         axis.set_xlabel("quality", fontsize=9)
         axis.grid(axis="y", color="#dddddd", linewidth=0.6)
@@ -73,8 +65,12 @@ def recipe(path: str, rows: list[dict[str, Any]], default: list[Any], caption: s
     for axis in grid[0]:
         axis.set_ylim(bottom=0)
     grid[0][0].legend(frameon=False, fontsize=9)
+    _save(figure, path, caption, 0.03)
+
+
+def _save(figure: Any, path: str, caption: str, bottom: float) -> None:
     figure.text(0.01, 0.01, caption, fontsize=8, color="#555555")
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    figure.tight_layout(rect=(0, bottom, 1, 1))
     figure.savefig(path, dpi=130)
 
 
@@ -163,16 +159,14 @@ class Mixing:
 
     def _by_lanes(self, axis: Any, x: Any, y: str, legend: float, corner: str) -> None:
         """Draw a line per number of lanes, the default, and the two orders it is compared with."""
-        for lanes, style in zip(self._lanes, ((BLUE, "o"), (GREEN, "s"), (ORANGE, "^")), strict=True):
+        for lanes, colour, marker in zip(self._lanes, (BLUE, GREEN, ORANGE), "os^", strict=True):
             own = [one for one in self._orders if one["lanes"] == lanes]
-            points = list(map(x, own)), [one[y] for one in own]
-            axis.plot(*points, color=style[0], marker=style[1], label=f"{lanes} lane{'s' * (lanes > 1)}")
+            label = f"{lanes} lane{'s' * (lanes > 1)}"
+            axis.plot(list(map(x, own)), [one[y] for one in own], color=colour, marker=marker, label=label)
         ring = {"ms": 15, "mfc": "none", "mec": "black", "mew": 1.5}
         axis.plot(x(self._default), self._default[y], "o", label="default", **ring)
-        for one, colour, style, at, align in (
-            (self._full, GREY, "--", 0.02, "left"),
-            (self._buffer, VERMILION, ":", 0.99, "right"),
-        ):
+        compared = (self._full, GREY, "--", 0.02, "left"), (self._buffer, VERMILION, ":", 0.99, "right")
+        for one, colour, style, at, align in compared:
             axis.axhline(one[y], color=colour, linestyle=style)
             _label(axis, one["name"], (at, one[y]), colour, 4, ha=align, xycoords=("axes fraction", "data"))
         axis.set(xscale="log", yscale="log")
@@ -183,18 +177,18 @@ def mixing(path: str, results: str) -> None:
     """Draw the picture of docs/mixing.md."""
     style = {
         "font.size": 10.5,
+        "lines.linewidth": 1.8,
+        "legend.frameon": False,
+        "legend.fontsize": 9.5,
         "axes.titlesize": 11.5,
         "axes.titleweight": "bold",
         "axes.titlelocation": "left",
         "axes.spines.top": False,
         "axes.spines.right": False,
+        "axes.axisbelow": True,
         "axes.grid": True,
         "grid.color": "#e4e4e4",
         "grid.linewidth": 0.7,
-        "axes.axisbelow": True,
-        "legend.frameon": False,
-        "legend.fontsize": 9.5,
-        "lines.linewidth": 1.8,
     }
     loaded = json.loads(Path(results).read_text())
     panels = Mixing(loaded)

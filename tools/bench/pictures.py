@@ -9,11 +9,10 @@ They are cut from photographs, several ways each where there are fewer photograp
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageOps
 
 CLASSES = 10
@@ -34,9 +33,8 @@ def pictures(folder: str, count: int, images: str | None) -> None:
             picture = _cut(_open(photographs[number % len(photographs)]), rng, least=SHORT_SIDE)
         else:
             picture = _grainy(_resized(_drawn(number, number)), DRAWN_GRAIN, rng)  # to the size of a photograph's file
-        file = io.BytesIO()
-        _resized(picture).save(file, "JPEG", quality=QUALITY, subsampling="4:2:0")
-        _write(Path(folder, f"class{number % CLASSES}", f"{number:06}.jpg"), file.getvalue())
+        path = Path(folder, f"class{number % CLASSES}", f"{number:06}.jpg")
+        _save(_resized(picture), path, quality=QUALITY, subsampling="4:2:0")
 
 
 def originals(folder: str, kind: str, count: int, images: str | None) -> None:
@@ -47,18 +45,14 @@ def originals(folder: str, kind: str, count: int, images: str | None) -> None:
         picture = (_small if kind == "small" else _large)(photographs, rng)
         if number % 4 == 0:
             picture = picture.transpose(Image.Transpose.ROTATE_90)
-        file = io.BytesIO()
-        picture.save(file, "JPEG", quality=ORIGINAL_QUALITY)
         name = "landscape" if picture.width >= picture.height else "portrait"
-        _write(Path(folder, name, f"{number:06}.jpg"), file.getvalue())
+        _save(picture, Path(folder, name, f"{number:06}.jpg"), quality=ORIGINAL_QUALITY)
 
 
 def _small(photographs: list[Path], rng: np.random.Generator) -> Image.Image:
     cut = _cut(_photograph(photographs, rng), rng)
-    factor = SMALL_SIDE / max(cut.size)
-    size = round(cut.width * factor), round(cut.height * factor)
-    cut = cut.resize(size, Image.Resampling.BICUBIC)
-    return cut if min(size) > SHORT_SIDE else ImageOps.fit(cut, (SMALL_SIDE, 375))  # there must be something to reduce
+    cut = _scaled(cut, SMALL_SIDE / max(cut.size))
+    return cut if min(cut.size) > SHORT_SIDE else ImageOps.fit(cut, (SMALL_SIDE, 375))  # packers must reduce it
 
 
 def _large(photographs: list[Path], rng: np.random.Generator) -> Image.Image:
@@ -90,12 +84,14 @@ def _drawn(scene: int, number: int) -> Image.Image:
 
 def _grainy(image: Image.Image, deviation: float, rng: np.random.Generator) -> Image.Image:
     grain = rng.standard_normal((image.height, image.width, 1), dtype=np.float32) * deviation
-    noisy: npt.NDArray[np.float32] = np.asarray(image, np.float32) + grain
-    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+    return Image.fromarray((np.asarray(image, np.float32) + grain).clip(0, 255).astype(np.uint8))
 
 
 def _resized(image: Image.Image) -> Image.Image:
-    factor = SHORT_SIDE / min(image.size)
+    return _scaled(image, SHORT_SIDE / min(image.size))
+
+
+def _scaled(image: Image.Image, factor: float) -> Image.Image:
     return image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BICUBIC)
 
 
@@ -108,6 +104,6 @@ def _open(path: Path) -> Image.Image:
         return image.convert("RGB")
 
 
-def _write(path: Path, data: bytes) -> None:
+def _save(image: Image.Image, path: Path, **options: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    image.save(path, "JPEG", **options)

@@ -17,7 +17,6 @@ from bench.child import MARK
 from bench.usage import tree
 
 TIMEOUT_S = 600
-CHILD = Path(__file__).with_name("child.py")
 Variables = Iterable[tuple[str, str]]
 
 
@@ -41,7 +40,6 @@ class Child:
 
     def resume(self) -> None:
         """Let a generator go on."""
-        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write("\n")
             self._process.stdin.flush()
@@ -55,17 +53,12 @@ def child(
 
     Raises `FailedError` when it fails. It is killed with all its children after `timeout_s`, or when the body raises.
     """
-    command = [python, str(CHILD), *function.rsplit(".", 1), json.dumps(arguments, default=str)]
+    script = str(Path(__file__).with_name("child.py"))
+    command = [python, script, *function.rsplit(".", 1), json.dumps(arguments, default=str)]
     timed_out = threading.Event()
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **dict(variables)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
+        environment, pipe = {**os.environ, **dict(variables)}, subprocess.PIPE
+        process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=errors, text=True)
 
         def stop() -> None:
             timed_out.set()
@@ -86,11 +79,11 @@ def child(
             if process.poll() is None:
                 _kill(process.pid)
                 process.communicate()
+        if timed_out.is_set():
+            raise FailedError(f"not done after {timeout_s:.0f} s")
         if process.returncode or not complete:
             errors.seek(0)
-            raise FailedError(
-                f"not done after {timeout_s:.0f} s" if timed_out.is_set() else _reason(errors.read())
-            ) from None
+            raise FailedError(_reason(errors.read()))
 
 
 def call(python: str, function: str, **options: Any) -> Any:

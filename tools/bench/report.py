@@ -41,18 +41,13 @@ def table(
     columns: Sequence[str],
     rank: Callable[[list[Run]], float],
     cells: Cells,
-    case: Mapping[str, Any] | None = None,
+    case: Mapping[str, Any],
 ) -> str:
-    """Return a table with a line per row of the results.
+    """Return a table of the runs of a case, with a line per row of the results.
 
-    Args:
-        results: What was measured.
-        columns: The titles; the first two are the row's name and version.
-        rank: Key of a row's runs: lines ascend by it, and those without a run come last.
-        cells: Makes the other cells from a row's results and those of its runs that are meant.
-        case: Which of the runs are meant; all by default.
+    Columns begin with name and version; `cells` makes the others from a row and its runs. Lines ascend by `rank` of the
+    runs; rows without a run come last.
     """
-    case = case or {}
     ranked = []
     for row in results["rows"]:
         if measured := runs(row, case):
@@ -74,7 +69,4 @@ def exactness(epochs: Sequence[Mapping[str, Any]], samples: int) -> str:
 
 def panel(title: str, *series: tuple[Sequence[float], Callable[[float], str]]) -> dict[str, Any]:
     """Return a panel of `charts.bars`: for each series its values, and what writes a value as text."""
-    return {
-        "title": title,
-        "series": [{"values": values, "labels": list(map(text, values))} for values, text in series],
-    }
+    return {"title": title, "series": [{"values": each, "labels": list(map(text, each))} for each, text in series]}

@@ -7,9 +7,10 @@ import platform
 import resource
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _CORES = os.cpu_count() or 1
@@ -67,29 +68,17 @@ def busy_share(seconds: float) -> float:
     return (machine_cpu_s() - before) / (seconds * _CORES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
-    """CPU time over a period.
-
-    Attributes:
-        wall_s: Its length.
-        cpu_s: Seconds of this process and its descendants.
-        server_cpu_s: Seconds of the servers.
-        others: Share of the machine's CPU time that any other process used.
-    """
+class Used(NamedTuple):
+    """CPU time over a period."""
 
     wall_s: float
-    cpu_s: float
+    cpu_s: float  # of this process and its descendants
     server_cpu_s: float
-    others: float
+    others: float  # share of the machine's CPU time that any other process used
 
 
 class Stopwatch:
-    """Measures CPU time from its creation on.
-
-    Args:
-        servers: Processes that serve the measured one, and are no descendants of it.
-    """
+    """Measures CPU time from its creation on, also that of `servers`: processes that do not descend from this one."""
 
     def __init__(self, servers: Iterable[int] = ()) -> None:
         self._servers = list(servers)
@@ -103,17 +92,14 @@ class Stopwatch:
         """Return what was used since the start."""
         wall, cpu, servers, machine = (now - then for now, then in zip(self._now(), self._begin, strict=True))
         others = max(0.0, machine - cpu - servers) / (wall * _CORES)
-        return Used(wall_s=wall, cpu_s=cpu, server_cpu_s=servers, others=others)
+        return Used(wall, cpu, servers, others)
 
     def _now(self) -> tuple[float, float, float, float]:
         return time.perf_counter(), own_cpu_s(), cpu_s(self._servers), machine_cpu_s()
 
 
 class PeakMemory:
-    """Records the memory of this process tree from a thread, as proportional set sizes: shared pages count once.
-
-    Looking takes CPU time, so it is for an epoch that is not timed.
-    """
+    """Records the memory of this process tree from a thread: shared pages count once. Takes CPU time of its own."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -139,3 +125,20 @@ def _memory_bytes(pid: int) -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+def medians(cases: Mapping[Hashable, Callable[[], float]], rounds: int) -> dict[Any, float]:
+    """Run all cases in turn, once unmeasured and then in so many rounds; return the median of each."""
+    found: dict[Any, list[float]] = {name: [] for name in cases}
+    for _ in range(rounds + 1):
+        for name, case in cases.items():
+            found[name].append(case())
+    return {name: median(values[1:]) for name, values in found.items()}
+
+
+def epoch_us(batches: Iterable[Any]) -> float:
+    """Return the CPU time per image of an epoch in µs, of this process and its workers."""
+    begun, images = own_cpu_s(), 0
+    for pixels, *_ in batches:
+        images += len(pixels)
+    return 1e6 * (own_cpu_s() - begun) / images

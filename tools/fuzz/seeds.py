@@ -39,9 +39,8 @@ def main(directory: Path) -> None:
         for more in [{}, {"restart_marker_blocks": 2}]
     ]
     kinds += [("L", {}), ("L", {"progressive": True}), ("CMYK", {})]
-    for number, ((mode, how), (width, height)) in enumerate(
-        itertools.product(kinds, [(1, 1), (16, 16), (37, 29), (64, 9)])
-    ):
+    cases = itertools.product(kinds, [(1, 1), (16, 16), (37, 29), (64, 9)])
+    for number, ((mode, how), (width, height)) in enumerate(cases):
         (corpus / f"seed{number:03}").write_bytes(rng.randbytes(16) + encode(width, height, mode, **how))
 
 

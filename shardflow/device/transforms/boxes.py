@@ -15,14 +15,7 @@ TRIES = 10
 def draw_sizes(
     uniforms: torch.Tensor, area: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the two side lengths of random boxes, float32 [B, TRIES] of whole numbers; `ratio` is first / second.
-
-    Args:
-        uniforms: Uniform numbers in [0, 1), [B, 2 · TRIES].
-        area: Area of the images in pixels.
-        scale: Range of the boxes' share of that area.
-        ratio: Range of the sides' ratio, whose logarithm is uniform.
-    """
+    """Return the two side lengths of random boxes, float32 [B, TRIES] of whole numbers; `ratio` is first / second."""
     areas = area * rng.between(uniforms[:, :TRIES], *scale)
     ratios = torch.exp(rng.between(uniforms[:, TRIES : 2 * TRIES], math.log(ratio[0]), math.log(ratio[1])))
     return (areas * ratios).sqrt().round(), (areas / ratios).sqrt().round()

@@ -15,8 +15,8 @@ from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.image_types import is_jpeg
-from shardflow.loading.crop_sampling import Sizes
 from shardflow.loading.decoders import CenterCropDecoder, Decoded, Empty, ImageDecoder, RandomResizedCropDecoder, new
+from shardflow.loading.geometry import Sizes
 from shardflow.order.keyed_rng import U64
 
 Crop = RandomResizedCropDecoder | CenterCropDecoder
@@ -27,19 +27,13 @@ STEP_BYTES = 1 << 14
 
 
 class JpegBuffer:
-    """The encoded images of a batch, side by side in one uint8 tensor. Each row holds one image:
+    """The encoded images of a batch, side by side in one tensor: uint8 [B, `row_bytes`]. Each row holds one image:
 
         int64     length of the encoded image in bytes
         uint64    the sample's key, from which the crop is drawn
         bytes     the encoded image; the rest is arbitrary
 
     Such a tensor travels like any batch of images. A row is complete by itself, so one can be copied over another.
-
-    Args:
-        memory: uint8 [B, `row_bytes`], on the CPU, to read or to fill.
-
-    Attributes:
-        keys: uint64 [B].
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
@@ -56,11 +50,6 @@ class JpegBuffer:
         """Write an encoded image and its key into a row."""
         self._lengths[index], self.keys[index] = len(payload), key
         self._bytes[index, HEADER_BYTES : HEADER_BYTES + len(payload)] = np.frombuffer(payload, np.uint8)
-
-
-def row_bytes(image_bytes: int) -> int:
-    """Return the length of rows whose longest encoded image has this many bytes."""
-    return -(-(HEADER_BYTES + image_bytes) // STEP_BYTES) * STEP_BYTES
 
 
 class EncodedDecoder:
@@ -81,7 +70,8 @@ class EncodedDecoder:
         empty: Empty = new,
     ) -> Decoded:
         """Return uint8 [B, row length], laid out as `JpegBuffer`."""
-        rows = empty((len(payloads), row_bytes(max(map(len, payloads)))))
+        row_bytes = -(-(HEADER_BYTES + max(map(len, payloads))) // STEP_BYTES) * STEP_BYTES
+        rows = empty((len(payloads), row_bytes))
         buffer = JpegBuffer(rows)
         for index, (payload, key) in enumerate(zip(payloads, keys.tolist(), strict=True)):
             buffer.put_file(index, payload, key)
@@ -102,7 +92,9 @@ class DecodeJpeg:
     """
 
     def __init__(self, crop: Crop | None = None) -> None:
-        self.crop = _checked(crop)
+        self.crop: Crop = RandomResizedCropDecoder() if crop is None else crop
+        if not isinstance(self.crop, (RandomResizedCropDecoder, CenterCropDecoder)):
+            raise ConfigError(f"crop must be a RandomResizedCropDecoder or CenterCropDecoder, found {crop!r}")
 
     def __call__(self, rows: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return uint8 [B, 3, size, size] on the device.
@@ -124,7 +116,7 @@ class DecodeJpeg:
         if device.type == "cuda":
             return self._crop(_decode_on_gpu(files, device), buffer.keys)
         payloads = [file.numpy().data for file in files]
-        images, _, failures = self.crop(payloads, _unknown_sizes(len(files)), buffer.keys)
+        images, _, failures = self.crop(payloads, np.zeros((len(files), 2), dtype=np.int64), buffer.keys)
         _raise_first(failures, range(len(files)))
         assert isinstance(images, torch.Tensor)  # crops have one size
         return images.to(device)
@@ -173,15 +165,11 @@ def _decode_on_gpu(files: Sequence[torch.Tensor], device: torch.device) -> list[
     remaining = [index for index in range(len(files)) if index not in decoded]
     if remaining:
         payloads = [files[index].numpy().data for index in remaining]
-        keys = np.zeros(len(remaining), dtype=np.uint64)
-        images, _, failures = ImageDecoder()(payloads, _unknown_sizes(len(remaining)), keys)
+        sizes, keys = np.zeros((len(remaining), 2), dtype=np.int64), np.zeros(len(remaining), dtype=np.uint64)
+        images, _, failures = ImageDecoder()(payloads, sizes, keys)
         _raise_first(failures, remaining)
         decoded |= {index: image.to(device) for index, image in zip(remaining, images, strict=True)}
     return [decoded[index] for index in range(len(files))]
-
-
-def _unknown_sizes(count: int) -> Sizes:
-    return np.zeros((count, 2), dtype=np.int64)
 
 
 def _raise_first(failures: Mapping[int, DecodeError], indexes: Sequence[int]) -> None:
@@ -189,11 +177,3 @@ def _raise_first(failures: Mapping[int, DecodeError], indexes: Sequence[int]) ->
     if failures:
         first = min(failures)
         raise DecodeError(f"image {indexes[first]} of the batch: {failures[first]}") from failures[first]
-
-
-def _checked(crop: Crop | None) -> Crop:
-    if crop is None:
-        return RandomResizedCropDecoder()
-    if not isinstance(crop, (RandomResizedCropDecoder, CenterCropDecoder)):
-        raise ConfigError(f"crop must be a RandomResizedCropDecoder or CenterCropDecoder, found {crop!r}")
-    return crop

@@ -33,11 +33,7 @@ class MixedTargets(NamedTuple):
 
 
 class MixingTransform(ABC):
-    """Mixes each image of a batch with the image before it in the batch, as torchvision does, and its label likewise.
-
-    Args:
-        num_classes, per_pair: As of `MixUp`.
-    """
+    """Mixes each image of a batch with the image before it, as torchvision does, and its label likewise."""
 
     def __init__(self, num_classes: int | None, per_pair: bool) -> None:
         self.num_classes = None if num_classes is None else check_integer("num_classes", num_classes, 1)

@@ -70,14 +70,7 @@ def random_boxes(
 
 
 def crop_and_resize(images: torch.Tensor, boxes: torch.Tensor, size: int, flipped: torch.Tensor) -> torch.Tensor:
-    """Return the crops, antialiased to [B, C, size, size] in the dtype of the images, mirrored where `flipped`.
-
-    Args:
-        images: [B, C, H, W], uint8 or floating point within 0 … 1.
-        boxes: [B, 4], x, y, width, height in pixels, within the images.
-        size: Height and width of the result in pixels.
-        flipped: bool [B].
-    """
+    """Return the crops, antialiased to [B, C, size, size] in the dtype of the images, mirrored where `flipped`."""
     height, width = images.shape[-2:]
     x, y, w, h = boxes.to(torch.float32).unbind(1)
     rows, columns = _weights(y, h, height, size), _weights(x, w, width, size)

@@ -22,8 +22,7 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 _BITS = 24
 """The precision of a float32 in [0, 1); not every device has float64."""
 
-_TRIES = 8
-"""A try of Marsaglia and Tsang's method succeeds 19 times out of 20, so all of them fail once in 10**10."""
+_TRIES = 8  # one of Marsaglia and Tsang's method succeeds 19 times out of 20, so all of them fail once in 10**10
 
 
 def fold(keys: torch.Tensor, part: int) -> torch.Tensor:

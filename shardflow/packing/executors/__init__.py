@@ -1,7 +1,7 @@
-"""Executors run jobs: one after the other in this process, side by side in several, or on a cluster.
+"""Executors run jobs, with the same bytes: in this process, in several, or on a cluster.
 
-The bytes are the same with each. They differ in what an input can break: an image that crashes its decoder, or hangs
-it, ends the caller of `Serial`; it costs `Processes` and `Ray` two workers and is quarantined.
+An image that crashes or hangs its decoder ends the caller of `Serial`; it costs `Processes` and `Ray` two workers and
+is quarantined.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
 
 from shardflow.errors import ConfigError
-from shardflow.packing.jobs import Done, Job
+from shardflow.packing.jobs import Done, Finish, Job
 
 from .processes import Processes
 from .ray import Ray
-from .serial import Serial
 
 __all__ = ["EXECUTORS", "Executor", "ExecutorMaker", "Processes", "Ray", "Serial", "executor_maker"]
 
@@ -34,16 +33,28 @@ class Executor(Protocol):
         ...
 
 
+class Serial:
+    """One job after the other, in the calling process: for debugging, and for where no process may be started."""
+
+    def run(self, jobs: Iterable[Job], done: Done) -> None:
+        """See `Executor`."""
+
+        def ignore(_: int | None) -> None: ...
+
+        for job in jobs:
+            results = []
+            for piece in job.pieces():
+                results.append(piece.run(ignore))
+                done(job, results[-1])
+            done(job, Finish(job=job, results=tuple(results)).run(ignore))
+
+
 ExecutorMaker: TypeAlias = Callable[[int], Executor]
 """Returns an executor whose workers hold the descriptor of a lock as well."""
 
 
 def executor_maker(name: str, workers: int | None = None, ray_address: str | None = None) -> ExecutorMaker:
-    """Return a function that makes the executor of a name once the destination is locked.
-
-    Raises:
-        ConfigError: An argument is wrong.
-    """
+    """Return a function that makes the executor of a name once the destination is locked."""
     if name not in EXECUTORS:
         raise ConfigError(f"executor is {name!r}; allowed are {', '.join(EXECUTORS)}")
     if workers is not None and workers < 1:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from multiprocessing.connection import wait
+from typing import NamedTuple
 
 from shardflow._cores import allowed_cores
 from shardflow.errors import PackIncompleteError, WorkerError
@@ -20,13 +21,12 @@ _SPARE_DEATHS = 32
 _INPUTS_PER_DEATH = 10
 
 
-@dataclass(slots=True)
-class _OpenJob:
-    """A job that has begun."""
+class _OpenJob(NamedTuple):
+    """A job that has begun, its number of pieces, and the results of those that are done by their first ordinals."""
 
     job: Job
-    missing: int
-    results: dict[int, PieceResult] = field(default_factory=dict)
+    pieces: int
+    results: dict[int, PieceResult]
 
 
 class Processes:
@@ -35,18 +35,11 @@ class Processes:
     A worker that dies or hangs is replaced and its piece done again. When the second worker ends at the same input, the
     input is quarantined. More deaths than a few and one in ten inputs have another cause, and end the run.
 
-    Args:
-        workers: Number of processes; None for one per core that this process may use.
-        inherited: Descriptors that the workers keep open as long as they live.
-        item_deadline_s: Seconds after which a worker that is still at the same input counts as hung.
+    The workers keep the `inherited` descriptors open. One that is at an input for `item_deadline_s` counts as hung.
     """
 
     def __init__(
-        self,
-        workers: int | None = None,
-        inherited: Sequence[int] = (),
-        *,
-        item_deadline_s: float = ITEM_DEADLINE_S,
+        self, workers: int | None = None, inherited: Sequence[int] = (), *, item_deadline_s: float = ITEM_DEADLINE_S
     ) -> None:
         self.workers = workers or allowed_cores()
         self.inherited = inherited
@@ -87,7 +80,7 @@ class _Run:
         idle = [worker for worker in self._workers if worker.task is None]
         while len(self._tasks) < self._pool.workers and (job := next(self._jobs, None)) is not None:
             pieces = job.pieces()
-            self._open[job.name] = _OpenJob(job, len(pieces))
+            self._open[job.name] = _OpenJob(job, len(pieces), {})
             self._tasks.extend(pieces)
         while self._tasks and (idle or len(self._workers) < self._pool.workers):
             if not idle:
@@ -117,8 +110,7 @@ class _Run:
             self._done(opened.job, outcome)
             return
         opened.results[task.job.first] = outcome
-        opened.missing -= 1
-        if not opened.missing:
+        if len(opened.results) == opened.pieces:
             results = tuple(opened.results[first] for first in sorted(opened.results))
             self._tasks.appendleft(Finish(job=opened.job, results=results))
         self._inputs_done += len(task.job.items)
@@ -137,6 +129,6 @@ class _Run:
             )
         suspect = (task.job.name, ordinal)
         if isinstance(task, Piece) and ordinal is not None and suspect in self._suspects:
-            task = task.without(ordinal, f"{reason}, twice")
+            task = replace(task, deadly={**task.deadly, ordinal: f"{reason}, twice"})
         self._suspects.add(suspect)
         self._tasks.appendleft(task)

@@ -1,8 +1,8 @@
 """The executor of a cluster: Ray runs whole jobs, each on one node, as `Processes` with one process does.
 
 A job's fragments are in a temporary directory of its node, so only the finished shard crosses the network. An input
-that ends its decoder is handled on the node; when the node, or Ray's own process there, is lost, Ray runs the job again
-elsewhere: publishing is atomic, so a job that runs twice does no harm.
+that ends its decoder is handled on the node. When the node or Ray's process there is lost, Ray runs the job elsewhere;
+publishing is atomic, so a job may run twice.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ _JOBS_PER_CORE = 2  # so that no core waits for the planning machine, and a clus
 
 
 class Ray:
-    """The cores of a Ray cluster; each does one job at a time.
+    """The cores of a Ray cluster: `workers` jobs at a time, None for as many as keep it busy.
 
-    Args:
-        workers: Jobs at a time; None for as many as keep the whole cluster busy.
-        address: Address of the cluster, as for `ray.init`; None for one on this machine, during the run. An existing
-            connection of this process is used in any case.
+    `address` is that of `ray.init`; None for a cluster on this machine, during the run. An existing connection of this
+    process is used in any case.
     """
 
     def __init__(self, workers: int | None = None, *, address: str | None = None) -> None:
@@ -45,11 +43,7 @@ class Ray:
         self.address = address
 
     def run(self, jobs: Iterable[Job], done: Done) -> None:
-        """See `Executor`; the outcomes of a job come when all of it is done.
-
-        Raises:
-            ConfigError: Ray is not installed, there is no cluster, or a node has other codecs or another source.
-        """
+        """See `Executor`; the outcomes of a job come when all of it is done."""
         jobs = iter(jobs)
         first = next(jobs, None)
         if first is None:
@@ -70,14 +64,7 @@ def _run_job(job: Job, checks: Preflight) -> list[Outcome] | ShardflowError:
     return outcomes
 
 
-def _run(
-    jobs: Iterator[Job],
-    checks: Preflight,
-    workers: int | None,
-    done: Done,
-    *,
-    cancel: bool,
-) -> None:
+def _run(jobs: Iterator[Job], checks: Preflight, workers: int | None, done: Done, *, cancel: bool) -> None:
     """Do the jobs. Tasks end with a connection of our own; on another, unfinished ones have to be cancelled."""
     import ray
 
@@ -105,9 +92,9 @@ def _run(
             f"a node of the cluster lacks what the job needs ({error.cause}); install it there"
         ) from error
     except ray.exceptions.RayError as error:
-        message = f"Ray gave up on a shard after {_RETRIES + 1} attempts: {type(error).__name__}. Is memory short? Use"
         raise PackIncompleteError(
-            f"{message} fewer workers; the same command goes on where this one stopped"
+            f"Ray gave up on a shard after {_RETRIES + 1} attempts: {type(error).__name__}. Is memory short? Use fewer "
+            "workers; the same command goes on where this one stopped"
         ) from error
     finally:
         with contextlib.suppress(Exception):  # the error of the run matters more; otherwise a task ends after its shard

@@ -1,4 +1,4 @@
-"""Preflight checks: what must be the same on every node that runs jobs of one pack.
+"""Preflight checks: every node that runs jobs of one pack must agree with the planning machine.
 
 A path that exists on every node need not be the same disk, and other codecs make other bytes. So each job first checks
 that its node sees the same source and the same destination as the planning machine, with the same codecs.
@@ -27,31 +27,17 @@ _REACH = "a cluster needs a source and a destination that every node reaches by 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """The state of the planning machine.
-
-    Args:
-        host: Its name.
-        folder: Its working directory, which relative paths start from.
-        mark: Name and content of a blob in the destination.
-        probe: An input, and the SHA-256 of its bytes; None when the first inputs cannot be read there either.
-        codecs: Versions of its codecs.
-        recipe_sha256: Digest of the recipe there.
-    """
+    """The state of the planning machine."""
 
     host: str
-    folder: str
-    mark: tuple[str, bytes]
-    probe: tuple[Item, str] | None
+    folder: str  # its working directory, which relative paths start from
+    mark: tuple[str, bytes]  # name and content of a blob in the destination
+    probe: tuple[Item, str] | None  # an input and its SHA-256; None when the first inputs cannot be read there either
     codecs: dict[str, str]
     recipe_sha256: str
 
     def check(self, job: Job) -> None:
-        """Check this node for a job.
-
-        Raises:
-            ConfigError: It has other codecs, another source or another destination.
-            StoreError: The destination cannot be read.
-        """
+        """Check this node for a job."""
         with contextlib.suppress(OSError):  # if it is missing, relative paths are found missing below
             os.chdir(self.folder)
         here = f"node {socket.gethostname()}"

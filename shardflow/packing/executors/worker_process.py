@@ -1,9 +1,8 @@
 """A worker process: it does tasks, and may die of one without harm to other processes.
 
-It is started as a fresh interpreter, not through `multiprocessing`: a fork would copy the locks of the caller's
-threads, and a spawn would run the caller's script again, which needs an `if __name__ == "__main__"` in every script.
-Tasks and results are pickled over a socket pair that only these two processes hold, so an end of file on it means
-that the worker is gone.
+It is a fresh interpreter, not of `multiprocessing`: a fork would copy the locks of the caller's threads, and a spawn
+would run the caller's script again, which then needs an `if __name__ == "__main__"`. Tasks and results are pickled over
+a socket pair that only these two processes hold, so an end of file on it means that the worker is gone.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """The caller's side of a worker.
-
-    Args:
-        inherited: Descriptors that the worker keeps open as long as it lives, such as the destination's lock.
-    """
+    """The caller's side of a worker, which keeps the `inherited` descriptors open, such as the destination's lock."""
 
     def __init__(self, inherited: Sequence[int]) -> None:
         self.connection, other = Pipe()
@@ -57,22 +52,16 @@ class Worker:
         other.close()
 
     def send(self, task: Task, timeout_s: float) -> None:
-        """Send a task, and expect a message at least every `timeout_s`.
-
-        The death of a worker shows in `receive`.
-        """
+        """Send a task, and expect a message at least every `timeout_s`. A dead worker shows in `receive`."""
         self.task, self.ordinal = task, None
         self._last_message_s, self._timeout_s = time.monotonic(), timeout_s
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send(task)
 
     def receive(self) -> Outcome | None:
-        """Receive the messages so far; return the outcome of the task, None when there is none yet.
+        """Return the outcome of the task, None when there is none yet; raise `WorkerError` when the worker is dead.
 
-        Raises:
-            WorkerError: The worker is dead; the message says why.
-            ShardflowError: The task failed.
-            RuntimeError: The task met an unexpected error.
+        An error of the task is raised as well.
         """
         while self.connection.poll():
             try:
@@ -110,26 +99,23 @@ class Worker:
 
 def serve(descriptor: int, caller: int) -> None:
     """Do the tasks that come over a connection until it is closed. This is the worker's side."""
-    # Work for a caller that was killed would only block its next attempt.
+    # A worker that outlives its caller would only block the next attempt.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != caller:
         return
     # Decoders print complaints about bad bytes to stderr; the caller gets them as reasons.
     with open(os.devnull, "wb") as devnull:
         os.dup2(devnull.fileno(), 2)
+    connection = Connection(descriptor)
     with contextlib.suppress(EOFError, ConnectionError):  # the caller is gone, or has no more tasks
-        _work(Connection(descriptor))
-
-
-def _work(connection: Connection) -> None:
-    while True:
-        task: Task = connection.recv()
-        try:
-            outcome: Outcome | Exception = task.run(connection.send)
-        except ShardflowError as error:
-            outcome = error
-        except ConnectionError:
-            raise
-        except Exception:
-            outcome = RuntimeError(f"a worker met an unexpected error:\n{traceback.format_exc()}")
-        connection.send(outcome)
+        while True:
+            task: Task = connection.recv()
+            try:
+                outcome: Outcome | Exception = task.run(connection.send)
+            except ShardflowError as error:
+                outcome = error
+            except ConnectionError:
+                raise
+            except Exception:
+                outcome = RuntimeError(f"a worker met an unexpected error:\n{traceback.format_exc()}")
+            connection.send(outcome)

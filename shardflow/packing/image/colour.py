@@ -3,11 +3,10 @@
 16 bits are scaled, alpha is composited on white, palettes and CMYK are converted. Numbers without a defined range are
 refused rather than guessed at.
 
-An embedded ICC profile is converted to sRGB, which loaders and models expect. Colours are converted after the resize,
-where there are fewer pixels. A profile that leaves colours as they are, as the sRGB profile that most cameras write, is
-recognised by that, regardless of its name, and costs nothing further. A profile that is broken, or meant for pixels of
-another kind, is ignored, as viewers do. Conversion is relative colorimetric with black point compensation, by Little
-CMS. Colours outside of sRGB are clipped.
+Colours with an embedded ICC profile are converted to sRGB, which loaders and models expect, after the resize, where
+there are fewer pixels: by Little CMS, relative colorimetric, with black point compensation; colours outside of sRGB are
+clipped. A profile that changes no colour, as the sRGB profile that most cameras write, is recognised by that, whatever
+its name. One that is broken, or meant for pixels of another kind, is ignored, as viewers do.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ _SAME = 2
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """Return an image as 8-bit grey ("L") or RGB, without alpha.
-
-    Raises:
-        DecodeError: Its pixels have no defined range.
-    """
+    """Return an image as 8-bit grey ("L") or RGB, without alpha."""
     if image.mode == "F":
         raise DecodeError("floating-point pixels have no defined range")
     if image.mode == "I" or image.mode.startswith("I;16"):
@@ -59,17 +54,11 @@ def _scaled(image: Image.Image) -> Image.Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileConversion:
-    """The conversion from an embedded colour profile to sRGB.
+    """The conversion from an embedded colour profile to sRGB."""
 
-    Attributes:
-        usable: False when there is a profile that cannot be applied.
-        mode: Pillow's mode of the pixels that are converted: "L", "RGB" or "CMYK".
-        transform: None when nothing is to be done.
-    """
-
-    usable: bool = True
-    mode: str = "RGB"
-    transform: ImageCms.ImageCmsTransform | None = None
+    usable: bool = True  # False for a profile that cannot be applied
+    mode: str = "RGB"  # Pillow's, of the pixels before it: "L", "RGB" or "CMYK"
+    transform: ImageCms.ImageCmsTransform | None = None  # None when nothing is to be done
 
     def apply(self, pixels: Image.Image) -> Image.Image:
         """Return pixels as RGB in sRGB."""

@@ -6,11 +6,9 @@ raises on hostile bytes.
 JPEGs are decoded at 1/2, 1/4 or 1/8 by libjpeg's DCT scaling, as long as twice the target is left for the filter.
 
 Grey and RGB JPEGs that change their size are decoded and resized by the native kernel wherever it was built: half of
-Pillow's time on small originals. The decoder and the filter are the same, rounding is not: of 1,000 values 3 differ
-(150 where Pillow begins with the other axis, in images more than twice as tall as wide), by one level, seldom by two;
-both are equally near to a resize in floating point (docs/packers.md). So a recipe's digest names the kernel in use: a
-pack that was begun with the kernel and is resumed without it, or the other way round, starts anew rather than mixing
-the two. Where the kernel refuses a file, Pillow decides, as without a kernel.
+Pillow's time on small originals. Decoder and filter are the same, rounding is not: few values differ, by one level,
+seldom by two (docs/packers.md). So a recipe's digest names the kernel in use, and a pack that is resumed with another
+starts anew rather than mixing the two. A file that the kernel refuses is left to Pillow.
 """
 
 from __future__ import annotations
@@ -52,12 +50,7 @@ _ANIMATED = frozenset(each.name for each in IMAGE_TYPES if each.animated)
 
 
 def safe_open(data: bytes, formats: tuple[str, ...] = FORMATS) -> ImageFile.ImageFile:
-    """Return an image whose header was read, and of which no pixel is decoded yet. Call it in `map_codec_errors`.
-
-    Raises:
-        DecodeError: The file is empty, or in another format.
-        DecompressionBombError: It has more than `MAX_PIXELS`.
-    """
+    """Return an image whose header was read, and of which no pixel is decoded yet. Call it in `map_codec_errors`."""
     if not data:
         raise DecodeError("the file is empty")
     try:
@@ -92,11 +85,7 @@ def map_codec_errors(kind: type[SampleError]) -> Iterator[None]:
 def decode_resized(
     image: ImageFile.ImageFile, data: bytes, size: Size, resampling: Filter, *, as_cmyk: bool
 ) -> Image.Image:
-    """Return the pixels of an opened image, resized to `size`: "L", "RGB", or "CMYK" with `as_cmyk`.
-
-    Raises:
-        DecodeError: Its pixels have no defined range. The codec may raise other exceptions.
-    """
+    """Return the pixels of an opened image, resized to `size`: "L", "RGB", or "CMYK" with `as_cmyk`."""
     if size != image.size and is_jpeg(data) and native.available():
         pixels = np.empty((size[1], size[0], 3), np.uint8)
         if native.decode_resized(data, pixels, interpolation=resampling) is None:
@@ -118,5 +107,5 @@ def has_more_frames(image: Image.Image, data: bytes) -> bool:
         # `is_animated` moves a GIF to its second frame, so another copy is asked: this one is still to be decoded.
         probe = safe_open(data, ("GIF",)) if image.format == "GIF" else image
         return bool(getattr(probe, "is_animated", False))
-    except Exception:  # a damaged second frame behind a sound one
+    except Exception:  # a damaged second frame behind an intact one
         return False

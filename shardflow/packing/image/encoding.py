@@ -39,23 +39,14 @@ FORMATS = {
 
 
 class EncodedImage(NamedTuple):
-    """A packed image, and what statistics and annotations need to know of it.
-
-    Attributes:
-        image: The file.
-        part: Its name in the sample: "jpg", "webp" or "png".
-        pixels: Sums over the pixels before encoding.
-        geometry: Where the pixels were in the source.
-        bytes_before: Size of the source.
-        done: What was done to it, as names of `Statistics.counts`.
-    """
+    """A packed image, and what statistics and annotations need to know of it."""
 
     image: bytes
-    part: str
-    pixels: PixelSums
+    part: str  # its name in the sample: "jpg", "webp" or "png"
+    pixels: PixelSums  # before encoding
     geometry: Geometry
-    bytes_before: int
-    done: tuple[str, ...]
+    bytes_before: int  # size of the source
+    done: tuple[str, ...]  # what was done to it, as names of `Statistics.counts`
 
     def count_in(self, statistics: Statistics, label: Label) -> None:
         """Add it to statistics, with its label or labels."""
@@ -72,13 +63,11 @@ class EncodedImage(NamedTuple):
 def encode(pixels: Image.Image, target: Format, quality: int, subsampling: str) -> bytes:
     """Return an RGB image as a file. PNG ignores `quality`, and only JPEG uses `subsampling`."""
     pixels.info = {}  # a comment of the source would be written as well
-    settings: dict[str, dict[str, Any]] = {
-        "JPEG": {"quality": quality, "subsampling": subsampling},
-        "WEBP": {"quality": quality},
-        "PNG": {},
-    }
+    settings: dict[str, Any] = {} if target.codec == "PNG" else {"quality": quality}
+    if target.codec == "JPEG":
+        settings["subsampling"] = subsampling
     buffer = io.BytesIO()
-    pixels.save(buffer, target.codec, **settings[target.codec])
+    pixels.save(buffer, target.codec, **settings)
     return buffer.getvalue()
 
 

@@ -1,13 +1,11 @@
 """Geometry: where each point of a source image went, so that annotations can follow.
 
-An image is met in three states:
-
-    stored    as the pixels lie in the file
-    upright   turned as its orientation says (see `orientation`): what viewers and annotation tools show
+    stored    as the pixels are in the file
+    upright   turned as its orientation says (see `orientation`)
     packed    upright, cropped to `box` and resized to `size`
 
-Coordinates of annotations are in pixels of the upright image, because browsers and annotation tools use those. They
-are continuous: (0, 0) is the corner of the top left pixel, not its centre, and (width, height) the opposite corner.
+Coordinates of annotations are in pixels of the upright image, as browsers and annotation tools use them. They are
+continuous: (0, 0) is the corner of the top left pixel, not its centre, and (width, height) the opposite corner.
 """
 
 from __future__ import annotations
@@ -23,19 +21,12 @@ Window = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """What packing did to the places of the pixels.
+    """Where packing moved the pixels."""
 
-    Args:
-        stored: Size of the image as its file stores it.
-        orientation: 1 … 8, as in EXIF; 1 is upright.
-        box: Left, top, right and bottom of the crop, in pixels of the upright image; its borders may cut pixels.
-        size: Size of the packed image.
-    """
-
-    stored: Size
-    orientation: int
-    box: tuple[float, float, float, float]
-    size: Size
+    stored: Size  # as in the file
+    orientation: int  # 1 … 8, as in EXIF; 1 is upright
+    box: tuple[float, float, float, float]  # of the crop, in the upright image: left, top, right, bottom
+    size: Size  # of the packed image
 
     @classmethod
     def of(cls, stored: Size, orientation: int, resized: Size, window: Window) -> Geometry:

@@ -28,12 +28,11 @@ _TRANSPOSES = {
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return the orientation of a loaded image, 1 … 8; 1 is upright.
+    """Return the orientation of an image, 1 … 8; 1 is upright. It must be loaded: a PNG may end in its metadata.
 
-    A PNG may have its metadata behind the pixels, so they must be loaded. A TIFF is turned as it is loaded, see
-    `load_tiff`.
+    A TIFF is turned as it is loaded, see `load_tiff`.
     """
-    with contextlib.suppress(Exception):  # broken metadata around a sound image
+    with contextlib.suppress(Exception):  # broken metadata around an intact image
         if (found := _exif_orientation(image)) is not None:
             return found
     with contextlib.suppress(Exception):
@@ -45,7 +44,7 @@ def orientation_of(image: Image.Image) -> int:
 def load_tiff(image: Image.Image) -> bool:
     """Load a TIFF, and return whether Pillow has turned it upright, which it does with no other format."""
     orientation = None
-    with contextlib.suppress(Exception):  # broken metadata around a sound image
+    with contextlib.suppress(Exception):  # broken metadata around an intact image
         orientation = _exif_orientation(image)
     image.load()
     return orientation is not None and orientation != 1

@@ -1,9 +1,9 @@
 """Collections: samples as objects, from Hugging Face datasets, torchvision, or any other iterable.
 
-Samples live in this process, where no worker can reach them, and a second iteration may yield others. So each is taken
-once, in order, and copied to a temporary file, as the bytes of its image file or, where there is none, its pixels
-without loss; workers then read slices of that file. It needs as much room in the directory for temporary files as the
-images have bytes. An image that is a file on this machine is read from there and not copied.
+Samples are in this process, where no worker can reach them, and a second iteration may yield others. So each is read
+once, in order, and copied to a temporary file: the bytes of its image file or, without one, its pixels without loss.
+Workers read slices of that file, which needs as much room in the temporary directory as the images have bytes. An image
+that is a file on this machine is not copied.
 
 A resume compares contents: a sample that differs from the last time is packed again, with all that follow in its shard.
 """
@@ -64,12 +64,7 @@ class Collection:
     classes: Classes = None
 
     def list(self) -> Source:
-        """Copy all samples and list them.
-
-        Raises:
-            ConfigError: There are no samples, the first has no image, or a split or label is not valid.
-            StoreError: The temporary directory has no room for them.
-        """
+        """Copy all samples and list them."""
         splits = self.samples if isinstance(self.samples, Mapping) else {"train": self.samples}
         unknown = next((split for split in splits if split not in SPLITS), None)
         if unknown is not None:
@@ -90,24 +85,24 @@ class Collection:
         names = self.classes
         drafts: list[Drafts[SplitLabel]] = []
         for split in sorted(splits):
-            view = self._view(splits[split], split)
-            if names is not None and self.classes is None and view.classes not in (None, names):
+            adapted = self._adapt(splits[split], split)
+            if names is not None and self.classes is None and adapted.classes not in (None, names):
                 raise ConfigError(f"split {split!r} has other classes than the splits before it; use names as labels")
-            names = view.classes if names is None else names
+            names = adapted.classes if names is None else names
             with _PayloadFile(folder, f"{split}.bin") as file:
-                drafts.append(Drafts.of(_drafts(view, file, split)))
+                drafts.append(Drafts.of(_drafts(adapted, file, split)))
         return Drafts.of(itertools.chain(*drafts)), names
 
-    def _view(self, samples: Any, split: str) -> _View:
+    def _adapt(self, samples: Any, split: str) -> _Split:
         adapter = SampleAdapter(image=self.image, label=self.label, caption=self.caption, mask=self.mask)
         if is_dataset(samples):
             return _huggingface(samples, adapter, split)
         classes = getattr(samples, "classes", None)  # torchvision's; ImageNet has several names for each class
         names = tuple(name if isinstance(name, str) else name[0] for name in classes) if classes else None
-        return _View(samples, adapter, names)
+        return _Split(samples, adapter, names)
 
 
-class _View(NamedTuple):
+class _Split(NamedTuple):
     """The samples of a split, their adapter, and the class names that the collection has."""
 
     samples: Any
@@ -140,29 +135,28 @@ class _PayloadFile:
         return [self._name, offset, len(payload), zlib.crc32(payload)]
 
 
-def _huggingface(dataset: Any, adapter: SampleAdapter, split: str) -> _View:
-    dataset, features = undecoded(dataset, f"the dataset's split {split!r}")
-    images = [name for name in features.images if name != adapter.mask]
+def _huggingface(dataset: Any, adapter: SampleAdapter, split: str) -> _Split:
+    dataset, images, classes = undecoded(dataset, f"the dataset's split {split!r}")
+    images = [name for name in images if name != adapter.mask]
     first = images[0] if len(images) == 1 else next((key for key in IMAGE_KEYS if key in images), None)
     image = adapter.image or first
     if image is None:
         raise ConfigError(f"the dataset has several columns with images: {', '.join(images)}; name one with image=")
-    label = adapter.label or (next(iter(features.classes)) if len(features.classes) == 1 else None)
-    classes = features.classes.get(label or LABEL_KEYS[0])
-    return _View(dataset, replace(adapter, image=image, label=label), classes)
+    label = adapter.label or (next(iter(classes)) if len(classes) == 1 else None)
+    names = classes.get(label or LABEL_KEYS[0])
+    return _Split(dataset, replace(adapter, image=image, label=label), names)
 
 
-def _drafts(view: _View, file: _PayloadFile, split: str) -> Iterator[Draft[SplitLabel]]:
-    """Yield the samples of a split."""
-    for number, sample in enumerate(_samples(view.samples)):
+def _drafts(adapted: _Split, file: _PayloadFile, split: str) -> Iterator[Draft[SplitLabel]]:
+    for number, sample in enumerate(_samples(adapted.samples)):
         path = f"{split}#{number}"
         try:
             if isinstance(sample, Exception):
                 raise SampleError(f"{type(sample).__name__}: {sample}") from sample
-            yield _draft(view.adapter.adapt(sample), split, path, file)
+            yield _draft(adapted.adapter.adapt(sample), split, path, file)
         except SampleError as error:
             if number == 0 and not isinstance(sample, Exception):
-                raise ConfigError(f"the first sample of {type(view.samples).__name__}: {error}") from error
+                raise ConfigError(f"the first sample of {type(adapted.samples).__name__}: {error}") from error
             yield labelled_draft(split, None, path, -1, 0, encode_more(bad=str(error)))
 
 
@@ -185,16 +179,14 @@ def _samples(samples: Any) -> Iterator[Any]:
     """Yield the samples, and an exception in the place of one that raises it."""
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
         yield from samples
-        return
-    files = _files_of(samples)
-    if files is not None:
+    elif (files := _files_of(samples)) is not None:
         yield from ((Path(path), label) for path, label in files)
-        return
-    for number in range(len(samples)):
-        try:
-            yield samples[number]
-        except Exception as error:  # loaders of images raise anything on a damaged file
-            yield error
+    else:
+        for number in range(len(samples)):
+            try:
+                yield samples[number]
+            except Exception as error:  # loaders of images raise anything on a damaged file
+                yield error
 
 
 def _files_of(samples: Any) -> list[tuple[str, int]] | None:

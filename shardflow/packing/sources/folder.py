@@ -7,8 +7,8 @@ The layout of a tree is detected from the images' paths alone, after one walk:
     train/CLASS/.../x.jpg   every top folder is named like a split, and holds class folders
     train/x.jpg             every top folder is named like a split, and holds images: no labels
 
-A mixture of two layouts is refused: guessing would make wrong labels that stay unnoticed. Names that start with a dot
-are ignored. Files whose extension is not an image's are skipped and counted.
+A mixture of two layouts is refused, because a guess would make wrong labels. Names that start with a dot are ignored;
+files whose extension is not an image's are skipped and counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 
 from .items import Draft, Drafts, encode_more
-from .reader import Reader
+from .reader import Reader, file_state
 from .source import Source
 
 Ends: TypeAlias = "tuple[str | None, str | None]"
@@ -82,13 +82,7 @@ class Folder:
         return True
 
     def list(self) -> Source:
-        """List the images.
-
-        Raises:
-            NoImagesError: There are none.
-            ConfigError: Their paths mix two layouts, or a class is not one of `classes`.
-            StoreError: A directory cannot be read.
-        """
+        """List the images."""
         storage = open_storage(self.url, self.storage_options)
         skipped: Counter[str] = Counter()
         beside: dict[str, _File] = {}
@@ -151,7 +145,7 @@ def _files(storage: Storage) -> Iterator[_File]:
     root = storage.local_path("")
     if root is None:
         for name, listed in sorted(storage.listing().items(), key=lambda entry: os.fsencode(entry[0])):
-            if not any(part.startswith(".") for part in name.split("/")):
+            if not name.startswith(".") and "/." not in name:
                 yield _File(name, listed.size, 0, listed.tag)
         return
     with map_os_errors(root):
@@ -175,14 +169,11 @@ def _walk(root: Path) -> Iterator[_File]:
         if path.endswith("/"):
             stack.append((path, *_enter(os.path.join(base, path), above)))
         else:
-            yield _file(path, os.path.join(base, path))
+            yield _File(path, *file_state(os.path.join(base, path)), "")
 
 
 def _enter(folder: str, above: frozenset[tuple[int, int]]) -> tuple[list[bytes], frozenset[tuple[int, int]]]:
-    """Return the names in a folder, the last one first, and the identities of all folders down to it.
-
-    The name of a folder ends in a slash, and sorts with it, as the paths of its files do.
-    """
+    """Return the names in a folder, the last first (folders end in a slash and sort with it), and all folders above."""
     status = os.stat(folder)
     here = (status.st_dev, status.st_ino)
     if here in above:
@@ -202,14 +193,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # such as a link to itself; it is an input
         return False
-
-
-def _file(path: str, place: str) -> _File:
-    try:
-        status = os.stat(place)
-    except OSError:  # such as a broken link; it is an input, and reading it gives the reason
-        return _File(path, 0, 0, "")
-    return _File(path, status.st_size, status.st_ctime_ns, "")
 
 
 def _ends(path: str) -> Ends:

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardflow.errors import ConfigError
-
-
-class Features(NamedTuple):
-    """The columns of a dataset that have images, and those that have classes, with the names of the classes."""
-
-    images: tuple[str, ...]
-    classes: dict[str, tuple[str, ...]]
 
 
 def is_dataset(value: object) -> bool:
@@ -21,28 +14,18 @@ def is_dataset(value: object) -> bool:
     return library is not None and isinstance(value, library.Dataset | library.IterableDataset)
 
 
-def undecoded(dataset: Any, where: str) -> tuple[Any, Features]:
-    """Return a dataset that yields the bytes of its images instead of decoding them, and its columns.
-
-    Args:
-        dataset: A Hugging Face dataset.
-        where: Its name in messages.
-
-    Raises:
-        ConfigError: No column has images.
-    """
+def undecoded(dataset: Any, where: str) -> tuple[Any, list[str], dict[str, tuple[str, ...]]]:
+    """Return a dataset that yields undecoded images, its image columns, and its class columns with their names."""
     import datasets
 
     features = dataset.features or {}
-    images = tuple(name for name, feature in features.items() if isinstance(feature, datasets.Image))
+    images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     if not images:
         found = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
         raise ConfigError(f"{where} has no column with images, but {found or 'no known columns'}; cast it to Image()")
     for name in images:
         dataset = dataset.cast_column(name, datasets.Image(decode=False))
-    classes = {}
-    for name, feature in features.items():
-        one = getattr(feature, "feature", feature)  # a list of classes has the class as its `feature`
-        if isinstance(one, datasets.ClassLabel):
-            classes[name] = tuple(one.names)
-    return dataset, Features(images, classes)
+    # A list of classes has the class as its `feature`.
+    types = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
+    classes = {name: tuple(each.names) for name, each in types.items() if isinstance(each, datasets.ClassLabel)}
+    return dataset, images, classes

@@ -1,10 +1,8 @@
 """Items and drafts: millions of inputs in a few arrays.
 
-As tuples of Python objects an input costs more than half a kilobyte; here it costs its path and some 30 bytes. Rows
-become objects when they are read; a slice is a view.
-
-A source is listed as drafts, because a split and the number of a class can follow only from all inputs together. A
-draft becomes an item when both are known.
+As a tuple of Python objects an input costs more than half a kilobyte; here it costs its path and some 30 bytes. Rows
+become objects when they are read. A source is listed as drafts, which become items when all inputs together have
+decided on splits and on the numbers of classes.
 """
 
 from __future__ import annotations
@@ -80,14 +78,8 @@ class _Columns:
             codes.append(table.setdefault(key, len(table)))
             sizes.append(size)
             changed_ns.append(changed)
-        columns = cls(
-            bytes(text),
-            np.frombuffer(ends, np.uint64),
-            np.frombuffer(codes, np.int32),
-            np.frombuffer(sizes, np.int64),
-            np.frombuffer(changed_ns, np.int64),
-        )
-        return columns, tuple(table)
+        columns = (np.frombuffer(column, column.typecode) for column in (ends, codes, sizes, changed_ns))
+        return cls(bytes(text), *columns), tuple(table)
 
     def row(self, row: int) -> tuple[str, int, int, int, bytes]:
         """Return path, code, size, time and `more` of a row."""
@@ -97,13 +89,7 @@ class _Columns:
 
 
 class Items(Sequence[Item]):
-    """Inputs in order; immutable. `Items.of` and `Drafts.number` make them.
-
-    Args:
-        columns: Columns of all inputs.
-        labels: The different labels.
-        rows: Which inputs, in which order.
-    """
+    """Inputs in order; immutable. `Items.of` and `Drafts.number` make them."""
 
     def __init__(self, columns: _Columns, labels: Sequence[Label], rows: npt.NDArray[np.int64]) -> None:
         self._columns = columns
@@ -150,12 +136,7 @@ class Items(Sequence[Item]):
 
 
 class Drafts(Generic[K]):
-    """Drafts in order; immutable.
-
-    Args:
-        columns: Columns of all drafts.
-        keys: The different keys.
-    """
+    """Drafts in order; immutable."""
 
     def __init__(self, columns: _Columns, keys: Sequence[K]) -> None:
         self._columns = columns
@@ -179,11 +160,7 @@ class Drafts(Generic[K]):
         return Drafts(self._columns, [key(old) for old in self.keys])
 
     def number(self, place: Callable[[K], tuple[str, Label]]) -> dict[str, Items]:
-        """Return the items of each split, sorted by its name.
-
-        Args:
-            place: Returns split and label of a key; called once for each different key.
-        """
+        """Return the items of each split, sorted by its name; `place` returns split and label of each different key."""
         places = [place(key) for key in self.keys]
         labels = [label for _, label in places]
         rows = {}

@@ -1,12 +1,9 @@
-"""Labelling: drafts, whose labels are as the source has them, become items with the numbers of classes.
-
-All labels of a source together decide which number each class has.
-"""
+"""Labelling: drafts with the labels of the source become items with the numbers of classes, which all labels decide."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -18,6 +15,9 @@ from .items import Draft, Drafts, encode_more
 from .reader import Reader
 from .source import Source
 
+NUMBER = re.compile(r"0|[1-9][0-9]*")
+"""A label in a text that is the number of a class."""
+
 SplitLabel: TypeAlias = "tuple[str, Named]"
 """The key of a draft: its split, and its label as the source has it."""
 
@@ -25,11 +25,7 @@ SplitLabel: TypeAlias = "tuple[str, Named]"
 def labelled_draft(
     split: str, label: Named, path: str, size: int, changed_ns: int, more: bytes = b""
 ) -> Draft[SplitLabel]:
-    """Return a draft with a split and a label.
-
-    Raises:
-        ConfigError: The value cannot be a label.
-    """
+    """Return a draft with a split and a label."""
     key = (split, tuple(label) if isinstance(label, list) else label)
     try:
         hash(key)
@@ -39,19 +35,7 @@ def labelled_draft(
 
 
 def number_labels(drafts: Drafts[SplitLabel], classes: Classes, where: object, reader: Reader) -> Source:
-    """Return the source that drafts make.
-
-    In a split where others have labels, an input without a label cannot be used: a loader would stop at it.
-
-    Args:
-        drafts: All inputs, in order.
-        classes: Class names that are known already.
-        where: Name of the source in messages.
-        reader: Reader of the source.
-
-    Raises:
-        ConfigError: A label is not among the known classes, or names and numbers are mixed.
-    """
+    """Return the source of drafts. An input without a label beside labelled ones is bad: a loader would stop at it."""
     numbering = LabelNumbering(classes, (label for _, label in drafts.keys), where)
     labelled = {split for split, label in drafts.keys if label is not None}
     if any(split in labelled for split, label in drafts.keys if label is None):
@@ -67,16 +51,11 @@ def number_labels(drafts: Drafts[SplitLabel], classes: Classes, where: object, r
 
 def _refuse_unlabelled(draft: Draft[SplitLabel]) -> Draft[SplitLabel]:
     content = json.loads(draft.more) if draft.more else {}
-    more = encode_more(**{"bad": "has no label, as others of its split have", **content})
-    return Draft(draft.path, draft.key, draft.size, draft.changed_ns, more)
+    return replace(draft, more=encode_more(**{"bad": "has no label, as others of its split have", **content}))
 
 
 def append_classes(source: Source, old: tuple[str, ...] | None) -> Source:
-    """Return a source whose labels continue the numbering of a dataset: its classes first, new ones after them.
-
-    Raises:
-        ConfigError: Only one of the two has classes.
-    """
+    """Return a source whose labels continue the numbering of a dataset: its classes first, new ones after them."""
     if (source.classes is None) != (old is None):
         labelled, other = ("the dataset", "the source") if source.classes is None else ("the source", "the dataset")
         raise ConfigError(f"{labelled} has classes and {other} has none; both must have them, or neither")
@@ -86,13 +65,11 @@ def append_classes(source: Source, old: tuple[str, ...] | None) -> Source:
     classes = (*old, *(name for name in source.classes if name not in known))
     places = {name: number for number, name in enumerate(classes)}
     numbers = {number: places[name] for number, name in enumerate(source.classes)}
-    splits = {
-        split: items.relabelled(lambda label: _renumber(label, numbers)) for split, items in source.splits.items()
-    }
+
+    def renumber(label: Label) -> Label:
+        if isinstance(label, tuple):
+            return tuple(sorted(numbers[one] for one in label))
+        return None if label is None else numbers[label]
+
+    splits = {split: items.relabelled(renumber) for split, items in source.splits.items()}
     return replace(source, splits=splits, classes=classes)
-
-
-def _renumber(label: Label, numbers: Mapping[int, int]) -> Label:
-    if isinstance(label, tuple):
-        return tuple(sorted(numbers[one] for one in label))
-    return None if label is None else numbers[label]

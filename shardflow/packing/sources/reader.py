@@ -1,15 +1,13 @@
 """The reader of a source: from an item to the bytes of its image and of its other parts.
 
-One reader serves every kind of source, because a listing says where everything is. The `more` of an item is a JSON
-object with up to three entries that the reader uses:
+One reader serves every kind of source. The `more` of an item is a JSON object with up to three entries for the reader:
 
     image   the location of the image, when it is not the file at the item's path
     parts   part → its location, or its text itself
     bad     why the input cannot be used: a reason that the listing has found already
 
-Other entries, such as a tag of the content, count for the identity of the input alone. A *location* is a list:
-[place], a whole file; or [place, offset, size, crc32], a slice of one. A place is a path below the base, an absolute
-path, or a URL.
+Other entries, such as a tag of the content, only identify the input. A *location* is a list: [place], a whole file; or
+[place, offset, size, crc32], a slice of one. A place is a path below the base, an absolute path, or a URL.
 """
 
 from __future__ import annotations
@@ -87,9 +85,8 @@ class Reader:
         except OSError as error:
             raise SampleError(error.strerror or str(error)) from error
         if item.size not in (-1, len(image)):
-            raise SampleError(
-                f"had {item.size} bytes when it was listed and has {len(image)} now; run the same command again"
-            )
+            message = f"had {item.size} bytes when it was listed and has {len(image)} now"
+            raise SampleError(f"{message}; run the same command again")
         return Input(image, parts)
 
     def _bytes(self, place: str, offset: int = 0, size: int = -1, crc32: int = -1) -> bytes:
@@ -113,6 +110,15 @@ def local_path(base: str, place: str) -> str | None:
     if is_remote(place) or (is_remote(base) and not os.path.isabs(place)):
         return None
     return os.path.join(base, place)
+
+
+def file_state(path: str) -> tuple[int, int]:
+    """Return size and time of the last change of a file; zeros for a broken link: reading it gives the reason."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return 0, 0
+    return status.st_size, status.st_ctime_ns
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -22,21 +22,11 @@ KINDS: tuple[type[SourceKind], ...] = (Table, Shards, Folder)
 
 
 def list_source(src: Any, storage_options: Mapping[str, Any] | None = None) -> Source:
-    """List the inputs of a source. Close it after use.
-
-    Args:
-        src: A path or URL of a folder, a table, or shards; an object of one of `KINDS`; or samples as objects.
-        storage_options: Options of fsspec's file system where `src` is a URL.
-
-    Raises:
-        ConfigError: There is nothing to pack, or it is not a source.
-        StoreError: It cannot be read.
-    """
+    """List the inputs of a path, a URL, an object of one of `KINDS`, or samples as objects. Close it after use."""
     if isinstance(src, str | os.PathLike):
-        src = DetectedSource(src, storage_options=storage_options)
-    elif not isinstance(src, (DetectedSource, Collection, *KINDS)):
-        src = Collection(src)
-    source: Source = src.list()
+        return DetectedSource(src, storage_options=storage_options).list()
+    named: Any = src if isinstance(src, (DetectedSource, Collection, *KINDS)) else Collection(src)
+    source: Source = named.list()
     return source
 
 
@@ -48,17 +38,7 @@ def shared_options(src: Any, dst: object, options: Mapping[str, Any] | None) -> 
 def describe_source(
     url: str, *, columns: Mapping[str, Any], parts: tuple[str, ...], classes: Classes
 ) -> Table | Folder | DetectedSource:
-    """Return the source of a path or URL and the options of a command.
-
-    Args:
-        url: As for `list_source`.
-        columns: Names of a table's columns, by the arguments of `Table`: "image", "label", "split", "caption", "mask".
-        parts: Parts beside the images of a folder.
-        classes: As for each kind of source.
-
-    Raises:
-        ConfigError: The options belong to different kinds of sources.
-    """
+    """Return the source of a command: `columns` by the arguments of `Table`, `parts` as of `Folder`."""
     if columns and parts:
         raise ConfigError("columns belong to a table, parts to a folder of images; use only one of them")
     if columns:
@@ -76,11 +56,7 @@ class DetectedSource:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def list(self) -> Source:
-        """Detect the kind and list the inputs.
-
-        Raises:
-            ConfigError, StoreError: As each of the kinds does.
-        """
+        """Detect the kind and list the inputs."""
         url = os.fspath(self.url)
         options = remote_options(url, self.storage_options)
         kind = next(kind for kind in KINDS if kind.recognizes(url, options))

@@ -5,6 +5,7 @@ Images as objects become files without loss, so that they reach the recipe as an
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import operator
@@ -39,14 +40,7 @@ class AdaptedSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleAdapter:
-    """Adapts samples. Each argument is a key of samples that are mappings; None for the usual keys.
-
-    Args:
-        image: Key of the image.
-        label: Key of the class or classes.
-        caption: Key of a text.
-        mask: Key of a mask.
-    """
+    """Adapts samples. Each field is a key of samples that are mappings; None for the usual keys."""
 
     image: str | None
     label: str | None
@@ -54,11 +48,7 @@ class SampleAdapter:
     mask: str | None
 
     def adapt(self, sample: Any) -> AdaptedSample:
-        """Return a sample in one form.
-
-        Raises:
-            SampleError: It has no image, or something in it is not understood.
-        """
+        """Return a sample in one form."""
         if isinstance(sample, Mapping) and not is_image(sample):
             return self._mapping(sample)
         if isinstance(sample, tuple | list) and not is_image(sample):
@@ -80,12 +70,16 @@ class SampleAdapter:
             parts["txt"] = str(sample[self.caption])
         if self.mask is not None:
             parts["mask.png"] = sample[self.mask]
-        rest = {key: value for key, value in sample.items() if key not in (image, label, self.caption, self.mask)}
-        for key, value in rest.items():
+        others: dict[str, Any] = {}
+        for key, value in sample.items():
+            if key in (image, label, self.caption, self.mask):
+                continue
             if is_image(value):
                 raise SampleError(f"has a second image, {key!r}; name it as the mask, or leave it out")
-        parts |= {key: value for key, value in rest.items() if isinstance(value, bytes)}
-        others = {key: value for key, value in rest.items() if not (isinstance(value, bytes) or key.startswith("__"))}
+            if isinstance(value, bytes):
+                parts[key] = value
+            elif not key.startswith("__"):
+                others[key] = value
         if text := to_json(others):
             parts["json"] = text
         return AdaptedSample(sample[image], None if label is None else _label(sample[label]), parts)
@@ -110,12 +104,8 @@ def _label(value: Any) -> Named:
         except (ValueError, RecursionError) as error:
             raise SampleError(f"expected the number or the name of a class as JSON, found {value[:40]!r}") from error
         return _label(content)
-    try:
-        number = operator.index(value)
-    except TypeError:
-        pass
-    else:
-        return None if number == -1 else number
+    with contextlib.suppress(TypeError):
+        return None if (number := operator.index(value)) == -1 else number
     try:
         several = [_label(one) for one in value]
     except TypeError as error:
@@ -137,15 +127,10 @@ def is_image(value: object) -> bool:
 
 
 def image_file(value: Any, *, as_png: bool = False) -> bytes | Path:
-    """Return an image as the bytes of a file, or as the path of its file.
+    """Return an image as the bytes or the path of a file: the cheapest format to write, or PNG, as masks are read.
 
-    Args:
-        value: Bytes of a file, a path, {"bytes": ..., "path": ...}, a Pillow image, or an array or tensor of uint8
-            (grey: also uint16): [height, width], [height, width, channels], or, of torch, [channels, height, width].
-        as_png: Write PNG, as masks are read, and not the cheapest format.
-
-    Raises:
-        SampleError: It is none of them.
+    It is bytes, a path, {"bytes": ..., "path": ...}, a Pillow image, or an array or tensor of uint8 (grey: or uint16):
+    [height, width], [height, width, channels], or, of torch, [channels, height, width].
     """
     if isinstance(value, Mapping) and is_image(value):
         value = value["bytes"] if value["bytes"] is not None else value["path"]

@@ -1,9 +1,8 @@
 """Existing shards: the samples of tars in the WebDataset convention, or of a shardflow dataset, packed again.
 
-Manifest and indexes of a shardflow dataset give its splits, its classes and the locations of all parts, and each part
-is checked by its CRC-32 when it is read; its tars are opened for labels, and where an index is lost. The headers of
-other tars are read first. A tar behind a URL is read for that as a whole, in memory, one tar after the other, and a
-second time, sample by sample, to be packed.
+A shardflow dataset has its splits, its classes and the locations of all parts in its manifest and indexes, and each
+part is checked by its CRC-32 when it is read; its tars are opened for labels, and where an index is lost. Of other tars
+the headers are read: of a tar behind a URL, all of it, in memory, and again, sample by sample, to be packed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import io
 import itertools
 import os
-import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -36,11 +34,9 @@ from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, ma
 from shardflow.storage.virtual import root_url, virtual_storage
 
 from .items import Draft, Drafts, encode_more
-from .labelling import SplitLabel, labelled_draft, number_labels
+from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels
 from .reader import Reader
 from .source import Source
-
-_NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +69,12 @@ class Shards:
         return split_pattern(url).pattern is not None or _is_dataset(open_storage(url, storage_options))
 
     def list(self) -> Source:
-        """List the samples, in the order of the shards' names.
-
-        Raises:
-            ConfigError: There are no such shards, or a label is not one of `classes`.
-            StoreError: A shard cannot be read.
-        """
+        """List the samples, in the order of the shards' names."""
         root, pattern = split_pattern(self.url)
         storage = open_storage(root, self.storage_options)
         reader = Reader.at(storage, root, self.storage_options)
         if pattern is None and _is_dataset(storage):
-            return replace(self._list_dataset(storage, reader), sealed=True)
+            return replace(self._list_dataset(storage, reader), is_dataset=True)
         return self._list_tars(storage, reader, _matching(storage, pattern or ALL))
 
     def _list_dataset(self, storage: Storage, reader: Reader) -> Source:
@@ -97,13 +88,11 @@ class Shards:
         )
         if self.classes is None:
             return number_labels(drafts, dataset.classes, storage, reader)
-        names: dict[str | int, str] = dict(enumerate(dataset.classes or ()))
+        names: dict[Any, Any] = dict(enumerate(dataset.classes or ()))
 
         def name(label: Named) -> Named:
-            if isinstance(label, tuple):
-                several: tuple[str | int, ...] = label
-                return tuple(names.get(one, one) for one in several)
-            return names.get(label, label) if isinstance(label, int) else label
+            several: tuple[Any, ...] | None = label if isinstance(label, tuple) else None
+            return names.get(label, label) if several is None else tuple(names.get(one, one) for one in several)
 
         return number_labels(drafts.rekeyed(lambda key: (key[0], name(key[1]))), self.classes, storage, reader)
 
@@ -129,11 +118,8 @@ def _matching(storage: Storage, pattern: str) -> dict[str, str]:
     patterns = expand_braces(pattern)
     # The listing of a bucket has tags of contents. Other listings may be long, and not every server has one.
     paths = [path for one in patterns if (path := storage.local_path(one)) is not None]
-    if paths:
-        named = all(path.is_file() for path in paths)
-    else:
-        named = str(storage).startswith(("http:", "https:")) and not any(map(has_wildcards, patterns))
-    if named:
+    unlisted = str(storage).startswith(("http:", "https:")) and not any(map(has_wildcards, patterns))
+    if all(path.is_file() for path in paths) if paths else unlisted:
         return dict.fromkeys(sorted(patterns, key=os.fsencode), "")
     listing = storage.listing()
     found: dict[str, str] = {}
@@ -143,9 +129,8 @@ def _matching(storage: Storage, pattern: str) -> dict[str, str]:
             if not listing:
                 raise NotFoundError(f"{storage} does not exist, or is empty; check the path")
             tars = sum(name.endswith(".tar") for name in listing)
-            raise ConfigError(
-                f"{storage} has no shard {one!r}; it holds {tars} tars and {len(listing) - tars} other files"
-            )
+            found_instead = f"it holds {tars} tars and {len(listing) - tars} other files"
+            raise ConfigError(f"{storage} has no shard {one!r}; {found_instead}")
         found |= {name: listing[name].tag for name in names}
     return {name: found[name] for name in sorted(found, key=os.fsencode)}
 
@@ -214,14 +199,7 @@ def _rebuilt(storage: Storage, shard: manifest.Shard, tar: bytes) -> shard_index
 
 
 def _draft(
-    file: IO[bytes],
-    split: str,
-    path: str,
-    locations: dict[str, Any],
-    changed_ns: int,
-    tag: str,
-    *,
-    own: bool = False,
+    file: IO[bytes], split: str, path: str, locations: dict[str, Any], changed_ns: int, tag: str, *, own: bool = False
 ) -> Draft[SplitLabel]:
     """Return a sample from the locations of its parts. `own`: it is from a shardflow dataset."""
     try:
@@ -246,7 +224,7 @@ def _pop_label(file: IO[bytes], locations: dict[str, Any], *, own: bool) -> Name
     if crc32 not in ([], [zlib.crc32(payload)]):
         raise SampleError(f"its part {part!r} is damaged: its CRC-32 differs")
     text = payload.decode(errors="replace").strip()
-    if part == CLASS_PART and not own and not _NUMBER.fullmatch(text):
+    if part == CLASS_PART and not own and not NUMBER.fullmatch(text):
         return text
     try:
         found = parse_labels(part, payload)

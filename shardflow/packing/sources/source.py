@@ -1,12 +1,9 @@
 """The contract of sources: every kind of source is listed as a `Source`.
 
-    SourceKind   a folder, a table, shards, ...: named by a caller, not yet looked at
+    SourceKind   a `Folder`, a `Table`, `Shards`, not yet listed; `Collection` is one for samples as objects
     Source       the listing: all inputs with their splits and labels, in a fixed order
-    Item         one input (`items`); a listing first makes drafts, whose labels are numbered together (`labelling`)
-    Reader       reads an item in any process (`reader`)
-
-All kinds of sources end up as the same small items: a worker needs no more than one of them to find an image and its
-other parts, whether they are files, objects behind a URL, or slices of a tar.
+    Item         one input (`items`); it begins as a draft, because labels are numbered together (`labelling`)
+    Reader       reads an item in any process (`reader`), be it files, objects behind a URL, or slices of a tar
 
 To add a kind of source, write its class in a file of its own, and register it in `resolve.KINDS`.
 """
@@ -34,7 +31,7 @@ class Source:
         splits: Split → its inputs, in an order that a second listing repeats.
         classes: Class names, label 0 first, shared by all splits; None without labels.
         skipped: Extension → number of files that are not inputs because of it.
-        sealed: Whether it is a shardflow dataset, in which a name never gets another content.
+        is_dataset: Whether it is a shardflow dataset, in which a name never gets another content.
         resources: Closed with the source.
     """
 
@@ -42,7 +39,7 @@ class Source:
     splits: Mapping[str, Items]
     classes: tuple[str, ...] | None
     skipped: Mapping[str, int]
-    sealed: bool = False
+    is_dataset: bool = False
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
 
     def __enter__(self) -> Source:
@@ -58,14 +55,10 @@ class Source:
 
 
 class SourceKind(Protocol):
-    """A kind of source that a path or URL can name. Making one looks at nothing; `list` does."""
+    """A kind of source that a path or URL can name. The constructor reads nothing; `list` does."""
 
     def __init__(
-        self,
-        url: str | os.PathLike[str],
-        *,
-        classes: Classes = None,
-        storage_options: Mapping[str, Any] | None = None,
+        self, url: str | os.PathLike[str], *, classes: Classes = None, storage_options: Mapping[str, Any] | None = None
     ) -> None: ...
 
     @staticmethod

@@ -1,11 +1,10 @@
 """Tables: one row per image, with its path or URL in a column, and other columns for its label, split and annotations.
 
-CSV and TSV with a header, JSON lines, Parquet. In the text formats a cell that holds a JSON list or object is parsed,
-so that a CSV can have boxes or several labels in a cell; every other cell stays text. Sources: RFC 4180; jsonlines.org;
-parquet.apache.org.
+CSV and TSV with a header, JSON lines, Parquet (RFC 4180; jsonlines.org; parquet.apache.org). A cell of CSV or TSV that
+holds a JSON list or object, such as boxes or several labels, is parsed; every other cell stays text.
 
-Rows keep their order. The size and time of files on this machine are read with the table, so that a resume notices
-changes; an input behind a URL counts as unchanged as long as its row is.
+Rows keep their order. Files on this machine are listed with size and time, so that a resume notices changes; an input
+behind a URL counts as unchanged as long as its row is.
 """
 
 from __future__ import annotations
@@ -15,20 +14,19 @@ import csv
 import io
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from shardflow.dataset.label_numbering import Classes, Named
+from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import ConfigError
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import is_remote, remote_options, strip_file_scheme
 
 from .items import Draft, Drafts, encode_more
-from .labelling import SplitLabel, labelled_draft, number_labels
-from .reader import Reader, local_path, public_name
+from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels
+from .reader import Reader, file_state, local_path, public_name
 from .sample_adapter import to_json
 from .source import Source
 
@@ -39,8 +37,6 @@ IMAGE_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_pa
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _TEXT_TABLES = (".csv", ".tsv")
-
-_NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +78,16 @@ class Table:
         return os.path.splitext(url)[1].lower() in TABLES and not os.path.isdir(strip_file_scheme(url))
 
     def list(self) -> Source:
-        """List the rows.
-
-        Raises:
-            ConfigError: It is not a table, has no rows, lacks a column, or holds an invalid label or split.
-            StoreError: It cannot be read.
-        """
+        """List the rows."""
         folder, slash, name = strip_file_scheme(self.url).rpartition("/")
         base = folder or slash or "."
         storage = open_storage(base, remote_options(base, self.storage_options))
         drafts = Drafts.of(self._drafts(_read_rows(storage.read(name), name), base))
         if not drafts:
             raise ConfigError(f"{self.url} has no rows")
-        if name.lower().endswith(_TEXT_TABLES) and all(_is_number(label) for _, label in drafts.keys):
+        if name.lower().endswith(_TEXT_TABLES) and all(
+            label is None or NUMBER.fullmatch(str(label)) for _, label in drafts.keys
+        ):
             drafts = drafts.rekeyed(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))
         reader = Reader.at(storage, base, self.storage_options)
         if any(is_remote(draft.path) for draft in drafts):
@@ -151,7 +144,6 @@ def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> D
     path = public_name(place) or f"row {number}"
     if bad:
         return labelled_draft(split, None, path, -1, 0, encode_more(bad=bad))
-    label = row[columns.label] if columns.label else None
     size, changed_ns = _stat(base, place)
     parts: dict[str, object] = {}
     listed: list[int] = []
@@ -164,11 +156,7 @@ def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> D
     if rest := to_json({column: value for column, value in row.items() if column not in columns}):
         parts["json"] = rest
     more = encode_more(image=[place] if path != place else [], parts=parts, listed=listed)
-    return labelled_draft(split, label, path, size, changed_ns, more)
-
-
-def _is_number(label: Named) -> bool:
-    return label is None or _NUMBER.fullmatch(str(label)) is not None
+    return labelled_draft(split, row[columns.label] if columns.label else None, path, size, changed_ns, more)
 
 
 def _is_file_name(place: str) -> bool:
@@ -181,21 +169,11 @@ def _is_file_name(place: str) -> bool:
 def _stat(base: str, place: str) -> tuple[int, int]:
     """Return size and time of a file; -1 and 0 behind a URL."""
     path = local_path(base, place)
-    if path is None:
-        return -1, 0
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):  # it is an input, and reading it gives the reason
-        return 0, 0
-    return status.st_size, status.st_ctime_ns
+    return (-1, 0) if path is None else file_state(path)
 
 
 def _read_rows(data: bytes, name: str) -> Iterator[Row]:
-    """Yield the rows of a table, whose name gives its format, each as column → value.
-
-    Raises:
-        ConfigError: It is not such a table, or Parquet cannot be read here.
-    """
+    """Yield the rows of a table, whose name gives its format."""
     kind = os.path.splitext(name)[1].lower()
     if kind not in TABLES:
         raise ConfigError(f"{name} is not a table by its name; expected {', '.join(TABLES)}")

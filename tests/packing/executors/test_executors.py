@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from shardflow.formats.receipt import Quarantined, from_bytes
 from shardflow.packing.executors import Processes, Serial
 from shardflow.packing.jobs import PieceResult
 from shardflow.packing.recipe import Recipe
-from tests.helpers.folders import Deadly, Doomed, contents, image_folder, photo, workers_of, write_tree
+from tests.helpers.folders import Deadly, Doomed, contents, image_folder, photo, without_root, workers_of, write_tree
 from tests.helpers.jobs import jobs_of, run_jobs
 
 
@@ -67,9 +68,8 @@ def test_hanging_input_is_quarantined(tmp_path: Path) -> None:
 def test_deaths_that_no_input_explains_end_the_pack(tmp_path: Path) -> None:
     """When every worker dies at any input, the pack gives up instead of quarantining everything."""
     src = image_folder(tmp_path / "src", 300, 16, 16)
-    with pytest.raises(
-        PackIncompleteError, match=r"workers died while 0 inputs were done, .*'[abc]/\d+\.jpg'.*SIGKILL"
-    ):
+    message = r"workers died while 0 inputs were done, .*'[abc]/\d+\.jpg'.*SIGKILL"
+    with pytest.raises(PackIncompleteError, match=message):
         run_jobs(Processes(4), jobs_of(src, tmp_path / "dst", Doomed(short_side=8)))
     assert not workers_of(os.getpid())
 
@@ -106,14 +106,8 @@ def test_forbidden_store(tmp_path: Path) -> None:
     src = image_folder(tmp_path / "src", 4)
     (tmp_path / "dst").mkdir(mode=0o500)
     jobs = jobs_of(src, tmp_path / "dst", Recipe(short_side=32))
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)  # root may write anywhere
-    try:
-        with pytest.raises(AccessDeniedError, match="permission"):
-            run_jobs(Serial(), jobs)
-    finally:
-        os.seteuid(user)
+    with without_root(), pytest.raises(AccessDeniedError, match="permission"):
+        run_jobs(Serial(), jobs)
 
 
 def test_script_without_main_guard(tmp_path: Path) -> None:
@@ -133,17 +127,7 @@ def test_script_without_main_guard(tmp_path: Path) -> None:
 def test_packing_beside_threads(tmp_path: Path) -> None:
     """A pack may run in any thread, beside others that hold locks."""
     src = image_folder(tmp_path / "src", 40)
-    reports = []
-    lock = threading.Lock()
-    with lock:
-
-        def pack(name: str) -> None:
-            reports.append(sf.pack(src, tmp_path / name, workers=2))
-
-        packs = [threading.Thread(target=pack, args=(name,)) for name in ("0", "1")]
-        for thread in packs:
-            thread.start()
-        for thread in packs:
-            thread.join(60)
-    assert [report.packed for report in reports] == [40, 40]
+    with threading.Lock(), ThreadPoolExecutor(2) as threads:
+        packs = [threads.submit(sf.pack, src, tmp_path / name, workers=2) for name in ("0", "1")]
+        assert [pack.result(60).packed for pack in packs] == [40, 40]
     assert contents(tmp_path / "0") == contents(tmp_path / "1")

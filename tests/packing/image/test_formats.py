@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,12 +53,10 @@ def test_keep_copies(part: str) -> None:
     packed = KEEP.process(data)
     assert (packed.image, packed.part, packed.done) == (data, part, ("kept",))
     assert Recipe(short_side=64).process(data).image != data
-    for other in (
-        Recipe(short_side=65, format="keep", enlarge=True),
-        Recipe(short_side=64, format="keep", square=True),
-    ):
-        assert other.process(data).image != data
-        assert other.process(data).part == part
+    for recipe in (replace(KEEP, short_side=65, enlarge=True), replace(KEEP, square=True)):
+        other = recipe.process(data)
+        assert other.image != data
+        assert other.part == part
 
 
 @pytest.mark.parametrize("case", NOT_KEPT)
@@ -115,10 +114,8 @@ def test_loader_reads_every_format(tmp_path: Path, format_name: str) -> None:
         (batch,) = [images for (images,) in loader]
         assert batch.shape == (9, 3, 32, 32)
     whole = sf.ImageDecoder()
-    payloads = [
-        memoryview(bytearray(next(sample[part] for part in ("jpg", "png", "webp") if part in sample)))
-        for sample in sf.open(tmp_path / "dst")["train"]
-    ]
+    samples = sf.open(tmp_path / "dst")["train"]
+    payloads = [memoryview(bytearray(sample[part])) for sample in samples for part in KEPT if part in sample]
     decoded = whole(payloads, np.zeros((9, 2), np.int64), np.zeros(9, np.uint64))
     assert not decoded.failures
     assert {tuple(image.shape) for image in decoded.images} == {(3, 48, 72)}

@@ -11,7 +11,7 @@ from PIL import Image
 from shardflow.packing.annotations import transform_mask
 from shardflow.packing.image.geometry import Geometry
 from shardflow.packing.recipe import Recipe
-from tests.helpers.folders import encoded, turned
+from tests.helpers.folders import encoded, stored, turned
 
 WIDE = Geometry(stored=(400, 200), orientation=1, box=(0, 0, 400, 200), size=(200, 100))
 CUT = Geometry(stored=(200, 400), orientation=6, box=(100, 0, 300, 200), size=(100, 100))
@@ -21,19 +21,7 @@ def _marked(width: int, height: int, x: int, y: int, orientation: int) -> bytes:
     """A black picture with a white spot of 8 pixels about a point, such that viewers show it so; stored turned."""
     upright = np.zeros((height, width, 3), np.uint8)
     upright[max(0, y - 4) : y + 4, max(0, x - 4) : x + 4] = 255
-    back = {1: [], 2: ["h"], 3: ["h", "v"], 4: ["v"], 5: ["t"], 6: ["r"], 7: ["t", "h", "v"], 8: ["l"]}[orientation]
-    stored = upright
-    for step in back:
-        match step:
-            case "h":
-                stored = stored[:, ::-1]
-            case "v":
-                stored = stored[::-1]
-            case "t":
-                stored = stored.transpose(1, 0, 2)
-            case "r" | "l":
-                stored = np.rot90(stored, 1 if step == "r" else -1)
-    return encoded(Image.fromarray(np.ascontiguousarray(stored)), "PNG", exif=turned(orientation))
+    return encoded(stored(Image.fromarray(upright), orientation), "PNG", exif=turned(orientation))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

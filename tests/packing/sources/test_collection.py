@@ -17,17 +17,7 @@ from torchvision.transforms import v2
 
 import shardflow as sf
 from shardflow.errors import ConfigError, PackIncompleteError
-from tests.helpers.folders import (
-    XMP_FORMS,
-    contents,
-    encoded,
-    image_folder,
-    photo,
-    quarantined,
-    turned,
-    write_tree,
-    xmp_file,
-)
+from tests.helpers.folders import XMP_FORMS, contents, encoded, image_folder, photo, quarantined, turned, xmp_file
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
@@ -49,14 +39,8 @@ def _pixels(sample: dict[str, Any]) -> Any:
 def hugging() -> datasets.Dataset:
     """A Hugging Face dataset with images as files, classes by name, and texts."""
     columns = {"pic": [photo(n) for n in range(6)], "kind": [0, 1, 2, 0, 1, -1], "says": [f"no {n}" for n in range(6)]}
-    features = datasets.Features(
-        {
-            "pic": datasets.Image(),
-            "kind": datasets.ClassLabel(names=["cat", "dog", "eel"]),
-            "says": datasets.Value("string"),
-        }
-    )
-    return datasets.Dataset.from_dict(columns, features=features)
+    types = (datasets.Image(), datasets.ClassLabel(names=["cat", "dog", "eel"]), datasets.Value("string"))
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(zip(columns, types, strict=True)))
 
 
 def test_hugging_face(hugging: datasets.Dataset, tmp_path: Path) -> None:
@@ -162,20 +146,19 @@ def test_images_arrive_without_loss(tmp_path: Path, image: Any, expected: Any) -
 CMYK = Image.fromarray(PIXELS).convert("CMYK")
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        encoded(Image.fromarray(PIXELS), "PNG", exif=turned(6)),
-        xmp_file("PNG", Image.fromarray(PIXELS), 6),
-        encoded(CMYK, "TIFF", exif=turned(6)),
-        xmp_file("TIFF", CMYK, 6, XMP_FORMS[1]),
-        xmp_file("TIFF", CMYK, 6),
-    ],
-    ids=["PNG", "PNG with XMP", "TIFF", "TIFF with odd XMP", "TIFF with XMP"],
-)
-def test_images_keep_their_orientation(tmp_path: Path, file: bytes) -> None:
+TURNED = {
+    "PNG": encoded(Image.fromarray(PIXELS), "PNG", exif=turned(6)),
+    "PNG with XMP": xmp_file("PNG", Image.fromarray(PIXELS), 6),
+    "TIFF": encoded(CMYK, "TIFF", exif=turned(6)),
+    "TIFF with odd XMP": xmp_file("TIFF", CMYK, 6, XMP_FORMS[1]),
+    "TIFF with XMP": xmp_file("TIFF", CMYK, 6),
+}
+
+
+@pytest.mark.parametrize("case", TURNED)
+def test_images_keep_their_orientation(tmp_path: Path, case: str) -> None:
     """A Pillow image that was opened from a turned photograph is packed upright, as its file would be."""
-    from_file, from_image = _packed([file, Image.open(io.BytesIO(file))], tmp_path / "dst")
+    from_file, from_image = _packed([TURNED[case], Image.open(io.BytesIO(TURNED[case]))], tmp_path / "dst")
     assert from_file["png"] == from_image["png"]
     assert _pixels(from_image).shape == (60, 40, 3)
 
@@ -200,15 +183,9 @@ def test_targets(tmp_path: Path) -> None:
     samples = [*_packed(both, tmp_path / "dst"), *sf.open(tmp_path / "dst")["val"]]
     assert sf.verify(tmp_path / "dst") == []
     given = [{part: data for part, data in sample.items() if not part.startswith("__")} for sample in samples]
-    assert [sorted(parts) for parts in given] == [
-        ["cls", "png"],
-        ["cls", "png"],
-        ["labels.json", "png"],
-        ["cls", "png", "seg.png"],
-        ["mask.png", "png"],
-        ["json", "png"],
-        ["json", "png"],
-        ["png"],
+    assert [" ".join(sorted(parts)) for parts in given] == [
+        *("cls png", "cls png", "labels.json png", "cls png seg.png"),
+        *("mask.png png", "json png", "json png", "png"),
     ]
     assert (given[0]["cls"], given[2]["labels.json"], given[3]["cls"]) == (b"2", b"[0, 2]", b"1")
     for sample, part in ((given[3], "seg.png"), (given[4], "mask.png")):
@@ -295,6 +272,6 @@ def test_the_loader_hands_out_several_labels(tmp_path: Path) -> None:
 
 def test_paths_as_samples(tmp_path: Path) -> None:
     """Paths are read where they are, and one that is missing is quarantined."""
-    write_tree(tmp_path, {"1.jpg": photo(1)})
+    (tmp_path / "1.jpg").write_bytes(photo(1))
     report = sf.pack([(tmp_path / "1.jpg", "a"), (tmp_path / "2.jpg", "a")], tmp_path / "dst", **SMALL, max_bad=1)
     assert (report.packed, report.quarantined) == (1, 1)

@@ -19,39 +19,27 @@ def _listed(root: Path, *names: str) -> dict[str, list[tuple[str, int | None]]]:
     return {split: [(item.path, item.label) for item in items] for split, items in source.splits.items()}
 
 
-def test_image_folder(tmp_path: Path) -> None:
-    """Top folders are the classes, sorted, and everything below them belongs to them."""
-    listed = _listed(tmp_path, "dog/2.jpg", "cat/deep/er/1.PNG", "dog/1.jpeg")
-    assert listed == {"train": [("cat/deep/er/1.PNG", 0), ("dog/1.jpeg", 1), ("dog/2.jpg", 1)]}
+LAYOUTS = {
+    "classes, sorted": (
+        {"train": [("cat/deep/er/1.PNG", 0), ("dog/1.jpeg", 1), ("dog/2.jpg", 1)]},
+        ("cat", "dog"),
+    ),
+    "splits share classes": (
+        {"train": [("train/a/1.jpg", 0), ("train/c/1.jpg", 2)], "val": [("Val/b/1.jpg", 1), ("Val/c/1.jpg", 2)]},
+        ("a", "b", "c"),
+    ),
+    "flat, without labels": ({"train": [("10.jpg", None), ("2.jpg", None)]}, None),
+    "splits without classes": ({"test": [("test/2.jpg", None)], "train": [("train/1.jpg", None)]}, None),
+    "a class named like a split": ({"train": [("bus/1.jpg", 0), ("train/1.jpg", 1)]}, ("bus", "train")),
+}
 
 
-def test_split_tree_shares_classes(tmp_path: Path) -> None:
-    """A class has the same label in every split, also where a split lacks some classes."""
-    listed = _listed(tmp_path, "train/a/1.jpg", "train/c/1.jpg", "Val/b/1.jpg", "Val/c/1.jpg")
-    assert listed == {
-        "train": [("train/a/1.jpg", 0), ("train/c/1.jpg", 2)],
-        "val": [("Val/b/1.jpg", 1), ("Val/c/1.jpg", 2)],
-    }
-    assert list_source(tmp_path).classes == ("a", "b", "c")
-
-
-def test_flat(tmp_path: Path) -> None:
-    """Images that lie directly in the source have no labels."""
-    assert _listed(tmp_path, "2.jpg", "10.jpg") == {"train": [("10.jpg", None), ("2.jpg", None)]}
-    assert list_source(tmp_path).classes is None
-
-
-def test_splits_without_classes(tmp_path: Path) -> None:
-    """Folders named like splits that hold images directly are unlabelled splits."""
-    assert _listed(tmp_path, "train/1.jpg", "test/2.jpg") == {
-        "test": [("test/2.jpg", None)],
-        "train": [("train/1.jpg", None)],
-    }
-
-
-def test_a_class_may_be_named_like_a_split(tmp_path: Path) -> None:
-    """Among other classes, a folder `train` full of images is a class: there are pictures of trains."""
-    assert _listed(tmp_path, "bus/1.jpg", "train/1.jpg") == {"train": [("bus/1.jpg", 0), ("train/1.jpg", 1)]}
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_layouts(tmp_path: Path, case: str) -> None:
+    """Top folders are splits if all are named like one, otherwise classes; a class has one label in every split."""
+    expected, classes = LAYOUTS[case]
+    assert _listed(tmp_path, *(path for items in expected.values() for path, _ in reversed(items))) == expected
+    assert list_source(tmp_path).classes == classes
 
 
 @pytest.mark.parametrize(
@@ -98,8 +86,9 @@ def test_the_error_of_an_empty_folder_crosses_processes(tmp_path: Path) -> None:
 
 
 def test_order_is_by_bytes(tmp_path: Path) -> None:
-    """Inputs are sorted by the bytes of their paths in any locale, and names need not be UTF-8."""
-    names = [b"a/\xff.jpg", "a/é.jpg".encode(), b"a/Z.jpg", b"a/a b.jpg", b"a/a\n.jpg", b"B/x.y.jpg"]
+    """Inputs are sorted by the bytes of their whole paths in any locale, and names need not be UTF-8."""
+    names = [b"a/\xff.jpg", "a/é.jpg".encode(), b"a/Z.jpg", b"a/a b.jpg", b"a/a\n.jpg", b"B/x.y.jpg", b"a-b/x.jpg"]
+    names += [b"a/b.jpg", b"a/b/c.jpg", b"a/b-c.jpg", b"a0/x.jpg", b"a/b.png", "ä/1.jpg".encode(), b"a!/z.jpg"]
     listed = _listed(tmp_path, *map(os.fsdecode, names))["train"]
     assert [os.fsencode(path) for path, _ in listed] == sorted(names)
 

@@ -13,7 +13,6 @@ from shardflow.packing.jobs import plan_jobs
 from shardflow.packing.recipe import Recipe
 from shardflow.packing.sources.items import Draft, Drafts, Item, Items
 from shardflow.packing.sources.resolve import list_source
-from tests.helpers.folders import write_tree
 
 ROWS = (
     Item("a/1.jpg", 3, 17, 1_700_000_000_000_000_000),
@@ -75,14 +74,6 @@ def test_drafts_become_items() -> None:
     assert list(splits) == ["train", "val"]
     assert splits["train"] == (ROWS[1]._replace(label=6), ROWS[2]._replace(label=4))
     assert splits["val"] == (ROWS[0]._replace(label=1), ROWS[3]._replace(label=1))
-
-
-def test_a_folder_is_listed_in_the_order_of_its_paths(tmp_path: Path) -> None:
-    """Files and folders whose names begin alike come in the order of the bytes of whole paths."""
-    names = ["a/x.jpg", "a-b/x.jpg", "a/b.jpg", "a/b/c.jpg", "a/b-c.jpg", "a0/x.jpg", "a/b.png", "ä/1.jpg", "a!/z.jpg"]
-    write_tree(tmp_path, dict.fromkeys(names, b""))
-    found = [item.path for item in list_source(tmp_path).splits["train"]]
-    assert found == sorted(names, key=os.fsencode)
 
 
 def test_memory_of_many_inputs(tmp_path: Path) -> None:

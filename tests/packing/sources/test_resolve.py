@@ -14,10 +14,6 @@ from tests.helpers.folders import contents, image_folder, photo, quarantined, wr
 from tests.helpers.making import make_dataset
 
 
-def _folder(root: Path) -> Path:
-    return image_folder(root, 3)
-
-
 def _table(root: Path) -> Path:
     image_folder(root, 3)
     return write_tree(root, {"a table.csv": b"path,label\na/0000.jpg,a\nb/0001.jpg,b\nc/0002.jpg,c\n"}) / "a table.csv"
@@ -31,28 +27,30 @@ def _tars(root: Path) -> Path:
     return root
 
 
-def _one_tar(root: Path) -> Path:
-    return _tars(root) / "1.tar"
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "folder": lambda root: image_folder(root, 3),
+    "table": _table,
+    "tars": _tars,
+    "one tar": lambda root: _tars(root) / "1.tar",
+    "dataset": lambda root: make_dataset(root, [3]),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def _ours(root: Path) -> Path:
-    return make_dataset(root, [3])
-
-
-@pytest.mark.parametrize("make", [_folder, _table, _tars, _one_tar, _ours])
-def test_file_urls_are_paths(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+@every_kind
+def test_file_urls_are_paths(tmp_path: Path, kind: str) -> None:
     """A `file:` URL, with escapes, is packed like its path, for every kind of source."""
-    src = make(tmp_path / "a source")
+    src = KINDS[kind](tmp_path / "a source")
     for name, url in (("path", str(src)), ("url", src.as_uri())):
         sf.pack(url, tmp_path / name, short_side=32, executor="serial")
         assert quarantined(tmp_path / name) == []
     assert contents(tmp_path / "path") == contents(tmp_path / "url")
 
 
-@pytest.mark.parametrize("make", [_folder, _table, _tars, _one_tar, _ours])
-def test_classes_for_every_kind(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+@every_kind
+def test_classes_for_every_kind(tmp_path: Path, kind: str) -> None:
     """`--classes` gives the labels of every kind of source, and does not change the detection of the kind."""
-    src = make(tmp_path / "src")
+    src = KINDS[kind](tmp_path / "src")
     names = list_source(src).classes
     assert names is not None
     (tmp_path / "names.txt").write_text("\n".join(names))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,51 +62,36 @@ class Loaders(harness.Workload):
 
     def facts(self) -> dict[str, Any]:
         """Make the images."""
-        folder, samples = pictures(self, self.options.samples), self.options.samples
-        return {
-            "pictures": "cut from photographs" if self.options.images else "drawn",
-            "picture_bytes": sum(path.stat().st_size for path in folder.rglob("*.jpg")) // samples,
-            "samples": samples,
-            "epochs": self.options.epochs,
-        }
+        origin = "cut from photographs" if self.options.images else "drawn"
+        return {"pictures": origin, **make_pictures(self), "epochs": self.options.epochs}
 
     def prepare(self, row: Row, case: dict[str, Any], result: dict[str, Any]) -> None:
         """Write the format that a loader reads."""
         del case, result
-        reads, folder = row.reads or row.peer, self.data / (row.reads or row.peer)
-        writer = next(each for each in ROWS if (each.reads or each.peer) == reads == each.peer)
+        peer, folder = row.format, self.data / row.format
+        writer = next(each for each in ROWS if each.format == each.peer == peer)
 
         def make() -> None:
-            if reads == "energon":  # writes an index beside shards
-                shards = next(each for each in ROWS if each.peer == "shardflow")
-                self.prepare(shards, {}, {})
+            if peer == "energon":  # writes an index beside shards
+                self.prepare(next(each for each in ROWS if each.peer == "shardflow"), {}, {})
                 shutil.copytree(self.data / "shardflow" / "packed", folder / "packed", copy_function=os.link)
-            self.call(writer, "loaders.measure.prepare", peer=reads, pictures=self.data / "pictures", data=folder)
+            self.call(writer, "loaders.measure.prepare", peer=peer, pictures=self.data / "pictures", data=folder)
 
         made(folder, make)
 
     def measure(self, row: Row, case: dict[str, Any]) -> Run:
         """Run a loader in a fresh process."""
         del case
-        options = self.options
-        run: Run = self.call(
-            row,
-            "loaders.measure.measure",
-            peer=row.peer,
-            variant=row.variant,
-            data=self.data / (row.reads or row.peer),
-            samples=options.samples,
-            epochs=options.epochs,
-            keep_uint8=row.keep_uint8,
-        )
-        return run
+        sizes = {"samples": self.options.samples, "epochs": self.options.epochs, "keep_uint8": row.keep_uint8}
+        arguments = {"peer": row.peer, "variant": row.variant, "data": self.data / row.format}
+        return self.call(row, "loaders.measure.measure", **arguments, **sizes)
 
     def costs(self, run: Run) -> dict[str, float]:
         """Return CPU-ms per image."""
         return {"CPU-ms/image": median(run["cpu_ms_per_image"])}
 
     def others(self, run: Run) -> float:
-        """Return the share of the machine that others used in the worst epoch."""
+        """Return that of the worst epoch."""
         return float(max(run["others"]))
 
     def tables(self, results: dict[str, Any]) -> dict[str, str]:
@@ -123,14 +109,14 @@ class Loaders(harness.Workload):
             )
 
         columns = ("images/s", "CPU-ms/image", "memory MB", "first batch s", "epoch", "calm epochs")
-        return {"table": report.table(results, ("loader", "version", *columns), _rate, cells)}
+        return {"table": report.table(results, ("loader", "version", *columns), _rate, cells, {})}
 
     def caption(self, results: dict[str, Any]) -> str:
         """Say what was measured, where and when."""
-        rounds = max(len(row["rounds"]) for row in results["rows"])
+        kilobytes = results["picture_bytes"] / 1000
         return (
-            f"{results['samples']:,} JPEG files of {results['picture_bytes'] / 1000:.0f} kB, batch 64, two workers or "
-            f"threads; {results['hardware']}; {results['date']}; medians of {rounds} interleaved rounds."
+            f"{results['samples']:,} JPEG files of {kilobytes:.0f} kB, batch 64, two workers or threads; "
+            f"{self.where(results)[0]}."
         )
 
     def bars(self, results: dict[str, Any]) -> dict[str, Any]:
@@ -147,11 +133,13 @@ class Loaders(harness.Workload):
         }
 
 
-def pictures(workload: harness.Workload, count: int) -> Path:
-    """Return the folder with the images, made if need be."""
-    images = workload.options.images and workload.options.images.resolve()
+def make_pictures(workload: harness.Workload) -> dict[str, int]:
+    """Make the images, unless they are there, and return their number and mean size."""
+    samples, images = workload.options.samples, workload.options.images and workload.options.images.resolve()
     folder = workload.data / "pictures"
-    return made(folder, lambda: workload.call("common", "pictures.pictures", folder=folder, count=count, images=images))
+    made(folder, lambda: workload.call("common", "pictures.pictures", folder=folder, count=samples, images=images))
+    size = sum(path.stat().st_size for path in folder.rglob("*.jpg"))
+    return {"picture_bytes": size // samples, "samples": samples}
 
 
 def _rate(runs: list[Run]) -> float:
@@ -168,6 +156,4 @@ def _calm(runs: list[Run], quantity: str) -> list[float]:
     return [value for share, value in measured if share <= CALM] or [value for _, value in measured]
 
 
-def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run the workload."""
-    harness.run(Loaders, parser, arguments)
+main = partial(harness.run, Loaders)

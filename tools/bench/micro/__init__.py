@@ -7,6 +7,7 @@
     scaling     CPU time as batches, workers, shards and datasets grow                 docs/benchmark.md
     pixels      what a cache of decoded images saves                                   docs/streaming.md
     encoded     handing over encoded files instead of crops                            docs/device.md
+    packing     time and memory of packing 10,000 to 1,000,000 tiny images             docs/packers.md
 
 Runs in the interpreter that it is called with, on shardflow of this checkout: `.venv/bin/python tools/bench micro`.
 """
@@ -28,9 +29,8 @@ from bench.report import fill, markdown
 from bench.usage import hardware
 
 HERE = Path(__file__).parent
-ROUNDS = {"recipe": 15, "mixing": 1, "resume": 15, "budget": 5, "scaling": 3, "pixels": 5, "encoded": 5}
-"""What can be measured, and how often each by default."""
-ON_DATASET = ("budget", "scaling", "pixels", "encoded")
+ROUNDS = {"recipe": 15, "mixing": 1, "resume": 15, "budget": 5, "scaling": 3, "pixels": 5, "encoded": 5, "packing": 1}
+"""What can be measured, and how often each by default; mixing and packing are measured once."""
 TIMEOUT_S = 3600
 SHOWN = (60, 75, 85, 90, 95, 98)
 """Qualities in the table; the chart has all of them."""
@@ -42,6 +42,7 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("what", choices=ROUNDS, nargs="+")
     parser.add_argument("--images", type=Path, help="folder of photographs (default: drawn images; recipe needs it)")
     parser.add_argument("--samples", type=int, default=4000, help="size of the dataset")
+    parser.add_argument("--inputs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="of packing")
     parser.add_argument("--rounds", type=int, help=f"how often each case is measured (default: {ROUNDS})")
     parser.add_argument("--publish", action="store_true", help="put recipe's table and charts into docs/")
     parser.add_argument("--publish-only", action="store_true", help="put the published results of recipe into docs/")
@@ -59,7 +60,8 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         rounds = options.rounds or ROUNDS[what]
         if what == "recipe":
             results = _call("recipe.measure", images=options.images.resolve(), rounds=rounds)
-            results["hardware"], results["date"] = hardware(), _today()
+            today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+            results |= {"hardware": hardware(), "date": today}
             path = options.output / "recipe.json"
             path.write_text(json.dumps(results, indent=1) + "\n")
             tables = f"{recipe_table(results)}\n{recipe_caption(results)}\n"
@@ -72,8 +74,10 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             call(charts.python("charts"), "charts.mixing", path=picture, results=path)
             if options.publish:
                 shutil.copy(picture, PROJECT / "docs")
+        elif what == "packing":
+            tables = _call("packing.measure", inputs=options.inputs, folder=options.output)
         else:
-            data = {"url": _dataset(options)} if what in ON_DATASET else {}
+            data = {} if what == "resume" else {"url": _dataset(options)}
             tables = _call(f"{what}.measure", rounds=rounds, **data)
         (options.output / f"{what}.md").write_text(tables)
         print(f"{what}\n\n{tables}", flush=True)
@@ -130,7 +134,3 @@ def _call(function: str, **arguments: Any) -> Any:
     """Call a function in this interpreter, with shardflow of this checkout."""
     name = function if function.split(".")[0] in ("pictures", "loaders") else f"micro.{function}"
     return call(sys.executable, name, variables=(("PYTHONPATH", str(PROJECT)),), timeout_s=TIMEOUT_S, **arguments)
-
-
-def _today() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()

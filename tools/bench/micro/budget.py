@@ -27,6 +27,7 @@ from bench.usage import Stopwatch
 from shardflow import Loader, native
 from shardflow.loading import decoders, sampler, stages
 
+STAGES = (stages.Read, stages.Decode, stages.Collate)
 CHAIN = ("plan", "read and check", "decode", "collate")
 """Stages in order; the time of each is that of the pipeline up to it, less that of the one before."""
 
@@ -66,12 +67,7 @@ def stage_times(url: str) -> dict[str, float]:
 
         return wrapper
 
-    places = (
-        (sampler.PlanSampler, "__iter__"),
-        (stages.Read, "__call__"),
-        (stages.Decode, "__call__"),
-        (stages.Collate, "__call__"),
-    )
+    places = ((sampler.PlanSampler, "__iter__"), *((stage, "__call__") for stage in STAGES))
     functions = {
         "of it CRC-32": (zlib, "crc32"),
         "of it boxes of crops": (decoders, "random_resized_crops"),

@@ -14,8 +14,7 @@ import torch
 import shardflow
 from bench.loaders.peers.recipe import BATCH, SIZE, WORKERS
 from bench.report import markdown
-
-from .turns import epoch_us, medians
+from bench.usage import epoch_us, medians
 
 FIELDS = ("image", "label", "random_key")
 

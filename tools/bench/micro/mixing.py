@@ -33,7 +33,6 @@ SAMPLES = 1_281_167
 SHARD_SAMPLES = 2048
 CLASSES = 1000
 BATCH = 256
-WORLDS = (1, 8)
 LANES = (1, 8, 64)
 WINDOWS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 DEFAULT = (LANES_PER_RANK, WINDOW)
@@ -51,10 +50,8 @@ SHUFFLED = CLASS_ORDERED[keyed_rng.permutation(keyed_rng.key(0, "packing"), SAMP
 
 def full_shuffle(world: int) -> I64:
     """Return the batches of a full shuffle: the sample numbers, shape [steps, world, BATCH]."""
-    steps = SAMPLES // (world * BATCH)
-    return keyed_rng.permutation(keyed_rng.key(0, "full"), SAMPLES)[: steps * world * BATCH].reshape(
-        steps, world, BATCH
-    )
+    order = keyed_rng.permutation(keyed_rng.key(0, "full"), SAMPLES)
+    return order[: SAMPLES // (world * BATCH) * world * BATCH].reshape(-1, world, BATCH)
 
 
 def planned(world: int, lanes: int, window: int) -> I64:
@@ -100,10 +97,8 @@ def webdataset_batches(world: int) -> I64:
 
 def class_noise(classes: I64) -> npt.NDArray[np.float64]:
     """Return the class noise of each row of an array of class numbers, shape [rows, samples]."""
-    shares = np.full(CLASSES, 1 / CLASSES)
-    return np.concatenate(
-        [mixing.class_noise(rows, shares) for rows in np.array_split(classes, len(classes) // 500 + 1)]
-    )
+    shares, parts = np.full(CLASSES, 1 / CLASSES), np.array_split(classes, len(classes) // 500 + 1)
+    return np.concatenate([mixing.class_noise(rows, shares) for rows in parts])
 
 
 def distinct(values: I64) -> float:
@@ -117,21 +112,14 @@ def open_shards(shards: I64) -> npt.NDArray[np.int64]:
     begun, ended = np.full(len(SIZES), len(shards)), np.full(len(SIZES), -1)
     np.minimum.at(begun, shards.ravel(), steps)
     np.maximum.at(ended, shards.ravel(), steps)
-    read = ended >= 0
-    change = np.bincount(begun[read], minlength=len(shards) + 1) - np.bincount(
-        ended[read] + 1, minlength=len(shards) + 1
-    )
-    return np.cumsum(change)[:-1]
+    opened, closed = (np.bincount(at[ended >= 0], minlength=len(shards) + 1) for at in (begun, ended + 1))
+    return np.cumsum(opened - closed)[:-1]
 
 
 def mixing_of(name: str, batches: I64, *, lanes: int = 0, window: int = 0, streams: int = 0) -> dict[str, Any]:
-    """Measure an order.
+    """Measure an order of sample numbers, shape [steps, world, BATCH]; `lanes` are those of all ranks.
 
-    Args:
-        name: Name of the order.
-        batches: Its sample numbers, shape [steps, world, BATCH].
-        lanes, window: Those of a plan, lanes over all ranks.
-        streams: How many shards a rank has open, where that is known; by default it is counted.
+    `streams` is the number of shards that a rank has open, where it is known; by default it is counted.
 
     Returns:
         name, world, lanes, window
@@ -150,8 +138,7 @@ def mixing_of(name: str, batches: I64, *, lanes: int = 0, window: int = 0, strea
     live = [np.array([streams]) if streams else open_shards(shards[:, rank]) for rank in range(world)]
     noise = {}
     for horizon in HORIZONS:
-        whole = steps // horizon
-        if whole > 1:
+        if (whole := steps // horizon) > 1:
             noise[horizon] = float(class_noise(classes[: whole * horizon].reshape(whole, -1)).mean())
     by_step = class_noise(classes.reshape(-1, BATCH)).reshape(steps, world).mean(1)
     epoch = batches.ravel()
@@ -179,16 +166,14 @@ def mixing_of(name: str, batches: I64, *, lanes: int = 0, window: int = 0, strea
 def measure(path: str) -> str:
     """Measure every order for every number of ranks; write what the chart needs, and return the table."""
     found = []
-    for world in WORLDS:
+    for world in (1, 8):
         found.append(mixing_of("full shuffle", full_shuffle(world)))
         found.append(mixing_of("webdataset shuffle(1000)", webdataset_batches(world), streams=WORKERS))
         for lanes, window in itertools.product(sorted({*LANES, DEFAULT[0] * world}), WINDOWS):
             name = f"{lanes} lane{'s' * (lanes > 1)}, window {window}"
             found.append(mixing_of(name, planned(world, lanes, window), lanes=lanes, window=window))
-    title = (
-        f"One epoch of {SAMPLES:,} samples of {CLASSES:,} classes in shards of {SHARD_SAMPLES:,}, packed in class "
-        f"order unless said otherwise; one rank, batches of {BATCH}"
-    )
+    title = f"One epoch of {SAMPLES:,} samples of {CLASSES:,} classes in shards of {SHARD_SAMPLES:,}, packed in class "
+    title += f"order unless said otherwise; one rank, batches of {BATCH}"
     one_rank = [one for one in found if one["world"] == 1]
     Path(path).write_text(json.dumps({"title": title, "lanes": LANES, "default": DEFAULT, "orders": one_rank}))
     return table(found)
@@ -202,10 +187,8 @@ def table(found: list[dict[str, Any]]) -> str:
             one["name"],
             f"{one['open_mean']:.0f} ({one['open_most']:.0f})",
             f"{one['first_shards']:.0f}",
-            f"{one['shards']:.1f}",
-            f"{one['classes']:.1f}",
-            *(f"{noise:.1f}" for noise in (one["rank_noise"], one["noise"][10], one["noise"][100])),
-            f"{one['early_noise']:.1f}",
+            *(f"{one[name]:.1f}" for name in ("shards", "classes", "rank_noise")),
+            *(f"{noise:.1f}" for noise in (one["noise"][10], one["noise"][100], one["early_noise"])),
             f"{one['packed_noise']:.2f}",
             f"{3 * one['displacement']:.2f}",
         )

@@ -15,8 +15,7 @@ import torch
 import shardflow
 from bench.processes import call
 from bench.report import markdown
-
-from .turns import epoch_us
+from bench.usage import epoch_us
 
 TIERS = ("page cache", "decoded, on disk", "decoded, in memory")
 EPOCHS = 4

@@ -1,4 +1,4 @@
-"""Packs photographs at many qualities, and measures what each costs: bytes, decoding, and distance from the reference.
+"""Packs photographs at many qualities, and measures bytes, decoding, and distance from the reference.
 
 The reference is the photograph, decoded in full and resized in floating point by the same filter (antialiased bicubic).
 PSNR is taken over RGB, SSIM over luma (Wang et al., "Image quality assessment: from error visibility to structural
@@ -69,7 +69,7 @@ def measure(images: str, rounds: int) -> dict[str, Any]:
 
 
 def packed_and_judged(images: Path) -> tuple[int, list[dict[str, Any]], list[list[bytes]]]:
-    """Pack every photograph at every setting; return their number, what was found by setting, and the packed files."""
+    """Pack every photograph at every setting; return their number, and by setting a row and the packed files."""
     recipes = [Recipe(**{"short_side": SHORT_SIDE, **settings}) for _, settings in SETTINGS]
     files: list[list[bytes]] = [[] for _ in recipes]
     judged: list[list[tuple[float, float]]] = [[] for _ in recipes]
@@ -118,12 +118,10 @@ def decode_us(files: list[list[bytes]], rounds: int) -> list[float]:
 
 
 def _luma(pixels: Pixels) -> Pixels:
-    weighted: Pixels = pixels @ np.array([0.299, 0.587, 0.114])
-    return weighted
+    return pixels @ np.array([0.299, 0.587, 0.114])
 
 
 def _blurred(plane: Pixels) -> Pixels:
     for axis in (0, 1):
-        windows = np.lib.stride_tricks.sliding_window_view(plane, len(_TAPS), axis)
-        plane = windows @ _TAPS
+        plane = np.lib.stride_tricks.sliding_window_view(plane, len(_TAPS), axis) @ _TAPS
     return plane

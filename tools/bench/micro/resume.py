@@ -14,17 +14,15 @@ import tracemalloc
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 import shardflow
 from bench.report import markdown
+from bench.usage import medians
 from shardflow.order.plan import Plan
 from shardflow.order.schedule import Schedule
-
-from .turns import medians
 
 SHARDS, SHARD_SAMPLES = 500_000, 2000
 WORLD, BATCH = 64, 256
@@ -42,18 +40,16 @@ def measure(rounds: int) -> str:
 def on_paper(rounds: int) -> str:
     """Return the table for 10^9 samples."""
     cases = [(*order, place) for order in ORDERS for place in PLACES]
-    times: dict[Any, list[tuple[float, float, int]]] = {case: [] for case in cases}
-    for _ in range(rounds):
-        for case in cases:
-            times[case].append(first_batch(*case))
+    rounds_of_times = [[first_batch(*case) for case in cases] for _ in range(rounds)]
+    times = dict(zip(cases, zip(*rounds_of_times, strict=True), strict=True))
     lines = []
     for (lanes, window, place), found in times.items():
-        build_ms, find_ms = (1000 * median(one[column] for one in found) for column in (0, 1))
+        build_s, find_s, shards = map(median, zip(*found, strict=True))
         tracemalloc.start()  # apart from the timing, which it would slow down
         first_batch(lanes, window, place)
-        peak_bytes = tracemalloc.get_traced_memory()[1]
+        mib = tracemalloc.get_traced_memory()[1] / 2**20
         tracemalloc.stop()
-        costs = (f"{build_ms:.0f} ms", f"{find_ms:.1f} ms", f"{peak_bytes / 2**20:.0f} MiB", str(found[0][2]))
+        costs = (f"{1000 * build_s:.0f} ms", f"{1000 * find_s:.1f} ms", f"{mib:.0f} MiB", f"{shards:.0f}")
         lines.append((f"{lanes}, {window}", f"{place:.0%}", *costs))
     columns = ("build the plan", "find the first batch", "peak memory", "shards of that batch")
     return markdown(("lanes, window", "place in the epoch", *columns), lines)
@@ -77,10 +73,10 @@ def for_real(rounds: int) -> str:
         url = write_dataset(Path(folder))
         cases = {(way, place): partial(resume_s, url, place, *way) for way in ways for place in PLACES}
         found = medians(cases, rounds)
-    lines = [
-        (f"{way[0]}, {way[1]}", str(way[2]), *(f"{1000 * found[way, place]:.0f} ms" for place in PLACES))
-        for way in ways
-    ]
+    lines = []
+    for lanes, window, workers in ways:
+        times = (f"{1000 * found[(lanes, window, workers), place]:.0f} ms" for place in PLACES)
+        lines.append((f"{lanes}, {window}", str(workers), *times))
     return markdown(("lanes, window", "workers", *map("{:.0%}".format, PLACES)), lines)
 
 

@@ -19,9 +19,8 @@ import torch
 import shardflow
 from bench.loaders.peers.shardflow import prepare
 from bench.report import markdown
+from bench.usage import epoch_us, medians
 from shardflow.formats.manifest import FILE_NAME
-
-from .turns import epoch_us, medians
 
 IMAGES = 6400
 BATCHES, WORKERS, SHARDS, SIZES = (16, 64, 256, 640), (0, 1, 2, 4), (50, 500, 2000), (4_000, 100_000, 2_000_000)
@@ -33,18 +32,15 @@ def measure(url: str, rounds: int) -> str:
     dataset = Path(url)
     pictures = dataset.parents[1] / "pictures"
     with tempfile.TemporaryDirectory(dir=dataset.parent) as scratch:  # beside it, so that links are possible
-        by_shards, by_size = {}, {}
-        for samples in SHARDS:
-            folder = Path(scratch, f"shards{samples}")
+        by_shards = {samples: Path(scratch, f"shards{samples}") for samples in SHARDS}
+        for samples, folder in by_shards.items():
             folder.mkdir()
             prepare(pictures, folder, samples)
-            by_shards[samples] = {"url": folder / "packed"}
-        for size in SIZES:
-            by_size[size] = {"url": repeated(dataset, Path(scratch, f"size{size}"), size)}
+        by_size = {size: {"url": repeated(dataset, Path(scratch, f"size{size}"), size)} for size in SIZES}
         tables = (
             ("batch size", {size: {"batch_size": size} for size in BATCHES}),
             ("workers", {count: {"num_workers": count} for count in WORKERS}),
-            ("samples per shard", by_shards),
+            ("samples per shard", {samples: {"url": folder / "packed"} for samples, folder in by_shards.items()}),
             ("samples in the dataset", by_size),
         )
         return "\n".join(_table(title, cases, dataset, rounds) for title, cases in tables)
@@ -60,13 +56,8 @@ def repeated(source: Path, target: Path, samples: int) -> Path:
         longer.append(dataclasses.replace(shard, name=f"train/{number:06d}.tar"))
         os.link(source / shard.name, target / longer[-1].name)
         os.link(source / shard.index_name, target / longer[-1].index_name)
-    manifest = dataclasses.replace(
-        manifest,
-        splits={"train": tuple(longer)},
-        inputs=sum(shard.samples for shard in longer),
-        statistics=None,
-        sharding=None,
-    )
+    changed = {"splits": {"train": tuple(longer)}, "inputs": sum(shard.samples for shard in longer)}
+    manifest = dataclasses.replace(manifest, **changed, statistics=None, sharding=None)
     (target / FILE_NAME).write_bytes(manifest.to_bytes())
     return target
 

@@ -9,6 +9,7 @@ in the table.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import shutil
@@ -52,7 +53,7 @@ class Packers(harness.Workload):
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
         """Add the size of the work."""
-        numbers: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("FEW", "MANY")}
+        numbers = {"type": int, "nargs": 2, "metavar": ("FEW", "MANY")}
         parser.add_argument("--small", default=[600, 2400], help="numbers of small originals", **numbers)
         parser.add_argument("--large", default=[60, 180], help="numbers of large originals", **numbers)
 
@@ -76,9 +77,9 @@ class Packers(harness.Workload):
         source, packed = self._originals(kind, getattr(self.options, kind)[0]), self._clear()
         self._pack(row, source, packed)
         shutil.rmtree(extracted, ignore_errors=True)
-        self.call(row, "packers.pack.extract", peer=row.peer, packed=packed, folder=extracted)
-        arguments = {"originals": source, "packed": extracted, "compared": COMPARED[kind]}
-        result.setdefault("quality", {})[kind] = self.call("common", "packers.quality.judge", **arguments)
+        self.call(row, "packers.peers.extract", peer=row.peer, packed=packed, folder=extracted)
+        compared = {"originals": source, "packed": extracted, "compared": COMPARED[kind]}
+        result.setdefault("quality", {})[kind] = self.call("common", "packers.quality.judge", **compared)
 
     def measure(self, row: Row, case: dict[str, Any]) -> Run:
         """Pack few and many images."""
@@ -88,12 +89,7 @@ class Packers(harness.Workload):
 
     def costs(self, run: Run) -> dict[str, float]:
         """Return CPU-ms per image."""
-        counts: list[int] = getattr(self.options, run["originals"])
-        return {"CPU-ms/image": 1000 * _marginal([run], counts, "cpu_s")}
-
-    def others(self, run: Run) -> float:
-        """Return the share of the machine that others used while few or many were packed."""
-        return float(max(run[size]["others"] for size in ("few", "many")))
+        return {"CPU-ms/image": _cpu_ms([run], getattr(self.options, run["originals"]))}
 
     def tables(self, results: dict[str, Any]) -> dict[str, str]:
         """Return a table for each kind of originals, the most expensive packer first."""
@@ -101,51 +97,35 @@ class Packers(harness.Workload):
 
     def caption(self, results: dict[str, Any]) -> str:
         """Say what was measured, where and when."""
-        rounds = max((run["round"] for row in results["rows"] for run in row["rounds"]), default=0)
-        others = max((self.others(run) for row in results["rows"] for run in row["rounds"]), default=0.0)
-        return (
-            f"Short side 256, quality 90, two workers; {results['hardware']}; {results['date']}; medians of {rounds} "
-            f"interleaved rounds; others used up to {others:.0%} of the machine."
-        )
+        where, others = self.where(results)
+        return f"Short side 256, quality 90, two workers; {where}; others used up to {others:.0%} of the machine."
 
     def bars(self, results: dict[str, Any]) -> dict[str, Any]:
         """Draw the CPU time per image."""
-        found = {
-            row["name"]: [
-                1000 * _marginal(report.runs(row, {"originals": kind}), results["counts"][kind], "cpu_s")
-                for kind in KINDS
-            ]
-            for row in results["rows"]
-            if all(report.runs(row, {"originals": kind}) for kind in KINDS)
-        }
-        names = sorted(found, key=lambda name: -found[name][0])
-        packages = {row["name"]: row["package"] for row in results["rows"]}
-        return {
-            "names": names,
-            "own": [packages[name] == "shardflow" for name in names],
-            "panels": [
-                report.panel(
-                    f"{title}\nCPU-ms per image (less is better)",
-                    ([found[name][number] for name in names], lambda cpu: f"{cpu:.2f}" if cpu < 10 else f"{cpu:.0f}"),
-                )
-                for number, title in enumerate(KINDS.values())
-            ],
-        }
+        found = []
+        for row in results["rows"]:
+            by_kind = {kind: report.runs(row, {"originals": kind}) for kind in KINDS}
+            if all(by_kind.values()):
+                costs = {kind: _cpu_ms(runs, results["counts"][kind]) for kind, runs in by_kind.items()}
+                found.append((costs, row["name"], row["package"] == "shardflow"))
+        costs, names, own = zip(*sorted(found, key=lambda one: -one[0]["small"]), strict=True)
+        panels = []
+        for kind, title in KINDS.items():
+            values = [each[kind] for each in costs], lambda cpu: f"{cpu:.2f}" if cpu < 10 else f"{cpu:.0f}"
+            panels.append(report.panel(f"{title}\nCPU-ms per image (less is better)", values))
+        return {"names": names, "own": own, "panels": panels}
 
     def _table(self, results: dict[str, Any], kind: str) -> str:
         case, counts = {"originals": kind}, results["counts"][kind]
         own = next((report.runs(row, case) for row in results["rows"] if row["name"] == "shardflow"), [])
 
-        def cpu_ms(runs: list[Run]) -> float:
-            return 1000 * _marginal(runs, counts, "cpu_s")
-
         def cells(row: dict[str, Any], runs: list[Run]) -> tuple[str, ...]:
-            quality = row["quality"][kind]
+            quality, cpu_ms = row["quality"][kind], _cpu_ms(runs, counts)
             calm = [run for run in runs if self.others(run) <= CALM]
-            start_s = median(run["few"]["cpu_s"] for run in runs) - counts[0] * cpu_ms(runs) / 1000
+            start_s = median(run["few"]["cpu_s"] for run in runs) - counts[0] * cpu_ms / 1000
             return (
-                f"{cpu_ms(runs):.2f}",
-                f"{cpu_ms(runs) / cpu_ms(own):.2f}" if own else "",
+                f"{cpu_ms:.2f}",
+                f"{cpu_ms / _cpu_ms(own, counts):.2f}" if own else "",
                 f"{1 / _marginal(calm, counts, 'wall_s'):,.0f}" if calm else "-",
                 f"{max(0.0, start_s):.1f}",
                 f"{quality['bytes'] / 1000:.1f}",
@@ -153,14 +133,15 @@ class Packers(harness.Workload):
             )
 
         columns = ("CPU-ms/image", "to shardflow", "images/s", "start, CPU-s", "kB/image", "PSNR dB")
-        return report.table(results, ("packer", "version", *columns), lambda runs: -cpu_ms(runs), cells, case)
+        return report.table(results, ("packer", "version", *columns), lambda runs: -_cpu_ms(runs, counts), cells, case)
 
     def _originals(self, kind: str, count: int) -> Path:
         return self.data / f"{kind}-{count}"
 
     def _link(self, kind: str, few: int, many: int) -> None:
+        paths = sorted(self._originals(kind, few).rglob("*.jpg"), key=lambda path: path.name)
         for number in range(many):
-            path = sorted(self._originals(kind, few).rglob("*.jpg"), key=lambda path: path.name)[number % few]
+            path = paths[number % few]
             link = self._originals(kind, many) / path.parent.name / f"{number // few}{path.name}"
             link.parent.mkdir(parents=True, exist_ok=True)
             os.link(path, link)
@@ -172,7 +153,7 @@ class Packers(harness.Workload):
 
     def _pack(self, row: Row, source: Path, packed: Path) -> None:
         arguments = {"peer": row.peer, "source": source, "packed": packed, "variant": row.variant}
-        self.call(row, "packers.pack.pack", timeout_s=TIMEOUT_S, **arguments)
+        self.call(row, "packers.peers.pack", timeout_s=TIMEOUT_S, **arguments)
 
     def _measured(self, row: Row, source: Path) -> dict[str, float]:
         """Pack into an empty folder, and return the costs with those of all processes started.
@@ -184,21 +165,20 @@ class Packers(harness.Workload):
         stopwatch = Stopwatch()
         self._pack(row, source, packed)
         wall_s = stopwatch.read().wall_s
-        while True:
-            try:
+        with contextlib.suppress(ChildProcessError):
+            while True:
                 os.wait()
-            except ChildProcessError:
-                break
         used = stopwatch.read()
         return {"wall_s": wall_s, "cpu_s": used.cpu_s, "others": used.others}
 
 
 def _marginal(runs: list[Run], counts: list[int], quantity: str) -> float:
     """Return the cost of one more image: the median over rounds of the difference between many images and few."""
-    few, many = counts
-    return median((run["many"][quantity] - run["few"][quantity]) / (many - few) for run in runs)
+    return median(run["many"][quantity] - run["few"][quantity] for run in runs) / (counts[1] - counts[0])
 
 
-def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Run the workload."""
-    harness.run(Packers, parser, arguments)
+def _cpu_ms(runs: list[Run], counts: list[int]) -> float:
+    return 1000 * _marginal(runs, counts, "cpu_s")
+
+
+main = partial(harness.run, Packers)

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from bench.loaders.peers import Place
+from bench.loaders.peers import Place, Start
 from bench.usage import Stopwatch
-
-_TOUCHED_FILES = 128
 
 
 def epochs(
     peer: str, variant: str, place: dict[str, str], samples: int, servers: list[int], warm: int
 ) -> Generator[dict[str, Any]]:
-    """Run an epoch with an empty cache, and warm ones; yields the costs of the one and of the others.
+    """Run an epoch with an empty cache, and `warm` others; yields the costs of the one and of the others.
 
     The cold epoch begins before the loader is made; imports are done by then.
-
-    Args:
-        peer, variant: The loader.
-        place: Where its data is, as for `Place`.
-        samples: How many there are in each epoch.
-        servers: The processes of the server and the proxies.
-        warm: How many epochs follow the first one.
     """
     import torch
 
@@ -37,21 +29,15 @@ def epochs(
     loader = importlib.import_module(f"bench.loaders.peers.{peer}")
     with contextlib.suppress(ImportError):
         import s3fs  # noqa: F401 - shardflow opens s3:// with it; importing is not measured
-    where = Place(url=place["url"], local=Path(place["local"]), cache=Path(place["cache"]))
+    where = Place(place["url"], Path(place["local"]), Path(place["cache"]))
     os.environ["XDG_CACHE_HOME"] = place["cache"]
     settle(where.cache)
-    start: list[Callable[[], Iterator[Any]]] = []
-
-    def batches() -> Iterator[Any]:
-        if not start:
-            start.append(loader.open_remote(where, variant))
-        return start[0]()
-
+    start = functools.cache(lambda: loader.open_remote(where, variant))
     for repeats in (1, warm):
-        yield _measured(batches, repeats, samples, servers)
+        yield _measured(lambda: start()(), repeats, samples, servers)
 
 
-def _measured(batches: Callable[[], Iterator[Any]], repeats: int, samples: int, servers: list[int]) -> dict[str, Any]:
+def _measured(batches: Start, repeats: int, samples: int, servers: list[int]) -> dict[str, Any]:
     import torch
 
     seen: list[list[int]] = []
@@ -86,7 +72,7 @@ def settle(folder: Path) -> None:
     which only loaders with a cache would pay: a gigabyte is written and deleted. Garbage of the imports is collected,
     which otherwise happens whenever the number of objects reaches some limit.
     """
-    files = [folder / f"touched{number}" for number in range(_TOUCHED_FILES)]
+    files = [folder / f"touched{number}" for number in range(128)]
     for file in files:
         file.write_bytes(bytes(8 << 20))
     for file in files:
@@ -94,9 +80,7 @@ def settle(folder: Path) -> None:
     gc.collect()
 
 
-def fetch(
-    peer: str, variant: str, bucket: str, blobs: list[dict[str, Any]], folder: str
-) -> Generator[dict[str, float]]:
+def fetch(peer: str, variant: str, bucket: str, blobs: list[Any], folder: str) -> Generator[dict[str, float]]:
     """Fetch blobs into memory-backed files that are deleted as soon as they are whole.
 
     The first, a small one, is not measured: the client connects with it. Yields when that is done, and then the costs.

@@ -1,4 +1,4 @@
-"""The S3 server and the proxies before it, each in a process of its own, and what is put into the bucket."""
+"""The S3 server and the proxies before it, each in a process of its own, and uploads to the bucket."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ def serve(folder: str) -> Generator[dict[str, Any]]:
         yield {"endpoint": server.endpoint, "bucket": server.bucket, "variables": server.environment()}
 
 
-def far(endpoint: str, latency_s: float, bytes_per_s: float) -> Generator[Any]:
-    """Run a proxy; yields its endpoint, and then the requests and bytes since the last time."""
-    with proxying(endpoint) as proxy:
-        proxy.latency_s, proxy.bytes_per_s = latency_s, bytes_per_s or None
-        yield proxy.endpoint
+def proxy(endpoint: str, latency_s: float = 0.0, bytes_per_s: float | None = None) -> Generator[Any]:
+    """Run a proxy, with limits for each connection; yields its endpoint, and then requests and bytes since the last."""
+    with proxying(endpoint) as running_proxy:
+        running_proxy.latency_s, running_proxy.bytes_per_s = latency_s, bytes_per_s
+        yield running_proxy.endpoint
         while True:
-            counted = {"requests": len(proxy.log), "bytes": proxy.body_bytes}
-            proxy.log.clear()
-            proxy.body_bytes = 0
+            counted = {"requests": len(running_proxy.log), "bytes": running_proxy.body_bytes}
+            running_proxy.log.clear()
+            running_proxy.body_bytes = 0
             yield counted
 
 
 def upload(endpoint: str, folder: str) -> None:
     """Put a folder into the bucket."""
-    server = Server(endpoint)
-    server.client().put(folder, server.bucket, recursive=True)
+    Server(endpoint).client().put(folder, Server(endpoint).bucket, recursive=True)
 
 
 def upload_blobs(endpoint: str, count: int, size: int) -> list[dict[str, Any]]:
@@ -54,7 +53,7 @@ def upload_blobs(endpoint: str, count: int, size: int) -> list[dict[str, Any]]:
 
 
 def passing(blobs: list[dict[str, Any]], streams: list[int]) -> list[float]:
-    """Return how many MB/s come to so many curls at once, which throw them away."""
+    """Return the MB/s that arrive at so many curls at once."""
     import boto3
 
     client, bucket, rates = boto3.client("s3"), Server(os.environ["AWS_ENDPOINT_URL"]).bucket, []

@@ -14,11 +14,12 @@ from bench.harness import Row
 from bench.report import Run
 from bench.usage import Stopwatch, cpu_s
 
-from . import CONDITIONS, Condition, Streaming
+from . import CONDITIONS, FAR, Streaming
 
 BLOBS = 16
 STREAMS = (1, 4, 8)
-UNCAPPED = Condition(title="the proxy alone")
+COUNTS = (1, 2)
+"""Numbers of processes."""
 CLIENTS = (
     Row("shardflow", "shardflow", "streaming", "shardflow", "1"),
     Row("shardflow, 4 shards at once", "shardflow", "streaming", "shardflow", "4"),
@@ -41,40 +42,35 @@ class Store(Streaming):
         parser.add_argument("--shard-bytes", type=int, default=64 << 20, help=f"size of each of the {BLOBS} shards")
 
     def facts(self) -> dict[str, Any]:
-        """Run server and proxies, upload the shards, and measure what curl gets."""
+        """Run server and proxies, upload the shards, and measure how fast curl fetches them."""
         found = super().facts()
         endpoint, size = self.server["endpoint"], self.options.shard_bytes
         self.blobs = self.call("streaming", "streaming.server.upload_blobs", endpoint=endpoint, count=BLOBS, size=size)
+        self.proxies = [self.proxy(**FAR) for _ in range(max(COUNTS))]
+        self.servers += [proxy.pid for proxy in self.proxies]
         passing = {}
-        for name, condition in {**CONDITIONS, "uncapped": UNCAPPED}.items():
-            with contextlib.ExitStack() as stack:
-                far = self.proxy(stack, condition) if condition.proxied else None
-                with self.client("streaming", "server.passing", far, blobs=self.blobs[1:], streams=STREAMS) as process:
-                    passing[name] = process.receive()
-            print(f"{condition.title}: to {STREAMS} curls at once {passing[name]} MB/s", flush=True)
-        self.fars = [self.proxy(self.stack, CONDITIONS["far"]) for _ in range(2)]
-        self.servers += [far.pid for far in self.fars]
+        for name, proxy in {"direct": None, "far": self.proxies[0], "uncapped": self.proxy()}.items():
+            with self.client("streaming", "server.passing", proxy, blobs=self.blobs[1:], streams=STREAMS) as process:
+                passing[name] = process.receive()
+            print(f"{name}: to {STREAMS} curls at once {passing[name]} MB/s", flush=True)
         return {**found, "blobs": BLOBS, "blob_bytes": size, "passing": passing}
 
     def cases(self) -> list[dict[str, Any]]:
         """Return the conditions and the numbers of processes."""
-        return [{"condition": name, "processes": count} for name in CONDITIONS for count in (1, 2)]
+        return [{"condition": name, "processes": count} for name in CONDITIONS for count in COUNTS]
 
     def measure(self, row: Row, case: dict[str, Any]) -> Run:
         """Fetch the shards with so many processes, each its share and by its own proxy."""
-        proxied, count = CONDITIONS[case["condition"]].proxied, case["processes"]
+        count = case["processes"]
         with contextlib.ExitStack() as stack:
             processes = []
             for number in range(count):
-                arguments = {
-                    "peer": row.peer,
-                    "variant": row.variant,
-                    "bucket": self.server["bucket"],
-                    "blobs": [self.blobs[0], *self.blobs[1 + number :: count]],
-                    "folder": stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="bench-")),
-                }
-                far = self.fars[number] if proxied else None
-                processes.append(stack.enter_context(self.client(row, "measure.fetch", far, **arguments)))
+                arguments = {"peer": row.peer, "variant": row.variant, "bucket": self.server["bucket"]}
+                arguments["blobs"] = [self.blobs[0], *self.blobs[1 + number :: count]]
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="bench-"))
+                proxy = self.proxies[number] if case["condition"] == "far" else None
+                client = self.client(row, "measure.fetch", proxy, folder=folder, **arguments)
+                processes.append(stack.enter_context(client))
             for process in processes:
                 process.receive()  # it is connected
             stopwatch, served = Stopwatch(), cpu_s(self.served_by())
@@ -97,16 +93,12 @@ class Store(Streaming):
         """Return CPU-s per GB."""
         return {"CPU-s/GB": run["cpu_s_per_gb"]}
 
-    def others(self, run: Run) -> float:
-        """Return the share of the machine that others used."""
-        return float(run["others"])
-
     def tables(self, results: dict[str, Any]) -> dict[str, str]:
         """Return a table for each condition, the slowest client first."""
 
         def cells(row: dict[str, Any], runs: list[Run]) -> tuple[str, ...]:
             del row
-            by_count = [[run for run in runs if run["processes"] == count] for count in (1, 2)]
+            by_count = [[run for run in runs if run["processes"] == count] for count in COUNTS]
             return (
                 *(f"{median(run['mb_per_s'] for run in each):,.0f}" if each else "-" for each in by_count),
                 *(f"{median(run['cpu_s_per_gb'] for run in each):.2f}" if each else "-" for each in by_count),
@@ -119,13 +111,11 @@ class Store(Streaming):
 
     def caption(self, results: dict[str, Any]) -> str:
         """Say what was measured, where and when."""
-        direct, far, alone = (
-            ", ".join(f"{rate:,.0f}" for rate in results["passing"][name]) for name in ("direct", "far", "uncapped")
-        )
+        rates = {name: ", ".join(map("{:,.0f}".format, found)) for name, found in results["passing"].items()}
         return (
-            f"{results['blobs']} shards of {results['blob_bytes'] >> 20} MiB; {self.where(results)} To 1, 4 and 8 "
-            f"curls at once come {direct} MB/s on the bare loopback, {far} MB/s through one proxy, and {alone} MB/s "
-            "through one proxy that does not hold them up."
+            f"{results['blobs']} shards of {results['blob_bytes'] >> 20} MiB; {self.setting(results)} To 1, 4 and 8 "
+            f"curls at once come {rates['direct']} MB/s on the bare loopback, {rates['far']} MB/s through one proxy, "
+            f"and {rates['uncapped']} MB/s through one proxy that does not hold them up."
         )
 
 

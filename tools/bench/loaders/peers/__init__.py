@@ -13,23 +13,20 @@ importing is not measured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
+
+Start = Callable[[], Iterator[Any]]
+"""Starts an epoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a loader finds its data. Endpoint and credentials are in the environment, as for the AWS tools.
+class Place(NamedTuple):
+    """Where a loader finds its data. Endpoint and credentials are in the environment, as for the AWS tools."""
 
-    Attributes:
-        url: The prefix in the bucket that its format was uploaded to.
-        local: The folder that it was uploaded from.
-        cache: An empty folder on the local disk for what it keeps; also XDG_CACHE_HOME.
-    """
-
-    url: str
-    local: Path
-    cache: Path
+    url: str  # prefix in the bucket that its format was uploaded to
+    local: Path  # folder that it was uploaded from
+    cache: Path  # empty folder on the local disk, also XDG_CACHE_HOME
 
     def shards(self) -> list[str]:
         """Return the URLs of the tar shards, which only packed data has."""

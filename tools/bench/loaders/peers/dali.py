@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
+from . import Start
 from .recipe import BATCH, BUFFER, MEAN, SIZE, STD, WORKERS
 from .shardflow import prepare as prepare
 
@@ -45,7 +46,7 @@ def _pipeline(shards: list[str], crop_while_decoding: bool) -> Any:
     return images, fn.pad(classes, axes=[0], shape=[_DIGITS], fill_value=ord(" "))
 
 
-def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+def open_loader(data: Path, variant: str) -> Start:
     """`variant` is "full", or "crop" to decode only what the crop needs."""
     shards = sorted(map(str, (data / "packed" / "train").glob("*.tar")))
     loader = DALIGenericIterator(

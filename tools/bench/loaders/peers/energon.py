@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.energon import (
-    DefaultTaskEncoder,
-    ImageClassificationSample,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from megatron import energon
+from megatron.energon import stateless
 
+from . import Start
 from .recipe import AUGMENTATIONS, BATCH, BUFFER, WORKERS
 
 SAMPLES_PER_SEQUENCE = 100
@@ -34,7 +28,7 @@ def prepare(pictures: Path, data: Path) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-class Encoder(DefaultTaskEncoder):
+class Encoder(energon.DefaultTaskEncoder):
     """Augments the JPEG bytes and makes batches of them."""
 
     decoder = None  # the bytes as they are
@@ -44,7 +38,7 @@ class Encoder(DefaultTaskEncoder):
         self._augmentation = AUGMENTATIONS[variant]
 
     @stateless
-    def encode_sample(self, sample: ImageClassificationSample) -> Any:
+    def encode_sample(self, sample: energon.ImageClassificationSample) -> Any:
         """Return image and number."""
         return self._augmentation(sample.image), int(sample.label)
 
@@ -55,10 +49,10 @@ class Encoder(DefaultTaskEncoder):
         return torch.stack(images), numbers
 
 
-def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+def open_loader(data: Path, variant: str) -> Start:
     """`variant` names the augmentation."""
-    config = WorkerConfig(rank=0, world_size=1, num_workers=WORKERS)
-    dataset = get_train_dataset(
+    config = energon.WorkerConfig(rank=0, world_size=1, num_workers=WORKERS)
+    dataset = energon.get_train_dataset(
         data / "packed",
         worker_config=config,
         batch_size=BATCH,
@@ -67,5 +61,5 @@ def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
         task_encoder=Encoder(variant),
         repeat=False,
     )
-    loader = get_savable_loader(dataset)
+    loader = energon.get_savable_loader(dataset)
     return lambda: iter(loader)

@@ -6,9 +6,8 @@ cap on the long side that its ImageNet recipe uses is left out, so that its pict
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTo
 from ffcv.writer import DatasetWriter
 from PIL import Image
 
+from . import Start
 from .recipe import BATCH, MEAN, SIZE, STD, WORKERS
 
 
@@ -41,10 +41,11 @@ def prepare(pictures: Path, data: Path) -> None:
     DatasetWriter(str(data / "pictures.beton"), fields, num_workers=WORKERS).from_indexed_dataset(_Pictures(pictures))
 
 
-def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+def open_loader(data: Path, variant: str) -> Start:
     """`variant` is "float", normalised in FFCV's threads by its own table, or "uint8"."""
     mean, std = (255 * np.array(values) for values in (MEAN, STD))
     normalise = [NormalizeImage(mean, std, np.float32)] if variant == "float" else []
+    decoder = RandomResizedCropRGBImageDecoder((SIZE, SIZE))
     loader = Loader(
         str(data / "pictures.beton"),
         batch_size=BATCH,
@@ -53,13 +54,7 @@ def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
         os_cache=True,
         drop_last=False,
         pipelines={
-            "image": [
-                RandomResizedCropRGBImageDecoder((SIZE, SIZE)),
-                RandomHorizontalFlip(),
-                *normalise,
-                ToTensor(),
-                ToTorchImage(),
-            ],
+            "image": [decoder, RandomHorizontalFlip(), *normalise, ToTensor(), ToTorchImage()],
             "label": [IntDecoder(), ToTensor()],
         },
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import datasets
 import torch
 from torch.utils.data import DataLoader
 
+from . import Start
 from .recipe import AUGMENTATIONS, BATCH, WORKERS
 
 
@@ -20,7 +20,7 @@ def prepare(pictures: Path, data: Path) -> None:
     datasets.Dataset.from_dict(columns).save_to_disk(str(data / "arrow"))
 
 
-def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+def open_loader(data: Path, variant: str) -> Start:
     """`variant` names the augmentation."""
     augmentation = AUGMENTATIONS[variant]
 

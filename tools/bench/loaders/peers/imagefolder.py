@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
+from . import Start
 from .recipe import AUGMENTATIONS, BATCH, WORKERS
 
 
@@ -25,7 +24,7 @@ def _read(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+def open_loader(data: Path, variant: str) -> Start:
     """`variant` names the augmentation."""
     dataset = ImageFolder(str(data), transform=AUGMENTATIONS[variant], loader=_read)
     dataset.samples = [(path, int(Path(path).stem)) for path, _ in dataset.samples]

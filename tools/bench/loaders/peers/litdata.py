@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import litdata
 from litdata.streaming import downloader
 
-from . import Place
+from . import Place, Start
 from .recipe import AUGMENTATIONS, BATCH, WORKERS
 
 
@@ -37,14 +36,14 @@ class Pictures(litdata.StreamingDataset):
         return self._augmentation(sample["image"]), sample["label"]
 
 
-def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+def open_loader(data: Path, variant: str) -> Start:
     """`variant` names the augmentation."""
     dataset = Pictures(variant, str(data / "chunks"), shuffle=True, drop_last=False)
     loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS, persistent_workers=True)
     return lambda: iter(loader)
 
 
-def open_remote(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
+def open_remote(place: Place, variant: str) -> Start:
     """`variant` names the augmentation. Chunks are kept in a local folder from epoch to epoch."""
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # otherwise it fails where the endpoint is not https
     dataset = Pictures(variant, place.url, cache_dir=str(place.cache), shuffle=True, drop_last=False)

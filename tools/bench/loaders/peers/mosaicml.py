@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from streaming import MDSWriter, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import DataLoader
 
-from . import Place
+from . import Place, Start
 from .recipe import AUGMENTATIONS, BATCH, WORKERS
 
 COLUMNS = {"image": "bytes", "label": "int"}
@@ -35,14 +34,14 @@ class Pictures(StreamingDataset):
         return self._augmentation(sample["image"]), sample["label"]
 
 
-def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+def open_loader(data: Path, variant: str) -> Start:
     """`variant` names the augmentation."""
     dataset = Pictures(variant, local=str(data / "mds"), shuffle=True, batch_size=BATCH)
     loader = DataLoader(dataset, BATCH, num_workers=WORKERS, persistent_workers=True)
     return lambda: iter(loader)
 
 
-def open_remote(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
+def open_remote(place: Place, variant: str) -> Start:
     """`variant` names the augmentation. Shards are kept in a local folder from epoch to epoch."""
     clean_stale_shared_memory()
     local = str(place.cache / "mds")

@@ -37,22 +37,18 @@ _to_float = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN
 
 def pil(payload: bytes) -> torch.Tensor:
     """Return float32 [3, 224, 224], normalised."""
-    result: torch.Tensor = _of_pil(Image.open(io.BytesIO(payload)).convert("RGB"))
-    return result
+    return _of_pil(Image.open(io.BytesIO(payload)).convert("RGB"))
 
 
 def tensors(payload: bytes) -> torch.Tensor:
     """Return uint8 [3, 224, 224]."""
-    result: torch.Tensor = _of_tensor(
-        decode_jpeg(torch.frombuffer(bytearray(payload), dtype=torch.uint8), mode=ImageReadMode.RGB)
-    )
-    return result
+    data = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    return _of_tensor(decode_jpeg(data, mode=ImageReadMode.RGB))
 
 
 def tensors_float(payload: bytes) -> torch.Tensor:
     """Return float32 [3, 224, 224], normalised."""
-    result: torch.Tensor = _to_float(tensors(payload))
-    return result
+    return _to_float(tensors(payload))
 
 
 AUGMENTATIONS = {"pil": pil, "tensors": tensors, "tensors-float": tensors_float}

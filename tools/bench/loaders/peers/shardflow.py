@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import shardflow
 from shardflow import native
 
-from . import Place
+from . import Place, Start
 from .recipe import BATCH, WORKERS
 
 SHARD_SAMPLES = 500
@@ -33,7 +31,7 @@ def prepare(pictures: Path, data: Path, shard_samples: int = SHARD_SAMPLES) -> N
         raise AssertionError("expected the bytes of the images as they were, found others")
 
 
-def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+def open_loader(data: Path, variant: str) -> Start:
     """`variant` is "kernel", or "fallback" without native code."""
     if variant == "fallback":
         native.available = lambda: False
@@ -43,7 +41,7 @@ def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
     return lambda: iter(loader)
 
 
-def open_remote(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
+def open_remote(place: Place, variant: str) -> Start:
     """`variant` is "s3" or "local": from the bucket, or from the directory that was uploaded."""
     url = place.url if variant == "s3" else place.local
     loader = shardflow.Loader(url, batch_size=BATCH, tail="short", num_workers=WORKERS)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from spdl.pipeline import PipelineBuilder
 
+from . import Start
 from .imagefolder import prepare as prepare
 from .recipe import AUGMENTATIONS, BATCH, WORKERS
 
 
-def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
+def open_loader(data: Path, variant: str) -> Start:
     """`variant` names the augmentation."""
     augmentation = AUGMENTATIONS[variant]
     paths = sorted(data.rglob("*.jpg"))
@@ -24,14 +25,8 @@ def open_loader(data: Path, variant: str) -> Callable[[], Iterator[Any]]:
 
     def epoch() -> Iterator[Any]:
         random.shuffle(paths)
-        pipeline = (
-            PipelineBuilder()
-            .add_source(paths)
-            .aggregate(BATCH)
-            .pipe(batch, concurrency=WORKERS)
-            .add_sink(2)
-            .build(num_threads=WORKERS, max_failures=0)
-        )
+        builder = PipelineBuilder().add_source(paths).aggregate(BATCH).pipe(batch, concurrency=WORKERS).add_sink(2)
+        pipeline = builder.build(num_threads=WORKERS, max_failures=0)
         with pipeline.auto_stop():
             yield from pipeline
 

@@ -7,7 +7,7 @@ for each shard costs more. For what can be opened like a file, the scheme s3 is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import boto3
@@ -17,28 +17,26 @@ import webdataset as wds
 from s3torchconnector import S3ClientConfig, S3MapDataset
 from webdataset.gopen import gopen_schemes
 
-from . import Place
+from . import Place, Start
 from .recipe import BATCH, BUFFER, WORKERS, tensors
 
 
-def open_remote(place: Place, variant: str) -> Callable[[], Iterator[Any]]:
+def open_remote(place: Place, variant: str) -> Start:
     """`variant` is "curl", "s3fs" or "s3torchconnector"."""
     shards = place.shards()
     if variant == "curl":
         shards = [f"pipe:curl -s -f '{_signed(url)}'" for url in shards]
     else:
         gopen_schemes["s3"] = {"s3fs": _with_s3fs, "s3torchconnector": _with_s3torchconnector}[variant](shards)
-    dataset = (
-        wds.WebDataset(shards, shardshuffle=len(shards)).shuffle(BUFFER).to_tuple("jpg", "cls").map_tuple(tensors, int)
-    )
+    dataset = wds.WebDataset(shards, shardshuffle=len(shards)).shuffle(BUFFER)
+    dataset = dataset.to_tuple("jpg", "cls").map_tuple(tensors, int)
     loader = wds.WebLoader(dataset, batch_size=BATCH, num_workers=WORKERS, persistent_workers=True)
     return lambda: iter(loader)
 
 
 def _signed(url: str) -> str:
     bucket, _, key = url.removeprefix("s3://").partition("/")
-    link: str = boto3.client("s3").generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key})
-    return link
+    return boto3.client("s3").generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key})
 
 
 def _with_s3fs(_: list[str]) -> Callable[..., Any]:

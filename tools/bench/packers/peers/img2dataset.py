@@ -9,11 +9,9 @@ from pathlib import Path
 
 from img2dataset import download
 
-from .work import QUALITY, SHORT_SIDE, WORKERS, files
+from . import QUALITY, SHORT_SIDE, WORKERS, files
 
 _SHARDS = 8
-_THREADS = 8
-"""Of each process, to read files with; the default of 256 is for downloads."""
 
 
 def pack(source: Path, destination: Path, variant: str) -> None:
@@ -28,7 +26,7 @@ def pack(source: Path, destination: Path, variant: str) -> None:
         output_format="webdataset",
         number_sample_per_shard=max(1, len(paths) // _SHARDS),
         processes_count=WORKERS,
-        thread_count=_THREADS,
+        thread_count=8,  # of each process, to read files with; the default of 256 is for downloads
         image_size=SHORT_SIDE,
         resize_mode="keep_ratio",
         resize_only_if_bigger=True,

@@ -9,8 +9,8 @@ from typing import Any
 
 import litdata
 
+from . import WORKERS, files
 from .resizing import RESIZERS
-from .work import WORKERS, files
 
 
 def _item(path: str, variant: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from streaming import MDSWriter, StreamingDataset
 from streaming.base.util import merge_index
 
+from . import WORKERS, files
 from .resizing import RESIZERS
-from .work import WORKERS, files
 
 
 def _write(part: tuple[str, list[str], str]) -> None:

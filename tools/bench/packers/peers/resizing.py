@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 
 from PIL import Image
 
-from .work import QUALITY, SHORT_SIDE
+from . import QUALITY, SHORT_SIDE
 
 
 def pillow(path: str) -> bytes:
@@ -37,11 +36,7 @@ def torchvision(path: str) -> bytes:
     return encode_jpeg(resized, quality=QUALITY).numpy().tobytes()
 
 
-RESIZERS: dict[str, Callable[[str], bytes]] = {
-    "pillow": pillow,
-    "pillow-draft": pillow_draft,
-    "torchvision": torchvision,
-}
+RESIZERS = {"pillow": pillow, "pillow-draft": pillow_draft, "torchvision": torchvision}
 
 
 def _target(width: int, height: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from .work import SHARD_SAMPLES, WORKERS
+from . import SHARD_SAMPLES, WORKERS
 
 
 def pack(source: Path, destination: Path, variant: str) -> None:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from .work import QUALITY, SHORT_SIDE, WORKERS, files
+from . import QUALITY, SHORT_SIDE, WORKERS, files
 
 
 def pack(source: Path, destination: Path, variant: str) -> None:

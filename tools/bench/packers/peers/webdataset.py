@@ -8,8 +8,8 @@ from pathlib import Path
 
 import webdataset
 
+from . import SHARD_SAMPLES, WORKERS, files
 from .resizing import RESIZERS
-from .work import SHARD_SAMPLES, WORKERS, files
 
 
 def pack(source: Path, destination: Path, variant: str) -> None:

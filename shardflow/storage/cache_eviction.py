@@ -1,0 +1,106 @@
+"""Cache eviction: the cache stays within its limit, and leaves some of the disk free.
+
+A process that has opened a file keeps its bytes. So eviction only deletes names, and need not ask the readers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .cache_directory import CachedFile, CacheDirectory, age, size_of, unlink
+from .local_files import flock
+
+_LEAST_FREE_SHARE = 0.02
+_LEAST_FREE_BYTES = 10 * 10**9
+_LOCK_TIMEOUT_S = 60.0
+_POLL_S = 0.001  # about as long as the files take to count
+
+
+class Evictor:
+    """Counts the files of a cache, and evicts the least recently used. For any number of threads and processes."""
+
+    def __init__(self, directory: CacheDirectory) -> None:
+        self._directory = directory
+        self._sizes: dict[str, int] = {}
+
+    def make_room(self, size: int, limit_bytes: int) -> bool:
+        """Evict until `size` more bytes, which are reserved already, fit into the limit; return whether they do."""
+        if size > limit_bytes:
+            return False
+
+        def fits(held: int) -> bool:
+            return held + reserved <= limit_bytes and spare_bytes(self._directory.path) >= max(0, reserved - written)
+
+        with self._exclusively():
+            reserved, written = self._remove_leftovers()
+            return fits(self._held_bytes()) or fits(_evict(self._directory.list_blobs(), fits)[1])
+
+    def prune(self, limit_bytes: int) -> list[CachedFile]:
+        """Evict blobs and decoded images until they are within a limit, remove leftovers; return the evicted files."""
+        with self._exclusively():
+            self._remove_leftovers()
+            files = sorted(self._directory.list_blobs() + self._directory.list_decoded(), key=age)
+            return _evict(files, lambda held: held <= limit_bytes)[0]
+
+    def _held_bytes(self) -> int:
+        """Return the size of all blobs. Each is measured once: files of one name have one size."""
+        known = self._sizes  # deleted ones are forgotten: a damaged file may have had another size
+        self._sizes = {
+            name: known.get(name) or size_of(f"{self._directory.blobs}/{name}")
+            for name in os.listdir(self._directory.blobs)
+        }
+        return sum(self._sizes.values())
+
+    def _remove_leftovers(self) -> tuple[int, int]:
+        """Remove the files of killed processes; return the bytes that live ones reserved, and have written so far."""
+        partials = self._directory.partials()
+        reserved = written = 0
+        for name in {*os.listdir(self._directory.locks), *partials}:
+            files = partials.get(name, ())
+            if (descriptor := self._directory.try_lock(name)) is None:
+                reserved += size_of(f"{self._directory.locks}/{name}")
+                written += sum(map(size_of, files))
+                continue
+            try:
+                for leftover in files:
+                    unlink(leftover)
+            finally:
+                self._directory.unlock(name, descriptor)
+        return reserved, written
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Let one process at a time count and evict. After a timeout it goes on: that is safe, but evicts too much."""
+        descriptor = os.open(self._directory.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        try:
+            while not flock(descriptor) and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have inherited the descriptor
+            os.close(descriptor)
+
+
+def _evict(files: list[CachedFile], fits: Callable[[int], bool]) -> tuple[list[CachedFile], int]:
+    """Delete files in order until the bytes of the others fit; return the deleted files, and those bytes."""
+    held, evicted = sum(file.bytes for file in files), []
+    for file in files:
+        if fits(held):
+            break
+        file.path.unlink(missing_ok=True)
+        evicted.append(file)
+        held -= file.bytes
+    return evicted, held
+
+
+def spare_bytes(directory: Path) -> int:
+    """Return how many bytes may still be written to the disk of a directory; negative if too little is free already."""
+    disk = os.statvfs(directory)
+    least = min(_LEAST_FREE_BYTES, int(_LEAST_FREE_SHARE * disk.f_blocks * disk.f_frsize))
+    return disk.f_bavail * disk.f_frsize - least

@@ -1,0 +1,44 @@
+"""For tests of loading: labels of batches, splits without files, waiting, and scripts in interpreters of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shardflow.dataset.dataset import Split
+from shardflow.formats.manifest import Shard
+from shardflow.storage.local import LocalStorage
+
+PROJECT = Path(__file__).parents[2]
+
+
+def labels(batches: Any) -> list[int]:
+    """Return the labels of all batches, each of images and labels, in order."""
+    return [label for _, numbers, *_ in batches for label in numbers.tolist()]
+
+
+def unread_split(sizes: list[int]) -> Split:
+    """Return a split of shards that nothing reads."""
+    shards = (
+        Shard(name=f"{number:06}.tar", samples=size, bytes=512, sha256="0" * 64, index_sha256="0" * 64)
+        for number, size in enumerate(sizes)
+    )
+    return Split(LocalStorage(Path()), "train", tuple(shards))
+
+
+def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    """Return whether a condition came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a new interpreter, which finds this project."""
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=90, cwd=PROJECT)
