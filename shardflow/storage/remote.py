@@ -118,8 +118,7 @@ class RemoteStorage:
 
     def size(self, name: str) -> int | None:
         """Return the size of a blob in bytes, None if it does not exist."""
-        head = self._run(self._transport().head(name))
-        return None if head is None else head.size
+        return head.size if (head := self._run(self._transport().head(name))) else None
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
         """Fetch a blob of known content into a new file; once more from the start if the bytes are wrong."""
@@ -200,7 +199,7 @@ class RemoteStorage:
                 future.cancel()
 
     def _retry_mismatch(self, name: str, attempt: Callable[[], T]) -> T:
-        """Read a blob, and once more from the start if its content was not the expected one."""
+        """Read a blob, and once more from the start if its content is not the expected one."""
         try:
             return attempt()
         except (ChangedError, IntegrityError) as error:

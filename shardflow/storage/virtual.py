@@ -1,8 +1,4 @@
-"""Virtual storage: the storage of a dataset whose tars lie in other places, its roots.
-
-A reader asks the storage of a dataset for a shard by name. Here the name of a tar leads to its root, and no other
-module needs to know.
-"""
+"""Virtual storage: the storage of a dataset whose tars lie elsewhere, in its roots; no other module needs to know."""
 
 from __future__ import annotations
 
@@ -23,10 +19,7 @@ from .urls import is_remote, remote_options
 
 
 class VirtualStorage:
-    """Tars in their roots, everything else in the dataset's own storage; see Storage.
-
-    A tar is named SPLIT/ROOT/PATH.tar. The listing holds the dataset's own files alone.
-    """
+    """Tars in their roots, named SPLIT/ROOT/PATH.tar; everything else in the dataset's own storage. See Storage."""
 
     def __init__(self, own: Storage, roots: Mapping[str, Storage]) -> None:
         self._own, self._roots = own, dict(roots)

@@ -35,59 +35,47 @@ class CountingStorage:
         return f"far:/{self._storage}"
 
     def url(self, name: str) -> str:
-        """Return the name of a blob for messages."""
         return f"{self}/{name}"
 
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol's
-        """Return None."""
         return None
 
     def read(self, name: str) -> bytes:
-        """Return a blob, and count it."""
         self._count(name)
         return self._storage.read(name)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return a part of a blob, and count it."""
         self._count(name)
         return self._storage.read_range(name, start, stop)
 
     def size(self, name: str) -> int | None:
-        """Return the size of a blob."""
         return self._storage.size(name)
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """Copy a blob, and count it."""
         self._count(name)
         time.sleep(self._delay_s)
         self._storage.get(name, target, size=size, sha256=sha256)
 
     def put(self, name: str, data: bytes) -> None:
-        """Publish a blob."""
         self._storage.put(name, data)
 
     def put_new(self, name: str, data: bytes) -> None:
-        """Publish a new blob."""
         self._storage.put_new(name, data)
 
     def upload(self, name: str, source: Path) -> None:
-        """Publish a file."""
         self._storage.upload(name, source)
 
     def listing(self) -> dict[str, ListedBlob]:
-        """Return all blobs."""
         return self._storage.listing()
 
     def remove(self, name: str) -> None:
-        """Delete a blob."""
         self._storage.remove(name)
 
     def abort_uploads(self, names: Collection[str]) -> None:
-        """Do nothing."""
+        pass
 
     @contextmanager
     def exclusive_writer(self) -> Iterator[Writer]:
-        """Provide a temporary staging directory."""
         with temporary_staging() as (folder, lock):
             yield Writer(folder, lock, is_alone=False)
 
@@ -113,7 +101,6 @@ class SlowStorage(CountingStorage):
         self.begun, self.go_on = threading.Event(), threading.Event()
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """Copy a blob in two steps."""
         data = bytearray(self._storage.read(name))
         self.change(data)
         with map_os_errors(target), open(target, "xb") as file:

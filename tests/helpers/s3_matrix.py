@@ -105,10 +105,8 @@ def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Ou
         target = folder / "target"
         target.unlink(missing_ok=True)
         proxy.clear()
-        if share is None:
-            proxy.add(FAULTS[fault][0], contains=name)
-        else:
-            proxy.add(FAULTS[fault][0], contains=name, first=round(share * (_REQUESTS[operation] - 1)), times=1)
+        which = {} if share is None else {"first": round(share * (_REQUESTS[operation] - 1)), "times": 1}
+        proxy.add(FAULTS[fault][0], contains=name, **which)
         began, error = time.monotonic(), None
         try:
             if operation == "get":
@@ -119,7 +117,6 @@ def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Ou
             elif operation == "put":
                 storage.put(name, content)
             else:
-                (folder / "source").write_bytes(content)
                 storage.upload(name, folder / "source")
         except (StoreError, IntegrityError) as caught:
             error = caught

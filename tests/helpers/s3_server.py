@@ -19,15 +19,8 @@ from shardflow.storage.retry import RetryPolicy
 
 ACCESS_KEY = "tests-access-key"
 SECRET_KEY = "tests-canary-secret-0b5e1f"
-QUICK = RetryPolicy(
-    attempts=3,
-    give_up_s=6.0,
-    answer_s=0.7,
-    pace_bytes=192 << 10,
-    pace_s=0.5,
-    backoff_s=0.01,
-    longest_backoff_s=0.05,
-)
+_LIMITS: dict[str, Any] = {"attempts": 3, "give_up_s": 6.0, "answer_s": 0.7, "pace_bytes": 192 << 10, "pace_s": 0.5}
+QUICK = RetryPolicy(**_LIMITS, backoff_s=0.01, longest_backoff_s=0.05)
 PIECE_BYTES = 256 << 10
 _PORTS = ("s3.port", "s3.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
 _PORTS += ("filer.port", "filer.port.grpc", "admin.port", "admin.port.grpc")

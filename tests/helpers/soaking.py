@@ -72,13 +72,11 @@ def soak(
         child.start()
         said.close()
         try:
-            while True:
-                try:
+            with contextlib.suppress(EOFError):
+                while True:
                     sample = far.recv()
-                except EOFError:
-                    break
-                proxy.log.clear()
-                yield Sample(**sample, requests=weather.seen, faults=weather.struck)
+                    proxy.log.clear()
+                    yield Sample(**sample, requests=weather.seen, faults=weather.struck)
             child.join(30)
             assert child.exitcode == 0, "the training failed"
         finally:

@@ -38,7 +38,7 @@ def src(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def staging_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory for temporary files that nobody else uses."""
+    """A directory for temporary files of this test alone."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -126,7 +126,7 @@ def test_a_killed_pack_goes_on(
 
 
 def test_two_packers_of_the_same_make_one_dataset(src: Path, server: Server, prefix: str) -> None:
-    """Of two packs with the same inputs and settings one commits; the dataset is sound, and the other is told."""
+    """Of two equal packs one commits an intact dataset; the other fails with DatasetExistsError."""
     arguments = {**SETTINGS, "max_bad": 1, "workers": 1, "storage_options": server.options()}
     script = f"""
 import shardflow as sf

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import multiprocessing
@@ -8,9 +9,9 @@ import os
 import pickle
 import random
 import signal
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -92,14 +93,16 @@ def test_an_object_replaced_while_it_is_read_is_never_mixed(
     direct: RemoteStorage, storage: RemoteStorage, proxy: Proxy, tmp_path: Path
 ) -> None:
     """A blob replaced under a reader is read anew: the new one whole, or an error when it is not the right one."""
-    for first in (1, 3, 6):
+
+    def replace_at(request: int) -> None:
         direct.put("blob", DATA)
         proxy.clear()
-        proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), first=first, times=1)
+        proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), first=request, times=1)
+
+    for request in (1, 3, 6):
+        replace_at(request)
         assert storage.read("blob") == OTHER
-        direct.put("blob", DATA)
-        proxy.clear()
-        proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), first=first, times=1)
+        replace_at(request)
         with pytest.raises(IntegrityError, match="expected SHA-256"):
             get(storage, tmp_path / "target")
         assert not (tmp_path / "target").exists()
@@ -147,12 +150,8 @@ def test_retry_after_is_honoured(storage: RemoteStorage, proxy: Proxy) -> None:
 def test_attempts_are_ours_alone(storage: RemoteStorage, proxy: Proxy) -> None:
     """Neither botocore nor s3fs tries again on its own: a steady failure costs exactly the attempts allowed."""
     proxy.add(Fault(status=503, code="SlowDown"))
-    for act in (
-        lambda: storage.read("blob"),
-        lambda: storage.put("blob", b""),
-        storage.listing,
-        lambda: storage.size("blob"),
-    ):
+    read, size = functools.partial(storage.read, "blob"), functools.partial(storage.size, "blob")
+    for act in (read, functools.partial(storage.put, "blob", b""), storage.listing, size):
         proxy.log.clear()
         with pytest.raises(TransientError, match=f"tried {QUICK.attempts} times"):
             act()
@@ -218,15 +217,8 @@ def test_an_interrupted_upload_is_aborted(proxy: Proxy, server: Server, prefix: 
 @pytest.mark.usefixtures("direct")
 def test_threads_share_a_storage(storage: RemoteStorage, tmp_path: Path) -> None:
     """Several threads read through one storage at once."""
-    right: list[bool] = []
-    readers = [
-        threading.Thread(target=lambda n=n: right.append(get(storage, tmp_path / str(n)) == DATA)) for n in range(6)
-    ]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
-    assert right == [True] * 6
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda n: get(storage, tmp_path / str(n)), range(6))) == [DATA] * 6
 
 
 def read_in_child(storage: RemoteStorage, results: Any) -> None:
@@ -271,11 +263,7 @@ def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch)
     ]
     for options, remedy in cases:
         storage = RemoteStorage(server.url("x"), options, retry_policy=QUICK)
-        for act in (
-            lambda storage=storage: storage.read("blob"),
-            lambda storage=storage: storage.size("blob"),
-            storage.listing,
-        ):
+        for act in (functools.partial(storage.read, "blob"), functools.partial(storage.size, "blob"), storage.listing):
             with pytest.raises(AccessDeniedError, match=remedy):
                 act()
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_and_back(dataset: Path, tmp_path: Path, server: Server, prefix: str) -> None:
-    """A dataset copied into a bucket and out of it again has the same files, and both copies are sound."""
+    """A dataset copied into a bucket and out of it again has the same files, and no copy is damaged."""
     url, options = server.url(prefix), server.options()
     there = sf.sync(dataset, url, dst_options=options)
     assert (there.copied, there.found) == (4, 0)
@@ -61,12 +62,17 @@ def test_between_directories(dataset: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "copy") == expected
 
 
-@pytest.mark.parametrize("where", ["directory", "bucket"])
-def test_a_copy_that_lost_something_gets_it_back(
-    dataset: Path, tmp_path: Path, server: Server, prefix: str, where: str
-) -> None:
+@pytest.fixture(params=["directory", "bucket"])
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, server: Server, prefix: str
+) -> tuple[str | Path, dict[str, Any] | None]:
+    """A destination, and its storage_options."""
+    return (tmp_path / "copy", None) if request.param == "directory" else (server.url(prefix), server.options())
+
+
+def test_a_copy_that_lost_something_gets_it_back(dataset: Path, place: tuple[str, dict[str, Any]]) -> None:
     """What is missing of a finished copy, or has another size, is copied again; the rest is left alone."""
-    url, options = (tmp_path / "copy", None) if where == "directory" else (server.url(prefix), server.options())
+    url, options = place
     sf.sync(dataset, url, dst_options=options)
     storage = open_storage(url, options)
     storage.remove("train/000001.tar")
@@ -80,13 +86,10 @@ def test_a_copy_that_lost_something_gets_it_back(
     assert sf.sync(dataset, url, dst_options=options).copied == 0
 
 
-@pytest.mark.parametrize("where", ["directory", "bucket"])
-def test_a_copy_of_a_view_gets_its_tars_back(
-    dataset: Path, tmp_path: Path, server: Server, prefix: str, where: str
-) -> None:
+def test_a_copy_of_a_view_gets_its_tars_back(dataset: Path, tmp_path: Path, place: tuple[str, dict[str, Any]]) -> None:
     """The copy of a view has tars of its own, which are looked for where they are."""
     sf.subset(dataset, tmp_path / "view", fraction=0.5)
-    url, options = (tmp_path / "copy", None) if where == "directory" else (server.url(prefix), server.options())
+    url, options = place
     first = sf.sync(tmp_path / "view", url, dst_options=options)
     assert sf.sync(tmp_path / "view", url, dst_options=options).copied == 0
     storage = open_storage(url, options)
@@ -114,7 +117,7 @@ def test_a_copy_can_be_read_by_whom_the_umask_lets(
 
 @pytest.mark.parametrize("broken", ["train/000002.tar", "train/000001.npy", "shardflow.json"])
 def test_a_copy_that_failed_goes_on(dataset: Path, server: Server, proxy: Proxy, prefix: str, broken: str) -> None:
-    """After a request that was refused for good there is no dataset, and the next call copies what is missing."""
+    """After a permanent refusal of a request there is no dataset, and the next call copies what is missing."""
     proxy.add(Fault(status=403, code="AccessDenied"), method="PUT", contains=broken)
     options = server.options(proxy.endpoint)
     with pytest.raises(StoreError):
@@ -171,7 +174,7 @@ def test_the_command(dataset: Path, tmp_path: Path, server: Server, prefix: str)
 def test_interrupted_transfers_are_given_up(
     dataset: Path, tmp_path: Path, server: Server, proxy: Proxy, prefix: str, what: str, held: str
 ) -> None:
-    """Who interrupts, or meets an error, does not wait for other shards under way; the next attempt has them all."""
+    """An interrupt or an error does not wait for other shards under way; the next attempt has them all."""
     url, options = server.url(prefix), server.options(proxy.endpoint)
     if what != "upload":
         sf.sync(dataset, url, dst_options=server.options())
@@ -186,22 +189,20 @@ def test_interrupted_transfers_are_given_up(
         assert begun.wait(30)
         raise KeyboardInterrupt
 
-    def act(progress: Callable[..., None] | None) -> None:
-        if what == "sync":
-            sf.sync(url, tmp_path / "copy", src_options=options, progress=progress)
-        elif what == "upload":
-            sf.sync(dataset, url, dst_options=options, progress=progress)
-        elif what == "warm":
-            warm(sf.open(url, storage_options=options, cache=tmp_path / "cache").values(), progress=progress)
-        else:
-            sf.index(f"{url}/train/", tmp_path / "index", src_options=options, progress=progress)
-
+    acts: dict[str, Callable[..., object]] = {
+        "sync": lambda **progress: sf.sync(url, tmp_path / "copy", src_options=options, **progress),
+        "upload": lambda **progress: sf.sync(dataset, url, dst_options=options, **progress),
+        "warm": lambda **progress: warm(
+            sf.open(url, storage_options=options, cache=tmp_path / "cache").values(), **progress
+        ),
+        "index": lambda **progress: sf.index(f"{url}/train/", tmp_path / "index", src_options=options, **progress),
+    }
     with pytest.raises(KeyboardInterrupt):
-        act(interrupt)
+        acts[what](progress=interrupt)
     assert len([asked for asked, path, _ in proxy.log if asked == method and "train/000003.tar" in path]) == 1
     assert list(tmp_path.glob("cache/partial/*")) == list(tmp_path.rglob(".tmp-*")) == []
     proxy.clear()
-    act(None)
+    acts[what]()
 
 
 def test_transfers_that_are_given_up_take_no_others_along(dataset: Path, server: Server, prefix: str) -> None:

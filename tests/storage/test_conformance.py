@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -140,17 +142,12 @@ def test_one_of_racing_writers_wins(storage: Storage) -> None:
 
     def write(number: int) -> None:
         barrier.wait()
-        try:
+        with contextlib.suppress(DatasetExistsError):
             storage.put_new("blob", b"%d" % number * 1000)
             won.append(number)
-        except DatasetExistsError:
-            pass
 
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
     assert len(won) == 1
     assert storage.read("blob") == b"%d" % won[0] * 1000
 
