@@ -29,7 +29,7 @@ def _existing(cache_dir: str | None) -> Cache:
 
 
 _directory = click.option(
-    "--cache-dir", type=click.Path(), help="Directory of the cache.  [default: the user's, as for the loader]"
+    "--cache-dir", type=click.Path(), help="Directory of the cache.  [default: ~/.cache/shardflow]"
 )
 
 

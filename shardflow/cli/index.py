@@ -21,7 +21,7 @@ _NAMED = 20
 @click.option(
     "--classes", type=click.Path(exists=True, dir_okay=False), help="File with the class names, one per line."
 )
-@click.option("--max-bad", default=0, show_default=True, help="Maximum number of samples that are left out.")
+@click.option("--max-bad", default=0, show_default=True, help="Maximum number of samples that cannot be indexed.")
 def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: int) -> None:
     """Index existing WebDataset tars, so that the loader can read them where they are.
 

@@ -38,9 +38,7 @@ source_options = option_group(
     ),
     click.option("--label-column", metavar="NAME", help="Column with classes (tables only).  [default: label]"),
     click.option("--split-column", metavar="NAME", help="Column with train, val, … (tables only).  [default: split]"),
-    click.option(
-        "--caption-column", metavar="NAME", help="Column with texts for .txt (tables only); others go to .json."
-    ),
+    click.option("--caption-column", metavar="NAME", help="Column with captions, for .txt (tables only)."),
     click.option("--mask-column", metavar="NAME", help="Column with mask paths or URLs, for .mask.png (tables only)."),
     click.option(
         "--parts", metavar="PARTS", help="Extensions of files beside each image (folders only): txt,json,mask.png."
@@ -52,7 +50,11 @@ source_options = option_group(
 executor_options = option_group(
     click.option("--workers", type=int, help="Number of processes.  [default: one per core]"),
     click.option(
-        "--executor", type=click.Choice(EXECUTORS), default="processes", show_default=True, help="Where jobs run."
+        "--executor",
+        type=click.Choice(EXECUTORS),
+        default="processes",
+        show_default=True,
+        help="Where to run: here, on Ray, or serially.",
     ),
     click.option(
         "--ray-address", help="Address of the Ray cluster, such as auto.  [default: a new one on this machine]"

@@ -27,24 +27,24 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 @click.argument("dst", type=click.Path())
 @source_options
 @click.option("--preset", type=click.Choice(list(PRESETS)), default="imagenet", show_default=True, help="See below.")
-@click.option("--short-side", type=int, help="Length of the shorter side, in pixels.  [default: 256]")
+@click.option("--short-side", type=int, help="Length of the shorter side, in pixels.  [default: preset]")
 @click.option("--long-side", type=int, help="Maximum length of the longer side, in pixels.  [default: no limit]")
 @click.option("--square/--no-square", default=None, help="Crop to the central square.")
-@click.option("--enlarge/--no-enlarge", default=None, help="Enlarge smaller images to the short side.")
-@click.option("--filter", type=click.Choice(list(FILTERS)), help="Antialiased resize filter.  [default: bicubic]")
+@click.option("--enlarge/--no-enlarge", default=None, help="Enlarge smaller images to --short-side.")
+@click.option("--filter", type=click.Choice(list(FILTERS)), help="Antialiased resize filter.  [default: preset]")
 @click.option(
     "--format",
     type=click.Choice([*FORMATS, KEEP]),
-    help="Image format; keep copies files that need no change.  [default: jpeg]",
+    help="Image format; keep copies files that need no change.  [default: preset]",
 )
-@click.option("--quality", type=int, help="JPEG or WebP quality, 1 to 100.  [default: 90]")
-@click.option("--subsampling", type=click.Choice(SUBSAMPLINGS), help="JPEG chroma subsampling.  [default: 4:2:0]")
-@click.option("--no-shuffle", is_flag=True, help="Keep the inputs in the order of their paths.")
+@click.option("--quality", type=int, help="JPEG or WebP quality, 1 to 100.  [default: preset]")
+@click.option("--subsampling", type=click.Choice(SUBSAMPLINGS), help="JPEG chroma subsampling.  [default: preset]")
+@click.option("--no-shuffle", is_flag=True, help="Keep the inputs in the order of the source.")
 @click.option("--seed", default=0, show_default=True, help="Shuffle seed.")
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing.")
-@click.option("--max-bad", default=0, show_default=True, help="Maximum number of quarantined inputs.")
+@click.option("--max-bad", default=0, show_default=True, help="Maximum number of inputs that cannot be packed.")
 def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -> None:
     """Pack the images of SRC into shards, and write them to DST as a dataset.
 

@@ -176,13 +176,13 @@ class Preset(NamedTuple):
 
 PRESETS = {
     "imagenet": Preset("short side 256, JPEG quality 90: for training on crops of 224 pixels", {}),
-    "compact": Preset("short side 256, JPEG quality 75: three fifths of the disk and of the network", {"quality": 75}),
+    "compact": Preset("short side 256, JPEG quality 75: 60 % of the size of imagenet", {"quality": 75}),
     "fine": Preset(
         "short side 512, JPEG quality 95, full colour resolution: for detection and segmentation",
         {"short_side": 512, "quality": 95, "subsampling": "4:4:4"},
     ),
     "lossless": Preset(
-        "short side 256, PNG: no artefacts, five times the disk, nine times the decoding", {"format": "png"}
+        "short side 256, PNG: no artefacts, 5 times the size, 9 times the decode time", {"format": "png"}
     ),
     "original": Preset(
         "any size; JPEG, PNG and WebP copied byte for byte where they can be", {"short_side": None, "format": "keep"}
