@@ -101,7 +101,8 @@ def test_help_and_version() -> None:
     assert all(f"  {code} " in overview for code in (0, 1, 2, 3, 4, 130))
     help_text = run("pack", "--help").stdout
     assert "shardflow pack photos/ photos256/" in help_text
-    assert "[default: 256]" in help_text
+    assert "[default: preset]" in help_text
+    assert "[default: 2048]" in help_text
 
 
 def _packed(src: Path, dst: Path, *options: str) -> Result:
