@@ -28,6 +28,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors
+from ._version import __version__ as __version__
 from .dataset.dataset import Dataset, Split
 from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
 from .dataset.diffing import Diff, SplitDiff, diff
@@ -62,8 +63,6 @@ if TYPE_CHECKING:
     from .loading.mix import Mix
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
     from .loading.sampler import Shuffle
-
-__version__ = "0.1.0"
 
 _LAZY = {
     "CenterCropDecoder": ("loading.decoders", "CenterCropDecoder"),

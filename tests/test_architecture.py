@@ -18,7 +18,7 @@ import pytest
 import shardflow
 
 LAYERS = [
-    {"errors", "_cores"},
+    {"errors", "_cores", "_version"},
     {"_validation"},
     {"order", "formats", "native"},
     {"storage"},
@@ -219,7 +219,7 @@ def test_public_names_are_what_the_package_imports() -> None:
         if isinstance(node, ast.ImportFrom) and node.level
         for alias in node.names
     }
-    assert taken == set(shardflow.__all__)
+    assert taken == {*shardflow.__all__, "__version__"}
     assert set(re.findall(r"shardflow\.(\w+)\(", str(shardflow.__doc__))) <= taken
 
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import click
 
-from shardflow import __version__
+from shardflow._version import __version__
 from shardflow.errors import ShardflowError
 
 COMMANDS = {

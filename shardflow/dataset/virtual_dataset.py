@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from shardflow._version import __version__
 from shardflow.errors import ConfigError, DatasetExistsError
 from shardflow.formats import manifest, shard_index
 from shardflow.formats.manifest import Manifest, Shard
@@ -91,8 +92,6 @@ def build_virtual_dataset(
 
     `bad` are the lines of `quarantine.jsonl`; the file is not written if there are none.
     """
-    from shardflow import __version__  # here, because shardflow imports this module while it is being imported
-
     storage = open_storage(dst, storage_options)
     names: dict[str, str] = {}  # root → its name in the manifest
     roots: dict[str, Root] = {}

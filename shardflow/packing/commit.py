@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardflow._version import __version__
 from shardflow.errors import DatasetExistsError, PackIncompleteError
 from shardflow.formats import manifest
 from shardflow.formats.receipt import Quarantined, Receipt
@@ -107,8 +108,6 @@ def commit(
         new_inputs = inputs - (replacing.inputs if replacing is not None else 0)
         raise PackIncompleteError(_refusal(ledger, bad, new_inputs, max_bad))
     ledger.remove_leftovers(sharding.names())
-
-    from shardflow import __version__  # here, because shardflow imports this package while it is being imported
 
     new = manifest.Manifest(
         splits={split: tuple(shards) for split, shards in splits.items()},
