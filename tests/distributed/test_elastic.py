@@ -2,15 +2,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shardflow
 from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from shardflow.order.schedule import TAILS, Schedule
 from tests.helpers.loading import unread_split
+from tests.helpers.making import make_dataset
 
 orders = st.fixed_dictionaries(
     {
@@ -97,3 +102,37 @@ def test_epochs_of_a_chosen_length_join_without_a_gap(
             came.update(batch)
         often, rest = divmod((epoch + 1) * length, one_pass)
         assert sorted(came.values()) == [often] * (one_pass - rest) * bool(often) + [often + 1] * rest
+
+
+SIZES = [20, 9, 31]
+TOTAL = sum(SIZES)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 60 samples, sample n labelled n."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", SIZES)
+
+
+def rank_batches(url: Path, **options: Any) -> list[list[int]]:
+    """The labels of a rank's batches."""
+    loader = shardflow.Loader(url, shuffle=shardflow.Shuffle(window=16, lanes=3), fields=("label",), **options)
+    return [labels.tolist() for (labels,) in loader]
+
+
+@pytest.mark.parametrize("tail", ["drop", "short"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_global_batches_do_not_depend_on_the_workers(dataset: Path, tail: str, seed: int) -> None:
+    """Real worker processes on 1, 2 and 4 ranks deliver the same global batches, as sets, as a process without any."""
+    options = {"tail": tail, "seed": seed}
+    expected = [sorted(batch) for batch in rank_batches(dataset, batch_size=8, num_workers=0, **options)]
+    for world_size in (1, 2, 4):
+        ranks = [
+            rank_batches(
+                dataset, batch_size=8 // world_size, rank=rank, world_size=world_size, num_workers=2, **options
+            )
+            for rank in range(world_size)
+        ]
+        assert [sorted(chain(*batches)) for batches in zip(*ranks, strict=True)] == expected
+    taken = list(chain(*expected))
+    assert len(set(taken)) == len(taken) == (TOTAL // 8 * 8 if tail == "drop" else TOTAL)

@@ -1,11 +1,21 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from shardflow.errors import ConfigError
 from shardflow.loading.topology import resolve_rank, usable_cores
+
+
+@pytest.fixture
+def distributed(tmp_path: Path) -> None:
+    """torch.distributed initialised as the only rank of one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def test_alone_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +34,16 @@ def test_environment_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RANK", "two")
     with pytest.raises(ConfigError, match="RANK must be an integer, found 'two'"):
         resolve_rank(None, None)
+
+
+@pytest.mark.usefixtures("distributed")
+def test_torch_distributed_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An initialised torch.distributed wins over the environment, and arguments that contradict it are refused."""
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert resolve_rank(None, None) == (0, 1)
+    with pytest.raises(ConfigError, match=r"\(1, 4\), torch\.distributed has \(0, 1\)"):
+        resolve_rank(1, 4)
 
 
 def test_cores_are_shared_by_the_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
