@@ -30,7 +30,7 @@ from shardflow.errors import ConfigError, DeadlineError, IntegrityError
 from .error_mapping import classify
 from .fsspec_transport import FsspecTransport
 from .local_files import map_os_errors, new_file, write_verified
-from .retry import ChangedError, Failure, RetryPolicy
+from .retry import Attempts, ChangedError, Failure, RetryPolicy
 from .s3_transport import S3Transport, s3_options
 from .staging import temporary_staging
 from .storage import ListedBlob, Writer
@@ -45,6 +45,7 @@ PIECE_BYTES = 8 << 20
 PIECES = 4
 _CANCEL_TIMEOUT_S = 10.0
 _LOOP_TIMEOUT_S = 60.0
+_SAME_BYTES = 4  # times in a row, after which wrong bytes are taken for what is stored
 
 
 # The lock that is held while a client is created, by process: in a forked one, a thread that is gone may hold the old.
@@ -104,8 +105,10 @@ class RemoteStorage:
             heads: list[Head] = []
             with contextlib.closing(self._pieces(name, heads.append)) as pieces:
                 data = b"".join(pieces)
-            if heads[0].metadata.get("sha256") not in (None, hashlib.sha256(data).hexdigest()):
-                raise IntegrityError(f"{self.url(name)}: its SHA-256 is not the one that it was stored with")
+            found = hashlib.sha256(data).hexdigest()
+            if (stored := heads[0].metadata.get("sha256", found)) != found:
+                message = f"{self.url(name)}: expected SHA-256 {stored}, with which it was stored, found {found}"
+                raise IntegrityError(f"{message}; write it again")
             return data
 
         return self._retry_mismatch(name, attempt)
@@ -121,15 +124,19 @@ class RemoteStorage:
         return head.size if (head := self._run(self._transport().head(name))) else None
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """Fetch a blob of known content into a new file; once more from the start if the bytes are wrong."""
+        """Fetch a blob of known content into a new file; again from the start while the bytes are wrong."""
 
         def check_size(head: Head) -> None:
             if head.size != size:
                 raise IntegrityError(f"{self.url(name)}: expected {size} bytes, found {head.size}; copy it again")
 
         def attempt() -> None:
-            with contextlib.closing(self._pieces(name, check_size, size)) as pieces:
-                write_verified(pieces, file, self.url(name), size=size, sha256=sha256)
+            try:
+                with contextlib.closing(self._pieces(name, check_size, size)) as pieces:
+                    write_verified(pieces, file, self.url(name), size=size, sha256=sha256)
+            except (ChangedError, IntegrityError):
+                file.truncate(0)  # readers of the growing file must not find wrong bytes until the next attempt
+                raise
 
         with new_file(target) as file:
             self._retry_mismatch(name, attempt)
@@ -199,16 +206,28 @@ class RemoteStorage:
                 future.cancel()
 
     def _retry_mismatch(self, name: str, attempt: Callable[[], T]) -> T:
-        """Read a blob, and once more from the start if its content is not the expected one."""
-        try:
-            return attempt()
-        except (ChangedError, IntegrityError) as error:
-            _log.warning("%s; reading it once more", error)
-        try:
-            return attempt()
-        except ChangedError as error:
-            message = f"{self.url(name)} was replaced while it was read, twice; stop what writes to it and try again"
-            raise IntegrityError(message) from error
+        """Read a blob, and again from the start while its content is not the expected one, as the policy allows.
+
+        Damage on the way differs each time. Where the same wrong bytes keep coming, they are what is stored.
+        """
+        attempts, paused_s, last, same = Attempts(self._retry_policy), 0.0, "", 0
+        while True:
+            try:
+                return attempt()
+            except IntegrityError as error:
+                failed = error
+                same = same + 1 if str(error) == last else 1  # it names what was found
+                last = str(error)
+            except ChangedError as error:
+                failed = IntegrityError(f"{self.url(name)} was replaced while it was read; stop what writes to it")
+                failed.__cause__ = error
+            # Only the pauses count as time without progress: the bytes came, however long a blob is.
+            pause_s = attempts.pause_s(Failure(error=failed, retry=True), paused_s)
+            if same == _SAME_BYTES:
+                attempts.give_up(failed, paused_s)
+            _log.warning("%s; reading it again in %.1f s", failed, pause_s)
+            self._run(asyncio.sleep(pause_s))
+            paused_s += pause_s
 
     def _transport(self) -> Transport:
         """Return the client of this process; the first thread that needs it creates it, which takes 0.1 s."""

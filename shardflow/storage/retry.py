@@ -1,7 +1,8 @@
-"""Retries: the one loop that repeats a request, and the limits of every wait.
+"""Retries: the limits of every wait, and the loop that repeats a request.
 
 Clients of object stores retry too, at several layers, and their retries multiply. All of them are turned off. Only
-`error_mapping` decides which failure is worth a retry, and only this loop retries.
+`error_mapping` decides which failed request is worth a retry, and `retry` repeats it. A blob that arrives whole but
+with wrong bytes is read anew by its storage. Both have the same patience: `Attempts`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-from shardflow.errors import DeadlineError, ShardflowError, StoreError
+from shardflow.errors import DeadlineError, IntegrityError, ShardflowError, StoreError
 
 T = TypeVar("T")
 
@@ -47,6 +48,41 @@ class Failure:
     after_s: float = 0.0
 
 
+class Attempts:
+    """The failed attempts in a row without progress."""
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy, self._failed = policy, 0
+        # The operating system's randomness: the generator that training has seeded must not change.
+        self._jitter = random.SystemRandom()
+
+    def restart(self) -> None:
+        """Count anew, because there was progress."""
+        self._failed = 0
+
+    def pause_s(self, failure: Failure, passed_s: float) -> float:
+        """Count a failed attempt, `passed_s` after the last progress; return the pause before the next one.
+
+        Raises:
+            ShardflowError: The failure's error: it is permanent, or a limit of the policy is reached, which it says.
+        """
+        policy = self._policy
+        self._failed += 1
+        if not failure.retry:
+            raise failure.error
+        pause_s = min(policy.backoff_s * 2 ** (self._failed - 1), policy.longest_backoff_s)
+        pause_s = max(failure.after_s, self._jitter.uniform(pause_s / 2, pause_s))
+        if self._failed >= policy.attempts or passed_s + pause_s > policy.give_up_s:
+            self.give_up(failure.error, passed_s)
+        return pause_s
+
+    def give_up(self, error: ShardflowError, passed_s: float) -> NoReturn:
+        """Raise an error that also says how often it was tried."""
+        times = "once" if self._failed == 1 else f"{self._failed} times"
+        remedy = "" if isinstance(error, IntegrityError) else ": run it again when the store answers"
+        raise type(error)(f"{error}; tried {times} in {passed_s:.0f} s{remedy}") from error.__cause__
+
+
 async def retry(
     request: Callable[[], Awaitable[T]],
     classify: Callable[[Exception], Failure],
@@ -57,28 +93,17 @@ async def retry(
 
     `received_bytes` returns how many bytes have arrived so far. After `pace_bytes` more, the limits start anew.
     """
-    # The operating system's randomness: the generator that training has seeded must not change.
-    jitter = random.SystemRandom()
     clock = asyncio.get_running_loop().time
-    since, before, attempts = clock(), received_bytes(), 0
+    since, before, attempts = clock(), received_bytes(), Attempts(policy)
     while True:
         try:
             return await request()
         except Exception as error:
             failure = classify(error)
         if received_bytes() - before >= policy.pace_bytes:
-            since, before, attempts = clock(), received_bytes(), 0
-        attempts += 1
-        if not failure.retry:
-            raise failure.error
-        pause_s = min(policy.backoff_s * 2 ** (attempts - 1), policy.longest_backoff_s)
-        pause_s = max(failure.after_s, jitter.uniform(pause_s / 2, pause_s))
-        passed_s = clock() - since
-        if attempts >= policy.attempts or passed_s + pause_s > policy.give_up_s:
-            times = "once" if attempts == 1 else f"{attempts} times"
-            message = f"{failure.error}; tried {times} in {passed_s:.0f} s: run it again when the store answers"
-            raise type(failure.error)(message) from failure.error.__cause__
-        await asyncio.sleep(pause_s)
+            since, before = clock(), received_bytes()
+            attempts.restart()
+        await asyncio.sleep(attempts.pause_s(failure, clock() - since))
 
 
 async def with_timeout(work: Awaitable[T], timeout_s: float, expected: str) -> T:

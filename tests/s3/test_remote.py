@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -109,11 +110,35 @@ def test_an_object_replaced_while_it_is_read_is_never_mixed(
 
 
 def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStorage, storage: RemoteStorage, proxy: Proxy) -> None:
-    """A blob replaced in both attempts to read it is an IntegrityError whose remedy is to stop the writer."""
+    """A blob replaced in every attempt to read it is an IntegrityError whose remedy is to stop the writer."""
     turn = count()
     proxy.add(Fault(before=lambda: direct.put("blob", next(turn).to_bytes(4, "big") + DATA[4:])), first=1)
-    with pytest.raises(IntegrityError, match="replaced while it was read, twice; stop what writes to it"):
+    with pytest.raises(IntegrityError, match="replaced while it was read; stop what writes to it; tried 3 times"):
         storage.read("blob")
+
+
+@pytest.mark.usefixtures("direct")
+def test_wrong_bytes_are_met_with_the_same_patience(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
+    """Bytes damaged on the way, differently each time, are fetched again until the last attempt, which the error says."""
+    for read in (lambda: storage.read("blob"), lambda: get(storage, tmp_path / "target")):
+        proxy.clear()
+        proxy.add(Fault(flip=1000), first=3, times=1)  # of seven or eight requests
+        proxy.add(Fault(flip=1001), first=11, times=1)
+        assert read() == DATA
+    proxy.clear()
+    proxy.add(Fault(flip=1000))
+    with pytest.raises(IntegrityError, match=r"expected SHA-256 .*; tried 3 times in \d+ s$"):
+        storage.get("blob", tmp_path / "other", size=len(DATA), sha256=SHA256)
+
+
+def test_bytes_that_are_stored_wrong_are_told_from_damage_on_the_way(
+    server: Server, direct: RemoteStorage, tmp_path: Path
+) -> None:
+    """With attempts left, an object whose bytes are wrong in the same way each time is an error after four reads."""
+    patient = replace(QUICK, attempts=50)
+    storage = RemoteStorage(str(direct), server.options(), retry_policy=patient)
+    with pytest.raises(IntegrityError, match=r"expected SHA-256 0{64}, found .*; tried 4 times in \d+ s$"):
+        storage.get("blob", tmp_path / "target", size=len(DATA), sha256="0" * 64)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import pytest
 
 from shardflow.errors import DatasetExistsError, IntegrityError, NotFoundError, StoreError
 from shardflow.storage.local import LocalStorage
-from shardflow.storage.remote import PIECE_BYTES
-from shardflow.storage.resolve import open_storage
+from shardflow.storage.remote import PIECE_BYTES, RemoteStorage
+from shardflow.storage.retry import RetryPolicy
 from shardflow.storage.storage import Storage
 from shardflow.storage.virtual import VirtualStorage
 from tests.helpers.counting import CountingStorage, SlowStorage
@@ -26,15 +26,17 @@ LOCAL = ("directory", "virtual, local roots", "virtual, mixed roots")
 REMOTE = ("memory", "S3", "virtual, remote roots", "counting", "slow")
 SIZES = (0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES + 7)
 TAR = "train/0/000000.tar"
+HASTY = RetryPolicy(backoff_s=0.01)
 
 
 @pytest.fixture(params=[*LOCAL, *REMOTE])
 def storage(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> Storage:
     """An empty storage of each kind. Where there is a root, its name is "0"."""
-    directory, memory = LocalStorage(tmp_path / "storage"), open_storage(f"memory://{prefix}/storage")
+    directory = LocalStorage(tmp_path / "storage")
+    memory, root = (RemoteStorage(f"memory://{prefix}/{name}", retry_policy=HASTY) for name in ("storage", "root"))
     if request.param == "S3":
         server: Server = request.getfixturevalue("server")
-        return server.storage(f"{prefix}/storage")
+        return RemoteStorage(server.url(f"{prefix}/storage"), server.options(), retry_policy=HASTY)
     slow = SlowStorage(directory.root, tmp_path / "log")
     slow.first_bytes = 2
     slow.go_on.set()
@@ -42,8 +44,8 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> Stor
         "directory": directory,
         "memory": memory,
         "virtual, local roots": VirtualStorage(directory, {"0": LocalStorage(tmp_path / "root")}),
-        "virtual, mixed roots": VirtualStorage(directory, {"0": open_storage(f"memory://{prefix}/root")}),
-        "virtual, remote roots": VirtualStorage(memory, {"0": open_storage(f"memory://{prefix}/root")}),
+        "virtual, mixed roots": VirtualStorage(directory, {"0": root}),
+        "virtual, remote roots": VirtualStorage(memory, {"0": root}),
         "counting": CountingStorage(directory.root, tmp_path / "log"),
         "slow": slow,
     }
