@@ -19,7 +19,7 @@
     shardflow.tune(make_loader)     your loader -> the settings that suit this machine
     shardflow.errors                the exceptions
 
-The names that need torch are imported on first use, so that `import shardflow` does not load it.
+Each name is imported on first use, so that `import shardflow` is quick and does not load torch.
 """
 
 from __future__ import annotations
@@ -29,26 +29,18 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from ._version import __version__ as __version__
-from .dataset.dataset import Dataset, Split
-from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
-from .dataset.diffing import Diff, SplitDiff, diff
-from .dataset.indexing import IndexReport, index
-from .dataset.merging import merge
-from .dataset.splitting import split
-from .dataset.subsetting import subset
-from .dataset.syncing import SyncReport, sync
-from .dataset.verifying import Finding, verify
-from .dataset.virtual_dataset import VirtualReport
-from .packing.extending import ExtendReport, extend
-from .packing.packing import PackReport, pack
-from .packing.repairing import RepairReport, repair
-from .packing.sources.collection import Collection
-from .packing.sources.folder import Folder
-from .packing.sources.shards import Shards
-from .packing.sources.table import Table
-from .storage.cache import Cache
 
 if TYPE_CHECKING:
+    from .dataset.dataset import Dataset, Split
+    from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
+    from .dataset.diffing import Diff, SplitDiff, diff
+    from .dataset.indexing import IndexReport, index
+    from .dataset.merging import merge
+    from .dataset.splitting import split
+    from .dataset.subsetting import subset
+    from .dataset.syncing import SyncReport, sync
+    from .dataset.verifying import Finding, verify
+    from .dataset.virtual_dataset import VirtualReport
     from .device.prefetcher import DevicePrefetcher
     from .device.transforms.color_jitter import ColorJitter
     from .device.transforms.decode_jpeg import DecodeJpeg, EncodedDecoder
@@ -63,28 +55,63 @@ if TYPE_CHECKING:
     from .loading.mix import Mix
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
     from .loading.sampler import Shuffle
+    from .packing.extending import ExtendReport, extend
+    from .packing.packing import PackReport, pack
+    from .packing.repairing import RepairReport, repair
+    from .packing.sources.collection import Collection
+    from .packing.sources.folder import Folder
+    from .packing.sources.shards import Shards
+    from .packing.sources.table import Table
+    from .storage.cache import Cache
 
 _LAZY = {
+    "Cache": ("storage.cache", "Cache"),
     "CenterCropDecoder": ("loading.decoders", "CenterCropDecoder"),
+    "Collection": ("packing.sources.collection", "Collection"),
     "ColorJitter": ("device.transforms.color_jitter", "ColorJitter"),
     "CutMix": ("device.transforms.mixup", "CutMix"),
+    "Dataset": ("dataset.dataset", "Dataset"),
     "DecodeJpeg": ("device.transforms.decode_jpeg", "DecodeJpeg"),
     "DevicePrefetcher": ("device.prefetcher", "DevicePrefetcher"),
+    "Diff": ("dataset.diffing", "Diff"),
     "EncodedDecoder": ("device.transforms.decode_jpeg", "EncodedDecoder"),
+    "ExtendReport": ("packing.extending", "ExtendReport"),
+    "Finding": ("dataset.verifying", "Finding"),
+    "Folder": ("packing.sources.folder", "Folder"),
     "ImageDecoder": ("loading.decoders", "ImageDecoder"),
+    "IndexReport": ("dataset.indexing", "IndexReport"),
     "Loader": ("loading.loader", "Loader"),
     "Mix": ("loading.mix", "Mix"),
-    "MixedTargets": ("device.transforms.mixup", "MixedTargets"),
     "MixUp": ("device.transforms.mixup", "MixUp"),
+    "MixedTargets": ("device.transforms.mixup", "MixedTargets"),
     "Normalize": ("device.transforms.normalize", "Normalize"),
     "OneOf": ("device.transforms.mixup", "OneOf"),
+    "PackReport": ("packing.packing", "PackReport"),
     "RandomErasing": ("device.transforms.random_erasing", "RandomErasing"),
     "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
     "RandomResizedCrop": ("device.transforms.random_resized_crop", "RandomResizedCrop"),
     "RandomResizedCropDecoder": ("loading.decoders", "RandomResizedCropDecoder"),
+    "RepairReport": ("packing.repairing", "RepairReport"),
+    "Shards": ("packing.sources.shards", "Shards"),
     "Shuffle": ("loading.sampler", "Shuffle"),
+    "Split": ("dataset.dataset", "Split"),
+    "SplitDiff": ("dataset.diffing", "SplitDiff"),
+    "SyncReport": ("dataset.syncing", "SyncReport"),
+    "Table": ("packing.sources.table", "Table"),
+    "VirtualReport": ("dataset.virtual_dataset", "VirtualReport"),
+    "diff": ("dataset.diffing", "diff"),
+    "extend": ("packing.extending", "extend"),
+    "index": ("dataset.indexing", "index"),
+    "merge": ("dataset.merging", "merge"),
+    "open": ("dataset.dataset", "open_dataset"),
+    "pack": ("packing.packing", "pack"),
+    "repair": ("packing.repairing", "repair"),
     "samples": ("loading.sample_stream", "Samples"),
+    "split": ("dataset.splitting", "split"),
+    "subset": ("dataset.subsetting", "subset"),
+    "sync": ("dataset.syncing", "sync"),
     "tune": ("diagnostics.tuning", "tune"),
+    "verify": ("dataset.verifying", "verify"),
 }
 
 __all__ = [

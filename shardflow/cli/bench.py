@@ -11,6 +11,7 @@ from tqdm import tqdm
 from .loader_options import loader_factory, loader_options, user_code_errors
 from .options import json_option, writable_file
 from .output import plural, print_json, print_lines
+from .signals import ending_at_once
 
 if TYPE_CHECKING:
     from shardflow.diagnostics.bench import BenchReport
@@ -37,8 +38,9 @@ def bench(
       shardflow bench photos256/ --batch-size 256 --step-ms 180 --plot bench.png
       shardflow bench --loader train.py:make_loader
     """
-    from shardflow.diagnostics import bench as benchmark  # here, because torch takes seconds to import
-    from shardflow.diagnostics.chart import draw_bench
+    with ending_at_once():  # here, because torch takes seconds to import
+        from shardflow.diagnostics import bench as benchmark
+        from shardflow.diagnostics.chart import draw_bench
 
     make_loader, name = loader_factory(**chosen)
     with user_code_errors(chosen["user_function"]):

@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-import click
+from .signals import WORDS, ending_at_once
 
-from shardflow._version import __version__
-from shardflow.errors import ShardflowError
+with ending_at_once():
+    import click
+
+    from shardflow._version import __version__
+    from shardflow.errors import ShardflowError
 
 COMMANDS = {
     "pack": "Pack images into shards.",
@@ -46,7 +49,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"{__package__}.{cmd_name}")
+        with ending_at_once():
+            importlib.import_module("shardflow.dataset.dataset")  # what the names of `shardflow` import on first use
+            module = importlib.import_module(f"{__package__}.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
 
@@ -80,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     def terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - the signature of a handler
         nonlocal terminated
         terminated = True
-        sys.exit(_print_error("terminated", 128 + number))
+        sys.exit(_print_error(WORDS[signal.SIGTERM], 128 + number))
 
     signal.signal(signal.SIGTERM, terminate)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -91,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(_print_error("interrupted", 128 + signal.SIGINT))
+        sys.exit(_print_error(WORDS[signal.SIGINT], 128 + signal.SIGINT))
     except ShardflowError as error:
         sys.exit(_print_error(" ".join(str(error).splitlines()), error.exit_code))
     except SystemExit:

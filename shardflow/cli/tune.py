@@ -11,6 +11,7 @@ from tqdm import tqdm
 from .loader_options import loader_factory, loader_options, user_code_errors
 from .options import json_option
 from .output import print_json, print_lines
+from .signals import ending_at_once
 
 if TYPE_CHECKING:
     from shardflow.diagnostics.tuning import TuneReport
@@ -33,7 +34,8 @@ def tune(seconds: float, as_json: bool, **chosen: Any) -> None:
       shardflow tune s3://bucket/photos256 --batch-size 512 --seconds 120
       shardflow tune --loader train.py:make_loader
     """
-    import shardflow  # the function is imported on first use, because torch takes seconds to import
+    with ending_at_once():  # here, because torch takes seconds to import
+        from shardflow.diagnostics.tuning import tune as find_settings
 
     make_loader, _ = loader_factory(**chosen)
     with user_code_errors(chosen["user_function"]):
@@ -44,7 +46,7 @@ def tune(seconds: float, as_json: bool, **chosen: Any) -> None:
             def progress() -> None:
                 bar.update(min(time.monotonic() - begin, seconds) - bar.n)
 
-            report = shardflow.tune(make_loader, seconds=seconds, progress=progress)
+            report = find_settings(make_loader, seconds=seconds, progress=progress)
     if as_json:
         print_json(report.to_json())
         return
