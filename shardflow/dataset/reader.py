@@ -26,7 +26,7 @@ from shardflow.formats import ustar
 from shardflow.formats.manifest import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.storage.cache import STALL_TIMEOUT_S, Cache, FetchResult, as_cache
-from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.local_files import map_os_errors, pause
 from shardflow.storage.storage import Storage
 
 from .mapped_shard import MappedShard
@@ -214,7 +214,7 @@ class ShardReader:
                 with file:
                     if (sample := self._read_arrived(file, shard, record)) is not None:
                         return sample
-            time.sleep(_POLL_S)
+            pause(_POLL_S)
         return None
 
     def _read_arrived(self, file: IO[bytes], shard: int, record: int) -> Sample | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from shardflow.errors import ConfigError, StoreError
 
-from .local_files import flock, map_os_errors
+from .local_files import flock, map_os_errors, pause
 
 _POLL_S = 0.02
 
@@ -88,7 +88,7 @@ class CacheDirectory:
             if time.monotonic() - since >= stall_timeout_s:
                 yield False
                 return
-            time.sleep(_POLL_S)
+            pause(_POLL_S)
             descriptor = self.try_lock(name)
         try:
             os.ftruncate(descriptor, size)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .cache_directory import CachedFile, CacheDirectory, age, size_of, unlink
-from .local_files import flock
+from .local_files import flock, pause
 
 _LEAST_FREE_SHARE = 0.02
 _LEAST_FREE_BYTES = 10 * 10**9
@@ -80,7 +80,7 @@ class Evictor:
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         try:
             while not flock(descriptor) and time.monotonic() < deadline:
-                time.sleep(_POLL_S)
+                pause(_POLL_S)
             yield
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have inherited the descriptor

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import select
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -80,6 +81,14 @@ def flock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def pause(seconds: float) -> None:
+    """Wait before the next look at a file or a lock.
+
+    `time.sleep` waits for a point in time, and raises EINVAL where a tool that fakes the clock finds it in the past.
+    """
+    select.select([], [], [], seconds)
 
 
 def sync_to_disk(path: Path) -> None:

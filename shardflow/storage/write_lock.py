@@ -18,7 +18,7 @@ from pathlib import Path
 from shardflow.errors import ConfigError, DatasetExistsError, ManifestError, NotFoundError, StoreError
 from shardflow.formats import manifest
 
-from .local_files import flock, map_os_errors
+from .local_files import flock, map_os_errors, pause
 from .storage import TEMPORARY, Storage, Writer
 
 FILE_NAME = "unfinished.json"
@@ -43,7 +43,7 @@ def lock_directory(path: Path, *, timeout_s: float | None = None) -> Iterator[in
             while not flock(descriptor):
                 if time.monotonic() > deadline:
                     raise StoreError(f"another process is writing to {path}; wait, or choose another destination")
-                time.sleep(_POLL_S)
+                pause(_POLL_S)
             yield descriptor
         finally:
             os.close(descriptor)

@@ -203,3 +203,38 @@ for write in (store.put, store.put_new, copy):
     assert len(lines) == 3
     assert all(said.startswith("StoreError") and said.endswith("['a']") for said in lines)
     assert all("b: File too large" in said for said in lines)
+
+
+FAKED_CLOCK = """
+#include <errno.h>
+#include <time.h>
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) {
+    return flags & TIMER_ABSTIME ? EINVAL : 0;
+}
+"""
+
+WAIT_FOR_A_LOCK = """
+import fcntl, os, sys, threading
+from pathlib import Path
+from shardflow.storage.cache import Cache
+cache = Cache(sys.argv[1])
+descriptor = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(descriptor, fcntl.LOCK_EX)
+threading.Timer(0.05, fcntl.flock, [descriptor, fcntl.LOCK_UN]).start()
+print(cache.fetch("0" * 64, 1, lambda path: path.write_bytes(b"1")).name)
+"""
+
+
+def test_waiting_survives_a_faked_clock(tmp_path: Path) -> None:
+    """Where a faked clock makes the system refuse to sleep until a point in time, a lock is waited for all the same."""
+    (tmp_path / "clock.c").write_text(FAKED_CLOCK)
+    library = tmp_path / "clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "clock.c"], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WAIT_FOR_A_LOCK, tmp_path / "cache"],
+        env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("CACHED\n", "")
