@@ -360,7 +360,13 @@ class Loader:
         self._cursor.set(start.epoch, start.position)
         self._control.end()
 
-    def seek(self, steps: int) -> None:
-        """Make the next iteration start after this many batches, counted from the start of epoch 0."""
-        epoch, step = divmod(steps, len(self))
-        self.move_to(EpochStart(epoch, self._schedule.after(0, step), self._lanes))
+    def first_start(self) -> EpochStart:
+        """Return the start of epoch 0."""
+        return EpochStart(0, 0, self._lanes)
+
+    def after(self, start: EpochStart, steps: int) -> EpochStart:
+        """Return the start of an iteration that goes on `steps` batches after one that begins at `start`."""
+        if steps < (left := self._schedule.steps(start.position)):
+            return EpochStart(start.epoch, self._schedule.after(start.position, steps), start.lanes)
+        epochs, step = divmod(steps - left, len(self))
+        return EpochStart(start.epoch + 1 + epochs, self._schedule.after(0, step), start.lanes)

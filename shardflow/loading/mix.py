@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,20 @@ from shardflow.errors import ConfigError, ResumeMismatchError
 
 from .checkpoint import Cursor, compare, saved_integers
 from .loader import BatchSampler, Loader
+from .sampler import EpochStart
 from .stats import Stats, StatsRecorder
 
 STATE_VERSION = 1
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, rounded to odd
 _CHUNK = 1 << 20
+
+
+class _Origin(NamedTuple):
+    """A step, counted from the start of epoch 0, and where each loader is before it."""
+
+    step: int
+    starts: list[EpochStart]
 
 
 class Mix:
@@ -64,6 +72,7 @@ class Mix:
         self._bounds = np.array([min(int(share * 2**64), 2**64 - 1) for share in shares[:-1]], dtype=np.uint64)
         self._steps = steps_per_epoch or sum(len(loader) for loader in self.loaders)
         self._cursor = Cursor()  # its position counts steps
+        self._origin = self._starts()  # from where other steps are reached by arithmetic
         self._running: list[Iterator[Any] | None] = [None] * len(sources)
         self._iterations = 0
         self._stats = StatsRecorder()
@@ -141,15 +150,23 @@ class Mix:
         return BatchSampler(sampler=self, batch_size=self.loaders[0].batch_sampler.batch_size)
 
     def _seek(self, epoch: int) -> None:
-        """Move every loader to where it is at the start of an epoch."""
-        counts = np.zeros(len(self.loaders), dtype=np.int64)
+        """Move every loader to where it is at the start of an epoch.
+
+        Steps are counted from the state that was loaded: those before it may have had another size.
+        """
         end = epoch * self._steps
-        for begin in range(0, end, _CHUNK):
+        if end < self._origin.step:
+            self._origin = self._starts()
+        counts = np.zeros(len(self.loaders), dtype=np.int64)
+        for begin in range(self._origin.step, end, _CHUNK):
             steps = np.arange(begin, min(begin + _CHUNK, end))
             counts += np.bincount(self.source_of(steps), minlength=len(counts))
-        for loader, count in zip(self.loaders, counts.tolist(), strict=True):
-            loader.seek(count)
+        for loader, start, count in zip(self.loaders, self._origin.starts, counts.tolist(), strict=True):
+            loader.move_to(loader.after(start, count))
         self._move(epoch)
+
+    def _starts(self) -> _Origin:
+        return _Origin(0, [loader.first_start() for loader in self.loaders])
 
     def _move(self, epoch: int, position: int = 0) -> None:
         self._cursor.set(epoch, position)
@@ -194,4 +211,5 @@ class Mix:
         starts = [loader.start_of(source) for loader, source in zip(self.loaders, sources, strict=True)]
         for loader, start in zip(self.loaders, starts, strict=True):
             loader.move_to(start)
+        self._origin = _Origin(epoch * self._steps + position, starts)
         self._move(epoch, position)

@@ -92,6 +92,33 @@ def test_set_epoch_and_leaving_early_reach_any_epoch_by_arithmetic(datasets: lis
     assert contents(jumping) == expected[1]
 
 
+@pytest.mark.parametrize("smaller", [1, 2])
+def test_leaving_early_after_an_elastic_resume_repeats_nothing(datasets: list[Path], smaller: int) -> None:
+    """A mix resumed with other batch sizes reaches later epochs after a `break` or by `set_epoch` as by iterating."""
+
+    def resumed() -> shardflow.Mix:
+        loaders = [
+            shardflow.Loader(url, batch_size=(4 + n) // (1 + smaller), fields=("label",), num_workers=0)
+            for n, url in enumerate(datasets)
+        ]
+        some = shardflow.Mix(list(zip(loaders, (5, 1, 2), strict=True)), steps_per_epoch=13)
+        some.load_state_dict(state)
+        return some
+
+    begun = mix(datasets, steps_per_epoch=13)
+    contents(begun)
+    contents(itertools.islice(begun, 6))
+    state = begun.state_dict()
+    whole = resumed()
+    rest = contents(whole)
+    expected = [contents(whole) for _ in range(3)]
+    left = resumed()
+    assert contents(itertools.islice(left, 3)) == rest[:3]
+    assert contents(left) == expected[0]
+    left.set_epoch(4)
+    assert contents(left) == expected[2]
+
+
 def test_ranks_agree_without_talking(datasets: list[Path]) -> None:
     """At every step all ranks take their batch from the same source, and together each sample once per source epoch."""
     ranks = [
