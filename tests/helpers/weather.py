@@ -11,11 +11,11 @@ from tests.helpers.s3_proxy import Fault, Rule
 _SLOW = ("hang", "hang, and it was done", "hang in the body", "drip")
 _DAMAGE = "flipped bit"
 PROMPT = tuple(fault for name, (fault, _) in FAULTS.items() if name not in FINAL | RANGES | {*_SLOW, _DAMAGE})
-"""Faults that retries survive, however often they happen. Not damage: a blob damaged twice is an error."""
+"""Faults that retries survive, however often they happen. Not damage: it is always the same bit, as if stored so."""
 SLOW = tuple(FAULTS[name][0] for name in _SLOW)
 """The same, but noticed only by a deadline, after 8 to 15 seconds with a loader's retry policy."""
 ANY = (*PROMPT, FAULTS[_DAMAGE][0]) * 8 + SLOW
-"""All faults; the slow ones rarely, so that the time allows many faults, and damage too rarely to hit a blob twice."""
+"""All faults; the slow ones rarely, so that the time allows many; damage too rarely for one blob four times."""
 
 
 class Weather(Rule):

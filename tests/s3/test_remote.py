@@ -119,7 +119,7 @@ def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStorage, storag
 
 @pytest.mark.usefixtures("direct")
 def test_wrong_bytes_are_met_with_the_same_patience(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
-    """Bytes damaged on the way, differently each time, are fetched again until the last attempt, which the error says."""
+    """Bytes damaged on the way, differently each time, are fetched again; the error says how often it was tried."""
     for read in (lambda: storage.read("blob"), lambda: get(storage, tmp_path / "target")):
         proxy.clear()
         proxy.add(Fault(flip=1000), first=3, times=1)  # of seven or eight requests
