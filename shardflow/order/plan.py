@@ -6,7 +6,8 @@
     window    within a lane, offsets are permuted inside windows by hash(seed, epoch, lane, window)
 
 Every step is a bijection, so each position has one record and each record one position, for any C and W: they change
-locality and mixing, never exactness.
+locality and mixing, never exactness. With weights the stream has each record as often as `weights` says, its repeats
+beside each other, and the window tears them apart.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from shardflow.errors import ConfigError
 
 from . import keyed_rng
+from .weights import ShardWeights, SystematicSample
 from .window_shuffle import I64, WindowShuffle
 
 WINDOW = 8192
@@ -46,6 +48,7 @@ class Plan:
         lanes: C, the number of parallel streams, 1 or more.
         window: W, the samples of a lane that are shuffled among each other, 1 or more; 1 keeps their order.
         shuffle: False keeps shards and records in the manifest's order.
+        weights: How often the records come; by default, each once.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Plan:
         lanes: int = 1,
         window: int = 1,
         shuffle: bool = True,
+        weights: ShardWeights | None = None,
     ) -> None:
         for name, value, least in (("lanes", lanes, 1), ("window", window, 1), ("epoch", epoch, 0)):
             if value < least:
@@ -64,8 +68,13 @@ class Plan:
         sizes = np.asarray(shard_samples, dtype=np.int64)
         order_key = keyed_rng.key(seed, "shards", epoch)
         self._order = keyed_rng.permutation(order_key, len(sizes)) if shuffle else np.arange(len(sizes))
-        self._ends = np.cumsum(sizes[self._order])
-        self._starts = self._ends - sizes[self._order]
+        self._sample: SystematicSample | None = None
+        counts = sizes[self._order]
+        if weights is not None:
+            self._sample = SystematicSample(weights, self._order, keyed_rng.key(seed, "weights", epoch))
+            counts = self._sample.counts
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
         self.length = int(self._ends[-1]) if len(sizes) else 0
         self._lanes = lanes
         self._shuffles = shuffle and window > 1
@@ -73,6 +82,11 @@ class Plan:
 
     def locate(self, positions: npt.NDArray[Any]) -> tuple[I64, I64]:
         """Return (shard, record) of positions 0 … length-1, as two int64 arrays of the same length."""
+        shards, records, _ = self.visits(positions)
+        return shards, records
+
+    def visits(self, positions: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
+        """Return (shard, record, repeat) of positions 0 … length-1; the repeats of a record count from 0, in int64."""
         # In signed 64 bits: narrower or unsigned integers would wrap, or become floats, further down.
         positions = positions.astype(np.int64, copy=False)
         lanes, offsets = positions % self._lanes, positions // self._lanes
@@ -80,7 +94,9 @@ class Plan:
             offsets = self._shuffle(lanes, offsets)
         stream = self._lane_starts(lanes) + offsets
         place = np.searchsorted(self._ends, stream, side="right")
-        return self._order[place], stream - self._starts[place]
+        if self._sample is None:
+            return self._order[place], stream - self._starts[place], np.zeros_like(stream)
+        return self._order[place], *self._sample.locate(stream, place)
 
     def needs(self, rank: int = 0, world_size: int = 1) -> tuple[I64, I64, I64]:
         """Return which shards a rank needs and when, in the order of first need: (shards, begins, ends), int64.

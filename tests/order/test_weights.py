@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardflow.errors import ConfigError
+from shardflow.order.plan import Plan
+from shardflow.order.weights import ShardWeights, Weights
+
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(lambda sizes: sum(sizes) > 0)
+SHORT = [(0, 1, 0), (1, 2, 0), (1, 2, 2), (0, 0, 0), (1, 1, 0), (1, 2, 1), (0, 1, 1)]
+LONG_SHA256 = "fce8818c8a460f0aab40859a996e704621cf77a2f5129673d983993cc30a8ad5"
+WEIGHT = st.one_of(st.just(0.0), st.floats(0, 5), st.integers(0, 4), st.floats(1e-12, 1e-6), st.floats(50, 300))
+
+
+@st.composite
+def weighted_plans(draw: st.DrawFn) -> tuple[Plan, list[int], Weights]:
+    """Any weighted plan of up to some thousand positions, its shard sizes and its weights."""
+    sizes = draw(SIZES)
+    values = draw(st.lists(WEIGHT, min_size=sum(sizes), max_size=sum(sizes)).filter(lambda values: sum(values) >= 1))
+    weights = Weights(np.array(values, dtype=np.float64))
+    plan = Plan(
+        sizes,
+        seed=draw(st.integers(-(2**63), 2**63)),
+        epoch=draw(st.integers(0, 1000)),
+        lanes=draw(st.integers(1, 9)),
+        window=draw(st.integers(1, 200)),
+        shuffle=draw(st.booleans()),
+        weights=ShardWeights(weights, np.array(sizes)),
+    )
+    return plan, sizes, weights
+
+
+def plan_of(values: Any, sizes: list[int], **options: Any) -> Plan:
+    """A plan with weights."""
+    options = {"seed": 1, "epoch": 2, "lanes": 3, "window": 16, **options}
+    return Plan(sizes, weights=ShardWeights(Weights(values), np.array(sizes)), **options)
+
+
+def counts(plan: Plan, sizes: list[int]) -> np.ndarray[Any, Any]:
+    """How often each sample of the split comes in the epoch."""
+    shards, records = plan.locate(np.arange(plan.length))
+    return np.bincount((np.cumsum(sizes) - sizes)[shards] + records, minlength=sum(sizes))
+
+
+@given(weighted_plans())
+@settings(max_examples=200)
+def test_each_sample_comes_as_often_as_its_weight(drawn: tuple[Plan, list[int], Weights]) -> None:
+    """The epoch has the rounded sum of the weights, each count differs by less than one, and weight 0 never comes."""
+    plan, sizes, weights = drawn
+    fixed = weights.fixed(0, weights.samples)
+    assert plan.length == weights.length == round(Fraction(int(fixed.sum()), 2**31) + Fraction(1, 2**40))
+    came = counts(plan, sizes)
+    scale = Fraction(weights.length * 2**31, weights.sum)  # the sum is rounded to whole samples
+    for count, weight in zip(came.tolist(), fixed.tolist(), strict=True):
+        assert abs(count - Fraction(weight, 2**31) * scale) < 1
+        assert weight > 0 or count == 0
+
+
+@given(weighted_plans())
+@settings(max_examples=100)
+def test_each_repeat_comes_once(drawn: tuple[Plan, list[int], Weights]) -> None:
+    """A sample that comes n times has the repeats 0 … n-1, so that no two positions have the same key."""
+    plan, sizes, _ = drawn
+    visits = list(zip(*(part.tolist() for part in plan.visits(np.arange(plan.length))), strict=True))
+    assert len(set(visits)) == plan.length
+    came = counts(plan, sizes)
+    starts = np.cumsum(sizes) - sizes
+    assert all(repeat < came[starts[shard] + record] for shard, record, repeat in visits)
+
+
+@given(weighted_plans())
+@settings(max_examples=50)
+def test_any_position_is_found_by_itself(drawn: tuple[Plan, list[int], Weights]) -> None:
+    """A position means the same sample whether it is asked for alone or with all others: so a resume is exact."""
+    plan, _, _ = drawn
+    whole = np.stack(plan.visits(np.arange(plan.length)))
+    for position in range(0, plan.length, max(1, plan.length // 7)):
+        assert np.stack(plan.visits(np.array([position]))).ravel().tolist() == whole[:, position].tolist()
+
+
+@given(SIZES, st.integers(0, 2**40), st.integers(1, 9), st.integers(1, 99), st.booleans(), st.sampled_from([1, 1.0]))
+def test_uniform_weights_are_the_plain_order(
+    sizes: list[int], seed: int, lanes: int, window: int, shuffle: bool, one: float
+) -> None:
+    """With each weight 1, the order is that of a plan without weights."""
+    options: dict[str, Any] = {"seed": seed, "epoch": 3, "lanes": lanes, "window": window, "shuffle": shuffle}
+    plain, weighted = Plan(sizes, **options), plan_of(np.full(sum(sizes), one), sizes, **options)
+    positions = np.arange(plain.length)
+    assert np.array_equal(np.stack(plain.visits(positions)), np.stack(weighted.visits(positions)))
+    for rank in range(2):
+        assert all(map(np.array_equal, plain.needs(rank, 2), weighted.needs(rank, 2)))
+
+
+@given(weighted_plans(), st.integers(1, 5))
+@settings(max_examples=60)
+def test_needs_cover_what_a_rank_reads(drawn: tuple[Plan, list[int], Weights], world_size: int) -> None:
+    """A shard is needed from before its first sample to after its last one, on each rank that reads it."""
+    plan, _, _ = drawn
+    for rank in range(world_size):
+        spans = list(zip(*(part.tolist() for part in plan.needs(rank, world_size)), strict=True))
+        positions = np.arange(rank, plan.length, world_size)
+        for position, shard in zip(positions.tolist(), plan.locate(positions)[0].tolist(), strict=True):
+            assert any(shard == needed and begin <= position < end for needed, begin, end in spans)
+
+
+def test_counts_over_epochs_are_the_weights() -> None:
+    """Over many epochs the mean count of a sample tends to its weight: systematic sampling has no bias."""
+    sizes, epochs = [7, 5, 9], 4000
+    values = np.linspace(0, 3, 21) ** 2
+    total = sum(counts(plan_of(values, sizes, epoch=epoch), sizes) for epoch in range(epochs))
+    scale = round(values.sum()) / values.sum()
+    assert np.abs(total / epochs - values * scale).max() < 4 * 0.5 / np.sqrt(epochs)
+
+
+def test_weighted_order_is_frozen() -> None:
+    """The order of a weighted epoch is the same for ever: a saved position means the same sample after an update."""
+    shards, records, repeats = plan_of([0.5, 2, 0, 1.25, 3, 0.25], [2, 4]).visits(np.arange(7))
+    assert list(zip(shards.tolist(), records.tolist(), repeats.tolist(), strict=True)) == SHORT
+    sizes = list(range(1, 120))
+    values = (np.arange(sum(sizes)) % 17) / 8
+    plan = plan_of(values, sizes, seed=42, epoch=7, lanes=3, window=700)
+    located = np.stack(plan.visits(np.arange(plan.length))).astype("<i8")
+    assert hashlib.sha256(located.tobytes()).hexdigest() == LONG_SHA256
+
+
+def test_extreme_sums_are_exact() -> None:
+    """Epochs of two thousand million samples, and weights of a millionth, are located without overflow."""
+    plan = plan_of([2.0**30, 1, 2.0**30 - 3], [2, 1])
+    assert plan.length == 2**31 - 2
+    positions = np.unique(np.concatenate([np.arange(50), plan.length - 1 - np.arange(50), np.arange(50) * 10**7]))
+    shards, records, repeats = plan.visits(positions)
+    most = np.array([[2**30 + 1, 2], [2**30 - 2, 0]])[shards, records]
+    assert ((repeats >= 0) & (repeats < most)).all()
+    thin = plan_of(np.full(2_000_000, 1e-6), [1_000_000, 1_000_000])
+    assert thin.length == 2
+
+
+def test_equal_weights_have_equal_digests() -> None:
+    """The digest is of the weights, not of the way in which they were given."""
+    classes = np.array([0, 1, 1, 0, 2], dtype=np.int32)
+    by_class = Weights([0.5, 2, 1], classes)
+    for values in ([0.5, 2, 2, 0.5, 1], np.array([0.5, 2, 2, 0.5, 1], dtype=np.float32)):
+        assert Weights(values).digest == by_class.digest
+    assert Weights([0.5, 2, 2, 0.5, 2]).digest != by_class.digest
+    assert Weights([True, False, True]).length == 2
+
+
+def test_first_samples_keep_their_weights() -> None:
+    """A limit takes the weights of the first samples."""
+    assert Weights([1, 2, 3, 4]).first(2).digest == Weights([1, 2]).digest
+    assert Weights([1, 5], np.array([0, 1, 1])).first(2).digest == Weights([1, 5]).digest
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1, -1, 1], "that of sample 1 is -1"),
+        ([1, float("nan")], "that of sample 1 is nan"),
+        ([float("inf"), 1], "that of sample 0 is inf"),
+        ([0, 0, 0], "must be 1 … 2,147,483,647, found 0"),
+        ([1e-3, 1e-3], "found 0.002"),
+        ([2.0**30, 2.0**30, 2.0**30], "found more than 2,147,483,647"),
+        ([1e300, 1], "that of sample 0 is 1e\\+300"),
+        (["a", "b"], "must be numbers"),
+        ([[1, 2]], r"shape \(1, 2\)"),
+        ([1 + 2j], "must be numbers"),
+        ([], "found 0"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(values: Any, message: str) -> None:
+    """A weight that is negative, not finite or no number, and a sum beyond its limits, are errors."""
+    with pytest.raises(ConfigError, match=message):
+        Weights(values)
+
+
+def test_a_bad_class_weight_names_the_class() -> None:
+    """With weights by class, the message counts classes."""
+    with pytest.raises(ConfigError, match="that of class 1 is -2"):
+        Weights([1, -2], np.array([0, 1]))
