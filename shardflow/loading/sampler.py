@@ -18,6 +18,7 @@ from shardflow.errors import ConfigError
 from shardflow.order import keyed_rng
 from shardflow.order.plan import WINDOW, Plan, default_lanes
 from shardflow.order.schedule import Schedule
+from shardflow.order.weights import ShardWeights, Weights
 from shardflow.order.window_shuffle import I64
 
 from .geometry import Geometry
@@ -49,13 +50,17 @@ class Shuffle:
             object.__setattr__(self, "lanes", check_integer("lanes", self.lanes, 1))
 
 
-def augmentation_keys(seed: int, number: int, samples: I64) -> keyed_rng.U64:
-    """Return the keys of samples, by their numbers in the split, in pass `number` over it: uint64 [B]."""
-    return keyed_rng.fold_array(keyed_rng.key(seed, "augment", number), samples)
+def augmentation_keys(seed: int, number: int, samples: I64, repeats: I64 | None = None) -> keyed_rng.U64:
+    """Return the keys of samples, by their numbers in the split, in pass `number` over it: uint64 [B].
+
+    A sample that comes several times has a key for each of its repeats; that of the first, 0, is as without repeats.
+    """
+    keys = keyed_rng.fold_array(keyed_rng.key(seed, "augment", number), samples)
+    return keys if repeats is None else np.where(repeats > 0, keyed_rng.fold_array(keys, repeats), keys)
 
 
 class EpochOrder:
-    """The order of a loader's epochs, and which samples of the split take part.
+    """The order of a loader's epochs, and which samples of the split take part, and how often.
 
     With `samples_per_epoch` the passes over the samples, each in its own order, form one endless stream, and epoch e is
     the e-th section of that length. `lanes` is None where `default_lanes` decides.
@@ -81,9 +86,21 @@ class EpochOrder:
             self.limit = check_integer("limit", limit, 1)
             sizes = np.clip(self.limit - (np.cumsum(sizes) - sizes), 0, sizes)
             self._sizes = sizes[sizes > 0]
-        self.length = self.pass_length = int(sizes.sum())
         if samples_per_epoch is not None:
-            self.length = self.samples_per_epoch = check_integer("samples_per_epoch", samples_per_epoch, 1)
+            self.samples_per_epoch = check_integer("samples_per_epoch", samples_per_epoch, 1)
+        self.set_weights(None)
+
+    @property
+    def samples(self) -> int:
+        """Samples of the split that take part."""
+        return int(self._sizes.sum())
+
+    def set_weights(self, weights: Weights | None) -> None:
+        """Set how often each of the first `samples` samples comes in a pass; None for once."""
+        self.weights = weights
+        self._shard_weights = None if weights is None else ShardWeights(weights, self._sizes)
+        self.pass_length = self.samples if weights is None else weights.length
+        self.length = self.samples_per_epoch or self.pass_length
         self._plans: dict[tuple[int, int], Plan] = {}  # of the two passes used last
 
     def default_lanes(self, world_size: int) -> int:
@@ -93,13 +110,13 @@ class EpochOrder:
     def locate(self, epoch: int, positions: I64, lanes: int) -> tuple[I64, I64, keyed_rng.U64]:
         """Return shard, record and key of the samples at positions 0 … length-1 of an epoch."""
         passes, within = np.divmod(epoch * self.length + positions, self.pass_length)
-        shards, records = np.empty_like(positions), np.empty_like(positions)
+        shards, records, repeats = (np.empty_like(positions) for _ in range(3))
         keys = np.empty(len(positions), dtype=np.uint64)
         for number in np.unique(passes).tolist():
             here = passes == number
-            shards[here], records[here] = self._plan(number, lanes).locate(within[here])
+            shards[here], records[here], repeats[here] = self._plan(number, lanes).visits(within[here])
             samples = self.split.first_sample(shards[here]) + records[here]
-            keys[here] = augmentation_keys(self.seed, number, samples)
+            keys[here] = augmentation_keys(self.seed, number, samples, repeats[here])
         return shards, records, keys
 
     def needs(self, epoch: int, first: int, lanes: int, rank: int, world_size: int) -> Iterator[ShardSpan]:
@@ -123,7 +140,15 @@ class EpochOrder:
         return self._plans[number, lanes]
 
     def _new_plan(self, number: int, lanes: int) -> Plan:
-        return Plan(self._sizes, seed=self.seed, epoch=number, lanes=lanes, window=self.window, shuffle=self.shuffle)
+        return Plan(
+            self._sizes,
+            seed=self.seed,
+            epoch=number,
+            lanes=lanes,
+            window=self.window,
+            shuffle=self.shuffle,
+            weights=self._shard_weights,
+        )
 
 
 @dataclass(slots=True)

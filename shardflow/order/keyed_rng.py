@@ -46,10 +46,14 @@ def fold(key: int, part: int | str) -> int:
     return _mix((_mix((part + _GAMMA) & _MASK) + key * _GAMMA) & _MASK)
 
 
-def fold_array(key: int, parts: npt.NDArray[Any]) -> U64:
-    """Return `fold(key, part)` for each of the integers in `parts`, as uint64 of the same shape."""
+def fold_array(key: int | U64, parts: npt.NDArray[Any]) -> U64:
+    """Return `fold(key, part)` for each of the integers in `parts`, as uint64 of the same shape.
+
+    `key` is one key for all parts, or an array with one for each.
+    """
     mixed = _mix_array(parts.astype(np.uint64) + np.uint64(_GAMMA))
-    return _mix_array(mixed + np.uint64((key * _GAMMA) & _MASK))
+    keys = np.uint64((key * _GAMMA) & _MASK) if isinstance(key, int) else key * np.uint64(_GAMMA)
+    return _mix_array(mixed + keys)
 
 
 def key(*parts: int | str) -> int:
