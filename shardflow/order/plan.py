@@ -7,7 +7,8 @@
 
 Every step is a bijection, so each position has one record and each record one position, for any C and W: they change
 locality and mixing, never exactness. With weights the stream has each record as often as `weights` says, its repeats
-beside each other, and the window tears them apart.
+beside each other, and the window tears them apart. A sticky order has the same shards in a lane in every epoch: the
+stream is cut into lanes by hash(seed) alone, and the shards of each lane are permuted by hash(seed, epoch).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Plan:
         window: W, the samples of a lane that are shuffled among each other, 1 or more; 1 keeps their order.
         shuffle: False keeps shards and records in the manifest's order.
         weights: How often the records come; by default, each once.
+        sticky: Keep the shards of a lane from epoch to epoch.
     """
 
     def __init__(
@@ -61,22 +63,31 @@ class Plan:
         window: int = 1,
         shuffle: bool = True,
         weights: ShardWeights | None = None,
+        sticky: bool = False,
     ) -> None:
         for name, value, least in (("lanes", lanes, 1), ("window", window, 1), ("epoch", epoch, 0)):
             if value < least:
                 raise ConfigError(f"{name} must be {least} or more, found {value}")
         sizes = np.asarray(shard_samples, dtype=np.int64)
-        order_key = keyed_rng.key(seed, "shards", epoch)
+        order_key = keyed_rng.key(seed, "sticky") if sticky else keyed_rng.key(seed, "shards", epoch)
         self._order = keyed_rng.permutation(order_key, len(sizes)) if shuffle else np.arange(len(sizes))
         self._sample: SystematicSample | None = None
         counts = sizes[self._order]
         if weights is not None:
             self._sample = SystematicSample(weights, self._order, keyed_rng.key(seed, "weights", epoch))
             counts = self._sample.counts
+        ends = np.cumsum(counts)
+        self.length = int(ends[-1]) if len(sizes) else 0
+        self._lanes = lanes
+        self._shard_starts = ends - counts
+        # The stream's pieces, in the order in which they are read: the place of the shard that each is of, where it
+        # begins within that, and where it lies in the stream.
+        if sticky and shuffle:
+            self._places, self._firsts, counts = self._pieces(ends, keyed_rng.key(seed, "pieces", epoch))
+        else:
+            self._places, self._firsts = np.arange(len(sizes)), np.zeros(len(sizes), dtype=np.int64)
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
-        self.length = int(self._ends[-1]) if len(sizes) else 0
-        self._lanes = lanes
         self._shuffles = shuffle and window > 1
         self._windows = WindowShuffle(keyed_rng.key(seed, "window", epoch), window if shuffle else 1)
 
@@ -93,10 +104,11 @@ class Plan:
         if self._shuffles:
             offsets = self._shuffle(lanes, offsets)
         stream = self._lane_starts(lanes) + offsets
-        place = np.searchsorted(self._ends, stream, side="right")
+        piece = np.searchsorted(self._ends, stream, side="right")
+        place, offset = self._places[piece], stream - self._starts[piece] + self._firsts[piece]
         if self._sample is None:
-            return self._order[place], stream - self._starts[place], np.zeros_like(stream)
-        return self._order[place], *self._sample.locate(stream, place)
+            return self._order[place], offset, np.zeros_like(offset)
+        return self._order[place], *self._sample.locate(self._shard_starts[place] + offset, place)
 
     def needs(self, rank: int = 0, world_size: int = 1) -> tuple[I64, I64, I64]:
         """Return which shards a rank needs and when, in the order of first need: (shards, begins, ends), int64.
@@ -118,13 +130,23 @@ class Plan:
         lane_stops = self._lane_starts(lanes + 1)
         begins = self._windows.starts(first_windows) * self._lanes + lanes
         last = np.minimum(self._windows.starts(last_windows + 1), lane_stops - lane_starts[lanes]) - 1
-        shards = self._order[np.searchsorted(self._ends, starts, side="right")]
+        shards = self._order[self._places[np.searchsorted(self._ends, starts, side="right")]]
         order = np.argsort(begins, kind="stable")
         return shards[order], begins[order], (last * self._lanes + lanes + 1)[order]
 
     def lane_length(self, lane: int) -> int:
         """Return the number of samples in a lane."""
         return self.length // self._lanes + (lane < self.length % self._lanes)
+
+    def _pieces(self, ends: I64, key: int) -> tuple[I64, I64, I64]:
+        """Cut the shards at the borders of the lanes, and permute the pieces of each lane: places, firsts, lengths."""
+        lane_starts = self._lane_starts(np.arange(self._lanes))
+        cuts = np.unique(np.concatenate([self._shard_starts, lane_starts, [self.length]]))
+        starts = cuts[:-1]
+        lanes = np.searchsorted(lane_starts, starts, side="right")
+        order = np.lexsort((keyed_rng.permutation(key, len(starts)), lanes))
+        places = np.searchsorted(ends, starts, side="right")
+        return places[order], (starts - self._shard_starts[places])[order], np.diff(cuts)[order]
 
     def _lane_starts(self, lanes: I64) -> I64:
         each, longer = divmod(self.length, self._lanes)

@@ -15,6 +15,7 @@ from shardflow.errors import ConfigError
 from shardflow.order.plan import Plan
 
 SIZES = st.lists(st.integers(0, 90), min_size=1, max_size=12)
+STICKY_ORDER_SHA256 = "576a0689c3c7a4226e4c8f61760b0bc6038378160aa113844d998ebeffcfa2ed"
 LONG_ORDER_SHA256 = "54da0e0f434672554834f1382d7b76b7a81607f642124479c2b9ff531280b068"
 SEEDS = st.integers(-(2**63), 2**63)
 
@@ -30,6 +31,7 @@ def plans(draw: st.DrawFn) -> Plan:
         lanes=draw(st.integers(1, 40)),
         window=draw(st.one_of(st.integers(1, 40), st.integers(200, 2000))),
         shuffle=draw(st.booleans()),
+        sticky=draw(st.booleans()),
     )
 
 
@@ -66,11 +68,19 @@ def test_long_order_is_frozen() -> None:
     assert hashlib.sha256(located.tobytes()).hexdigest() == LONG_ORDER_SHA256
 
 
+def test_sticky_order_is_frozen() -> None:
+    """So is a sticky one."""
+    plan = Plan(np.arange(1, 120), seed=42, epoch=7, lanes=3, window=700, sticky=True)
+    located = np.stack(plan.locate(np.arange(plan.length))).astype("<i8")
+    assert hashlib.sha256(located.tobytes()).hexdigest() == STICKY_ORDER_SHA256
+
+
 @given(
     sizes=st.one_of(SIZES, st.lists(st.integers(200, 900), min_size=1, max_size=5)),
     lanes=st.integers(1, 40),
     window=st.one_of(st.integers(1, 40), st.integers(200, 2000)),
     shuffle=st.booleans(),
+    sticky=st.booleans(),
     seed=SEEDS,
     epoch=st.integers(0, 1000),
 )
@@ -113,6 +123,25 @@ def test_shuffled_lanes_stay_contiguous(plan_seed: int, sizes: list[int], lanes:
         places = sorted(stream[sample] for sample in located[lane::lanes])
         assert places == list(range(start, start + len(places)))
         start += len(places)
+
+
+@given(sizes=SIZES, seed=SEEDS, lanes=st.integers(1, 9), window=st.integers(1, 600))
+@settings(max_examples=100, deadline=None)
+def test_sticky_lanes_keep_their_samples(sizes: list[int], seed: int, lanes: int, window: int) -> None:
+    """A sticky order has the same samples in a lane in every epoch, so that a rank reads the same shards."""
+    options: dict[str, Any] = {"seed": seed, "lanes": lanes, "window": window, "sticky": True}
+    first, later = (order(Plan(sizes, epoch=epoch, **options)) for epoch in (0, 8))
+    for lane in range(lanes):
+        assert sorted(first[lane::lanes]) == sorted(later[lane::lanes])
+
+
+def test_sticky_lanes_change_the_order_of_their_shards() -> None:
+    """A sticky order is another one in every epoch."""
+    shards = [
+        tuple(shard for shard, _ in order(Plan([1] * 64, seed=0, epoch=epoch, lanes=2, sticky=True))[::2])
+        for epoch in range(4)
+    ]
+    assert len(set(shards)) == 4
 
 
 @pytest.mark.parametrize("window", [2, 10, 255, 256, 257, 512, 700, 1000, 1024, 5000])
@@ -253,14 +282,15 @@ def needs_by_looking(plan: Plan, lanes: int, window: int, rank: int, world_size:
     lanes=st.integers(1, 40),
     window=st.one_of(st.integers(1, 40), st.integers(200, 2000)),
     shuffle=st.booleans(),
+    sticky=st.booleans(),
     topology=st.integers(1, 9).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
 )
 @settings(max_examples=300, deadline=None)
 def test_needs_are_what_locating_every_position_finds(
-    sizes: list[int], lanes: int, window: int, shuffle: bool, topology: tuple[int, int]
+    sizes: list[int], lanes: int, window: int, shuffle: bool, sticky: bool, topology: tuple[int, int]
 ) -> None:
     """`needs` names, in order, each shard of each lane that a rank reads, from its first window to its last."""
-    plan = Plan(sizes, seed=3, epoch=1, lanes=lanes, window=window, shuffle=shuffle)
+    plan = Plan(sizes, seed=3, epoch=1, lanes=lanes, window=window, shuffle=shuffle, sticky=sticky)
     needed = list(zip(*(column.tolist() for column in plan.needs(*topology)), strict=True))
     assert sorted(needed) == sorted(needs_by_looking(plan, lanes, window if shuffle else 1, *topology))
     assert [begin for _, begin, _ in needed] == sorted(begin for _, begin, _ in needed)

@@ -32,6 +32,7 @@ def weighted_plans(draw: st.DrawFn) -> tuple[Plan, list[int], Weights]:
         lanes=draw(st.integers(1, 9)),
         window=draw(st.integers(1, 200)),
         shuffle=draw(st.booleans()),
+        sticky=draw(st.booleans()),
         weights=ShardWeights(weights, np.array(sizes)),
     )
     return plan, sizes, weights
