@@ -12,6 +12,9 @@ from shardflow.errors import ConfigError, ResumeMismatchError
 
 from .sampler import EpochOrder, EpochStart
 
+_LATER_ENTRIES = {"sticky": False, "weights": None}
+"""Entries that states of this version did not have at first, and what held then."""
+
 STATE_VERSION = 2  # 1: the first windows of a lane were longer, so a position meant another sample
 
 
@@ -52,6 +55,8 @@ def identity(dataset: Dataset, order: EpochOrder, lanes: int) -> dict[str, Any]:
         "seed": order.seed,
         "lanes": lanes,
         "window": order.window,
+        "sticky": order.sticky,
+        "weights": None if order.weights is None else order.weights.digest,
     }
 
 
@@ -64,6 +69,7 @@ def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes
     """Return where a saved state starts; lanes that the run does not set itself are taken from the state."""
     if not isinstance(state, Mapping):
         raise ResumeMismatchError(f"a state is a dict from Loader.state_dict(), found {state!r}")
+    state = {**_LATER_ENTRIES, **state}
     expected = identity(dataset, order, lanes)
     missing = sorted({*expected, "epoch", "position"} - set(state))
     if missing:

@@ -36,6 +36,9 @@ class Shuffle:
             keeps fewer shards open.
         lanes: Parallel streams into which the epoch is cut, 1 or more; None for eight per rank. A resumed run that
             leaves this at None keeps the lanes of the saved run.
+        sticky: Keep the shards of a lane from epoch to epoch, and shuffle their order and their samples alone. Then a
+            host reads the same shards in every epoch, and needs a cache for its share of the dataset only; batches of
+            different lanes' samples are never mixed otherwise than in the first epoch (docs/mixing.md).
 
     Raises:
         ConfigError: A value is out of its range.
@@ -43,6 +46,7 @@ class Shuffle:
 
     window: int = WINDOW
     lanes: int | None = None
+    sticky: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window", check_integer("window", self.window, 1))
@@ -80,6 +84,7 @@ class EpochOrder:
         settings = shuffle if isinstance(shuffle, Shuffle) else Shuffle()
         self.split, self.seed = split, check_integer("seed", seed)
         self.shuffle, self.window, self.lanes = bool(shuffle), settings.window, settings.lanes
+        self.sticky = settings.sticky
         self.limit, self.samples_per_epoch = limit, samples_per_epoch
         self._sizes = sizes = split.shard_samples
         if limit is not None:
@@ -147,6 +152,7 @@ class EpochOrder:
             lanes=lanes,
             window=self.window,
             shuffle=self.shuffle,
+            sticky=self.sticky,
             weights=self._shard_weights,
         )
 
