@@ -14,6 +14,7 @@
     shardflow.index(urls, to)       tars of other writers -> a dataset over them, in place
     shardflow.subset(src, dst)      dataset -> a dataset of some of its samples, over the same tars
     shardflow.split(src, dst)       dataset -> a dataset with a split held out, over the same tars
+    shardflow.split_folds(src, dst) dataset -> the datasets of a k-fold cross-validation, over the same tars
     shardflow.merge(srcs, dst)      datasets -> one dataset, over the same tars
     shardflow.diff(a, b)            datasets -> their differences
     shardflow.tune(make_loader)     your loader -> the settings that suit this machine
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from .dataset.diffing import Diff, SplitDiff, diff
     from .dataset.indexing import IndexReport, index
     from .dataset.merging import merge
-    from .dataset.splitting import split
+    from .dataset.splitting import split, split_folds
     from .dataset.subsetting import subset
     from .dataset.syncing import SyncReport, sync
     from .dataset.verifying import Finding, verify
@@ -108,6 +109,7 @@ _LAZY = {
     "repair": ("packing.repairing", "repair"),
     "samples": ("loading.sample_stream", "Samples"),
     "split": ("dataset.splitting", "split"),
+    "split_folds": ("dataset.splitting", "split_folds"),
     "subset": ("dataset.subsetting", "subset"),
     "sync": ("dataset.syncing", "sync"),
     "tune": ("diagnostics.tuning", "tune"),
@@ -159,6 +161,7 @@ __all__ = [
     "repair",
     "samples",
     "split",
+    "split_folds",
     "subset",
     "sync",
     "tune",

@@ -1,4 +1,4 @@
-"""Split: hold a part of the training samples out for validation, in a dataset over the same tars."""
+"""Split: hold training samples out for validation, once or fold by fold, in datasets over the same tars."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Shard
 from shardflow.order import keyed_rng
@@ -55,13 +56,77 @@ def split(
     """
     if not 0 < val < 1:
         raise ConfigError(f"val must be above 0 and below 1, found {val}")
-    dataset = open_dataset(src, storage_options=src_options)
-    if "val" in dataset:
-        raise ConfigError(f"{dataset.url} already has a split val, with {len(dataset['val'])} samples")
+    dataset = _open_without_val(src, src_options)
     hashes = sample_hashes(dataset, "train", seed)
     held_out = _stratified(_first_classes(dataset, progress), hashes, val, seed)
     if not held_out.any() or held_out.all():
         raise ConfigError(f"val={val} of {len(held_out)} samples leaves train or val empty; choose another share")
+    return _hold_out(dataset, held_out, dst, made_by=f"val {val}, seed {seed}", dst_options=dst_options)
+
+
+def split_folds(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    folds: int = 5,
+    seed: int = 0,
+    src_options: Mapping[str, Any] | None = None,
+    dst_options: Mapping[str, Any] | None = None,
+    progress: Callable[[Shard], None] | None = None,
+) -> tuple[VirtualReport, ...]:
+    """Make the datasets of a k-fold cross-validation: `dst/fold0`, `dst/fold1`, …. No tar is copied.
+
+    Each training sample of `src` is in the split `val` of exactly one of them, and in `train` of all others. The folds
+    have the same number of samples, and of samples of each class, to one; copies of one image are in the same fold,
+    except at the very border. Other splits are kept as they are.
+
+    >>> shardflow.split_folds("photos256", "photos256-folds", folds=5)      # doctest: +SKIP
+
+    Args:
+        src, seed, src_options, dst_options, progress: As for `split`.
+        dst: A directory or URL; on this machine if `src` is.
+        folds: Number of folds, 2 or more.
+
+    Returns:
+        A report for each fold.
+
+    Raises:
+        NotFoundError, ConfigError, DatasetExistsError, StoreError: As for `split`.
+    """
+    folds = check_integer("folds", folds, 2)
+    dataset = _open_without_val(src, src_options)
+    if len(dataset["train"]) < folds:
+        raise ConfigError(f"{len(dataset['train'])} training samples cannot be split into {folds} folds")
+    hashes = sample_hashes(dataset, "train", seed)
+    fold_of = _folds(_first_classes(dataset, progress), hashes, folds)
+    return tuple(
+        _hold_out(
+            dataset,
+            fold_of == fold,
+            f"{os.fspath(dst).rstrip('/')}/fold{fold}",
+            made_by=f"fold {fold} of {folds}, seed {seed}",
+            dst_options=dst_options,
+        )
+        for fold in range(folds)
+    )
+
+
+def _open_without_val(src: str | os.PathLike[str], src_options: Mapping[str, Any] | None) -> Dataset:
+    dataset = open_dataset(src, storage_options=src_options)
+    if "val" in dataset:
+        raise ConfigError(f"{dataset.url} already has a split val, with {len(dataset['val'])} samples")
+    return dataset
+
+
+def _hold_out(
+    dataset: Dataset,
+    held_out: Mask,
+    dst: str | os.PathLike[str],
+    *,
+    made_by: str,
+    dst_options: Mapping[str, Any] | None,
+) -> VirtualReport:
+    """Write the dataset whose split `val` has the training samples that are held out."""
     others = {name: (name, np.ones(len(dataset[name]), dtype=np.bool_)) for name in dataset if name != "train"}
     return build_virtual_dataset(
         dst,
@@ -69,7 +134,7 @@ def split(
         splits=("train", "val", *others),
         classes=dataset.classes,
         recipe=dataset.recipe,
-        made_by=f"split of {dataset.fingerprint}: val {val}, seed {seed}",
+        made_by=f"split of {dataset.fingerprint}: {made_by}",
         storage_options=dst_options,
     )
 
@@ -95,3 +160,12 @@ def _stratified(classes: npt.NDArray[np.int64], hashes: keyed_rng.U64, share: fl
     for name, count in zip(names.tolist(), counts.tolist(), strict=True):
         held_out |= select_lowest(classes == name, hashes, count)
     return held_out
+
+
+def _folds(classes: npt.NDArray[np.int64], hashes: keyed_rng.U64, folds: int) -> npt.NDArray[np.int64]:
+    """Return the fold of each sample: each fold is a stretch of each class, in the order of the hashes."""
+    order = np.lexsort((hashes, classes))
+    dealt = np.arange(len(order)) % folds  # in turn over all classes, so that counts differ by one at most
+    fold_of = np.empty(len(order), dtype=np.int64)
+    fold_of[order] = dealt[np.lexsort((dealt, classes[order]))]
+    return fold_of

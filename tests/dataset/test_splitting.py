@@ -38,6 +38,45 @@ def test_every_class_gives_its_share(tmp_path: Path) -> None:
     assert sf.open(tmp_path / "other").fingerprint != virtual.fingerprint
 
 
+def test_folds_are_disjoint_and_even(tmp_path: Path) -> None:
+    """Each sample is held out in exactly one fold; folds are even to one, as a whole and in each class."""
+    dataset = dataset_with_classes(tmp_path / "set", [23, 12, 7, 3, 1])
+    reports = sf.split_folds(dataset, tmp_path / "folds", folds=4)
+    folds = [sf.open(tmp_path / f"folds/fold{number}") for number in range(4)]
+    assert [fold.fingerprint for fold in folds] == [report.fingerprint for report in reports]
+    held_out = [[sample["__key__"] for sample in fold["val"]] for fold in folds]
+    everything = [f"{n:05}" for n in range(46)]
+    assert sorted(key for keys in held_out for key in keys) == everything
+    for fold, keys in zip(folds, held_out, strict=True):
+        assert sorted([*keys, *(sample["__key__"] for sample in fold["train"])]) == everything
+    assert {len(keys) for keys in held_out} <= {11, 12}
+    for label, size in enumerate([23, 12, 7, 3, 1]):
+        counts = [sum(int(sample["cls"]) == label for sample in fold["val"]) for fold in folds]
+        assert sum(counts) == size
+        assert max(counts) - min(counts) <= 1
+    again = sf.split_folds(dataset, tmp_path / "again", folds=4)
+    assert [report.fingerprint for report in again] == [report.fingerprint for report in reports]
+
+
+def test_copies_of_an_image_share_a_fold(tmp_path: Path) -> None:
+    """Copies of one image are validated together, except at the border of two folds."""
+    samples = [(f"{n:03}", {"jpg": jpeg(n // 4), "cls": b"0"}) for n in range(160)]
+    dataset = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x",))
+    sf.split_folds(dataset, tmp_path / "folds", folds=5)
+    held_out = [
+        {int(sample["__key__"]) // 4 for sample in sf.open(tmp_path / f"folds/fold{n}")["val"]} for n in range(5)
+    ]
+    assert sum(map(len, held_out)) <= 40 + 4
+
+
+@pytest.mark.parametrize(("folds", "message"), [(1, "folds must be 2 or more"), (5, "cannot be split into 5 folds")])
+def test_folds_that_cannot_be(tmp_path: Path, folds: int, message: str) -> None:
+    """One fold, and more folds than samples, are refused."""
+    dataset = make_dataset(tmp_path / "set", [4])
+    with pytest.raises(ConfigError, match=message):
+        sf.split_folds(dataset, tmp_path / "folds", folds=folds)
+
+
 def test_other_splits_are_kept(tmp_path: Path) -> None:
     """A test split is kept as it is, and a dataset without labels can be split too."""
     dataset = make_dataset(tmp_path / "set", {"train": [10], "test": [4]}, labelled=False)
