@@ -34,7 +34,7 @@ _VERSIONS = "shardflow", "pillow", "torch"
     help=f"File for the contact sheet.  [default: {_SHEET}]",
 )
 @click.option("--count", type=click.IntRange(1, 500), default=24, show_default=True, help="Pictures on the sheet.")
-@click.option("--class", "class_name", metavar="NAME", help="Class to show; whole shards are read to find its samples.")
+@click.option("--class", "class_name", metavar="NAME", help="Class to show.")
 @click.option("--augment", type=click.IntRange(0), metavar="NUMBER", help="Sample to show as each epoch augments it.")
 @click.option("--seed", type=int, help="Seed of the loader, for --augment.  [default: 0]")
 @click.option(

@@ -13,9 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.errors import DecodeError, IntegrityError
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.formats.labels import sample_labels
 from shardflow.formats.manifest import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.order import keyed_rng
@@ -39,16 +37,6 @@ def read_records(
         split.reader.unmap(number)
         if progress is not None:
             progress(shard)
-
-
-def record_labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
-    """Return the classes of a record: none, one or several."""
-    reader = split.reader
-    try:
-        return sample_labels(lambda part: reader.part(shard, record, part)) or ()
-    except DecodeError as error:
-        message = f"{error}; run `shardflow verify`"
-        raise IntegrityError(message).at(shard=reader.url(shard), key=reader.key(shard, record)) from error
 
 
 def sample_hashes(dataset: Dataset, split: str, seed: int) -> keyed_rng.U64:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Shard
 from shardflow.order import keyed_rng
 
+from .class_labels import read_labels
 from .dataset import Dataset, open_dataset
-from .selection import Mask, read_records, record_labels, sample_hashes, select_lowest, select_shards
+from .selection import Mask, sample_hashes, select_lowest, select_shards
 from .virtual_dataset import VirtualReport, build_virtual_dataset
 
 
@@ -144,7 +144,7 @@ def _first_classes(dataset: Dataset, progress: Callable[[Shard], None] | None) -
     train = dataset["train"]
     if dataset.classes is None:
         return np.full(len(train), -1, dtype=np.int64)
-    labels = read_records(train, partial(record_labels, train), progress)
+    labels = read_labels(train, len(dataset.classes), progress)
     return np.fromiter((min(each, default=-1) for each in labels), dtype=np.int64)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ import numpy as np
 from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Shard
 
+from .class_labels import read_labels
 from .dataset import Dataset, open_dataset
-from .selection import Mask, read_records, record_labels, sample_hashes, select_lowest, select_shards
+from .selection import Mask, read_records, sample_hashes, select_lowest, select_shards
 from .virtual_dataset import VirtualReport, build_virtual_dataset
 
 _SHOWN_NAMES = 3
@@ -50,7 +50,7 @@ def subset(
         limit: Keep at most this many samples of each split, at random in the same way.
         seed: Random seed of `fraction` and `limit`.
         src_options, dst_options: Options of fsspec's file systems, where `src` or `dst` is a URL.
-        progress: Called after each shard that was read; only `classes` and `samples` need to read shards.
+        progress: Called after each shard whose labels or keys were read.
 
     Returns:
         The fingerprint of the new dataset, and the numbers of its samples and shards.
@@ -102,7 +102,7 @@ def _keep_classes(
         raise ConfigError(f"{dataset.url} has no class {unknown[0]!r}; its {len(dataset.classes)} begin with {known}")
     wanted = {dataset.classes.index(name) for name in classes}
     for name, split in dataset.items():
-        labels = read_records(split, partial(record_labels, split), progress)
+        labels = read_labels(split, len(dataset.classes), progress)
         masks[name] &= np.fromiter((not wanted.isdisjoint(each) for each in labels), dtype=np.bool_)
 
 

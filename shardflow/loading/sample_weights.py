@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from numbers import Real
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.dataset import Split
-from shardflow.dataset.selection import read_records, record_labels
 from shardflow.errors import ConfigError
 from shardflow.order.weights import Weights
 
@@ -73,8 +72,7 @@ def class_labels(split: Split, classes: Sequence[str] | None) -> npt.NDArray[np.
     """
     if classes is None:
         raise ConfigError("weights by class need a dataset with labels; give one weight per sample instead")
-    found = read_records(split, partial(record_labels, split), None)
-    labels = np.fromiter((each[0] if len(each) == 1 else -1 for each in found), dtype=np.int32, count=len(split))
+    labels = single_classes(split, len(classes))
     if len(without := np.flatnonzero(labels < 0)):
         raise ConfigError(
             f"weights by class need one class per sample; {len(without)} of {len(split)} samples have none or several, "

@@ -6,6 +6,7 @@ index. So each sample is read by one ranged request, and checked.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardflow.dataset.class_labels import read_labels
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.shard_rows import ShardRows
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError
@@ -89,23 +91,15 @@ class SampleReader:
     def samples_of_class(self, name: str, count: int, progress: Callable[[Shard], None] | None = None) -> list[int]:
         """Return the numbers of the first `count` samples of a class, or of all if there are fewer.
 
-        Labels are stored in the samples, so whole shards are read; `progress` is called after each.
+        `progress` is called after each shard.
         """
         split, classes = self.split, self._dataset.classes
         if classes is None or name not in classes:
             known = "none: the samples have no labels" if classes is None else ", ".join(classes[:20])
             raise ConfigError(f"no class {name!r}; the classes are {known}")
-        wanted, found, number = classes.index(name), [], 0
-        for ordinal, entry in enumerate(split.shards):
-            for record in range(entry.samples):
-                if wanted in labels_of(split.reader.read(ordinal, record, unchecked=IMAGE_PARTS).parts):
-                    found.append(number + record)
-                    if len(found) == count:
-                        return found
-            split.reader.unmap(ordinal)
-            if progress is not None:
-                progress(entry)
-            number += entry.samples
+        wanted = classes.index(name)
+        labels = enumerate(read_labels(split, len(classes), progress))
+        found = list(itertools.islice((number for number, classes in labels if wanted in classes), count))
         if not found:
             raise ConfigError(f"split {split.name!r} has no sample of class {name!r}; choose another split")
         return found

@@ -96,14 +96,14 @@ def test_what_cannot_be_split(tmp_path: Path) -> None:
 
 
 def test_bad_labels_are_named(tmp_path: Path) -> None:
-    """A label that is damaged, or is not a number, is an error that names the sample."""
-    samples = [(f"{n}", {"jpg": jpeg(n), "cls": label}) for n, label in enumerate((b"0", b"1", b"zero"))]
+    """A label that has to be read, and is damaged or not a number, is an error that names the sample."""
+    samples = [(f"{n}", {"jpg": jpeg(n), "cls": label}) for n, label in enumerate((b"0", b"01", b"zero"))]
     dataset = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x", "y"))
     with pytest.raises(IntegrityError, match=r"000000\.tar, sample 2: label b'zero' is not a number"):
         sf.split(dataset, tmp_path / "virtual")
     tar = dataset / "train/000000.tar"
     data = bytearray(tar.read_bytes())
-    data[sf.open(dataset)["train"].reader.members(0, 1)[0].offset] ^= 1  # which makes a 0 of the 1
+    data[sf.open(dataset)["train"].reader.members(0, 1)[0].offset + 1] ^= 1  # which makes a 0 of the 1
     tar.write_bytes(data)
     with pytest.raises(IntegrityError, match=r"000000\.tar, sample 1: part 'cls' is damaged"):
         sf.split(dataset, tmp_path / "virtual")

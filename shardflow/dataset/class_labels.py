@@ -1,0 +1,110 @@
+"""Class labels: the classes of each sample of a split, from the indexes wherever they tell them.
+
+An index has the size and the CRC-32 of each `.cls`, and the manifest has the SHA-256 of the index. A class number is a
+short text, so both together say which number it is, and no tar has to be read for it. Samples with several classes, or
+whose numbers other writers wrote in other forms ("007"), are read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.errors import DecodeError, IntegrityError, NotFoundError
+from shardflow.formats.labels import CLASS_PART, CLASSES_PART, sample_labels
+from shardflow.formats.manifest import Shard
+from shardflow.order.keyed_rng import U64
+
+from .dataset import Split
+
+_NONE, _UNKNOWN = -1, -2
+
+
+def read_labels(
+    split: Split, classes: int, progress: Callable[[Shard], None] | None = None
+) -> Iterator[tuple[int, ...]]:
+    """Yield the classes of each sample of a split, in order: none, one or several.
+
+    Args:
+        split: The split.
+        classes: Number of classes of the dataset.
+        progress: Called after each shard.
+
+    Raises:
+        IntegrityError: A label that had to be read is damaged, or is no label.
+        StoreError: A shard cannot be read.
+    """
+    for shard, numbers in _by_shard(split, classes, progress):
+        for record, number in enumerate(numbers.tolist()):
+            yield (number,) if number >= 0 else () if number == _NONE else record_labels(split, shard, record)
+
+
+def single_classes(
+    split: Split, classes: int, progress: Callable[[Shard], None] | None = None
+) -> npt.NDArray[np.int32]:
+    """Return the class of each sample, int32 [N]; -1 for none or several. Arguments and errors: see `read_labels`."""
+    found = [np.empty(0, dtype=np.int32)]
+    for shard, numbers in _by_shard(split, classes, progress):
+        for record in np.flatnonzero(numbers == _UNKNOWN).tolist():
+            labels = record_labels(split, shard, record)
+            numbers[record] = labels[0] if len(labels) == 1 else _NONE
+        found.append(numbers)
+    return np.concatenate(found)
+
+
+def record_labels(split: Split, shard: int, record: int) -> tuple[int, ...]:
+    """Return the classes of a record, from its shard: none, one or several."""
+    reader = split.reader
+    try:
+        return sample_labels(lambda part: reader.part(shard, record, part)) or ()
+    except DecodeError as error:
+        message = f"{error}; run `shardflow verify`"
+        raise IntegrityError(message).at(shard=reader.url(shard), key=reader.key(shard, record)) from error
+
+
+class _NumberTexts(NamedTuple):
+    """The texts of class numbers as an index has them: size and CRC-32 as one number, sorted, and the class of each."""
+
+    checksums: U64
+    classes: npt.NDArray[np.int32]
+
+
+def _by_shard(
+    split: Split, classes: int, progress: Callable[[Shard], None] | None
+) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
+    """Yield each shard and the class of each of its records; below 0 where there is none, or not in the index."""
+    texts = _number_texts(classes)
+    for number, shard in enumerate(split.shards):
+        yield number, _from_index(split, number, texts)
+        split.reader.unmap(number)
+        if progress is not None:
+            progress(shard)
+
+
+def _number_texts(classes: int) -> _NumberTexts:
+    texts = [b"%d" % number for number in range(classes)]
+    checksums = np.array([len(text) << 32 | zlib.crc32(text) for text in texts], dtype=np.uint64)
+    checksums, first, counts = np.unique(checksums, return_index=True, return_counts=True)
+    return _NumberTexts(checksums[counts == 1], first[counts == 1].astype(np.int32))
+
+
+def _from_index(split: Split, shard: int, texts: _NumberTexts) -> npt.NDArray[np.int32]:
+    numbers = np.full(split.shards[shard].samples, _NONE, dtype=np.int32)
+    try:
+        index = split.reader.index(shard)
+    except (NotFoundError, IntegrityError):  # readers rebuild it from the tar
+        return np.full_like(numbers, _UNKNOWN)
+    rows = index[index["part"] == CLASS_PART.encode()]
+    checksums = rows["size"].astype(np.uint64) << np.uint64(32) | rows["crc32"]
+    places = np.minimum(np.searchsorted(texts.checksums, checksums), max(0, len(texts.checksums) - 1))
+    if len(texts.checksums):
+        is_number = texts.checksums[places] == checksums
+        numbers[rows["record"]] = np.where(is_number, texts.classes[places], _UNKNOWN)
+    else:
+        numbers[rows["record"]] = _UNKNOWN
+    numbers[index["record"][index["part"] == CLASSES_PART.encode()]] = _UNKNOWN
+    return numbers
