@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .loading.loader import Loader
     from .loading.mix import Mix
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
+    from .loading.sample_weights import Subset
     from .loading.sampler import Shuffle
     from .packing.extending import ExtendReport, extend
     from .packing.packing import PackReport, pack
@@ -97,6 +98,7 @@ _LAZY = {
     "Shuffle": ("loading.sampler", "Shuffle"),
     "Split": ("dataset.dataset", "Split"),
     "SplitDiff": ("dataset.diffing", "SplitDiff"),
+    "Subset": ("loading.sample_weights", "Subset"),
     "SyncReport": ("dataset.syncing", "SyncReport"),
     "Table": ("packing.sources.table", "Table"),
     "VirtualReport": ("dataset.virtual_dataset", "VirtualReport"),
@@ -148,6 +150,7 @@ __all__ = [
     "Shuffle",
     "Split",
     "SplitDiff",
+    "Subset",
     "SyncReport",
     "Table",
     "VirtualReport",

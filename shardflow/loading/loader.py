@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from shardflow._validation import check_callable, check_integer
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError, IntegrityError, WorkerError
 from shardflow.order.schedule import Schedule
+from shardflow.order.weights import Weights
 from shardflow.storage.cache import Cache
 
 from . import checkpoint
@@ -27,10 +29,11 @@ from .decoders import CenterCropDecoder, Decoder, RandomResizedCropDecoder
 from .pipeline import build_pipeline
 from .pixel_cache import PixelCache
 from .provenance import describe_dataset, describe_object, describe_versions
+from .sample_weights import WeightsLike, make_weights
 from .sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from .shared_memory import SLOTS_BEYOND_PREFETCH
 from .stats import Stats, StatsRecorder
-from .topology import resolve_rank, usable_cores
+from .topology import check_equal_on_ranks, resolve_rank, usable_cores
 from .workers import WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -68,7 +71,8 @@ class Loader:
         fields: What a batch consists of, in order: "image", "label" (int64 [B], from `.cls`), "labels" (float32
             [B, classes], 1 for each class of a sample, from `.labels.json` or `.cls`), "key" (list of str),
             "valid" (bool [B], False for the repeats in a padded tail), "random_key" (int64 [B], from (seed, epoch,
-            sample) alone, for stages on a device), and the name of any part: "txt" (list of str),
+            sample) alone, for stages on a device), "index" (int64 [B], the samples' numbers in the split, as in
+            `set_weights` and `Subset`), and the name of any part: "txt" (list of str),
             "json" (list of parsed values), others (list of bytes). By default image and label, or image and key for a
             dataset without labels; with tail="pad", "valid" comes third.
         shuffle: True, False for the split's own order, or `Shuffle(window=..., lanes=...)`.
@@ -79,6 +83,11 @@ class Loader:
         samples_per_epoch: Length of an epoch over all ranks, for runs that count steps: each iteration hands out that
             many samples and the next one continues after them, from pass to pass over the split without a gap. By
             default an epoch is one pass.
+        weights: How often each sample comes in an epoch, on average; by default once. A number per sample, 0 or more
+            ([N], or the path of a `.npy`), or a `Subset`; or a mapping from class to number, 1 for the others; or
+            "balanced", each class equally often, or "sqrt", a class in proportion to the square root of its images,
+            which both keep the length of the epoch. Its length is the sum of the weights, rounded. In each epoch a
+            sample comes its weight rounded up or down times, and each time with a random key of its own.
         max_bad: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
             keep their steps and shapes; `substituted` names them. With 0, the first damaged sample raises its error.
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process.
@@ -125,6 +134,7 @@ class Loader:
         tail: str = "drop",
         limit: int | None = None,
         samples_per_epoch: int | None = None,
+        weights: WeightsLike = None,
         max_bad: int = 0,
         num_workers: int | None = None,
         prefetch_factor: int = 4,
@@ -150,6 +160,8 @@ class Loader:
         self._order = EpochOrder(
             self.split, seed=seed, shuffle=shuffle, limit=limit, samples_per_epoch=samples_per_epoch
         )
+        if weights is not None:
+            self._order.set_weights(self._make_weights(weights))
         self._schedule = Schedule(
             length=self._order.length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail
         )
@@ -209,6 +221,9 @@ class Loader:
                 "ranks take in a step, so each epoch would drop some; choose a multiple, or another tail"
             )
 
+    def _make_weights(self, weights: WeightsLike) -> Weights:
+        return make_weights(weights, self.split, self.dataset.classes, self._order.samples)
+
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch."""
         return self._schedule.steps()
@@ -221,6 +236,8 @@ class Loader:
         """
         if self._cursor.begun:
             self._cursor.set(self._cursor.epoch + 1)
+        if (weights := self._order.weights) is not None:
+            check_equal_on_ranks("weights", weights.digest, self._schedule.world_size)
         start = EpochStart(self._cursor.epoch, self._cursor.position, self._lanes)
         iteration = self._control.begin(start)
         steps = self._schedule.steps(start.position)
@@ -320,6 +337,46 @@ class Loader:
         """
         if self._cursor.set_epoch(epoch):
             self._control.end()
+
+    def set_weights(self, weights: WeightsLike) -> None:
+        """Set other weights for the epochs to come, as for the argument `weights`; between epochs.
+
+        The loader must have been made with `weights`, so that all ranks expect them: each epoch begins with a check
+        that they have the same. New worker processes are started. A state names its weights: set them again before
+        `load_state_dict`.
+
+        >>> loader = shardflow.Loader("photos256", batch_size=256, weights=1, fields=("image", "label", "index"))
+        ...     # doctest: +SKIP
+        >>> loader.set_weights(losses.clip(0.2, 3))      # doctest: +SKIP
+
+        Raises:
+            ConfigError: The weights do not fit, the loader was made without any, or stands in the middle of an epoch.
+        """
+        if self._order.weights is None or weights is None:
+            raise ConfigError("set_weights changes the weights of a loader that has some; make it with weights=1")
+        made = self._make_weights(weights)
+        if made.digest == self._order.weights.digest:
+            return
+        if self._cursor.begun:
+            self._cursor.set(self._cursor.epoch + 1)
+        elif self._cursor.position:
+            raise ConfigError(
+                f"the loader stands at position {self._cursor.position} of an epoch with other weights; "
+                "call set_weights before load_state_dict"
+            )
+        old = self._order.weights
+        self._set_weights(made)
+        try:
+            self._check_epoch()
+        except ConfigError:
+            self._set_weights(old)
+            raise
+
+    def _set_weights(self, weights: Weights) -> None:
+        self._order.set_weights(weights)
+        self._schedule = self._sampler.schedule = replace(self._schedule, length=self._order.length)
+        self._control.end()
+        self._workers.end()  # they have the old ones
 
     @property
     def batch_sampler(self) -> BatchSampler:

@@ -43,7 +43,7 @@ def build_pipeline(
         Read(split, fields=fields, substitute=substitute, pixel_cache=pixel_cache),
         Decode(decoder, empty, substitute=substitute, pixel_cache=pixel_cache) if images else None,
         Augment(transform) if images and transform is not None else None,
-        Collate(fields, batch_transform, classes),
+        Collate(split, fields, batch_transform, classes),
         send_errors,
         BatchSender(pool),
     )

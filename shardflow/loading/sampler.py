@@ -225,13 +225,13 @@ class PlanSampler(IterableDataset[Batch]):
     """Yields this worker's batches of an iteration: every `workers`-th batch of the rank, as the DataLoader expects."""
 
     def __init__(self, order: EpochOrder, schedule: Schedule, control: WorkerControl) -> None:
-        self._order, self._schedule, self._control = order, schedule, control
+        self._order, self.schedule, self._control = order, schedule, control
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         iteration, start = self._control.iteration(), self._control.start()
-        schedule, order = self._schedule, self._order
+        schedule, order = self.schedule, self._order
         with prefetching(order.split, self.needs(start), workers=workers, period=order.pass_length) as advance:
             for step in range(worker, schedule.steps(start.position), workers):
                 if self._control.iteration() != iteration:
@@ -242,14 +242,14 @@ class PlanSampler(IterableDataset[Batch]):
 
     def needs(self, start: EpochStart) -> Iterator[ShardSpan]:
         """Yield the shards of an iteration, then those of the next epoch, so that it does not begin with a wait."""
-        order, schedule = self._order, self._schedule
+        order, schedule = self._order, self.schedule
         for epoch, first, before in ((start.epoch, start.position, 0), (start.epoch + 1, 0, order.length)):
             for span in order.needs(epoch, first, start.lanes, schedule.rank, schedule.world_size):
                 yield ShardSpan(span.shard, span.begin + before, span.end + before)
 
     def batch(self, start: EpochStart, step: int) -> Batch:
         """Return the batch of step `step` of an iteration, its samples located but not read."""
-        positions, valid = self._schedule.positions(start.position, step)
+        positions, valid = self.schedule.positions(start.position, step)
         empty = not len(positions)
         if empty:
             positions, valid = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)

@@ -132,13 +132,15 @@ class Augment:
 class Collate:
     """Turns batches into tuples in the order of `fields`, and applies the batch transform to them."""
 
-    def __init__(self, fields: Sequence[str], batch_transform: Callable[..., Any] | None, classes: int) -> None:
-        self._fields, self._batch_transform, self._classes = fields, batch_transform, classes
+    def __init__(
+        self, split: Split, fields: Sequence[str], batch_transform: Callable[..., Any] | None, classes: int
+    ) -> None:
+        self._split, self._fields, self._batch_transform, self._classes = split, fields, batch_transform, classes
 
     def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
         """Return finished batches."""
         for batch in batches:
-            columns = tuple(_column(field, batch, self._classes) for field in self._fields)
+            columns = tuple(_column(field, batch, self._split, self._classes) for field in self._fields)
             if batch.empty:
                 columns = tuple(column[:0] for column in columns)
             if self._batch_transform is not None:
@@ -164,7 +166,7 @@ def image_part(sample: Sample) -> str:
     raise sample.located(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
 
 
-def _column(field: str, batch: Batch, classes: int) -> Any:
+def _column(field: str, batch: Batch, split: Split, classes: int) -> Any:
     """Return one field of a batch: a tensor, or a list with one entry per sample."""
     if field == "image":
         return _stack(batch.images)
@@ -172,6 +174,9 @@ def _column(field: str, batch: Batch, classes: int) -> Any:
         return torch.from_numpy(batch.valid)
     if field == "random_key":
         return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
+    if field == "index":
+        shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
+        return torch.from_numpy(split.first_sample(shards) + records)
     if field == "key":
         return [sample.key for sample in batch.samples]
     if field == "label":

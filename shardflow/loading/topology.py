@@ -37,6 +37,20 @@ def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return _environment("RANK", 0), _environment("WORLD_SIZE", 1)
 
 
+def check_equal_on_ranks(name: str, value: str, world_size: int) -> None:
+    """Compare a value on all ranks of torch.distributed, where it is initialised; all of them call this.
+
+    Raises:
+        ConfigError: On each rank, if the ranks have different values.
+    """
+    if world_size < 2 or not (dist.is_available() and dist.is_initialized()):
+        return
+    found: list[str] = [""] * world_size
+    dist.all_gather_object(found, value)
+    if others := [rank for rank, other in enumerate(found) if other != found[0]]:
+        raise ConfigError(f"{name} must be the same on all ranks; rank {others[0]} has others than rank 0")
+
+
 def usable_cores() -> int:
     """Return how many cores this rank may use: its share of the cores that affinity and control group allow."""
     return max(1, allowed_cores() // local_ranks())

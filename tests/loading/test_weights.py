@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shardflow
+from shardflow.errors import ConfigError, ResumeMismatchError
+from tests.helpers.making import jpeg, make_dataset, write_dataset
+from tests.helpers.ranks import launch
+
+SIZES = [20, 9, 31]
+TOTAL = sum(SIZES)
+CLASS_SIZES = [40, 12, 5, 0, 3]
+VALUES = np.linspace(0, 2.5, TOTAL) ** 2
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 60 samples in three uneven shards; the label of a sample is its number."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", SIZES)
+
+
+@pytest.fixture(scope="module")
+def long_tailed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset whose classes have 40, 12, 5, no and 3 samples, in two shards."""
+    labels = np.repeat(np.arange(5), CLASS_SIZES)
+    samples = [(f"{n:05}", {"jpg": jpeg(n), "cls": b"%d" % label}) for n, label in enumerate(labels.tolist())]
+    root = tmp_path_factory.mktemp("data") / "long"
+    return write_dataset(root, {"train": [samples[::2], samples[1::2]]}, classes=tuple("abcde"))
+
+
+def make_loader(url: Path, weights: Any, **options: Any) -> shardflow.Loader:
+    """A loader of small crops, with every sample in a batch."""
+    options = {"batch_size": 7, "num_workers": 0, "tail": "short", **options}
+    options = {"shuffle": shardflow.Shuffle(window=16, lanes=3), "fields": ("image", "index"), **options}
+    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(12), weights=weights, **options)
+
+
+def contents(batches: Any) -> list[tuple[bytes, list[int]]]:
+    """The pixels and numbers of all batches."""
+    return [(images.numpy().tobytes(), numbers.tolist()) for images, numbers in batches]
+
+
+def counts(batches: Any) -> np.ndarray[Any, Any]:
+    """How often each sample came."""
+    numbers = [number for _, batch in batches for number in batch.tolist()]
+    return np.bincount(numbers, minlength=TOTAL)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_come_as_often_as_their_weights(dataset: Path, workers: int) -> None:
+    """Each count is the weight, rounded up or down; an epoch has the rounded sum; and over epochs the mean is exact."""
+    loader = make_loader(dataset, VALUES, num_workers=workers)
+    length = round(VALUES.sum())
+    epochs = [counts(loader) for _ in range(20)]
+    assert {int(epoch.sum()) for epoch in epochs} == {length}
+    scaled = VALUES * length / VALUES.sum()
+    assert all((np.abs(epoch - scaled) < 1).all() for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert np.abs(np.mean(epochs, axis=0) - scaled).max() < 0.4
+
+
+def crops(weights: Any, dataset: Path) -> dict[int, list[bytes]]:
+    """The pixels of each sample, by its number."""
+    found: dict[int, list[bytes]] = {}
+    for images, numbers in make_loader(dataset, weights):
+        for number, image in zip(numbers.tolist(), images, strict=True):
+            found.setdefault(number, []).append(image.numpy().tobytes())
+    return found
+
+
+def test_repeats_have_pixels_of_their_own(dataset: Path) -> None:
+    """A sample is cropped anew each time that it comes in an epoch; one of its crops is that without weights."""
+    plain, thrice = crops(None, dataset), crops(3, dataset)
+    assert all(len(set(found)) == 3 for found in thrice.values())
+    assert all(plain[number][0] in found for number, found in thrice.items())
+
+
+@pytest.mark.parametrize("one", [1, np.ones(TOTAL), np.ones(TOTAL, dtype=bool), shardflow.Subset(range(TOTAL))])
+def test_equal_weights_change_nothing(dataset: Path, one: Any) -> None:
+    """With each weight 1 the batches are those without weights, in the same order."""
+    assert contents(make_loader(dataset, one)) == contents(make_loader(dataset, None))
+
+
+def test_a_subset_is_weights_of_zero_and_one(dataset: Path) -> None:
+    """`Subset` and a mask are the same; a number that is named twice comes twice."""
+    mask = np.zeros(TOTAL)
+    mask[[3, 8, 21, 59]] = 1
+    named = make_loader(dataset, shardflow.Subset([59, 3, 21, 8]), batch_size=2)
+    assert contents(named) == contents(make_loader(dataset, mask, batch_size=2))
+    assert Counter(counts(make_loader(dataset, shardflow.Subset([5, 5, 7]), batch_size=1)).tolist()) == {
+        0: 58,
+        1: 1,
+        2: 1,
+    }
+
+
+def test_weights_by_class(long_tailed: Path) -> None:
+    """ "balanced" shows each class equally often, "sqrt" by the root of its size, a mapping those that it names."""
+
+    def classes(weights: Any) -> list[int]:
+        loader = make_loader(long_tailed, weights, fields=("image", "label"))
+        found = Counter(n for _, labels in loader for n in labels.tolist())
+        return [found[label] for label in range(5)]
+
+    # Each sample comes as often as its weight says, to one; the sums over classes are then right to a few.
+    assert np.abs(np.array(classes("balanced")) - [15, 15, 15, 0, 15]).max() <= 2
+    roots = np.sqrt(CLASS_SIZES)
+    assert np.abs(np.array(classes("sqrt")) - 60 * roots / roots.sum()).max() <= 2
+    assert classes({"b": 2, 4: 0, "d": 9}) == [40, 24, 5, 0, 0]
+    assert classes({"a": 0.5}) == [20, 12, 5, 0, 3]
+
+
+def test_weights_come_from_a_file(dataset: Path, tmp_path: Path) -> None:
+    """A `.npy` is mapped, of any type of number."""
+    np.save(tmp_path / "w.npy", VALUES.astype(np.float32))
+    found = make_loader(dataset, tmp_path / "w.npy")
+    assert contents(found) == contents(make_loader(dataset, VALUES.astype(np.float32)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_after_any_batch_gives_the_rest(dataset: Path, workers: int) -> None:
+    """Stopping after any batch and loading the state elsewhere gives exactly the rest, and then the next epoch."""
+    whole = make_loader(dataset, VALUES, num_workers=workers)
+    expected = contents(whole) + contents(whole)
+    per_epoch = len(whole)
+    for stop in range(0, per_epoch + 1, 3):
+        stopped = make_loader(dataset, VALUES, num_workers=workers)
+        before = contents(itertools.islice(stopped, stop))
+        resumed = make_loader(dataset, VALUES, num_workers=workers)
+        resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+        assert before + contents(resumed) == expected[:per_epoch]
+        assert contents(resumed) == expected[per_epoch:]
+
+
+def test_resume_may_change_topology(dataset: Path) -> None:
+    """With another world size and batch size, what was seen stays seen and the rest comes once."""
+    numbers = [n for _, batch in make_loader(dataset, VALUES) for n in batch.tolist()]
+    stopped = make_loader(dataset, VALUES)
+    before = [n for _, batch in itertools.islice(stopped, 4) for n in batch.tolist()]
+    after: list[int] = []
+    for rank in range(3):
+        resumed = make_loader(dataset, VALUES, rank=rank, world_size=3, batch_size=5)
+        resumed.load_state_dict(stopped.state_dict())
+        after += [n for _, batch in resumed for n in batch.tolist()]
+    assert sorted(before + after) == sorted(numbers)
+
+
+def test_samples_per_epoch_go_on_through_the_passes(dataset: Path) -> None:
+    """With `samples_per_epoch`, weighted passes follow each other without a gap."""
+    loader = make_loader(dataset, VALUES, samples_per_epoch=35, shuffle=False)
+    stream = [n for _ in range(6) for _, batch in loader for n in batch.tolist()]
+    passes = make_loader(dataset, VALUES, shuffle=False)
+    expected = [n for _ in range(2) for _, batch in passes for n in batch.tolist()]
+    assert stream[: len(expected)] == expected[: len(stream)]
+
+
+def test_a_limit_takes_the_first_weights(dataset: Path) -> None:
+    """With `limit`, the weights of the first samples count."""
+    found = counts(make_loader(dataset, np.arange(TOTAL), limit=10))
+    assert found.tolist() == [*range(10), *[0] * 50]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_weights_change_between_epochs(dataset: Path, workers: int) -> None:
+    """`set_weights` counts from the next epoch on, also with other lengths, and the state names the weights."""
+    loader = make_loader(dataset, 1, num_workers=workers)
+    assert counts(loader).tolist() == [1] * TOTAL
+    loader.set_weights(VALUES)
+    state = loader.state_dict()
+    assert len(loader) == -(-round(VALUES.sum()) // 7)
+    fresh = make_loader(dataset, VALUES, num_workers=workers)
+    with pytest.raises(ResumeMismatchError, match="weights is"):
+        make_loader(dataset, 1).load_state_dict(state)
+    fresh.load_state_dict(state)
+    assert contents(loader) == contents(fresh)
+
+
+def test_weights_that_change_in_the_middle_end_the_epoch(dataset: Path) -> None:
+    """After `break`, new weights begin with the next epoch; a position that was loaded keeps its weights."""
+    loader = make_loader(dataset, 1)
+    next(iter(loader))
+    loader.set_weights(2)
+    assert loader.state_dict()["epoch"] == 1
+    assert counts(loader).tolist() == [2] * TOTAL
+    stopped = make_loader(dataset, 1)
+    contents(itertools.islice(stopped, 2))
+    resumed = make_loader(dataset, 1)
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.set_weights(np.ones(TOTAL))  # the same ones
+    with pytest.raises(ConfigError, match="call set_weights before load_state_dict"):
+        resumed.set_weights(2)
+
+
+def test_states_of_before_are_read(dataset: Path) -> None:
+    """A state without entries for weights and sticky lanes is that of a loader without them."""
+    stopped = make_loader(dataset, None)
+    contents(itertools.islice(stopped, 2))
+    state = stopped.state_dict()
+    del state["weights"], state["sticky"]
+    resumed = make_loader(dataset, None)
+    resumed.load_state_dict(state)
+    assert contents(resumed) == contents(stopped_again(dataset))
+
+
+def stopped_again(dataset: Path) -> Any:
+    """The batches after the second."""
+    return itertools.islice(make_loader(dataset, None), 2, None)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1, 2], "weights has 2 numbers, split 'train' has 60 samples"),
+        ({"x": 2}, "weights name the class 'x', which the dataset does not have"),
+        ({0: "many"}, "must be a number, found 'many'"),
+        ("balance", "neither a file nor one of 'balanced', 'sqrt'"),
+        ([-1.0] * 60, "that of sample 0 is -1"),
+        ([0.0] * 60, "found 0"),
+        (0.05, "has 3 samples, less than one batch of 7"),
+        (shardflow.Subset([60]), "Subset names sample 60"),
+        (object(), "must be numbers"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(dataset: Path, weights: Any, message: str) -> None:
+    """Weights that do not fit the split are an error that says what fits."""
+    with pytest.raises(ConfigError, match=message):
+        make_loader(dataset, weights, tail="drop")
+
+
+def test_what_cannot_be_a_weight_file(dataset: Path, tmp_path: Path) -> None:
+    """A file of objects, and one that is no `.npy`, are refused, and nothing in them is executed."""
+    np.save(tmp_path / "objects.npy", np.array([object()]), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("1 2 3")
+    for name in ("objects.npy", "text.npy"):
+        with pytest.raises(ConfigError, match=r"is not a \.npy file of numbers"):
+            make_loader(dataset, tmp_path / name)
+    with pytest.raises(ConfigError, match="a list of sample numbers"):
+        shardflow.Subset([0.5])
+
+
+def test_classes_that_are_not_single(tmp_path: Path) -> None:
+    """Weights by class need one class for each sample."""
+    samples = [("0", {"jpg": jpeg(0), "cls": b"0"}), ("1", {"jpg": jpeg(1), "labels.json": b"[0, 1]"})]
+    url = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x", "y"))
+    with pytest.raises(ConfigError, match="1 of 2 samples have none or several, the first is sample 1"):
+        make_loader(url, "balanced", batch_size=1)
+    unlabelled = make_dataset(tmp_path / "without", [3], labelled=False)
+    with pytest.raises(ConfigError, match="need a dataset with labels"):
+        make_loader(unlabelled, "sqrt", batch_size=1)
+
+
+def test_set_weights_needs_weights(dataset: Path) -> None:
+    """A loader made without weights says how to make it; weights that do not fit leave it as it was."""
+    with pytest.raises(ConfigError, match="make it with weights=1"):
+        make_loader(dataset, None).set_weights(2)
+    loader = make_loader(dataset, 1, tail="drop")
+    with pytest.raises(ConfigError, match="less than one batch"):
+        loader.set_weights(0.05)
+    assert contents(loader) == contents(make_loader(dataset, 1, tail="drop"))
+
+
+def test_a_substitute_has_its_own_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The number in "index" is that of the sample whose image it is, also where it stands in for a damaged one."""
+    url = make_dataset(tmp_path / "set", [6])
+    tar = url / "train/000000.tar"
+    data = bytearray(tar.read_bytes())
+    members = shardflow.open(url)["train"].reader.members(0, 2)
+    data[next(member.offset for member in members if member.name.endswith("jpg")) + 3] ^= 1
+    tar.write_bytes(data)
+    with caplog.at_level(logging.ERROR):
+        ((_, labels, numbers),) = shardflow.Loader(
+            url, batch_size=6, shuffle=False, num_workers=0, max_bad=1, fields=("image", "label", "index")
+        )
+    assert numbers.tolist() == labels.tolist() == [0, 1, 3, 3, 4, 5]
+
+
+def _with_weights_of_its_own(url: Path) -> str:
+    """What a rank meets whose weights are not those of the others."""
+    rank = torch.distributed.get_rank()
+    loader = make_loader(url, 1, num_workers=0)
+    assert counts(loader).sum() == TOTAL // 2
+    loader.set_weights(np.ones(TOTAL) + (np.arange(TOTAL) == rank))
+    with pytest.raises(ConfigError) as caught:
+        next(iter(loader))
+    return str(caught.value)
+
+
+def test_ranks_with_other_weights_are_told(dataset: Path) -> None:
+    """Weights that differ between ranks are an error on all of them, at once, and no hang."""
+    found = launch(_with_weights_of_its_own, 2, dataset)
+    assert found == ["weights must be the same on all ranks; rank 1 has others than rank 0"] * 2
