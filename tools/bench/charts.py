@@ -214,3 +214,19 @@ def _plain(axis: Any, x: list[int] | None = None, y: list[int] | None = None) ->
         if ticks is not None:
             side.set_ticks(ticks, labels=[f"{tick // 1024}k" if tick >= 1024 else f"{tick:,}" for tick in ticks])
             side.set_minor_locator(mpl.ticker.NullLocator())
+
+
+def sampling(path: str, results: str) -> None:
+    """Draw the class counts that `micro.sampling.measure` wrote: the picture of docs/loading.md."""
+    found = json.loads(Path(results).read_text())
+    figure, axis = pyplot.subplots(figsize=(9, 4))
+    for (name, counts), colour in zip(found["counts"].items(), (GREY, BLUE, VERMILION), strict=True):
+        axis.plot(counts, ".", color=colour, markersize=3, label={"plain": "no weights"}.get(name, f'weights="{name}"'))
+    axis.set_yscale("log")
+    axis.set_yticks([10, 100, 1000], ["10", "100", "1,000"])
+    axis.set_xlabel("class, the largest first", fontsize=9)
+    axis.set_title("images of each class in one epoch", fontsize=11, loc="left")
+    axis.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=9, markerscale=3)
+    _save(figure, path, found["title"], 0.04)

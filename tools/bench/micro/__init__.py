@@ -2,6 +2,7 @@
 
     recipe      bytes, decoding and fidelity of every quality                          docs/recipe.md
     mixing      how well lanes and window mix, against a full shuffle and webdataset   docs/mixing.md
+    sampling    class counts of weighted epochs; bytes fetched with sticky lanes       docs/loading.md
     resume      the first batch of a resumed epoch                                     docs/resume.md
     budget      where the loader's CPU time goes, by stage                             docs/benchmark.md
     scaling     CPU time as batches, workers, shards and datasets grow                 docs/benchmark.md
@@ -29,8 +30,9 @@ from bench.report import fill, markdown
 from bench.usage import hardware
 
 HERE = Path(__file__).parent
-ROUNDS = {"recipe": 15, "mixing": 1, "resume": 15, "budget": 5, "scaling": 3, "pixels": 5, "encoded": 5, "packing": 1}
-"""What can be measured, and how often each by default; mixing and packing are measured once."""
+ROUNDS = {"recipe": 15, "mixing": 1, "sampling": 1, "resume": 15}
+ROUNDS |= {"budget": 5, "scaling": 3, "pixels": 5, "encoded": 5, "packing": 1}
+"""What can be measured, and how often each by default; mixing, sampling and packing are measured once."""
 TIMEOUT_S = 3600
 SHOWN = (60, 75, 85, 90, 95, 98)
 """Qualities in the table; the chart has all of them."""
@@ -68,10 +70,10 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             if options.publish:
                 shutil.copy(path, HERE)
                 _publish_recipe(charts)
-        elif what == "mixing":
-            path, picture = options.output / "mixing.json", options.output / "mixing.png"
-            tables = _call("mixing.measure", path=path)
-            call(charts.python("charts"), "charts.mixing", path=picture, results=path)
+        elif what in ("mixing", "sampling"):
+            path, picture = options.output / f"{what}.json", options.output / f"{what}.png"
+            tables = _call(f"{what}.measure", path=path)
+            call(charts.python("charts"), f"charts.{what}", path=picture, results=path)
             if options.publish:
                 shutil.copy(picture, PROJECT / "docs")
         elif what == "packing":

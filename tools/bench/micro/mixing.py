@@ -54,9 +54,9 @@ def full_shuffle(world: int) -> I64:
     return order[: SAMPLES // (world * BATCH) * world * BATCH].reshape(-1, world, BATCH)
 
 
-def planned(world: int, lanes: int, window: int) -> I64:
+def planned(world: int, lanes: int, window: int, *, sticky: bool = False) -> I64:
     """Return the batches of shardflow's plan: shape [steps, world, BATCH]."""
-    plan = Plan(SIZES, seed=0, epoch=0, lanes=lanes, window=window)
+    plan = Plan(SIZES, seed=0, epoch=0, lanes=lanes, window=window, sticky=sticky)
     chunks = np.array_split(np.arange(SAMPLES), SAMPLES // 32768)
     order = np.concatenate([FIRST[shards] + records for shards, records in map(plan.locate, chunks)])
     schedules = [Schedule(length=SAMPLES, batch_size=BATCH, rank=rank, world_size=world) for rank in range(world)]
@@ -172,9 +172,12 @@ def measure(path: str) -> str:
         for lanes, window in itertools.product(sorted({*LANES, DEFAULT[0] * world}), WINDOWS):
             name = f"{lanes} lane{'s' * (lanes > 1)}, window {window}"
             found.append(mixing_of(name, planned(world, lanes, window), lanes=lanes, window=window))
+        batches = planned(world, DEFAULT[0] * world, DEFAULT[1], sticky=True)
+        name = f"{DEFAULT[0] * world} lanes, window {DEFAULT[1]}, sticky"
+        found.append(mixing_of(name, batches, lanes=DEFAULT[0] * world, window=DEFAULT[1]))
     title = f"One epoch of {SAMPLES:,} samples of {CLASSES:,} classes in shards of {SHARD_SAMPLES:,}, packed in class "
     title += f"order unless said otherwise; one rank, batches of {BATCH}"
-    one_rank = [one for one in found if one["world"] == 1]
+    one_rank = [one for one in found if one["world"] == 1 and not one["name"].endswith("sticky")]
     Path(path).write_text(json.dumps({"title": title, "lanes": LANES, "default": DEFAULT, "orders": one_rank}))
     return table(found)
 
