@@ -1,6 +1,6 @@
-"""Class counts of weighted epochs, and the bytes that hosts fetch per epoch: the plan alone, without an image.
+"""Class counts of weighted epochs, and bytes that hosts fetch per epoch: the plan alone, without an image.
 
-The classes are about as long-tailed as those of ImageNet-LT (Liu et al., "Large-scale long-tailed recognition in an open
+The classes are about as long-tailed as in ImageNet-LT (Liu et al., "Large-scale long-tailed recognition in an open
 world", CVPR 2019): 1,000 classes with 1,280 images and less along a Pareto curve, shuffled into shards of 256.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
