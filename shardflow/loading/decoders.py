@@ -6,9 +6,10 @@ does not decode is a failure of its own; the other images of the batch are not a
 
 from __future__ import annotations
 
+import copy
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -61,7 +62,10 @@ class Decoded(NamedTuple):
 
 
 class Decoder(Protocol):
-    """Turns encoded images into tensors."""
+    """Turns encoded images into tensors.
+
+    One whose result depends on the epoch has a method `at_epoch(epoch)`, which returns the decoder of that epoch.
+    """
 
     def __call__(self, payloads: Sequence[memoryview], sizes: Sizes, keys: U64, empty: Empty = new) -> Decoded:
         """Decode a batch of one or more images.
@@ -83,7 +87,8 @@ class RandomResizedCropDecoder:
     `RandomHorizontalFlip`; resizing is antialiased and bilinear.
 
     Args:
-        size: Height and width of the result in pixels, 1 or more.
+        size: Height and width of the result in pixels, 1 or more; or the sizes of the epochs from which they count,
+            {0: 128, 6: 160, 14: 192}, for training that begins with small crops.
         scale: Range of the crop's share of the image's area, within (0, 1].
         ratio: Range of the crop's width / height, above 0.
         hflip: Probability of a horizontal flip, 0 … 1.
@@ -94,13 +99,14 @@ class RandomResizedCropDecoder:
 
     def __init__(
         self,
-        size: int = 224,
+        size: int | Mapping[int, int] = 224,
         *,
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         hflip: float = 0.5,
     ) -> None:
-        self.size = check_integer("size", size, 1)
+        self._sizes = size_by_epoch(size)
+        self.size = self._sizes[0]
         self.scale, self.ratio = check_range("scale", scale, most=1), check_range("ratio", ratio)
         self.hflip = check_probability("hflip", hflip)
 
@@ -108,12 +114,39 @@ class RandomResizedCropDecoder:
         """Return uint8 [B, 3, size, size]."""
         return _decode_crops(self, payloads, sizes, keys, empty)
 
+    def __repr__(self) -> str:
+        size = self.size if len(self._sizes) == 1 else self._sizes
+        return f"{type(self).__name__}(size={size}, scale={self.scale}, ratio={self.ratio}, hflip={self.hflip})"
+
+    def at_epoch(self, epoch: int) -> RandomResizedCropDecoder:
+        """Return the decoder with the size of an epoch."""
+        size = self._sizes[max(first for first in self._sizes if first <= epoch)]
+        if size == self.size:
+            return self
+        other = copy.copy(self)
+        other.size = size
+        return other
+
     def geometry(self, sizes: Sizes, keys: U64) -> Geometry:
         """Return the crops of images of these sizes."""
         boxes, flip = random_resized_crops(np.maximum(sizes, 1), keys, self.scale, self.ratio)
         resized = np.full((len(sizes), 2), self.size, dtype=np.int32)
         window = np.zeros((len(sizes), 2), dtype=np.int32)
         return Geometry(box=boxes, resized=resized, window=window, flip=flip < self.hflip, size=(self.size, self.size))
+
+
+def size_by_epoch(size: int | Mapping[int, int]) -> dict[int, int]:
+    """Return epoch → size from there on; epoch 0 is among them.
+
+    Raises:
+        ConfigError: An epoch or a size is out of its range, or epoch 0 has none.
+    """
+    if not isinstance(size, Mapping):
+        return {0: check_integer("size", size, 1)}
+    sizes = {check_integer("epoch", epoch, 0): check_integer("size", value, 1) for epoch, value in size.items()}
+    if 0 not in sizes:
+        raise ConfigError(f"size must begin with epoch 0, as in {{0: 128, 6: 160}}, found {dict(size)}")
+    return sizes
 
 
 class CenterCropDecoder:

@@ -208,6 +208,7 @@ class WorkerControl:
 class Batch:
     """A batch in a worker's pipeline; each stage fills in its part."""
 
+    epoch: int
     key: int  # the batch's own 64-bit key
     keys: keyed_rng.U64  # [B], the samples' keys: from (seed, epoch, sample) alone
     shards: I64  # [B], where the samples lie
@@ -255,6 +256,7 @@ class PlanSampler(IterableDataset[Batch]):
             positions, valid = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)
         shards, records, keys = self._order.locate(start.epoch, positions, start.lanes)
         return Batch(
+            epoch=start.epoch,
             key=keyed_rng.key(self._order.seed, "batch", start.epoch, int(positions[0])),
             keys=keys,
             shards=shards,

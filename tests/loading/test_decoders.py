@@ -245,3 +245,13 @@ def test_wrong_arguments_are_named(make: type, message: str) -> None:
     """A wrong argument raises ConfigError that says what is allowed."""
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_the_size_of_an_epoch_is_the_last_that_was_named() -> None:
+    """A size counts from the epoch that names it until the next one; the crops are those of a decoder of that size."""
+    decoder = shardflow.RandomResizedCropDecoder({0: 8, 3: 12, 7: 10})
+    assert [decoder.at_epoch(epoch).size for epoch in (0, 2, 3, 6, 7, 100)] == [8, 8, 12, 12, 10, 10]
+    assert repr(decoder).startswith("RandomResizedCropDecoder(size={0: 8, 3: 12, 7: 10}, scale=(0.08, 1.0)")
+    for wrong, message in (({3: 8}, "must begin with epoch 0"), ({0: 0}, "size must be 1"), ({-1: 8}, "epoch must be")):
+        with pytest.raises(ConfigError, match=message):
+            shardflow.RandomResizedCropDecoder(wrong)

@@ -84,3 +84,27 @@ def test_decoders_need_no_state(dataset: Path) -> None:
     images, labels = next(iter(loader))
     expected = pixels(dataset)
     assert [image.numpy().tobytes() for image in images] == [expected[label] for label in labels.tolist()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sizes_by_epoch_are_those_of_fresh_loaders(dataset: Path, workers: int) -> None:
+    """Crops grow from epoch to epoch with the same workers; pixels are those of a loader of that size, also resumed."""
+
+    def loader(size: Any) -> shardflow.Loader:
+        decoder = shardflow.RandomResizedCropDecoder(size)
+        return shardflow.Loader(dataset, batch_size=9, decoder=decoder, num_workers=workers, tail="short")
+
+    growing = loader({0: 16, 1: 24, 3: 20})
+    epochs = [[images for images, _ in growing] for _ in range(4)]
+    pids = {worker.pid for worker in getattr(growing.data_loader._iterator, "_workers", ())}
+    assert len(pids) == workers
+    for epoch, size in enumerate((16, 24, 24, 20)):
+        fresh = loader(size)
+        fresh.set_epoch(epoch)
+        assert all(torch.equal(*pair) for pair in zip(epochs[epoch], (images for images, _ in fresh), strict=True))
+    stopped = loader({0: 16, 1: 24, 3: 20})
+    stopped.set_epoch(3)
+    next(iter(stopped))
+    resumed = loader({0: 16, 1: 24, 3: 20})
+    resumed.load_state_dict(stopped.state_dict())
+    assert all(torch.equal(*pair) for pair in zip(epochs[3][1:], (images for images, _ in resumed), strict=True))
