@@ -13,7 +13,7 @@ from shardflow.errors import ConfigError, ResumeMismatchError
 from .sampler import EpochOrder, EpochStart
 
 _LATER_ENTRIES = {"sticky": False, "weights": None}
-"""Entries that states of this version did not have at first, and what held then."""
+"""Entries that states of this version did not have at first, and what held then. A state has them where they differ."""
 
 STATE_VERSION = 2  # 1: the first windows of a lane were longer, so a position meant another sample
 
@@ -62,7 +62,9 @@ def identity(dataset: Dataset, order: EpochOrder, lanes: int) -> dict[str, Any]:
 
 def save(dataset: Dataset, order: EpochOrder, lanes: int, cursor: Cursor) -> dict[str, Any]:
     """Return the state of a loader: plain values, for `restore`."""
-    return {**identity(dataset, order, lanes), "epoch": cursor.epoch, "position": cursor.position}
+    settings = identity(dataset, order, lanes)
+    kept = {name: value for name, value in settings.items() if value != _LATER_ENTRIES.get(name, ...)}
+    return {**kept, "epoch": cursor.epoch, "position": cursor.position}
 
 
 def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes: int) -> EpochStart:

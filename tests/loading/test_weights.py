@@ -200,20 +200,21 @@ def test_weights_that_change_in_the_middle_end_the_epoch(dataset: Path) -> None:
         resumed.set_weights(2)
 
 
-def test_states_of_before_are_read(dataset: Path) -> None:
-    """A state without entries for weights and sticky lanes is that of a loader without them."""
-    stopped = make_loader(dataset, None)
-    contents(itertools.islice(stopped, 2))
-    state = stopped.state_dict()
-    del state["weights"], state["sticky"]
-    resumed = make_loader(dataset, None)
-    resumed.load_state_dict(state)
-    assert contents(resumed) == contents(stopped_again(dataset))
-
-
-def stopped_again(dataset: Path) -> Any:
-    """The batches after the second."""
-    return itertools.islice(make_loader(dataset, None), 2, None)
+def test_states_with_and_without_weights_differ(dataset: Path) -> None:
+    """A state says whether there were weights or sticky lanes, and fits no loader that differs."""
+    sticky = {"shuffle": shardflow.Shuffle(window=16, lanes=3, sticky=True)}
+    states = [
+        make_loader(dataset, weights, **options).state_dict()
+        for weights, options in ((None, {}), (2, {}), (None, sticky))
+    ]
+    for place, (weights, options) in enumerate(((None, {}), (2, {}), (None, sticky))):
+        for number, state in enumerate(states):
+            loader = make_loader(dataset, weights, **options)
+            if number == place:
+                loader.load_state_dict(state)
+                continue
+            with pytest.raises(ResumeMismatchError):
+                loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
