@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from shardflow._validation import check_callable, check_integer
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError, IntegrityError, WorkerError
+from shardflow.order.class_batches import ClassBatches
 from shardflow.order.schedule import Schedule
 from shardflow.order.weights import Weights
 from shardflow.storage.cache import Cache
@@ -29,7 +30,7 @@ from .decoders import CenterCropDecoder, Decoder, RandomResizedCropDecoder
 from .pipeline import build_pipeline
 from .pixel_cache import PixelCache
 from .provenance import describe_dataset, describe_object, describe_versions
-from .sample_weights import WeightsLike, make_weights
+from .sample_weights import WeightsLike, class_labels, make_weights
 from .sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from .shared_memory import SLOTS_BEYOND_PREFETCH
 from .stats import Stats, StatsRecorder
@@ -88,6 +89,9 @@ class Loader:
             "balanced", each class equally often, or "sqrt", a class in proportion to the square root of its images,
             which both keep the length of the epoch. Its length is the sum of the weights, rounded. In each epoch a
             sample comes its weight rounded up or down times, and each time with a random key of its own.
+        samples_per_class: Compose each batch of `batch_size / samples_per_class` different classes, with this many
+            samples of each, one class after the other: for losses over pairs and triplets. A sample comes once at most
+            in an epoch; those that fill no batch are others in each. Batches have samples from all over the split.
         max_bad: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
             keep their steps and shapes; `substituted` names them. With 0, the first damaged sample raises its error.
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process.
@@ -135,6 +139,7 @@ class Loader:
         limit: int | None = None,
         samples_per_epoch: int | None = None,
         weights: WeightsLike = None,
+        samples_per_class: int | None = None,
         max_bad: int = 0,
         num_workers: int | None = None,
         prefetch_factor: int = 4,
@@ -162,8 +167,15 @@ class Loader:
         )
         if weights is not None:
             self._order.set_weights(self._make_weights(weights))
+        if samples_per_class is not None:
+            self._order.set_class_batches(self._make_class_batches(batch_size, samples_per_class))
         self._schedule = Schedule(
-            length=self._order.length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail
+            length=self._order.length,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            tail=tail,
+            contiguous=samples_per_class is not None,
         )
         self._check_epoch()
         self._lanes = self._order.default_lanes(world_size)
@@ -223,6 +235,20 @@ class Loader:
 
     def _make_weights(self, weights: WeightsLike) -> Weights:
         return make_weights(weights, self.split, self.dataset.classes, self._order.samples)
+
+    def _make_class_batches(self, batch_size: int, samples_per_class: int) -> ClassBatches:
+        samples_per_class = check_integer("samples_per_class", samples_per_class, 1)
+        order = self._order
+        for wrong, reason in (
+            (batch_size % samples_per_class, f"batch_size={batch_size} is no multiple of it"),
+            (order.weights is not None, "weights would have no effect"),
+            (not order.shuffle, "without shuffling there is no order of such batches"),
+            ((order.samples_per_epoch or 0) % batch_size, "samples_per_epoch is no multiple of batch_size"),
+        ):
+            if wrong:
+                raise ConfigError(f"samples_per_class={samples_per_class}: {reason}; change one of them")
+        labels = class_labels(self.split, self.dataset.classes)[: order.samples]
+        return ClassBatches(labels, batch_size // samples_per_class, samples_per_class)
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch."""

@@ -71,12 +71,12 @@ def class_labels(split: Split, classes: Sequence[str] | None) -> npt.NDArray[np.
         ConfigError: The dataset has no classes, or a sample has none or several.
     """
     if classes is None:
-        raise ConfigError("weights by class need a dataset with labels; give one weight per sample instead")
+        raise ConfigError("choosing samples by class needs a dataset with labels")
     labels = single_classes(split, len(classes))
     if len(without := np.flatnonzero(labels < 0)):
         raise ConfigError(
-            f"weights by class need one class per sample; {len(without)} of {len(split)} samples have none or several, "
-            f"the first is sample {without[0]}; give one weight per sample instead"
+            f"choosing samples by class needs one class per sample; {len(without)} of {len(split)} samples have none "
+            f"or several, the first is sample {without[0]}"
         )
     return labels
 

@@ -16,6 +16,7 @@ from shardflow.dataset.dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
 from shardflow.order import keyed_rng
+from shardflow.order.class_batches import ClassBatches, ClassBatchPlan
 from shardflow.order.plan import WINDOW, Plan, default_lanes
 from shardflow.order.schedule import Schedule
 from shardflow.order.weights import ShardWeights, Weights
@@ -79,6 +80,7 @@ class EpochOrder:
         limit: int | None = None,
         samples_per_epoch: int | None = None,
     ) -> None:
+        self.class_batches: ClassBatches | None = None
         if not isinstance(shuffle, bool | np.bool_ | Shuffle):
             raise ConfigError(f"shuffle must be True, False or Shuffle(...), found {shuffle!r}")
         settings = shuffle if isinstance(shuffle, Shuffle) else Shuffle()
@@ -104,9 +106,17 @@ class EpochOrder:
         """Set how often each of the first `samples` samples comes in a pass; None for once."""
         self.weights = weights
         self._shard_weights = None if weights is None else ShardWeights(weights, self._sizes)
-        self.pass_length = self.samples if weights is None else weights.length
-        self.length = self.samples_per_epoch or self.pass_length
-        self._plans: dict[tuple[int, int], Plan] = {}  # of the two passes used last
+        self._set_length(self.samples if weights is None else weights.length)
+
+    def set_class_batches(self, class_batches: ClassBatches) -> None:
+        """Compose the batches of the first `samples` samples by class."""
+        self.class_batches = class_batches
+        self._set_length(class_batches.length)
+
+    def _set_length(self, length: int) -> None:
+        self.pass_length = length
+        self.length = self.samples_per_epoch or length
+        self._plans: dict[tuple[int, int], Plan | ClassBatchPlan] = {}  # of the two passes used last
 
     def default_lanes(self, world_size: int) -> int:
         """Return the number of lanes of a run with `world_size` ranks."""
@@ -137,14 +147,16 @@ class EpochOrder:
             columns = shards[wanted], begins[wanted] + before, ends[wanted] + before
             yield from map(ShardSpan, *(column.tolist() for column in columns))
 
-    def _plan(self, number: int, lanes: int) -> Plan:
+    def _plan(self, number: int, lanes: int) -> Plan | ClassBatchPlan:
         if (number, lanes) not in self._plans:
             while len(self._plans) > 1:
                 del self._plans[next(iter(self._plans))]
             self._plans[number, lanes] = self._new_plan(number, lanes)
         return self._plans[number, lanes]
 
-    def _new_plan(self, number: int, lanes: int) -> Plan:
+    def _new_plan(self, number: int, lanes: int) -> Plan | ClassBatchPlan:
+        if self.class_batches is not None:
+            return ClassBatchPlan(self.class_batches, self._sizes, seed=self.seed, epoch=number)
         return Plan(
             self._sizes,
             seed=self.seed,

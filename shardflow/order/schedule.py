@@ -11,6 +11,9 @@ epoch was entered. The positions that are left at the end, fewer than a global b
     short     they are dealt out evenly: some ranks get one sample more than others, or some get one and others none
 
 Every rank has the same number of steps in each of the three.
+
+Where batches are composed, rank r takes the r-th stretch of B positions of the world_size*B in place of every
+world_size-th position, so that a batch stays whole for any number of ranks.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ class Schedule:
         rank: 0 … world_size-1.
         world_size: Number of ranks.
         tail: "drop", "pad" or "short".
+        contiguous: Whether a batch is B positions in a row.
     """
 
     length: int
@@ -42,6 +46,7 @@ class Schedule:
     rank: int = 0
     world_size: int = 1
     tail: str = "drop"
+    contiguous: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -70,7 +75,11 @@ class Schedule:
         stop = start + self.global_batch
         if self.tail == "short":
             stop = min(stop, self.length)
-        mine = np.arange(start + (self.rank - start) % self.world_size, stop, self.world_size, dtype=np.int64)
+        if self.contiguous:
+            start += self.rank * self.batch_size
+            mine = np.arange(start, min(start + self.batch_size, stop), dtype=np.int64)
+        else:
+            mine = np.arange(start + (self.rank - start) % self.world_size, stop, self.world_size, dtype=np.int64)
         return mine % max(1, self.length), mine < self.length
 
     def after(self, first: int, step: int) -> int:

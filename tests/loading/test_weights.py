@@ -255,7 +255,7 @@ def test_classes_that_are_not_single(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1 of 2 samples have none or several, the first is sample 1"):
         make_loader(url, "balanced", batch_size=1)
     unlabelled = make_dataset(tmp_path / "without", [3], labelled=False)
-    with pytest.raises(ConfigError, match="need a dataset with labels"):
+    with pytest.raises(ConfigError, match="needs a dataset with labels"):
         make_loader(unlabelled, "sqrt", batch_size=1)
 
 
@@ -299,3 +299,44 @@ def test_ranks_with_other_weights_are_told(dataset: Path) -> None:
     """Weights that differ between ranks are an error on all of them, at once, and no hang."""
     found = launch(_with_weights_of_its_own, 2, dataset)
     assert found == ["weights must be the same on all ranks; rank 1 has others than rank 0"] * 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_classes(long_tailed: Path, workers: int) -> None:
+    """With `samples_per_class`, each batch has different classes with that many samples, on any number of ranks."""
+    options: dict[str, Any] = {"batch_size": 6, "samples_per_class": 2, "fields": ("image", "label", "index")}
+    loader = make_loader(long_tailed, None, num_workers=workers, **options)
+    epoch = [(labels.tolist(), index.tolist()) for _, labels, index in loader]
+    assert len(epoch) == len(loader) == 3
+    for labels, _ in epoch:
+        assert sorted(Counter(labels).values()) == [2, 2, 2]
+    by_rank = [
+        [index.tolist() for _, _, index in make_loader(long_tailed, None, rank=rank, world_size=2, **options)]
+        for rank in range(2)
+    ]
+    assert [by_rank[0][0], by_rank[1][0], by_rank[0][1]] == [index for _, index in epoch]
+    stopped = make_loader(long_tailed, None, **options)
+    next(iter(stopped))
+    resumed = make_loader(long_tailed, None, rank=1, world_size=2, **options)
+    resumed.load_state_dict(stopped.state_dict())
+    assert [index.tolist() for _, _, index in resumed] == [epoch[2][1]]
+    with pytest.raises(ResumeMismatchError, match="class_batches"):
+        make_loader(long_tailed, None, **{**options, "samples_per_class": 3}).load_state_dict(stopped.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 7}, "batch_size=7 is no multiple"),
+        ({"weights": 1}, "weights would have no effect"),
+        ({"shuffle": False}, "without shuffling"),
+        ({"samples_per_epoch": 9}, "samples_per_epoch is no multiple"),
+        ({"batch_size": 20}, "need 10 classes of that size; 4 have it"),
+        ({"samples_per_class": 0}, "samples_per_class must be 1 or more"),
+    ],
+)
+def test_batches_of_classes_that_cannot_be(long_tailed: Path, options: dict[str, Any], message: str) -> None:
+    """What does not go together is an error that says so."""
+    arguments = {"weights": None, "batch_size": 6, "samples_per_class": 2, **options}
+    with pytest.raises(ConfigError, match=message):
+        make_loader(long_tailed, **arguments)

@@ -120,6 +120,21 @@ def test_counts_over_epochs_are_the_weights() -> None:
     assert np.abs(total / epochs - values * scale).max() < 4 * 0.5 / np.sqrt(epochs)
 
 
+def test_balanced_classes_are_no_worse_than_drawn_ones() -> None:
+    """Over a million positions, the shares of balanced classes differ less from each other than random draws would."""
+    per_class = (2000 / (1 + np.arange(100) / 10)).astype(np.int64)
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(100), per_class))
+    sizes = np.minimum(500, len(labels) - np.arange(0, len(labels), 500))
+    weights = Weights(len(labels) / (100 * per_class), labels)
+    counts, epochs = np.zeros(100), -(-1_000_000 // weights.length)
+    for epoch in range(epochs):
+        plan = Plan(sizes, seed=3, epoch=epoch, lanes=8, window=1000, weights=ShardWeights(weights, sizes))
+        shards, records = plan.locate(np.arange(plan.length))
+        counts += np.bincount(labels[500 * shards + records], minlength=100)
+    expected = counts.sum() / 100
+    assert ((counts - expected) ** 2 / expected).sum() / 99 < 1
+
+
 def test_weighted_order_is_frozen() -> None:
     """The order of a weighted epoch is the same for ever: a saved position means the same sample after an update."""
     shards, records, repeats = plan_of([0.5, 2, 0, 1.25, 3, 0.25], [2, 4]).visits(np.arange(7))
