@@ -1,0 +1,89 @@
+"""The bucket plan: epochs whose global batches are of one bucket each, such as images of one aspect ratio.
+
+    stream    the samples in the order of the plan
+    groups    the samples of a bucket, as they come in the stream, are cut into global batches; each rank gets those
+              that the plan would give it, so that its shards are read as without buckets
+    epoch     the groups, in the order in which the stream completes them
+    rest      what fills no group of its bucket is handed on to the next bucket; only the last may be left with less
+              than a global batch, the tail of the epoch
+
+Every sample comes as often as in the plan. The order is one array, made anew for each epoch: positions are found by
+lookup.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .plan import Plan
+from .window_shuffle import I64
+
+_CHUNK = 1 << 18
+
+
+class BucketPlan:
+    """The order of one epoch: the pure function from position to (shard, record); see `Plan`.
+
+    Args:
+        plan: The plan whose samples are grouped.
+        buckets: The bucket of each sample of the split, an integer from 0; neighbours in number are neighbours in kind.
+        first_samples: The number of the first sample of each shard, int64.
+        batch_size: Samples per rank and step.
+        world_size: Number of ranks.
+
+    Attributes:
+        length: Samples in the epoch.
+        moved: Samples that are in a group of another bucket than their own.
+    """
+
+    def __init__(
+        self, plan: Plan, buckets: npt.NDArray[Any], first_samples: I64, *, batch_size: int, world_size: int
+    ) -> None:
+        self.length, self._group = plan.length, batch_size * world_size
+        parts = [
+            np.stack(plan.visits(np.arange(begin, min(begin + _CHUNK, plan.length))))
+            for begin in range(0, plan.length, _CHUNK)
+        ]
+        visits = np.concatenate(parts, axis=1) if parts else np.empty((3, 0), dtype=np.int64)
+        own = buckets[first_samples[visits[0]] + visits[1]]
+        groups: list[I64] = []
+        kinds: list[int] = []
+        rest = np.empty(0, dtype=np.int64)
+        for bucket in range(int(own.max()) + 1 if len(own) else 0):
+            places = np.flatnonzero(own == bucket)
+            by_rank = [places[places % world_size == rank] for rank in range(world_size)]
+            whole = min(map(len, by_rank)) // batch_size
+            # [groups, batch_size, world_size]: position p of a group belongs to rank p % world_size.
+            stacked = np.stack([mine[: whole * batch_size].reshape(whole, batch_size) for mine in by_rank], axis=-1)
+            rest = np.concatenate([rest, *(mine[whole * batch_size :] for mine in by_rank)])
+            filled = len(rest) // self._group * self._group
+            groups += [*stacked.reshape(whole, self._group), *rest[:filled].reshape(-1, self._group)]
+            kinds += [bucket] * (len(groups) - len(kinds))
+            rest = rest[filled:]
+        order = sorted(range(len(groups)), key=lambda number: (int(groups[number].max()), number))
+        self._places = np.concatenate([*(groups[number] for number in order), rest])
+        self._kinds = np.array([*(kinds[number] for number in order), *([int(own.max())] if len(rest) else [])])
+        self._visits = visits[:, self._places]
+        steps = np.arange(self.length) // self._group
+        self.moved = int((own[self._places] != self._kinds[steps]).sum())
+
+    def bucket(self, position: int) -> int:
+        """Return the bucket of the global batch of a position."""
+        return int(self._kinds[position // self._group])
+
+    def visits(self, positions: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
+        """Return (shard, record, repeat) of positions 0 … length-1; see `Plan.visits`."""
+        shards, records, repeats = self._visits[:, positions]
+        return shards, records, repeats
+
+    def needs(self, rank: int = 0, world_size: int = 1) -> tuple[I64, I64, I64]:
+        """Return which shards a rank needs and when; see `Plan.needs`."""
+        shards = self._visits[0, rank::world_size]
+        found, begins = np.unique(shards, return_index=True)
+        _, backwards = np.unique(shards[::-1], return_index=True)
+        order = np.argsort(begins, kind="stable")
+        ends = (len(shards) - 1 - backwards) * world_size + rank + 1
+        return found[order], (begins * world_size + rank)[order], ends[order]
