@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .device.transforms.random_flip import RandomHorizontalFlip
     from .device.transforms.random_resized_crop import RandomResizedCrop
     from .diagnostics.tuning import tune
+    from .loading.aspect_buckets import AspectBucketDecoder
     from .loading.decoders import CenterCropDecoder, ImageDecoder, RandomResizedCropDecoder
     from .loading.loader import Loader
     from .loading.mix import Mix
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from .storage.cache import Cache
 
 _LAZY = {
+    "AspectBucketDecoder": ("loading.aspect_buckets", "AspectBucketDecoder"),
     "Cache": ("storage.cache", "Cache"),
     "CenterCropDecoder": ("loading.decoders", "CenterCropDecoder"),
     "Collection": ("packing.sources.collection", "Collection"),
@@ -119,6 +121,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "AspectBucketDecoder",
     "Cache",
     "CenterCropDecoder",
     "Collection",

@@ -66,6 +66,18 @@ class Split:
         shard = int(np.searchsorted(self._ends, number, side="right"))
         return shard, number - int(self._ends[shard]) + self.shards[shard].samples
 
+    def image_sizes(self) -> npt.NDArray[np.int64]:
+        """Return width and height of each sample's image: int64 [N, 2], zeros if there is none or unknown.
+
+        They come from the indexes; no tar is read that has one.
+        """
+        found = [np.empty((0, 2), dtype=np.int64)]
+        for shard in range(len(self.shards)):
+            rows = self.reader.rows(shard)
+            found.append(self.reader.image_sizes(shard) if rows is None else rows.image_sizes())
+            self.reader.unmap(shard)
+        return np.concatenate(found)
+
     def first_sample(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number of the first sample of each of these shards."""
         starts: npt.NDArray[np.int64] = self._ends[shards] - self.shard_samples[shards]

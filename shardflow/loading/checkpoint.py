@@ -12,7 +12,7 @@ from shardflow.errors import ConfigError, ResumeMismatchError
 
 from .sampler import EpochOrder, EpochStart
 
-_LATER_ENTRIES = {"sticky": False, "weights": None, "class_batches": None}
+_LATER_ENTRIES = {"sticky": False, "weights": None, "class_batches": None, "buckets": None}
 """Entries that states of this version did not have at first, and what held then. A state has them where they differ."""
 
 STATE_VERSION = 2  # 1: the first windows of a lane were longer, so a position meant another sample
@@ -58,6 +58,7 @@ def identity(dataset: Dataset, order: EpochOrder, lanes: int) -> dict[str, Any]:
         "sticky": order.sticky,
         "weights": None if order.weights is None else order.weights.digest,
         "class_batches": None if (made := order.class_batches) is None else [made.classes, made.samples_per_class],
+        "buckets": None if (buckets := order.buckets) is None else [buckets.global_batch, buckets.sizes],
     }
 
 

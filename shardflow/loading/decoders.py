@@ -112,7 +112,7 @@ class RandomResizedCropDecoder:
 
     def __call__(self, payloads: Sequence[Payload], sizes: Sizes, keys: U64, empty: Empty = new) -> Decoded:
         """Return uint8 [B, 3, size, size]."""
-        return _decode_crops(self, payloads, sizes, keys, empty)
+        return decode_crops(self, payloads, sizes, keys, empty)
 
     def __repr__(self) -> str:
         size = self.size if len(self._sizes) == 1 else self._sizes
@@ -168,7 +168,7 @@ class CenterCropDecoder:
 
     def __call__(self, payloads: Sequence[Payload], sizes: Sizes, keys: U64, empty: Empty = new) -> Decoded:
         """Return uint8 [B, 3, size, size]."""
-        return _decode_crops(self, payloads, sizes, keys, empty)
+        return decode_crops(self, payloads, sizes, keys, empty)
 
     def geometry(self, sizes: Sizes, keys: U64) -> Geometry:  # noqa: ARG002 - nothing random here
         """Return the crops of images of these sizes."""
@@ -239,8 +239,15 @@ def _uses_kernel(decoder: Decoder) -> bool:
     return native.available() and not isinstance(decoder, ImageDecoder)
 
 
-def _decode_crops(
-    decoder: RandomResizedCropDecoder | CenterCropDecoder,
+class CropDecoder(Decoder, Protocol):
+    """A decoder whose crops depend on the sizes of the images and on their keys alone."""
+
+    def geometry(self, sizes: Sizes, keys: U64) -> Geometry:
+        """Return the crops of images of these sizes."""
+
+
+def decode_crops(
+    decoder: CropDecoder,
     payloads: Sequence[Payload],
     sizes: Sizes,
     keys: U64,
@@ -248,11 +255,12 @@ def _decode_crops(
 ) -> Decoded:
     """Decode and crop a batch: in the native kernel, or else as whole images. Images that fail are black."""
     expected = _complete_sizes(payloads, sizes)
-    geometry, images = decoder.geometry(expected, keys), empty((len(payloads), 3, decoder.size, decoder.size))
+    geometry = decoder.geometry(expected, keys)
+    images = empty((len(payloads), 3, *geometry.size[::-1]))
     failures: dict[int, DecodeError] = {}
     for index, status in _decode_in_kernel(payloads, expected, geometry, images).items():
         if status is native.Status.WRONG_SIZE and sizes[index].all():  # the index is wrong: the header decides
-            alone = _decode_crops(decoder, [payloads[index]], np.zeros_like(sizes[:1]), keys[index : index + 1], new)
+            alone = decode_crops(decoder, [payloads[index]], np.zeros_like(sizes[:1]), keys[index : index + 1], new)
             assert alone.geometry is not None
             images[index] = alone.images[0]
             geometry.copy_row(index, alone.geometry, 0)

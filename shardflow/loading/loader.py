@@ -25,13 +25,14 @@ from shardflow.order.weights import Weights
 from shardflow.storage.cache import Cache
 
 from . import checkpoint
+from .aspect_buckets import AspectBucketDecoder, sample_buckets
 from .checkpoint import Cursor
 from .decoders import CenterCropDecoder, Decoder, RandomResizedCropDecoder
 from .pipeline import build_pipeline
 from .pixel_cache import PixelCache
 from .provenance import describe_dataset, describe_object, describe_versions
 from .sample_weights import WeightsLike, class_labels, make_weights
-from .sampler import EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
+from .sampler import Buckets, EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from .shared_memory import SLOTS_BEYOND_PREFETCH
 from .stats import Stats, StatsRecorder
 from .topology import check_equal_on_ranks, resolve_rank, usable_cores
@@ -191,6 +192,8 @@ class Loader:
         if decoder is None:
             decoder = RandomResizedCropDecoder() if self._order.shuffle else CenterCropDecoder()
         self.decoder = decoder
+        if isinstance(decoder, AspectBucketDecoder):
+            self._order.set_buckets(self._make_buckets(decoder, samples_per_class))
         self.pixel_cache: PixelCache | None = None
         if isinstance(cache, Cache) and cache.pixel_limit_bytes is not None:
             if "image" not in self.fields:
@@ -249,6 +252,19 @@ class Loader:
                 raise ConfigError(f"samples_per_class={samples_per_class}: {reason}; change one of them")
         labels = class_labels(self.split, self.dataset.classes)[: order.samples]
         return ClassBatches(labels, batch_size // samples_per_class, samples_per_class)
+
+    def _make_buckets(self, decoder: AspectBucketDecoder, samples_per_class: int | None) -> Buckets:
+        order, schedule = self._order, self._schedule
+        if samples_per_class is not None or order.samples_per_epoch is not None or "image" not in self.fields:
+            raise ConfigError(
+                "AspectBucketDecoder groups samples into batches of one shape; it needs 'image' among the fields, and "
+                "neither samples_per_class nor samples_per_epoch"
+            )
+        return Buckets(
+            sample_buckets(decoder, self.split, order.samples),
+            [list(size) for size in decoder.sizes],
+            schedule.global_batch,
+        )
 
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch."""

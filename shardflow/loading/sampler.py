@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from shardflow.dataset.dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
 from shardflow.order import keyed_rng
+from shardflow.order.bucket_plan import BucketPlan
 from shardflow.order.class_batches import ClassBatches, ClassBatchPlan
 from shardflow.order.plan import WINDOW, Plan, default_lanes
 from shardflow.order.schedule import Schedule
@@ -64,6 +65,23 @@ def augmentation_keys(seed: int, number: int, samples: I64, repeats: I64 | None 
     return keys if repeats is None else np.where(repeats > 0, keyed_rng.fold_array(keys, repeats), keys)
 
 
+class Buckets(NamedTuple):
+    """How an epoch is grouped into buckets.
+
+    Attributes:
+        of_samples: The bucket of each sample that takes part, an integer from 0.
+        sizes: The shape of each bucket, for the state.
+        global_batch: Samples of all ranks in a step.
+    """
+
+    of_samples: I64
+    sizes: list[list[int]]
+    global_batch: int
+
+
+AnyPlan = Plan | ClassBatchPlan | BucketPlan
+
+
 class EpochOrder:
     """The order of a loader's epochs, and which samples of the split take part, and how often.
 
@@ -81,6 +99,7 @@ class EpochOrder:
         samples_per_epoch: int | None = None,
     ) -> None:
         self.class_batches: ClassBatches | None = None
+        self.buckets: Buckets | None = None
         if not isinstance(shuffle, bool | np.bool_ | Shuffle):
             raise ConfigError(f"shuffle must be True, False or Shuffle(...), found {shuffle!r}")
         settings = shuffle if isinstance(shuffle, Shuffle) else Shuffle()
@@ -113,10 +132,22 @@ class EpochOrder:
         self.class_batches = class_batches
         self._set_length(class_batches.length)
 
+    def set_buckets(self, buckets: Buckets) -> None:
+        """Make each global batch of one bucket."""
+        self.buckets = buckets
+
+    def bucket(self, epoch: int, position: int, lanes: int) -> int:
+        """Return the bucket of the global batch of a position; 0 without buckets."""
+        if self.buckets is None:
+            return 0
+        plan = self._plan(epoch, lanes)
+        assert isinstance(plan, BucketPlan)
+        return plan.bucket(position)
+
     def _set_length(self, length: int) -> None:
         self.pass_length = length
         self.length = self.samples_per_epoch or length
-        self._plans: dict[tuple[int, int], Plan | ClassBatchPlan] = {}  # of the two passes used last
+        self._plans: dict[tuple[int, int], AnyPlan] = {}  # of the two passes used last
 
     def default_lanes(self, world_size: int) -> int:
         """Return the number of lanes of a run with `world_size` ranks."""
@@ -147,17 +178,17 @@ class EpochOrder:
             columns = shards[wanted], begins[wanted] + before, ends[wanted] + before
             yield from map(ShardSpan, *(column.tolist() for column in columns))
 
-    def _plan(self, number: int, lanes: int) -> Plan | ClassBatchPlan:
+    def _plan(self, number: int, lanes: int) -> AnyPlan:
         if (number, lanes) not in self._plans:
             while len(self._plans) > 1:
                 del self._plans[next(iter(self._plans))]
             self._plans[number, lanes] = self._new_plan(number, lanes)
         return self._plans[number, lanes]
 
-    def _new_plan(self, number: int, lanes: int) -> Plan | ClassBatchPlan:
+    def _new_plan(self, number: int, lanes: int) -> AnyPlan:
         if self.class_batches is not None:
             return ClassBatchPlan(self.class_batches, self._sizes, seed=self.seed, epoch=number)
-        return Plan(
+        plan = Plan(
             self._sizes,
             seed=self.seed,
             epoch=number,
@@ -167,6 +198,10 @@ class EpochOrder:
             sticky=self.sticky,
             weights=self._shard_weights,
         )
+        if (buckets := self.buckets) is None:
+            return plan
+        firsts = self.split.first_sample(np.arange(len(self._sizes)))
+        return BucketPlan(plan, buckets.of_samples, firsts, group=buckets.global_batch, lanes=lanes)
 
 
 @dataclass(slots=True)
@@ -221,6 +256,7 @@ class Batch:
     """A batch in a worker's pipeline; each stage fills in its part."""
 
     epoch: int
+    bucket: int  # that of all its images; 0 without buckets
     key: int  # the batch's own 64-bit key
     keys: keyed_rng.U64  # [B], the samples' keys: from (seed, epoch, sample) alone
     shards: I64  # [B], where the samples lie
@@ -269,6 +305,7 @@ class PlanSampler(IterableDataset[Batch]):
         shards, records, keys = self._order.locate(start.epoch, positions, start.lanes)
         return Batch(
             epoch=start.epoch,
+            bucket=self._order.bucket(start.epoch, int(positions[0]), start.lanes),
             key=keyed_rng.key(self._order.seed, "batch", start.epoch, int(positions[0])),
             keys=keys,
             shards=shards,

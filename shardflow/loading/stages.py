@@ -77,7 +77,11 @@ class Decode:
         for batch in batches:
             payloads = [self._payload(*read) for read in zip(batch.samples, batch.pixels, strict=True)]
             sizes = np.array([sample.image_size for sample in batch.samples], dtype=np.int64)
-            decoder = at_epoch(batch.epoch) if (at_epoch := getattr(self._decoder, "at_epoch", None)) else self._decoder
+            decoder = self._decoder
+            if at_epoch := getattr(decoder, "at_epoch", None):
+                decoder = at_epoch(batch.epoch)
+            if in_bucket := getattr(decoder, "in_bucket", None):
+                decoder = in_bucket(batch.bucket)
             batch.images, batch.geometry, errors = decoder(payloads, sizes, batch.keys, self._empty)
             failures = {index: batch.samples[index].located(error) for index, error in errors.items()}
             substitute(batch, failures, self._substitute)

@@ -1,8 +1,8 @@
 """The bucket plan: epochs whose global batches are of one bucket each, such as images of one aspect ratio.
 
     stream    the samples in the order of the plan
-    groups    the samples of a bucket, as they come in the stream, are cut into global batches; each rank gets those
-              that the plan would give it, so that its shards are read as without buckets
+    groups    the samples of a bucket, as they come in the stream, are cut into global batches; each lane gives the
+              same number to a group, at its own positions, so that a rank reads its shards as without buckets
     epoch     the groups, in the order in which the stream completes them
     rest      what fills no group of its bucket is handed on to the next bucket; only the last may be left with less
               than a global batch, the tail of the epoch
@@ -13,6 +13,7 @@ lookup.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -31,18 +32,18 @@ class BucketPlan:
         plan: The plan whose samples are grouped.
         buckets: The bucket of each sample of the split, an integer from 0; neighbours in number are neighbours in kind.
         first_samples: The number of the first sample of each shard, int64.
-        batch_size: Samples per rank and step.
-        world_size: Number of ranks.
+        group: Samples in a global batch.
+        lanes: Lanes of the plan.
 
     Attributes:
         length: Samples in the epoch.
         moved: Samples that are in a group of another bucket than their own.
     """
 
-    def __init__(
-        self, plan: Plan, buckets: npt.NDArray[Any], first_samples: I64, *, batch_size: int, world_size: int
-    ) -> None:
-        self.length, self._group = plan.length, batch_size * world_size
+    def __init__(self, plan: Plan, buckets: npt.NDArray[Any], first_samples: I64, *, group: int, lanes: int) -> None:
+        self.length, self._group = plan.length, group
+        streams = math.gcd(lanes, group)  # positions equal modulo this are in the same lanes
+        each = group // streams
         parts = [
             np.stack(plan.visits(np.arange(begin, min(begin + _CHUNK, plan.length))))
             for begin in range(0, plan.length, _CHUNK)
@@ -54,11 +55,11 @@ class BucketPlan:
         rest = np.empty(0, dtype=np.int64)
         for bucket in range(int(own.max()) + 1 if len(own) else 0):
             places = np.flatnonzero(own == bucket)
-            by_rank = [places[places % world_size == rank] for rank in range(world_size)]
-            whole = min(map(len, by_rank)) // batch_size
-            # [groups, batch_size, world_size]: position p of a group belongs to rank p % world_size.
-            stacked = np.stack([mine[: whole * batch_size].reshape(whole, batch_size) for mine in by_rank], axis=-1)
-            rest = np.concatenate([rest, *(mine[whole * batch_size :] for mine in by_rank)])
+            by_stream = [places[places % streams == stream] for stream in range(streams)]
+            whole = min(map(len, by_stream)) // each
+            # [groups, each, streams]: position p of a group belongs to stream p % streams.
+            stacked = np.stack([one[: whole * each].reshape(whole, each) for one in by_stream], axis=-1)
+            rest = np.concatenate([rest, *(one[whole * each :] for one in by_stream)])
             filled = len(rest) // self._group * self._group
             groups += [*stacked.reshape(whole, self._group), *rest[:filled].reshape(-1, self._group)]
             kinds += [bucket] * (len(groups) - len(kinds))

@@ -71,7 +71,9 @@ def _augment(
                 raise failures[0]
             if transform is not None:
                 zeros = np.zeros(1, dtype=np.int64)
-                batch = Batch(epoch=0, key=0, keys=keys, shards=zeros, records=zeros, valid=zeros == 0, empty=False)
+                batch = Batch(
+                    epoch=0, bucket=0, key=0, keys=keys, shards=zeros, records=zeros, valid=zeros == 0, empty=False
+                )
                 batch.images = images
                 (batch,) = transform(iter([batch]))
                 images = batch.images

@@ -22,7 +22,7 @@ def make(
     shard_weights = None if weights is None else ShardWeights(Weights(weights), np.array(sizes))
     plan = Plan(sizes, seed=1, epoch=epoch, lanes=2 * world_size, window=16, weights=shard_weights)
     firsts = np.cumsum(sizes) - np.array(sizes)
-    return BucketPlan(plan, own, firsts, batch_size=batch_size, world_size=world_size), own, firsts
+    return BucketPlan(plan, own, firsts, group=batch_size * world_size, lanes=2 * world_size), own, firsts
 
 
 @given(sizes=SIZES, batch_size=st.integers(1, 9), world_size=st.integers(1, 4), epoch=st.integers(0, 9))

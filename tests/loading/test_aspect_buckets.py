@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import shardflow
+from shardflow.errors import ConfigError, ResumeMismatchError
+from shardflow.loading.geometry import Geometry
+from tests.helpers.making import jpeg, write_dataset
+
+SHAPES = [(16, 16), (12, 20), (20, 12), (10, 24)]
+SIZES = [(64, 64), (60, 44), (44, 60), (90, 40), (40, 90), (51, 50), (80, 33), (33, 80), (64, 48)]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 90 images of nine shapes in three shards; the label of a sample is its number."""
+    samples = [(f"{n:03}", {"jpg": jpeg(n, *SIZES[n * 7 % 9]), "cls": b"%d" % n}) for n in range(90)]
+    shards = [samples[:40], samples[40:55], samples[55:]]
+    return write_dataset(tmp_path_factory.mktemp("data") / "set", {"train": shards}, classes=tuple(map(str, range(90))))
+
+
+def loader(url: Path, **options: Any) -> shardflow.Loader:
+    """A loader with buckets."""
+    decoder = options.pop("decoder", None) or shardflow.AspectBucketDecoder(SHAPES)
+    options = {"batch_size": 4, "num_workers": 0, "tail": "short", **options}
+    return shardflow.Loader(url, decoder=decoder, shuffle=shardflow.Shuffle(window=16, lanes=4), **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_step_has_one_shape_on_all_ranks(dataset: Path, workers: int) -> None:
+    """All ranks have the same shape in a step, and each sample comes once."""
+    ranks = [list(loader(dataset, rank=rank, world_size=2, num_workers=workers)) for rank in range(2)]
+    shapes = [{tuple(images.shape[2:]) for images, _ in step} for step in zip(*ranks, strict=True)]
+    assert all(len(found) == 1 for found in shapes)
+    assert set().union(*shapes) == set(SHAPES)
+    assert sorted(n for rank in ranks for _, labels in rank for n in labels.tolist()) == list(range(90))
+
+
+def test_most_images_are_in_the_bucket_of_their_shape(dataset: Path) -> None:
+    """An image is in the bucket with the nearest ratio, but for the last ones of each bucket."""
+    decoder = shardflow.AspectBucketDecoder(SHAPES)
+    assert decoder.sizes == ((20, 12), (16, 16), (12, 20), (10, 24))
+    own = decoder.buckets(np.array([SIZES[n * 7 % 9] for n in range(90)]))
+    nearest = {(1, 1): (16, 16), (60, 44): (12, 20), (44, 60): (20, 12), (90, 40): (10, 24), (33, 80): (20, 12)}
+    found = decoder.buckets(np.array(list(nearest)))
+    assert [decoder.sizes[bucket] for bucket in found] == list(nearest.values())
+    as_wanted = sum(
+        decoder.sizes[own[n]] == tuple(images.shape[2:]) for images, labels in loader(dataset) for n in labels.tolist()
+    )
+    assert as_wanted >= 90 - 3 * 3
+
+
+def test_images_cover_their_shape() -> None:
+    """An image is resized to cover the shape and cropped along one side only: in the middle, or anywhere along it."""
+    decoder = shardflow.AspectBucketDecoder([(10, 24)], random=False, hflip=0)
+    keys = np.arange(50, dtype=np.uint64)
+    middle = decoder.geometry(np.array([[80, 33]] * 50), keys)
+    assert middle.size == (24, 10)
+    assert middle.resized[0].tolist() == [24, 10]
+    tall = shardflow.AspectBucketDecoder([(10, 24)], hflip=0.5).geometry(np.array([[40, 90]] * 50), keys)
+    assert tall.resized[0].tolist() == [24, 54]
+    assert set(tall.window[:, 0].tolist()) == {0}
+    assert 0 <= tall.window[:, 1].min() < 8
+    assert 36 < tall.window[:, 1].max() <= 44
+    assert 10 < tall.flip.sum() < 40
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("size", [(64, 48), (33, 80), (7, 5), (24, 10)])
+def test_crops_follow_the_geometry(size: tuple[int, int]) -> None:
+    """The crop is what resizing and cutting the whole image gives, in the kernel and without it."""
+    decoder = shardflow.AspectBucketDecoder([(10, 24)], hflip=1).in_bucket(0)
+    payload = jpeg(3, *size)
+    images, geometry, failures = decoder(
+        [memoryview(bytearray(payload))], np.array([size]), np.array([5], dtype=np.uint64)
+    )
+    assert not failures
+    assert isinstance(geometry, Geometry)
+    whole = torch.from_numpy(np.array(Image.open(io.BytesIO(payload)).convert("RGB"))).permute(2, 0, 1)
+
+    def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        resized: torch.Tensor = torch.nn.functional.interpolate(
+            image[None].float(), (height, width), mode="bilinear", antialias=True
+        )[0]
+        return resized
+
+    expected = geometry.crop(0, whole, resize)
+    assert images[0].shape == (3, 10, 24)
+    assert (images[0].float() - expected).abs().mean() < 2
+
+
+def test_resume_gives_the_rest(dataset: Path) -> None:
+    """Stopping after any batch and loading the state elsewhere gives the rest, also on more ranks."""
+    whole = [(images, labels.tolist()) for images, labels in loader(dataset)]
+    stopped = loader(dataset)
+    list(itertools.islice(stopped, 5))
+    resumed = loader(dataset)
+    resumed.load_state_dict(stopped.state_dict())
+    rest = [(images, labels.tolist()) for images, labels in resumed]
+    assert [labels for _, labels in rest] == [labels for _, labels in whole[5:]]
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(rest, whole[5:], strict=True))
+    ranks = [loader(dataset, rank=rank, world_size=2, batch_size=2) for rank in range(2)]
+    for rank in ranks:
+        rank.load_state_dict(stopped.state_dict())
+    steps = zip(*([labels.tolist() for _, labels in rank] for rank in ranks), strict=True)
+    assert sorted(n for step in steps for labels in step for n in labels) == sorted(
+        n for _, ls in whole[5:] for n in ls
+    )
+    with pytest.raises(ResumeMismatchError, match="buckets is"):
+        loader(dataset, batch_size=5).load_state_dict(stopped.state_dict())
+
+
+def test_weights_and_limits_count(dataset: Path) -> None:
+    """Weights and a limit choose the samples, buckets their batches."""
+    found = sorted(n for _, labels in loader(dataset, weights=2, limit=30) for n in labels.tolist())
+    assert found == sorted([*range(30), *range(30)])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [([], "one pair of height and width or more"), ([5], "must be pairs"), ([(0, 5)], "height must be 1 or more")],
+)
+def test_wrong_sizes_are_named(sizes: Any, message: str) -> None:
+    """Sizes that are none are an error."""
+    with pytest.raises(ConfigError, match=message):
+        shardflow.AspectBucketDecoder(sizes)
+
+
+def test_what_does_not_go_together(dataset: Path, tmp_path: Path) -> None:
+    """Buckets compose the batches of an epoch; what composes them otherwise, and images without a size, are refused."""
+    for options in ({"samples_per_epoch": 8}, {"samples_per_class": 1}, {"fields": ("label",)}):
+        with pytest.raises(ConfigError, match="groups samples into batches of one shape"):
+            loader(dataset, **options)
+    samples = [("0", {"jpg": jpeg(0), "cls": b"0"}), ("1", {"jpg": b"no image", "cls": b"0"})]
+    url = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x",))
+    with pytest.raises(ConfigError, match="lacks 1 of 2, the first is that of sample 1"):
+        loader(url, batch_size=1)
