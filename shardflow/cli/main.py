@@ -1,12 +1,14 @@
 """The `shardflow` command: runs a subcommand, and turns errors and signals into one line and an exit code.
 
-A subcommand is imported only when it runs, so that those without torch start fast.
+A subcommand is imported only when it runs, so that those without torch start fast. Names of files, arguments and output
+are UTF-8 in any locale, as in all of Python from 3.15 (PEP 686).
 """
 
 from __future__ import annotations
 
 import importlib
 import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -80,6 +82,8 @@ def shardflow() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
+    if arguments is None:
+        _use_utf8()
     terminated, stdout = False, sys.stdout
 
     def terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - the signature of a handler
@@ -89,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     signal.signal(signal.SIGTERM, terminate)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # file names may contain any bytes
+        # File names may contain any bytes, and PYTHONIOENCODING may name an encoding that lacks some characters.
+        is_utf8 = sys.stdout.encoding.lower() == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
     try:
         result = shardflow.main(arguments, prog_name="shardflow", standalone_mode=False)
     except click.ClickException as error:
@@ -108,6 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:  # errors of a storage are typed: this is the output, such as a full disk
         sys.exit(_print_error(f"{error.filename or 'the output'}: {error.strerror or error}", 4))
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _use_utf8() -> None:
+    """Begin again in Python's UTF-8 mode where the locale has another encoding: it cannot be changed later."""
+    if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _print_error(message: str, exit_code: int) -> int:

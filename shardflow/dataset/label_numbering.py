@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from shardflow.errors import ConfigError
 from shardflow.formats.labels import Label
+from shardflow.storage.file_names import given_path, name_bytes
 from shardflow.storage.local_files import map_os_errors
 
 Classes: TypeAlias = "Sequence[str] | str | os.PathLike[str] | None"
@@ -39,7 +40,7 @@ class LabelNumbering:
         if known is None and numbers:
             known = tuple(map(str, range(max(numbers) + 1)))
         elif known is None:
-            known = tuple(sorted(names, key=os.fsencode))
+            known = tuple(sorted(names, key=name_bytes))
         self.classes = known if labels or classes is not None else None
         self._numbers = {name: number for number, name in enumerate(known)}
         unknown = sorted(names - self._numbers.keys())
@@ -69,9 +70,14 @@ def _class_names(classes: Classes) -> tuple[str, ...] | None:
     if classes is None:
         return None
     if isinstance(classes, str | os.PathLike):
-        path = Path(classes)
-        with map_os_errors(path):
-            text = path.read_text(encoding="utf-8")
+        path = Path(given_path(os.fspath(classes)))
+        try:
+            with map_os_errors(path):
+                text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8"
+            ) from error
         names = tuple(line.strip() for line in text.splitlines() if line.strip())
     else:
         path, names = None, tuple(classes)

@@ -1,11 +1,15 @@
 """The receipt: the outcome of one finished job of `pack`. A resume knows by it that the job is finished.
 
-It names every input of the job and its outcome, and holds nothing that differs between two runs over the same inputs.
+It names every input of the job and its outcome. Two runs over the same content write the same receipts, but for
+`identities`: they tell without reading an input that it is still the same file. Receipts of version 1, which have the
+names of the inputs and no more, are still read.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +19,11 @@ from .json_object import JsonObject, entry
 from .manifest import Shard
 from .statistics import PixelSums, Statistics
 
-VERSION = 1
+VERSION = 2
+UNREAD = "0" * 16
+"""The content of an input that could not be read."""
+
+_ADDED_IN_2 = ("contents", "identities", "sizes")
 
 
 class Quarantined(NamedTuple):
@@ -30,6 +38,22 @@ class Quarantined(NamedTuple):
     path: str
     stage: str
     reason: str
+
+
+class InputRecord(NamedTuple):
+    """What a receipt of version 2 says of one input.
+
+    Attributes:
+        size: Bytes of the image; -1 where it could not be read.
+        content: 16 hexadecimal digits, digest of what was read: the image, its label and all other parts.
+        identity: 16 hexadecimal digits, digest of what was known before it was read: see `Item.identity`.
+        is_packed: Whether it is in the shard; otherwise it was quarantined.
+    """
+
+    size: int
+    content: str
+    identity: str
+    is_packed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +71,9 @@ class Receipt(JsonObject):
         statistics: Counts over the packed images.
         shard: The shard's entry in the manifest; None where every input was quarantined.
         index_bytes: Size of the index.
+        sizes: Bytes of the image of each input, in the order of the job; -1 where it could not be read. None, as the
+            two below, in a receipt of version 1.
+        contents, identities: 16 hexadecimal digits for each input in that order, see `InputRecord`.
     """
 
     first: int
@@ -70,6 +97,9 @@ class Receipt(JsonObject):
         )
     )
     index_bytes: int
+    sizes: tuple[int, ...] | None = field(default=None, metadata=entry(write=list, read=tuple, optional=True))
+    contents: str | None = field(default=None, metadata=entry(optional=True))
+    identities: str | None = field(default=None, metadata=entry(optional=True))
 
     def inputs(self) -> list[str]:
         """Return the paths of all inputs in the job's order."""
@@ -80,9 +110,20 @@ class Receipt(JsonObject):
         except StopIteration:
             raise FormatError("not a receipt: its inputs do not add up") from None
 
+    def records(self) -> Iterator[InputRecord | None]:
+        """Yield what is known of each input, in the order of `inputs`; None for each in a receipt of version 1."""
+        skipped, sizes = set(self.skipped), self.sizes
+        if sizes is None or self.contents is None or self.identities is None:
+            yield from (None for _ in range(len(self.sources) + len(skipped)))
+            return
+        for slot, size in enumerate(sizes):
+            place = slice(16 * slot, 16 * slot + 16)
+            yield InputRecord(size, self.contents[place], self.identities[place], slot not in skipped)
+
     def to_bytes(self) -> bytes:
         """Return the contents of the file."""
-        return json.dumps({"version": VERSION, **self.to_json()}, sort_keys=True, indent=1).encode() + b"\n"
+        version = 1 if self.sizes is None else VERSION
+        return json.dumps({"version": version, **self.to_json()}, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def from_bytes(data: bytes) -> Receipt:
@@ -93,8 +134,23 @@ def from_bytes(data: bytes) -> Receipt:
     """
     try:
         content: dict[str, Any] = json.loads(data)
-        if (version := content.pop("version")) != VERSION:
-            raise FormatError(f"a receipt of version {version}, expected {VERSION}")
-        return Receipt.from_json(content)
+        if (version := content.pop("version")) not in (1, VERSION):
+            raise FormatError(f"a receipt of version {version}, expected {VERSION} or 1")
+        receipt = Receipt.from_json(content)
+        if version != 1:
+            _check_records(receipt)
+        elif present := [name for name in _ADDED_IN_2 if name in content]:
+            raise FormatError(f"not a receipt: one of version 1 has no {present[0]}")
+        return receipt
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"not a receipt: {error}") from error
+
+
+def _check_records(receipt: Receipt) -> None:
+    count = len(receipt.sources) + len(receipt.quarantined)
+    digits = re.compile(rf"[0-9a-f]{{{16 * count}}}")
+    if receipt.sizes is None or len(receipt.sizes) != count or not all(type(size) is int for size in receipt.sizes):
+        raise FormatError(f"not a receipt: expected sizes of {count} inputs")
+    for name, value in (("contents", receipt.contents), ("identities", receipt.identities)):
+        if not isinstance(value, str) or not digits.fullmatch(value):
+            raise FormatError(f"not a receipt: expected {name} of {count} inputs")

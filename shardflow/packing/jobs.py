@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,10 +20,12 @@ from typing import Any, NamedTuple
 
 from shardflow.errors import DecodeError, EncodeError, FormatError, NotFoundError, SampleError, StoreError
 from shardflow.formats import manifest
-from shardflow.formats.receipt import Quarantined, Receipt, from_bytes
+from shardflow.formats.labels import Label
+from shardflow.formats.receipt import UNREAD, Quarantined, Receipt, from_bytes
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.order import keyed_rng
+from shardflow.storage.file_names import name_bytes
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import TEMPORARY, Storage
@@ -62,8 +63,13 @@ class Job:
         """Digest of the inputs."""
         return digest_of(self.items, self.first)
 
+    @property
+    def identities(self) -> str:
+        """The identities of the inputs as in a receipt."""
+        return "".join(map(identity_digits, self.items))
+
     def wrote(self, receipt: Receipt) -> bool:
-        """Whether a receipt is of these inputs and this recipe."""
+        """Whether a receipt is of these inputs, wherever their files are, and this recipe."""
         return (receipt.items_sha256, receipt.recipe_sha256) == (self.items_sha256, self.recipe.digest)
 
     def pieces(self) -> list[Piece]:
@@ -76,8 +82,24 @@ class Job:
 
 def digest_of(items: Iterable[Item], first: int) -> str:
     """Return the SHA-256 of inputs: their paths, labels, sizes, `more`, and their place in the split."""
-    lines = (b"%b\0%a %d\0%b" % (os.fsencode(path), label, size, more) for path, label, size, _, more in items)
+    lines = (b"%b\0%a %d\0%b" % (name_bytes(path), label, size, more) for path, label, size, _, more in items)
     return hashlib.sha256(b"%d\0" % first + b"".join(lines)).hexdigest()
+
+
+def identity_digits(item: Item) -> str:
+    """Return all that is known of an input before it is read, but for its path, as 16 hexadecimal digits."""
+    known = b"%a %d %d\0%b" % (item.label, item.size, item.identity, item.more)
+    return hashlib.blake2b(known, digest_size=8).hexdigest()
+
+
+def content_digits(found: Input, label: Label) -> str:
+    """Return a digest of what becomes a sample, the image, its label and its other parts, as 16 hexadecimal digits."""
+    digest = hashlib.blake2b(found.image, digest_size=8)
+    if label is not None or found.parts:
+        digest.update(b"\0%a" % (label,))
+    for part, payload in sorted(found.parts.items()):
+        digest.update(b"\0%b\0%d\0%b" % (part.encode(errors="replace"), len(payload), payload))
+    return digest.hexdigest()
 
 
 class PieceResult(NamedTuple):
@@ -87,6 +109,8 @@ class PieceResult(NamedTuple):
     sources: tuple[str, ...]  # paths of the packed inputs
     quarantined: tuple[Quarantined, ...]
     bad_ordinals: tuple[int, ...]  # of the quarantined inputs
+    sizes: tuple[int, ...]  # of all inputs, as in a receipt
+    contents: str  # of all inputs, as in a receipt
     pixels: PixelSums
     statistics: Statistics
 
@@ -112,10 +136,15 @@ class Piece:
         sources: list[str] = []
         quarantined: list[Quarantined] = []
         bad_ordinals: list[int] = []
+        sizes: list[int] = []
+        contents: list[str] = []
         pixels, statistics = PixelSums(), Statistics()
         for (ordinal, item), read in zip(enumerate(job.items, job.first), self._reads(), strict=True):
             announce(ordinal)
-            outcome = self._process(ordinal, item, read)
+            found = self._read(ordinal, item, read)
+            sizes.append(len(found.image) if isinstance(found, Input) else -1)
+            contents.append(content_digits(found, item.label) if isinstance(found, Input) else UNREAD)
+            outcome = self._process(item, found) if isinstance(found, Input) else found
             if isinstance(outcome, Quarantined):
                 quarantined.append(outcome)
                 bad_ordinals.append(ordinal)
@@ -134,7 +163,16 @@ class Piece:
             path.parent.mkdir(exist_ok=True)  # without parents: the mount point of a lost disk must not be filled
             path.write_bytes(data)  # not synced: after a crash the piece is done again
         fragment = shard_writer.Fragment(name=name, samples=len(sources), size=len(data), crc32=zlib.crc32(data))
-        return PieceResult(fragment, tuple(sources), tuple(quarantined), tuple(bad_ordinals), pixels, statistics)
+        return PieceResult(
+            fragment=fragment,
+            sources=tuple(sources),
+            quarantined=tuple(quarantined),
+            bad_ordinals=tuple(bad_ordinals),
+            sizes=tuple(sizes),
+            contents="".join(contents),
+            pixels=pixels,
+            statistics=statistics,
+        )
 
     def _reads(self) -> Iterator[Callable[[], Input]]:
         """Yield functions that return the inputs, in order; remote inputs are all requested at once."""
@@ -148,15 +186,18 @@ class Piece:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def _process(
-        self, ordinal: int, item: Item, read: Callable[[], Input]
-    ) -> tuple[EncodedImage, Mapping[str, bytes]] | Quarantined:
+    def _read(self, ordinal: int, item: Item, read: Callable[[], Input]) -> Input | Quarantined:
         if ordinal in self.deadly:
             return Quarantined(item.path, "decode", self.deadly[ordinal])
         try:
-            data, parts = read()
-            image = self.job.recipe.process(data)
-            return image, transform_parts(parts, item.label, image.geometry)
+            return read()
+        except SampleError as error:
+            return Quarantined(item.path, "read", str(error))
+
+    def _process(self, item: Item, found: Input) -> tuple[EncodedImage, Mapping[str, bytes]] | Quarantined:
+        try:
+            image = self.job.recipe.process(found.image)
+            return image, transform_parts(found.parts, item.label, image.geometry)
         except SampleError as error:
             stages = {DecodeError: "decode", EncodeError: "encode"}
             return Quarantined(item.path, stages.get(type(error), "read"), str(error))
@@ -213,6 +254,9 @@ class Finish:
             statistics=statistics,
             shard=shard,
             index_bytes=len(index),
+            sizes=tuple(size for result in self.results for size in result.sizes),
+            contents="".join(result.contents for result in self.results),
+            identities=job.identities,
         )
         storage.put(receipt_name, receipt.to_bytes())
         with map_os_errors(job.staging):

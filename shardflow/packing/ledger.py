@@ -63,17 +63,17 @@ class Ledger:
     def finished(self, job: Job) -> Receipt | None:
         """Return the receipt of a job that need not be done again, None when it must be.
 
-        A job is done again when its inputs or its recipe differ, when an input was touched after the receipt was
-        written, when a file of the shard is missing or cut, and when an input could not be read.
+        A job is done again when its recipe differs, when an input is not the one that was packed (see
+        `Item.identity`), when a file of the shard is missing or cut, and when an input could not be read.
         """
         written, tar, index = (self.listing.get(f"{job.name}.{extension}") for extension in ("json", "tar", "npy"))
-        if written is None or written.modified_ns is None or (tar is None) != (index is None):
+        if written is None or (tar is None) != (index is None):
             return None
         try:
             receipt = from_bytes(self.storage.read(f"{job.name}.json"))
         except (NotFoundError, FormatError):
             return None
-        if not job.wrote(receipt) or any(item.changed_ns > written.modified_ns for item in job.items):
+        if not job.wrote(receipt) or receipt.identities != job.identities:
             return None
         if any(bad.stage == "read" for bad in receipt.quarantined):
             return None

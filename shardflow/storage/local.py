@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shardflow.errors import DatasetExistsError
 
+from .file_names import name_of, path_of
 from .local_files import COPY_BYTES, map_os_errors, new_file, sync_to_disk, write_verified
 from .storage import TEMPORARY, ListedBlob, Writer
 from .write_lock import lock_directory
@@ -31,7 +32,7 @@ class LocalStorage:
 
     def local_path(self, name: str) -> Path:
         """Return the path of a blob."""
-        return self.root / name
+        return self.root / path_of(name)
 
     def read(self, name: str) -> bytes:
         """Return the content of a blob."""
@@ -101,7 +102,7 @@ class LocalStorage:
         with map_os_errors(self.root):
             for path in (Path(folder, file) for folder, _, files in os.walk(self.root) for file in files):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
-                    status, name = path.stat(), path.relative_to(self.root).as_posix()
+                    status, name = path.stat(), name_of(path.relative_to(self.root).as_posix())
                     found[name] = ListedBlob(status.st_size, modified_ns=status.st_mtime_ns)
         return dict(sorted(found.items()))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from shardflow.errors import ConfigError
 
+from .file_names import given_path
 from .local import LocalStorage
 from .storage import Storage
 from .urls import is_remote, strip_file_scheme
@@ -27,4 +28,4 @@ def open_storage(url: str | os.PathLike[str], storage_options: Mapping[str, Any]
     if storage_options:
         remedy = "leave them out for a directory"
         raise ConfigError(f"{text}: storage_options are for URLs such as s3://bucket/prefix; {remedy}")
-    return LocalStorage(strip_file_scheme(text))
+    return LocalStorage(given_path(strip_file_scheme(text)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from pathlib import Path
 
@@ -36,6 +37,22 @@ def test_pack(tmp_path: Path) -> None:
     ):
         assert re.search(pattern, done.stdout), pattern
     assert "images/s" in done.stderr
+
+
+def test_any_locale(tmp_path: Path) -> None:
+    """Arguments, names and output are UTF-8 under an ASCII locale; none of them ends in a traceback."""
+    write_tree(tmp_path, {"bild é.jpg": photo(1), "größen.csv": "Bild,größe\nbild é.jpg,groß\n".encode()})
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    columns = ("--image-column", "Bild", "--label-column", "größe", "--workers", 1)
+    told = {"cwd": tmp_path, "env": environment, "encoding": "utf-8"}
+    done = run("pack", "größen.csv", "dst é", *columns, **told)
+    assert "into 1 shard in dst é\n" in done.stdout, done.stderr
+    assert shardflow.open(tmp_path / "dst é").classes == ("groß",)
+    done = run("pack", "größen.csv", "dst é", *columns, **told)
+    assert (done.returncode, done.stderr[:36]) == (3, "shardflow: dst é already holds a dat")
+    environment |= {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "cp437"}
+    done = run("pack", "größen.csv", "☃", *columns, **{**told, "encoding": "cp437"})
+    assert "shard in \\u2603\n" in done.stdout, done.stderr
 
 
 def test_exit_codes(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import subprocess
+import sys
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +26,7 @@ from shardflow.packing.recipe import Recipe
 from shardflow.packing.run import Progress
 from shardflow.packing.sources.resolve import list_source
 from shardflow.storage.local import LocalStorage
-from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
+from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
 from tests.helpers.jobs import run_jobs
 from tests.helpers.kernel import without_kernel
 
@@ -242,8 +244,24 @@ def test_resume_with_another_decoder(tmp_path: Path) -> None:
     assert _manifest(tmp_path / "dst").tools["kernel"] == "none"
 
 
+def _touch_with_clock_behind(src: Path, dst: Path) -> None:
+    """Touch an input after the clock was set back: all that was written before seems to be younger."""
+    for path in dst.rglob("*"):
+        os.utime(path, (time.time() + 3600,) * 2)
+    (src / "04.jpg").write_bytes((src / "04.jpg").read_bytes())
+
+
+def _swap(one: Path, other: Path) -> None:
+    """Swap the names of two inputs."""
+    one.rename(one.with_name("between"))
+    other.rename(one)
+    one.with_name("between").rename(other)
+
+
 DISTURBANCES: dict[str, Callable[[Path, Path], object]] = {
     "touched": lambda src, _: (src / "04.jpg").write_bytes((src / "04.jpg").read_bytes()),
+    "clock that was ahead": lambda src, dst: _touch_with_clock_behind(src, dst),
+    "names swapped": lambda src, _: _swap(src / "03.jpg", src / "04.jpg"),
     "old copy": lambda src, _: os.utime(src / "04.jpg", (1, 1)),
     "cut tar": lambda _, dst: os.truncate(dst / "train/000000.tar", 5000),
     "lost index": lambda _, dst: (dst / "train/000000.npy").unlink(),
@@ -262,6 +280,23 @@ def test_jobs_that_are_done_again(tmp_path: Path, case: str) -> None:
     DISTURBANCES[case](src, tmp_path / "dst")
     assert sf.pack(src, tmp_path / "dst", **settings, max_bad=1).resumed == 20
     sf.pack(src, tmp_path / "fresh", **settings, max_bad=1)
+    assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
+
+
+def test_link_that_leads_to_an_older_tree(tmp_path: Path) -> None:
+    """A resume packs nothing of the tree that a link led to before, though the other is older and as large."""
+    for number, version in enumerate(("v2", "v1")):
+        pictures = {f"{n:02}.bmp": encoded(Image.new("RGB", (9, 9), (n, number, 0)), "BMP") for n in range(20)}
+        write_tree(tmp_path / version, {**pictures, "zzz.jpg": b"bad"})
+    link = tmp_path / "src"
+    link.symlink_to("v1")
+    settings: dict[str, Any] = {**SMALL, "shard_samples": 10, "shuffle": False}
+    with pytest.raises(PackIncompleteError):
+        sf.pack(link, tmp_path / "dst", **settings)
+    link.unlink()
+    link.symlink_to("v2")
+    assert sf.pack(link, tmp_path / "dst", **settings, max_bad=1).resumed == 0
+    sf.pack(tmp_path / "v2", tmp_path / "fresh", **settings, max_bad=1)
     assert contents(tmp_path / "dst") == contents(tmp_path / "fresh")
 
 
@@ -310,6 +345,33 @@ def test_odd_names(tmp_path: Path) -> None:
     assert _manifest(tmp_path / "dst").classes == ("класс .1",)
     keys = [sample["__key__"] for sample in sf.open(tmp_path / "dst")["train"]]
     assert keys == [f"{n:09}" for n in range(len(names))]
+
+
+NO_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_names_are_the_same_in_any_locale(tmp_path: Path) -> None:
+    """Where Python would decode names by an ASCII locale, every file of a dataset is what it is under UTF-8."""
+    files = {f"{name}/{n} ☃.jpg": photo(n) for n, name in enumerate(("é", "ü", os.fsdecode(b"\xff"), "z"))}
+    src = write_tree(tmp_path / "src é", {**files, "é/bäd.jpg": b"bad"})
+    rows = "".join(f"src é/{name},{name[0]}\n" for name in files if name.isprintable())
+    write_tree(tmp_path, {"té.csv": f"path,größe\n{rows}".encode(), "klé.txt": "ü\né\nz\n".encode()})
+    with tarfile.open(tmp_path / "7é.tar", "w") as tar:
+        tar.add(src / "z", "ö")
+    (tmp_path / "script.py").write_text(
+        "import sys, shardflow as sf\n"
+        "sources = sys.argv[2], sf.Table('té.csv', label='größe', classes='klé.txt'), sf.Shards('7é.tar'),"
+        " [(sys.argv[2] + '/z/3 ☃.jpg', 'é')]\n"
+        "for number, src in enumerate(sources):\n"
+        "    sf.pack(src, f'{sys.argv[1]}/{number}é', short_side=32, max_bad=1,"
+        " executor='serial' if number else 'processes', workers=1)\n"
+    )
+    for dst, locale in (("here", {}), ("there", NO_LOCALE)):
+        command = [sys.executable, "script.py", dst, "src é"]
+        subprocess.run(command, cwd=tmp_path, env={**os.environ, **locale}, check=True, timeout=60)
+    found = contents(tmp_path / "here")
+    assert sum(name.endswith("shardflow.json") for name in found) == 4
+    assert contents(tmp_path / "there") == found
 
 
 def test_progress(tmp_path: Path) -> None:

@@ -34,6 +34,13 @@ def test_other_schemes_are_refused(url: str) -> None:
     assert url.rstrip("/") in str(caught.value)
 
 
+@pytest.mark.parametrize("path", ["a\0b", "half \ud800"])
+def test_names_that_no_file_has_are_refused(path: str) -> None:
+    """A zero byte and half a character name no file: a ConfigError, not one of the system's."""
+    with pytest.raises(ConfigError, match="is not the name of a file"):
+        open_storage(path)
+
+
 def test_a_directory_takes_no_options(tmp_path: Path) -> None:
     """storage_options for a local path are a ConfigError: they were meant for something else."""
     with pytest.raises(ConfigError, match="leave them out"):

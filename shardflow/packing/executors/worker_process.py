@@ -40,7 +40,9 @@ class Worker:
         self.ordinal: int | None = None  # of the current input
         self._last_message_s = self._timeout_s = 0.0
         self._end: str | None = None
-        command = [sys.executable, "-c", _BOOT, str(other.fileno()), str(os.getpid()), *map(str, sys.path)]
+        same_names = ["-X", f"utf8={sys.flags.utf8_mode}"]  # or paths would be decoded otherwise there
+        arguments = [str(other.fileno()), str(os.getpid()), *map(str, sys.path)]
+        command = [sys.executable, *same_names, "-c", _BOOT, *arguments]
         # In a session of its own, Ctrl-C reaches the caller alone, which then ends the worker.
         self._process = subprocess.Popen(
             command,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
@@ -22,13 +21,14 @@ from typing import Any, NamedTuple
 from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import ConfigError, SampleError
 from shardflow.formats.manifest import SPLITS
+from shardflow.storage.file_names import name_of, path_of
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import temporary_staging
 
 from .huggingface import is_dataset, undecoded
 from .items import Draft, Drafts, encode_more
 from .labelling import SplitLabel, labelled_draft, number_labels
-from .reader import Reader
+from .reader import Reader, file_state
 from .sample_adapter import IMAGE_KEYS, LABEL_KEYS, AdaptedSample, SampleAdapter, image_file
 from .source import Source
 
@@ -128,7 +128,7 @@ class _PayloadFile:
     def append(self, payload: bytes | Path) -> list[object]:
         """Return the location of a payload, see `Reader`, after writing it unless it is a file already."""
         if isinstance(payload, Path):
-            return [str(payload)]
+            return [name_of(str(payload))]
         with map_os_errors(self._path):
             offset = self._file.tell()
             self._file.write(payload)
@@ -166,13 +166,9 @@ def _draft(sample: AdaptedSample, split: str, path: str, file: _PayloadFile) -> 
         part: value if isinstance(value, str) else file.append(image_file(value, as_png=True))
         for part, value in sample.parts.items()
     }
-    size, changed_ns = len(image) if isinstance(image, bytes) else -1, 0
-    if isinstance(image, Path):
-        with contextlib.suppress(OSError):  # reading it gives the reason
-            status = os.stat(image)
-            size, changed_ns = status.st_size, status.st_ctime_ns
+    size, identity = file_state(path_of(name_of(str(image)))) if isinstance(image, Path) else (len(image), 0)
     more = encode_more(image=file.append(image), parts=parts)
-    return labelled_draft(split, sample.label, path, size, changed_ns, more)
+    return labelled_draft(split, sample.label, path, size, identity, more)
 
 
 def _samples(samples: Any) -> Iterator[Any]:

@@ -25,11 +25,12 @@ from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.labels import Label
 from shardflow.formats.manifest import SPLITS
+from shardflow.storage.file_names import name_bytes, name_of
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 
-from .items import Draft, Drafts, encode_more
+from .items import Draft, Drafts, encode_more, identity_of
 from .reader import Reader, file_state
 from .source import Source
 
@@ -46,12 +47,11 @@ class NoImagesError(ConfigError):
 
 
 class _File(NamedTuple):
-    """A file of the tree; `tag` is from the listing of a storage that has no times."""
+    """A file of the tree: its name, its size, and its identity as in `Item`."""
 
     path: str
     size: int
-    changed_ns: int
-    tag: str
+    identity: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,11 @@ class Folder:
         missing = ", ".join(part for part in self.parts if part not in found)
         more = encode_more(
             parts={part: [other.path] for part, other in found.items()},
-            listed=[[other.size, other.tag] for other in found.values()],
-            tag=file.tag,
             bad=f"lacks {missing} beside it" if missing else "",
         )
-        changed_ns = max(file.changed_ns, *(other.changed_ns for other in found.values()), 0)
-        return Draft(file.path, _ends(file.path), file.size, changed_ns, more)
+        identities = [file.identity, *(other.identity for other in found.values())]
+        identity = identity_of(*identities) if found else file.identity
+        return Draft(file.path, _ends(file.path), file.size, identity, more)
 
 
 def _no_images(storage: Storage, skipped: Counter[str]) -> NoImagesError:
@@ -144,9 +143,9 @@ def _files(storage: Storage) -> Iterator[_File]:
     """Yield all files that are not hidden, sorted by the bytes of their paths."""
     root = storage.local_path("")
     if root is None:
-        for name, listed in sorted(storage.listing().items(), key=lambda entry: os.fsencode(entry[0])):
+        for name, listed in sorted(storage.listing().items(), key=lambda entry: name_bytes(entry[0])):
             if not name.startswith(".") and "/." not in name:
-                yield _File(name, listed.size, 0, listed.tag)
+                yield _File(name, listed.size, identity_of(listed.size, listed.tag))
         return
     with map_os_errors(root):
         if not root.exists():
@@ -158,21 +157,21 @@ def _files(storage: Storage) -> Iterator[_File]:
 
 def _walk(root: Path) -> Iterator[_File]:
     """Yield the files below a directory. Memory holds no more than the names that are left in the open folders."""
-    base = os.fspath(root)
-    stack = [("", *_enter(base, frozenset()))]
+    base = os.fsencode(root)
+    stack = [(b"", *_enter(base, frozenset()))]
     while stack:
         prefix, names, above = stack[-1]
         if not names:
             stack.pop()
             continue
-        path = prefix + os.fsdecode(names.pop())
-        if path.endswith("/"):
+        path = prefix + names.pop()
+        if path.endswith(b"/"):
             stack.append((path, *_enter(os.path.join(base, path), above)))
         else:
-            yield _File(path, *file_state(os.path.join(base, path)), "")
+            yield _File(name_of(path), *file_state(os.path.join(base, path)))
 
 
-def _enter(folder: str, above: frozenset[tuple[int, int]]) -> tuple[list[bytes], frozenset[tuple[int, int]]]:
+def _enter(folder: bytes, above: frozenset[tuple[int, int]]) -> tuple[list[bytes], frozenset[tuple[int, int]]]:
     """Return the names in a folder, the last first (folders end in a slash and sort with it), and all folders above."""
     status = os.stat(folder)
     here = (status.st_dev, status.st_ino)
@@ -180,15 +179,15 @@ def _enter(folder: str, above: frozenset[tuple[int, int]]) -> tuple[list[bytes],
         return [], above  # a link back to a folder above, where its images are found
     with os.scandir(folder) as entries:
         names = [
-            os.fsencode(f"{entry.name}/" if _is_folder(entry) else entry.name)
+            entry.name + b"/" if _is_folder(entry) else entry.name
             for entry in entries
-            if not entry.name.startswith(".")
+            if not entry.name.startswith(b".")
         ]
     names.sort(reverse=True)
     return names, above | {here}
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
     try:
         return entry.is_dir()
     except OSError:  # such as a link to itself; it is an input

@@ -7,9 +7,9 @@ decided on splits and on the numbers of classes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import operator
-import os
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow.formats.labels import Label
+from shardflow.storage.file_names import name_bytes, name_of
 
 K = TypeVar("K", bound=Hashable)
 K2 = TypeVar("K2", bound=Hashable)
@@ -32,8 +33,8 @@ class Item(NamedTuple):
             path or URL of its own.
         label: Number of its class; numbers of its classes; or None.
         size: Size of the image in bytes when it was listed, -1 when that is not known.
-        changed_ns: Time of its last change (ctime, which a copy with an old mtime and a new mode touch as well); 0
-            where `more` tells contents apart.
+        identity: Number that differs when one of its files may have been changed or replaced, see `identity_of`; 0
+            where nothing is known, or `more` tells contents apart.
         more: What the reader needs besides, see `Reader`; empty when the image is the file at `path` and nothing else.
             All of it counts as the identity of the input: a resume packs an input again whose `more` differs.
     """
@@ -41,7 +42,7 @@ class Item(NamedTuple):
     path: str
     label: Label
     size: int
-    changed_ns: int
+    identity: int
     more: bytes = b""
 
 
@@ -52,7 +53,7 @@ class Draft(Generic[K]):
     path: str
     key: K
     size: int
-    changed_ns: int
+    identity: int
     more: bytes = b""
 
 
@@ -64,28 +65,28 @@ class _Columns:
     ends: npt.NDArray[np.uint64]
     codes: npt.NDArray[np.int32]
     sizes: npt.NDArray[np.int64]
-    changed_ns: npt.NDArray[np.int64]
+    identities: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, rows: Iterable[tuple[str, K, int, int, bytes]]) -> tuple[_Columns, tuple[K, ...]]:
         """Return the columns of rows, and the table of the different values in their second place."""
         text, ends, codes = bytearray(), array("Q"), array("i")
-        sizes, changed_ns = array("q"), array("q")
+        sizes, identities = array("q"), array("q")
         table: dict[K, int] = {}
-        for path, key, size, changed, more in rows:
-            text += os.fsencode(path) + b"\0" + more
+        for path, key, size, identity, more in rows:
+            text += name_bytes(path) + b"\0" + more
             ends.append(len(text))
             codes.append(table.setdefault(key, len(table)))
             sizes.append(size)
-            changed_ns.append(changed)
-        columns = (np.frombuffer(column, column.typecode) for column in (ends, codes, sizes, changed_ns))
+            identities.append(identity)
+        columns = (np.frombuffer(column, column.typecode) for column in (ends, codes, sizes, identities))
         return cls(bytes(text), *columns), tuple(table)
 
     def row(self, row: int) -> tuple[str, int, int, int, bytes]:
-        """Return path, code, size, time and `more` of a row."""
+        """Return path, code, size, identity and `more` of a row."""
         start = int(self.ends[row - 1]) if row else 0
         path, _, more = self.text[start : int(self.ends[row])].partition(b"\0")
-        return os.fsdecode(path), int(self.codes[row]), int(self.sizes[row]), int(self.changed_ns[row]), more
+        return name_of(path), int(self.codes[row]), int(self.sizes[row]), int(self.identities[row]), more
 
 
 class Items(Sequence[Item]):
@@ -112,8 +113,8 @@ class Items(Sequence[Item]):
     def __getitem__(self, number: int | slice) -> Item | Items:
         if isinstance(number, slice):
             return Items(self._columns, self._labels, self._rows[number])
-        path, code, size, changed_ns, more = self._columns.row(int(self._rows[number]))
-        return Item(path, self._labels[code], size, changed_ns, more)
+        path, code, size, identity, more = self._columns.row(int(self._rows[number]))
+        return Item(path, self._labels[code], size, identity, more)
 
     def __iter__(self) -> Iterator[Item]:
         return (self[number] for number in range(len(self)))
@@ -145,15 +146,15 @@ class Drafts(Generic[K]):
     @classmethod
     def of(cls, drafts: Iterable[Draft[K]]) -> Drafts[K]:
         """Store drafts one by one."""
-        return cls(*_Columns.of((one.path, one.key, one.size, one.changed_ns, one.more) for one in drafts))
+        return cls(*_Columns.of((one.path, one.key, one.size, one.identity, one.more) for one in drafts))
 
     def __len__(self) -> int:
         return len(self._columns.ends)
 
     def __iter__(self) -> Iterator[Draft[K]]:
         for row in range(len(self)):
-            path, code, size, changed_ns, more = self._columns.row(row)
-            yield Draft(path, self.keys[code], size, changed_ns, more)
+            path, code, size, identity, more = self._columns.row(row)
+            yield Draft(path, self.keys[code], size, identity, more)
 
     def rekeyed(self, key: Callable[[K], K2]) -> Drafts[K2]:
         """Return the same drafts with other keys; the function is called once for each different key."""
@@ -168,6 +169,17 @@ class Drafts(Generic[K]):
             codes = [code for code, (own, _) in enumerate(places) if own == split]
             rows[split] = np.flatnonzero(np.isin(self._columns.codes, codes))
         return {split: Items(self._columns, labels, numbers) for split, numbers in rows.items()}
+
+
+def identity_of(*known: object) -> int:
+    """Return the identity of an input: 64 bits of a digest of what a file system or server says of its files.
+
+    On a disk that is inode, size, mtime and ctime; of an object, its size and its tag. So a file that was replaced is
+    noticed though its size and mtime are those of the old one: it has another inode or ctime. Identities are compared
+    with each other, never with a clock. The number of the device is left out: a reboot or another mount can change it.
+    A mount that also changes inodes only makes more work: inputs are packed, or read and compared, again.
+    """
+    return int.from_bytes(hashlib.blake2b(repr(known).encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def encode_more(**content: object) -> bytes:

@@ -23,7 +23,7 @@ SplitLabel: TypeAlias = "tuple[str, Named]"
 
 
 def labelled_draft(
-    split: str, label: Named, path: str, size: int, changed_ns: int, more: bytes = b""
+    split: str, label: Named, path: str, size: int, identity: int, more: bytes = b""
 ) -> Draft[SplitLabel]:
     """Return a draft with a split and a label."""
     key = (split, tuple(label) if isinstance(label, list) else label)
@@ -31,7 +31,7 @@ def labelled_draft(
         hash(key)
     except TypeError:
         raise ConfigError(f"{path} has the label {label!r}; expected the number or the name of a class") from None
-    return Draft(path, key, size, changed_ns, more)
+    return Draft(path, key, size, identity, more)
 
 
 def number_labels(drafts: Drafts[SplitLabel], classes: Classes, where: object, reader: Reader) -> Source:

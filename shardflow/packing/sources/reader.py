@@ -1,13 +1,13 @@
 """The reader of a source: from an item to the bytes of its image and of its other parts.
 
-One reader serves every kind of source. The `more` of an item is a JSON object with up to three entries for the reader:
+One reader serves every kind of source. The `more` of an item is a JSON object with up to three entries:
 
     image   the location of the image, when it is not the file at the item's path
     parts   part → its location, or its text itself
     bad     why the input cannot be used: a reason that the listing has found already
 
-Other entries, such as a tag of the content, only identify the input. A *location* is a list: [place], a whole file; or
-[place, offset, size, crc32], a slice of one. A place is a path below the base, an absolute path, or a URL.
+A *location* is a list: [place], a whole file; or [place, offset, size, crc32], a slice of one. A place is the name of a
+file below the base, an absolute one, or a URL; names are UTF-8 in any locale, see `storage.file_names`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from shardflow.errors import SampleError, ShardflowError
+from shardflow.storage.file_names import path_of
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.urls import is_remote, strip_file_scheme
 
-from .items import Item
+from .items import Item, identity_of
 
 MAX_INPUT_BYTES = 1 << 30
 
@@ -106,19 +107,19 @@ class Reader:
 def local_path(base: str, place: str) -> str | None:
     """Return where a place is on this machine; None when it is behind a URL."""
     if place.startswith("file://"):
-        return strip_file_scheme(place)
+        return path_of(strip_file_scheme(place))
     if is_remote(place) or (is_remote(base) and not os.path.isabs(place)):
         return None
-    return os.path.join(base, place)
+    return os.path.join(base, path_of(place))
 
 
-def file_state(path: str) -> tuple[int, int]:
-    """Return size and time of the last change of a file; zeros for a broken link: reading it gives the reason."""
+def file_state(path: str | bytes | int) -> tuple[int, int]:
+    """Return size and identity of a file; zeros for a broken link: reading it gives the reason."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
         return 0, 0
-    return status.st_size, status.st_ctime_ns
+    return status.st_size, identity_of(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -27,15 +27,16 @@ from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
 from shardflow.formats.tar_samples import read_samples
+from shardflow.storage.file_names import name_bytes, name_of
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
 from shardflow.storage.virtual import root_url, virtual_storage
 
-from .items import Draft, Drafts, encode_more
+from .items import Draft, Drafts, encode_more, identity_of
 from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels
-from .reader import Reader
+from .reader import Reader, file_state
 from .source import Source
 
 
@@ -75,7 +76,8 @@ class Shards:
         reader = Reader.at(storage, root, self.storage_options)
         if pattern is None and _is_dataset(storage):
             return replace(self._list_dataset(storage, reader), is_dataset=True)
-        return self._list_tars(storage, reader, _matching(storage, pattern or ALL))
+        pattern = name_of(pattern or ALL) if storage.local_path("") is not None else pattern or ALL
+        return self._list_tars(storage, reader, _matching(storage, pattern))
 
     def _list_dataset(self, storage: Storage, reader: Reader) -> Source:
         dataset = manifest.from_bytes(storage.read(manifest.FILE_NAME))
@@ -120,7 +122,7 @@ def _matching(storage: Storage, pattern: str) -> dict[str, str]:
     paths = [path for one in patterns if (path := storage.local_path(one)) is not None]
     unlisted = str(storage).startswith(("http:", "https:")) and not any(map(has_wildcards, patterns))
     if all(path.is_file() for path in paths) if paths else unlisted:
-        return dict.fromkeys(sorted(patterns, key=os.fsencode), "")
+        return dict.fromkeys(sorted(patterns, key=name_bytes), "")
     listing = storage.listing()
     found: dict[str, str] = {}
     for one in patterns:
@@ -132,7 +134,7 @@ def _matching(storage: Storage, pattern: str) -> dict[str, str]:
             found_instead = f"it holds {tars} tars and {len(listing) - tars} other files"
             raise ConfigError(f"{storage} has no shard {one!r}; {found_instead}")
         found |= {name: listing[name].tag for name in names}
-    return {name: found[name] for name in sorted(found, key=os.fsencode)}
+    return {name: found[name] for name in sorted(found, key=name_bytes)}
 
 
 @contextlib.contextmanager
@@ -150,17 +152,17 @@ def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[
     """Yield the samples of a tar."""
     with _opened(storage, name) as file:
         is_local = storage.local_path(name) is not None
-        changed_ns = os.fstat(file.fileno()).st_ctime_ns if is_local else 0
+        identity = file_state(file.fileno())[1] if is_local else identity_of(tag) if tag else 0
         for sample in list(read_samples(file)):
             path = f"{name}/{sample.key}" if sample.key else name
             if sample.problem:
-                yield labelled_draft(split, None, path, -1, changed_ns, encode_more(bad=sample.problem, tag=tag))
+                yield labelled_draft(split, None, path, -1, identity, encode_more(bad=sample.problem))
                 continue
             locations = {
                 part: [name, *span, *(() if is_local else (zlib.crc32(_payload(file, *span)),))]
                 for part, span in sample.parts.items()
             }
-            yield _draft(file, split, path, locations, changed_ns, tag)
+            yield _draft(file, split, path, locations, identity)
 
 
 def _place(storage: Storage, dataset: manifest.Manifest, shard: manifest.Shard) -> str:
@@ -187,7 +189,7 @@ def _indexed_samples(storage: Storage, shard: manifest.Shard, split: str, place:
         rows = (shard_index.Row(*row) for row in index[index["part"] != shard_index.KEY_PART].tolist())
         for record, parts in itertools.groupby(rows, key=lambda row: row.record):
             locations = {row.part.decode(): [place, row.offset, row.size, row.crc32] for row in parts}
-            yield _draft(file, split, f"{shard.name}#{record}", locations, 0, "", own=True)
+            yield _draft(file, split, f"{shard.name}#{record}", locations, 0, own=True)
 
 
 def _rebuilt(storage: Storage, shard: manifest.Shard, tar: bytes) -> shard_index.Index:
@@ -199,7 +201,7 @@ def _rebuilt(storage: Storage, shard: manifest.Shard, tar: bytes) -> shard_index
 
 
 def _draft(
-    file: IO[bytes], split: str, path: str, locations: dict[str, Any], changed_ns: int, tag: str, *, own: bool = False
+    file: IO[bytes], split: str, path: str, locations: dict[str, Any], identity: int, *, own: bool = False
 ) -> Draft[SplitLabel]:
     """Return a sample from the locations of its parts. `own`: it is from a shardflow dataset."""
     try:
@@ -208,10 +210,10 @@ def _draft(
         if image is None:
             raise SampleError(f"has no image among its parts: {', '.join(locations)}")
     except SampleError as error:
-        return labelled_draft(split, None, path, -1, changed_ns, encode_more(bad=str(error), tag=tag))
+        return labelled_draft(split, None, path, -1, identity, encode_more(bad=str(error)))
     location = locations.pop(image)
-    more = encode_more(image=location, parts=locations, tag=tag)
-    return labelled_draft(split, label, path, location[2], changed_ns, more)
+    more = encode_more(image=location, parts=locations)
+    return labelled_draft(split, label, path, location[2], identity, more)
 
 
 def _pop_label(file: IO[bytes], locations: dict[str, Any], *, own: bool) -> Named:

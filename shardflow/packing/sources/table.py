@@ -3,7 +3,7 @@
 CSV and TSV with a header, JSON lines, Parquet (RFC 4180; jsonlines.org; parquet.apache.org). A cell of CSV or TSV that
 holds a JSON list or object, such as boxes or several labels, is parsed; every other cell stays text.
 
-Rows keep their order. Files on this machine are listed with size and time, so that a resume notices changes; an input
+Rows keep their order. Files on this machine are listed with their state, so that a resume notices changes; an input
 behind a URL counts as unchanged as long as its row is.
 """
 
@@ -21,10 +21,11 @@ from typing import Any, NamedTuple, TypeAlias
 from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import ConfigError
 from shardflow.formats.manifest import SPLITS
+from shardflow.storage.file_names import name_bytes, name_of
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import is_remote, remote_options, strip_file_scheme
 
-from .items import Draft, Drafts, encode_more
+from .items import Draft, Drafts, encode_more, identity_of
 from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels
 from .reader import Reader, file_state, local_path, public_name
 from .sample_adapter import to_json
@@ -82,6 +83,7 @@ class Table:
         folder, slash, name = strip_file_scheme(self.url).rpartition("/")
         base = folder or slash or "."
         storage = open_storage(base, remote_options(base, self.storage_options))
+        name = name if is_remote(base) else name_of(name)
         drafts = Drafts.of(self._drafts(_read_rows(storage.read(name), name), base))
         if not drafts:
             raise ConfigError(f"{self.url} has no rows")
@@ -144,30 +146,28 @@ def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> D
     path = public_name(place) or f"row {number}"
     if bad:
         return labelled_draft(split, None, path, -1, 0, encode_more(bad=bad))
-    size, changed_ns = _stat(base, place)
+    size, identity = _state(base, place)
     parts: dict[str, object] = {}
-    listed: list[int] = []
     if columns.caption is not None:
         parts["txt"] = str(row[columns.caption])
     if columns.mask is not None:
         parts["mask.png"] = [str(row[columns.mask])]
-        mask_size, mask_changed_ns = _stat(base, str(row[columns.mask]))
-        listed, changed_ns = [mask_size], max(changed_ns, mask_changed_ns)
+        identity = identity_of(identity, _state(base, str(row[columns.mask])))
     if rest := to_json({column: value for column, value in row.items() if column not in columns}):
         parts["json"] = rest
-    more = encode_more(image=[place] if path != place else [], parts=parts, listed=listed)
-    return labelled_draft(split, row[columns.label] if columns.label else None, path, size, changed_ns, more)
+    more = encode_more(image=[place] if path != place else [], parts=parts)
+    return labelled_draft(split, row[columns.label] if columns.label else None, path, size, identity, more)
 
 
 def _is_file_name(place: str) -> bool:
     try:
-        return b"\0" not in os.fsencode(place)
+        return b"\0" not in name_bytes(place)
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
         return False
 
 
-def _stat(base: str, place: str) -> tuple[int, int]:
-    """Return size and time of a file; -1 and 0 behind a URL."""
+def _state(base: str, place: str) -> tuple[int, int]:
+    """Return size and identity of a file; -1 and 0 behind a URL."""
     path = local_path(base, place)
     return (-1, 0) if path is None else file_state(path)
 

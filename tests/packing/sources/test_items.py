@@ -61,7 +61,7 @@ def test_labels_are_changed() -> None:
 
 def test_drafts_become_items() -> None:
     """Drafts keep their order and become the items of each split, by a function that is called once for each key."""
-    drafts = Drafts.of(Draft(row.path, str(row.label), row.size, row.changed_ns, row.more) for row in ROWS)
+    drafts = Drafts.of(Draft(row.path, str(row.label), row.size, row.identity, row.more) for row in ROWS)
     assert [draft.key for draft in drafts] == ["3", "(1, 2)", "None", "3"]
     asked = []
 

@@ -89,6 +89,15 @@ def test_numbers_are_labels(tmp_path: Path) -> None:
         list_source(sf.Table(table, classes=tmp_path / "classes.txt"))
 
 
+def test_classes_in_another_encoding(tmp_path: Path) -> None:
+    """A file of class names that is not UTF-8 is refused by name; a byte order mark is no part of a name."""
+    write_tree(tmp_path, {"1.jpg": photo(1), "latin.txt": b"caf\xe9\n", "utf.txt": "\ufeffcafé\n".encode()})
+    table = _write(tmp_path / "t.csv", [{"path": "1.jpg", "label": "café"}])
+    assert list_source(sf.Table(table, classes=tmp_path / "utf.txt")).classes == ("café",)
+    with pytest.raises(ConfigError, match=r"latin\.txt is not UTF-8 .*save it as UTF-8"):
+        list_source(sf.Table(table, classes=tmp_path / "latin.txt"))
+
+
 def test_lists_are_several_labels(tmp_path: Path) -> None:
     """A label that is a list, in CSV as JSON, makes a sample of several classes."""
     write_tree(tmp_path, {"1.jpg": photo(1)})
