@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 import shardflow
+from shardflow.packing.dry_run import ExtendDryRun, count_extension
+from shardflow.packing.extending import ON_CONFLICT
 
 from .options import executor_options, source_of, source_options
-from .output import PackBar, plural, print_lines
+from .output import PackBar, first_few, plural, print_lines
 
 
 @click.command()
 @click.argument("src", type=click.Path())
 @click.argument("dst", type=click.Path())
 @source_options
+@click.option(
+    "--on-conflict",
+    type=click.Choice(ON_CONFLICT),
+    default="error",
+    show_default=True,
+    help="What to do with an input that has the path of another one in DST: stop, add it as a further sample, or skip "
+    "it.",
+)
 @executor_options
+@click.option("--dry-run", is_flag=True, help="Count known, new and conflicting inputs; write nothing.")
 @click.option("--max-bad", default=0, show_default=True, help="Maximum number of new inputs that are quarantined.")
-def extend(src: str, dst: str, **settings: Any) -> None:
+def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any) -> None:
     """Add the new images of SRC to the dataset at DST, as new shards.
 
-    They are packed like the rest of the dataset. An input is new if the dataset has none with the same path below SRC:
-    give the source of the dataset with new files in it, or another source whose paths differ. At the end DST becomes a
+    They are packed like the rest of the dataset. An input is new if the dataset has none with the same path below SRC.
+    If it has one, their contents are compared, and --on-conflict decides where they differ. At the end DST becomes a
     new version in one step; the old version can still be opened by its fingerprint. Run the same command again to
     resume after a stop.
 
@@ -31,18 +43,43 @@ def extend(src: str, dst: str, **settings: Any) -> None:
       shardflow extend photos/ photos256/
     """
     source = source_of(src, settings)
-    with PackBar() as bar:
-        report = shardflow.extend(source, dst, progress=bar.update, **settings)
-    if not report.inputs:
-        click.echo(f"nothing new: the dataset already has {plural(report.known, 'input')} of this source")
+    if dry_run:
+        print_lines(_dry_run_lines(count_extension(source, dst, on_conflict=on_conflict), on_conflict), 13)
         return
+    with PackBar() as bar:
+        report = shardflow.extend(source, dst, on_conflict=on_conflict, progress=bar.update, **settings)
+    if not report.inputs:
+        skipped = f"; skipped: {_conflicting(report.conflicting)}" if report.conflicting else ""
+        click.echo(f"nothing new: the dataset already has {plural(report.known, 'input')} of this source{skipped}")
+        return
+    done = "added" if on_conflict == "add" else "skipped"
     new = plural(report.inputs, "new input")
     lines = {
         "added": f"{report.packed:,} of {new} in {plural(report.shards, 'shard')}",
         "known": f"{plural(report.known, 'input')} of the dataset",
+        "conflicting": report.conflicting and f"{_conflicting(report.conflicting)}: {done}",
         "quarantined": report.quarantined and f"{plural(report.quarantined, 'input')}, listed in quarantine.jsonl",
         "new classes": ", ".join(report.classes),
         "fingerprint": report.fingerprint,
         "previous": report.previous,
     }
     print_lines(((name, text) for name, text in lines.items() if text), 13)
+
+
+def _conflicting(count: int) -> str:
+    return f"{plural(count, 'input')} with the path of another one in the dataset"
+
+
+def _dry_run_lines(counts: ExtendDryRun, on_conflict: str) -> Iterator[tuple[str, str]]:
+    yield "known", f"{plural(counts.known, 'input')} of the dataset"
+    for split, inputs in counts.inputs.items():
+        yield split, plural(inputs, "new input")
+    if counts.conflicting:
+        paths = first_few([*map(repr, counts.conflicting)], 3)
+        yield "conflicting", f"{_conflicting(len(counts.conflicting))}: {paths}"
+    if counts.classes:
+        yield "new classes", ", ".join(counts.classes)
+    if counts.conflicting and on_conflict == "error":
+        yield "would write", "nothing, because of the conflicts; see --on-conflict"
+    else:
+        yield "would write", plural(counts.shards, "shard")

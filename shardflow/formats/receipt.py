@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -110,15 +109,12 @@ class Receipt(JsonObject):
         except StopIteration:
             raise FormatError("not a receipt: its inputs do not add up") from None
 
-    def records(self) -> Iterator[InputRecord | None]:
-        """Yield what is known of each input, in the order of `inputs`; None for each in a receipt of version 1."""
-        skipped, sizes = set(self.skipped), self.sizes
-        if sizes is None or self.contents is None or self.identities is None:
-            yield from (None for _ in range(len(self.sources) + len(skipped)))
-            return
-        for slot, size in enumerate(sizes):
-            place = slice(16 * slot, 16 * slot + 16)
-            yield InputRecord(size, self.contents[place], self.identities[place], slot not in skipped)
+    def record(self, slot: int) -> InputRecord | None:
+        """Return what is known of an input by its number in the order of `inputs`; None in a receipt of version 1."""
+        if self.sizes is None or self.contents is None or self.identities is None:
+            return None
+        place = slice(16 * slot, 16 * slot + 16)
+        return InputRecord(self.sizes[slot], self.contents[place], self.identities[place], slot not in self.skipped)
 
     def to_bytes(self) -> bytes:
         """Return the contents of the file."""

@@ -1,4 +1,4 @@
-"""Dry run: the counts of a pack, without packing anything."""
+"""Dry runs: the counts of a pack or an extension, without packing anything."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError
 from shardflow.formats import manifest
 from shardflow.storage.resolve import open_storage
 
+from .extending import ON_CONFLICT, plan_extension
 from .jobs import plan_jobs
 from .ledger import Ledger
 from .recipe import make_recipe
@@ -30,6 +32,17 @@ class DryRun:
     skipped: Mapping[str, int]  # extension → number of files that are not inputs because of it
     shards: int
     finished: int  # shards that an earlier attempt has finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendDryRun:
+    """The counts of an extension."""
+
+    known: int  # inputs that the dataset has
+    conflicting: Sequence[str]  # paths of the inputs that conflict with one of the dataset
+    inputs: Mapping[str, int]  # split → number of inputs that would be packed
+    classes: tuple[str, ...]  # names of the new classes
+    shards: int
 
 
 def count_pack(
@@ -70,6 +83,32 @@ def count_pack(
             skipped=source.skipped,
             shards=len(jobs),
             finished=sum(ledger.finished(job) is not None for job in jobs) if destination == "unfinished" else 0,
+        )
+
+
+def count_extension(
+    src: Any,
+    dst: str | os.PathLike[str],
+    *,
+    on_conflict: str = "error",
+    storage_options: Mapping[str, Any] | None = None,
+) -> ExtendDryRun:
+    """Return the counts of an `extend` with the same arguments.
+
+    Nothing is written. Images are read only where their content has to be compared; conflicts are no error.
+    """
+    if on_conflict not in ON_CONFLICT:
+        raise ConfigError(f"on_conflict is {on_conflict!r}; allowed are {', '.join(ON_CONFLICT)}")
+    dataset = open_dataset(dst, storage_options=storage_options)
+    with list_source(src, shared_options(src, dst, storage_options)) as source:
+        extension = plan_extension(source, dataset.storage, dataset.manifest)
+        fresh = extension.fresh(add_conflicting=on_conflict == "add")
+        return ExtendDryRun(
+            known=extension.known,
+            conflicting=extension.conflicting,
+            inputs={split: len(items) for split, items in fresh.splits.items()},
+            classes=extension.new_classes,
+            shards=len(extension.jobs(fresh, dst=os.fspath(dst), staging=Path())),
         )
 
 

@@ -6,16 +6,19 @@ No file of the dataset is changed but the manifest, which is replaced in one ste
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError, FormatError, NotFoundError
+from shardflow.formats.manifest import Manifest
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.storage.resolve import open_storage
@@ -25,12 +28,20 @@ from shardflow.storage.write_lock import acquire_to_extend, clean_up
 from .commit import Totals, commit
 from .executors import executor_maker
 from .jobs import Job, content_of, digest_of, plan_jobs, sharding_of
+from .known_inputs import KnownInputs, State, compare_inputs
 from .ledger import Ledger
-from .recipe import recipe_of
+from .recipe import Recipe, recipe_of
 from .run import Progress, run_jobs
+from .sources.items import Items
 from .sources.labelling import append_classes
 from .sources.resolve import list_source, shared_options
 from .sources.source import Source
+
+logger = logging.getLogger(__name__)
+
+ON_CONFLICT = ("error", "add", "skip")
+
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +51,8 @@ class ExtendReport:
     Attributes:
         fingerprint, previous: The dataset's identity now, and before; they are the same when nothing was new.
         known: Inputs of the source that the dataset already has; they were not touched.
+        conflicting: Inputs with the path of one that the dataset has, and another content; with `on_conflict="add"`
+            they are among `inputs`, with "skip" they are not.
         inputs, packed, quarantined: Numbers of new images.
         shards: Number of new shards.
         classes: Names of the new classes, in the order of their labels.
@@ -50,6 +63,7 @@ class ExtendReport:
     fingerprint: str
     previous: str
     known: int
+    conflicting: int = 0
     inputs: int = 0
     packed: int = 0
     quarantined: int = 0
@@ -63,6 +77,7 @@ def extend(
     src: Any,
     dst: str | os.PathLike[str],
     *,
+    on_conflict: str = "error",
     max_bad: int = 0,
     workers: int | None = None,
     executor: str = "processes",
@@ -72,25 +87,32 @@ def extend(
 ) -> ExtendReport:
     """Add the new inputs of a source to a dataset, with the dataset's own recipe, shard size and shuffling.
 
-    An input is new when no receipt of the dataset names its split and its path below `src`; a file that was changed but
-    kept its path is not new. New classes get the numbers after the old ones. After an error, or after the process was
-    killed, the dataset is what it was, and the same call goes on.
+    An input is new when the dataset has none with its split and its path below `src`. One that has both is compared by
+    its content (image, label and other parts), which is read only where file system or server say that it may differ.
+    If it differs, `on_conflict` decides; but in place of one that could not be packed it is new. New classes get the
+    numbers after the old ones. After an error, or after the process was killed, the dataset is what it was, and the
+    same call goes on.
 
     Args:
         src: As for `pack`: the source of the dataset, grown, or another with other names.
         dst: A dataset with its receipts, a directory or a URL.
+        on_conflict: What to do with inputs that have the path of another one in the dataset: "error", "add" to pack
+            them as further samples, or "skip" to leave them out.
         max_bad: New inputs that may be quarantined before nothing is committed.
         workers, executor, ray_address, storage_options, progress: As for `pack`.
 
     Raises:
         NotFoundError: There is no dataset, or a receipt of it is missing.
         ConfigError: An argument is wrong, the dataset does not record how it was packed, only one of the two has
-            labels, `src` is another shardflow dataset than the one it was packed from, or another extension has begun.
+            labels, `src` is another shardflow dataset than the one it was packed from, has inputs that conflict with
+            those of the dataset, or another extension has begun.
         DatasetExistsError: Another process extended it meanwhile.
         PackIncompleteError: More than `max_bad` inputs were quarantined, or workers kept dying.
         StoreError: `dst` cannot be written, or another process is writing to it.
     """
     make_executor = executor_maker(executor, workers, ray_address)
+    if on_conflict not in ON_CONFLICT:
+        raise ConfigError(f"on_conflict is {on_conflict!r}; allowed are {', '.join(ON_CONFLICT)}")
     if max_bad < 0:
         raise ConfigError(f"max_bad is {max_bad}; 0 is the least")
     started = time.monotonic()
@@ -99,22 +121,21 @@ def extend(
     options = shared_options(src, dst, storage_options)
     with list_source(src, options) as source, storage.exclusive_writer() as writer:
         old = open_dataset(dst, storage_options=storage_options).manifest
-        if (sharding := old.sharding) is None:
-            message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
-            raise ConfigError(f"{message}; pack it again")
-        recipe = recipe_of(old)
-        source = append_classes(source, old.classes)
-        ledger = Ledger(storage)
-        receipts = _receipts(storage, sharding)
-        _refuse_other_dataset(source, receipts)
-        fresh = _without_known(source, receipts)
-        report = ExtendReport(fingerprint=old.fingerprint, previous=old.fingerprint, known=source.inputs - fresh.inputs)
+        extension = plan_extension(source, storage, old)
+        if on_conflict == "error" and extension.conflicting:
+            raise ConfigError(_refusal(extension))
+        report = ExtendReport(
+            fingerprint=old.fingerprint,
+            previous=old.fingerprint,
+            known=extension.known,
+            conflicting=len(extension.conflicting),
+        )
+        fresh = extension.fresh(add_conflicting=on_conflict == "add")
         if not fresh.inputs:
             clean_up(storage)
             return replace(report, seconds=time.monotonic() - started)
-        jobs = _new_jobs(
-            fresh, sharding, dst=os.fspath(dst), recipe=recipe, staging=writer.staging, storage_options=storage_options
-        )
+        ledger, sharding = Ledger(storage), extension.sharding
+        jobs = extension.jobs(fresh, dst=os.fspath(dst), staging=writer.staging, storage_options=storage_options)
         acquire_to_extend(storage, content_of(jobs), old.fingerprint, writer)
         totals = Totals()
         resumed = run_jobs(
@@ -125,12 +146,12 @@ def extend(
             ledger,
             totals,
             sharding.extended(added.jobs, added.inputs),
-            classes=source.classes,
-            recipe=recipe,
+            classes=fresh.classes,
+            recipe=extension.recipe,
             max_bad=max_bad,
             skipped=fresh.skipped,
             replacing=old,
-            replaced_receipts=receipts,
+            replaced_receipts=extension.receipts,
         )
     packed = whole.packed - old.samples
     return replace(
@@ -140,9 +161,100 @@ def extend(
         packed=packed,
         quarantined=fresh.inputs - packed,
         shards=whole.shards - sum(map(len, old.splits.values())),
-        classes=(source.classes or ())[len(old.classes or ()) :],
+        classes=extension.new_classes,
         resumed=resumed,
         seconds=time.monotonic() - started,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """A source compared with a dataset.
+
+    Attributes:
+        old: The manifest of the dataset; `sharding`, `recipe` and `receipts` are the dataset's as well.
+        source: All inputs of the source; its labels continue the numbering of the dataset.
+        states: Split → the `State` of each of its inputs, int8 [inputs].
+    """
+
+    old: Manifest
+    sharding: Sharding
+    recipe: Recipe
+    receipts: Mapping[str, Receipt]
+    source: Source
+    states: Mapping[str, npt.NDArray[np.int8]]
+
+    @property
+    def known(self) -> int:
+        """Number of inputs that the dataset has."""
+        return sum(int(np.isin(states, (State.KNOWN, State.UNCHECKED)).sum()) for states in self.states.values())
+
+    @property
+    def conflicting(self) -> Sequence[str]:
+        """Paths of the inputs that conflict with one of the dataset."""
+        return [item.path for items in self._inputs(State.CHANGED).values() for item in items]
+
+    @property
+    def new_classes(self) -> tuple[str, ...]:
+        """Names of the classes that the dataset does not have."""
+        return (self.source.classes or ())[len(self.old.classes or ()) :]
+
+    def fresh(self, *, add_conflicting: bool) -> Source:
+        """Return the source of the inputs that have to be packed."""
+        fresh = self._inputs(State.NEW, *([State.CHANGED] if add_conflicting else []))
+        return replace(self.source, splits={split: items for split, items in fresh.items() if items})
+
+    def jobs(self, fresh: Source, **place: Any) -> list[Job]:
+        """Return the jobs of these inputs, numbered after the old ones."""
+        sharding = self.sharding
+        jobs = plan_jobs(
+            fresh,
+            recipe=self.recipe,
+            shard_samples=sharding.shard_samples,
+            seed=sharding.seed,
+            shuffle=sharding.shuffle,
+            **place,
+        )
+        renamed = []
+        for job in jobs:
+            split, _, number = job.name.partition("/")
+            name = job_name(split, sharding.jobs.get(split, 0) + int(number))
+            renamed.append(replace(job, name=name, first=sharding.inputs.get(split, 0) + job.first))
+        return renamed
+
+    def _inputs(self, *states: State) -> dict[str, Items]:
+        return {split: items.take(np.isin(self.states[split], states)) for split, items in self.source.splits.items()}
+
+
+def plan_extension(source: Source, storage: Storage, old: Manifest) -> Extension:
+    """Compare a source with the dataset of a manifest; see `extend` for the errors."""
+    if (sharding := old.sharding) is None:
+        message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
+        raise ConfigError(f"{message}; pack it again")
+    recipe = recipe_of(old)
+    source = append_classes(source, old.classes)
+    receipts = _receipts(storage, sharding)
+    _refuse_other_dataset(source, receipts)
+    states = {
+        split: compare_inputs(items, KnownInputs(of for _, of in _of_split(receipts, split)), source.reader)
+        for split, items in source.splits.items()
+    }
+    if unchecked := sum(int((found == State.UNCHECKED).sum()) for found in states.values()):
+        logger.warning(
+            "%d inputs were packed by an older shardflow, which recorded their names alone: whether they have changed "
+            "since could not be compared",
+            unchecked,
+        )
+    return Extension(old=old, sharding=sharding, recipe=recipe, receipts=receipts, source=source, states=states)
+
+
+def _refusal(extension: Extension) -> str:
+    paths = extension.conflicting
+    named = ", ".join(map(repr, paths[:_NAMED])) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
+    return (
+        f"{len(paths)} of {extension.source.inputs} inputs have the path of one in the dataset and another content: "
+        f"{named}. Pack them as further samples with --on-conflict add, leave them out with --on-conflict skip, or "
+        "rename them"
     )
 
 
@@ -153,17 +265,6 @@ def _receipts(storage: Storage, sharding: Sharding) -> dict[str, Receipt]:
     except (NotFoundError, FormatError) as error:
         message = f"extending needs all receipts, which name the inputs of the dataset ({error})"
         raise NotFoundError(f"{message}; restore the .json files beside the shards from where it was packed") from error
-
-
-def _without_known(source: Source, receipts: Mapping[str, Receipt]) -> Source:
-    """Return the source without the inputs that receipts name, by their split and path."""
-    fresh = {}
-    for split, items in source.splits.items():
-        known: set[str] = set()
-        for _, receipt in _of_split(receipts, split):
-            known.update(receipt.sources, (bad.path for bad in receipt.quarantined))
-        fresh[split] = items.take(np.array([item.path not in known for item in items], dtype=bool))
-    return replace(source, splits={split: items for split, items in fresh.items() if items})
 
 
 def _refuse_other_dataset(source: Source, receipts: Mapping[str, Receipt]) -> None:
@@ -183,14 +284,3 @@ def _refuse_other_dataset(source: Source, receipts: Mapping[str, Receipt]) -> No
 
 def _of_split(receipts: Mapping[str, Receipt], split: str) -> Iterator[tuple[str, Receipt]]:
     return ((name, receipt) for name, receipt in receipts.items() if name.partition("/")[0] == split)
-
-
-def _new_jobs(fresh: Source, sharding: Sharding, **place: Any) -> list[Job]:
-    """Return the jobs of the new inputs, numbered after the old ones."""
-    jobs = plan_jobs(fresh, shard_samples=sharding.shard_samples, seed=sharding.seed, shuffle=sharding.shuffle, **place)
-    renamed = []
-    for job in jobs:
-        split, _, number = job.name.partition("/")
-        name = job_name(split, sharding.jobs.get(split, 0) + int(number))
-        renamed.append(replace(job, name=name, first=sharding.inputs.get(split, 0) + job.first))
-    return renamed

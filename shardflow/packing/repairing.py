@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from shardflow.dataset.verifying import Finding, verify_dataset, verify_shard
 from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import shard_index
 from shardflow.formats.manifest import Shard
-from shardflow.formats.receipt import Receipt, from_bytes
+from shardflow.formats.receipt import InputRecord, Receipt, from_bytes
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.staging import temporary_staging
 from shardflow.storage.storage import Storage
@@ -30,6 +31,7 @@ from shardflow.storage.storage import Storage
 from .executors import ExecutorMaker, executor_maker
 from .image.encoding import codec_versions
 from .jobs import Job
+from .known_inputs import is_same
 from .recipe import recipe_of
 from .sources.items import Item, Items
 from .sources.labelling import append_classes
@@ -163,9 +165,11 @@ class _Repacker:
                 staging=folder,
                 recipe=self._recipe,
             )
-            if job.items_sha256 != receipt.items_sha256:
-                raise IntegrityError(f"the inputs of {shard.name} have changed since they were packed")
             self._make_executor(lock).run([job], lambda *_: None)
+            again = from_bytes((folder / shard.receipt_name).read_bytes())
+            if changed := _changed_inputs(receipt, again):
+                others = f", nor are {len(changed) - 1} others" if len(changed) > 1 else ""
+                raise IntegrityError(f"{changed[0]!r} is not the input from which {shard.name} was packed{others}")
             tar = folder / shard.name
             if not tar.exists() or file_sha256(tar) != shard.sha256:
                 ours = codec_versions()
@@ -182,15 +186,31 @@ class _Repacker:
         for row, item in enumerate(items):
             if item.path in rows:
                 rows[item.path].append(row)
-        for path, found in rows.items():
+        chosen = []
+        for slot, path in enumerate(paths):
+            found = rows[path]
             if not found:
                 raise NotFoundError(f"the source has no {path!r}, from which {shard.name} was packed")
-            if len(found) > 1:
-                raise IntegrityError(
-                    f"the source has {len(found)} inputs {path!r}, and no receipt says from which of them {shard.name} "
-                    "was packed; repair it from a copy"
-                )
-        return items.take(np.array([rows[path][0] for path in paths], dtype=np.int64))
+            chosen.append(found[0] if len(found) == 1 else self._row(items, found, receipt.record(slot), shard))
+        return items.take(np.array(chosen, dtype=np.int64))
+
+    def _row(self, items: Items, rows: Sequence[int], record: InputRecord | None, shard: Shard) -> int:
+        """Return which of several items with the same path a shard was packed from."""
+        for row in rows:
+            if record is not None and is_same(items[row], record, self._source.reader):
+                return row
+        found = f"the source has {len(rows)} inputs {items[rows[0]].path!r}"
+        if record is None:
+            message = f"{found}, and no receipt says from which of them {shard.name} was packed; repair it from a copy"
+            raise IntegrityError(message)
+        raise IntegrityError(f"{found}, and {shard.name} was packed from none of them")
+
+
+def _changed_inputs(before: Receipt, after: Receipt) -> list[str]:
+    """Return the paths of the inputs whose content differs in two receipts; none where the first is of version 1."""
+    records = ((before.record(slot), after.record(slot)) for slot in range(len(before.inputs())))
+    differ = [old is not None and new is not None and old.content != new.content for old, new in records]
+    return list(itertools.compress(before.inputs(), differ))
 
 
 def _repair_shard(storage: Storage, shard: Shard, repair_source: RepairSource | None) -> list[str]:

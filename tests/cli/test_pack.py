@@ -192,3 +192,35 @@ def test_extend(tmp_path: Path) -> None:
     again = CliRunner().invoke(main.shardflow, arguments)
     assert again.exit_code == 0
     assert again.output == "nothing new: the dataset already has 32 inputs of this source\n"
+
+
+def test_extend_with_conflicts(tmp_path: Path) -> None:
+    """Inputs with the path of another one stop `extend` unless --on-conflict says otherwise; --dry-run counts them."""
+    src = image_folder(tmp_path / "src", 6)
+    shardflow.pack(src, tmp_path / "dst", short_side=32, executor="serial")
+    write_tree(src, {"a/0000.jpg": photo(9), "d/new.jpg": photo(1)})
+    command = ["extend", str(src), str(tmp_path / "dst"), "--executor", "serial"]
+
+    def told(*options: str) -> str:
+        result = CliRunner().invoke(main.shardflow, [*command, *options])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    conflict = "1 input with the path of another one in the dataset"
+    assert told("--dry-run").splitlines() == [
+        "known        5 inputs of the dataset",
+        "train        1 new input",
+        f"conflicting  {conflict}: 'a/0000.jpg'",
+        "new classes  d",
+        "would write  nothing, because of the conflicts; see --on-conflict",
+    ]
+    assert told("--dry-run", "--on-conflict", "add").splitlines()[-1] == "would write  1 shard"
+    done = run(*command)
+    assert done.returncode == 2
+    assert (
+        "shardflow: 1 of 7 inputs have the path of one in the dataset and another content: 'a/0000.jpg'" in done.stderr
+    )
+    assert f"conflicting  {conflict}: skipped\n" in told("--on-conflict", "skip")
+    assert told("--on-conflict", "skip").endswith(f"6 inputs of this source; skipped: {conflict}\n")
+    assert f"conflicting  {conflict}: added\n" in told("--on-conflict", "add")
+    assert told() == "nothing new: the dataset already has 7 inputs of this source\n"

@@ -6,10 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import (
@@ -21,6 +23,8 @@ from shardflow.errors import (
     StoreError,
 )
 from shardflow.formats.manifest import Manifest, from_bytes, kept_name
+from shardflow.formats.receipt import from_bytes as receipt_from_bytes
+from shardflow.packing.dry_run import count_extension
 from shardflow.packing.sources.labelling import append_classes
 from shardflow.packing.sources.reader import Reader
 from shardflow.packing.sources.source import Source
@@ -28,7 +32,7 @@ from shardflow.storage.local import LocalStorage
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
 from shardflow.storage.write_lock import FILE_NAME as LOCK
 from tests.helpers.crashes import INSTRUMENT
-from tests.helpers.folders import contents, image_folder, photo, quarantined, write_tree
+from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_fixtures import prefix, server
 from tests.helpers.s3_server import Server
@@ -139,6 +143,123 @@ def test_nothing_new(packed: Path, dst: Path) -> None:
     before = contents(dst)
     report = sf.extend(packed / "src", dst, executor="serial")
     assert (report.inputs, report.known, report.fingerprint) == (0, 76, sf.open(dst).fingerprint)
+    assert contents(dst) == before
+
+
+def _cameras(root: Path) -> tuple[Path, Path]:
+    """Return a dataset of one camera's pictures, and the folder of another, which names its pictures alike."""
+    write_tree(root, {f"cam1/cat/{n}.bmp": bitmap(n) for n in range(5)})
+    write_tree(root, {"cam1/cat/bad.bmp": b"bad", "cam2/cat/0.bmp": bitmap(0), "cam2/cat/9.bmp": bitmap(9)})
+    write_tree(root, {"cam2/cat/1.bmp": bitmap(11), "cam2/cat/2.bmp": photo(2), "cam2/cat/bad.bmp": bitmap(12)})
+    sf.pack(root / "cam1", root / "dst", **SETTINGS, max_bad=1)
+    return root / "dst", root / "cam2"
+
+
+def bitmap(number: int) -> bytes:
+    """Return one of several pictures whose files are equally large."""
+    return encoded(Image.new("RGB", (9, 9), (number, 0, 0)), "BMP")
+
+
+def test_another_picture_of_the_same_name(tmp_path: Path) -> None:
+    """A picture whose path is known and whose content is not is never passed over: it is an error that names it."""
+    dst, src = _cameras(tmp_path)
+    before = contents(dst)
+    with pytest.raises(ConfigError, match=r"2 of 5 inputs .*: 'cat/1\.bmp', 'cat/2\.bmp'\. .*--on-conflict add"):
+        sf.extend(src, dst, executor="serial")
+    with pytest.raises(ConfigError, match="on_conflict is 'replace'; allowed are error, add, skip"):
+        sf.extend(src, dst, on_conflict="replace")
+    assert contents(dst) == before
+
+
+def test_adding_what_conflicts(tmp_path: Path) -> None:
+    """With "add" both pictures are in the dataset, under one path, and then both are known; a mended one is new."""
+    dst, src = _cameras(tmp_path)
+    report = sf.extend(src, dst, on_conflict="add", executor="serial")
+    assert (report.known, report.conflicting, report.inputs, report.packed) == (1, 2, 4, 4)
+    assert (len(sf.open(dst)["train"]), sf.open(dst).manifest.inputs, sf.verify(dst)) == (9, 10, [])
+    for again, known in ((src, 5), (tmp_path / "cam1", 6)):
+        report = sf.extend(again, dst, executor="serial")
+        assert (report.known, report.conflicting, report.inputs) == (known, 0, 0)
+
+
+def test_skipping_what_conflicts(tmp_path: Path) -> None:
+    """With "skip" the pictures that conflict are left out and counted."""
+    dst, src = _cameras(tmp_path)
+    report = sf.extend(src, dst, on_conflict="skip", executor="serial")
+    assert (report.known, report.conflicting, report.inputs, report.packed) == (1, 2, 2, 2)
+    report = sf.extend(src, dst, on_conflict="skip", executor="serial")
+    assert (report.known, report.conflicting, report.inputs) == (3, 2, 0)
+
+
+def test_changed_files_and_copies(tmp_path: Path) -> None:
+    """A file that changed in its place conflicts though its size and mtime do not; a copy of the source is known."""
+    dst, _ = _cameras(tmp_path)
+    copy = shutil.copytree(tmp_path / "cam1", tmp_path / "copy")
+    assert sf.extend(copy, dst, executor="serial").known == 6
+    path = tmp_path / "cam1/cat/3.bmp"
+    status = path.stat()
+    path.write_bytes(bitmap(33))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(ConfigError, match=r"1 of 6 inputs .*: 'cat/3\.bmp'\."):
+        sf.extend(tmp_path / "cam1", dst, executor="serial")
+
+
+def test_only_what_may_differ_is_read(tmp_path: Path) -> None:
+    """The same files are known without being opened; of others, those are that are as large as what was packed."""
+    dst, src = _cameras(tmp_path)
+    script = """
+import sys
+from shardflow.packing.dry_run import count_extension
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])[-5:]) if event == "open" else None)
+for src in sys.argv[2:]:
+    count_extension(src, sys.argv[1])
+print(sorted(path for path in opened if path.endswith(".bmp")))
+"""
+    command = [sys.executable, "-c", script, dst, tmp_path / "cam1", src]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert told == "['0.bmp', '1.bmp']\n"
+
+
+def test_other_labels_and_captions(tmp_path: Path) -> None:
+    """The content of an input is more than its image: a row with another label, caption or mask conflicts."""
+    write_tree(tmp_path, {"1.bmp": bitmap(1), "2.bmp": bitmap(2)})
+    rows = "1.bmp,a,one\n2.bmp,b,two\n"
+    table = sf.Table(tmp_path / "t.csv", caption="text")
+    (tmp_path / "t.csv").write_text(f"path,label,text\n{rows}")
+    sf.pack(table, tmp_path / "dst", **SETTINGS)
+    for changed in ("1.bmp,b,one\n2.bmp,a,two\n", "1.bmp,a,uno\n2.bmp,b,due\n"):
+        (tmp_path / "t.csv").write_text(f"path,label,text\n{changed}")
+        with pytest.raises(ConfigError, match="2 of 2 inputs"):
+            sf.extend(table, tmp_path / "dst", executor="serial")
+    (tmp_path / "t.csv").write_text(f"path,label,text\n3.bmp,c,three\n{rows}")
+    write_tree(tmp_path, {"3.bmp": bitmap(3)})
+    assert sf.extend(table, tmp_path / "dst", executor="serial").packed == 1
+
+
+def test_old_receipts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where receipts of version 1 have only names, known names are known, and one warning says what that means."""
+    dst, src = _cameras(tmp_path)
+    for path in dst.glob("*/*.json"):
+        receipt = receipt_from_bytes(path.read_bytes())
+        path.write_bytes(replace(receipt, sizes=None, contents=None, identities=None).to_bytes())
+    report = sf.extend(src, dst, executor="serial")
+    assert (report.known, report.conflicting, report.inputs) == (4, 0, 1)
+    (warning,) = caplog.records
+    assert "4 inputs were packed by an older shardflow" in warning.getMessage()
+
+
+def test_dry_run(tmp_path: Path) -> None:
+    """A dry run counts what is known, new and in conflict, and writes nothing; conflicts are no error."""
+    dst, src = _cameras(tmp_path)
+    write_tree(src, {"dog/1.bmp": bitmap(1)})
+    before = contents(dst)
+    counts = count_extension(src, dst)
+    assert (counts.known, counts.inputs, counts.shards, counts.classes) == (1, {"train": 3}, 1, ("dog",))
+    assert counts.conflicting == ["cat/1.bmp", "cat/2.bmp"]
+    assert count_extension(src, dst, on_conflict="add").inputs == {"train": 5}
+    with pytest.raises(ConfigError, match="on_conflict is 'no'"):
+        count_extension(src, dst, on_conflict="no")
     assert contents(dst) == before
 
 
