@@ -8,7 +8,7 @@
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
     shardflow.Cache(directory)      where shards and decoded images are kept
     shardflow.open(url)             dataset -> splits and samples by number
-    shardflow.verify(url)           dataset -> all damage in it
+    shardflow.verify(url)           dataset -> all damage in it, and what its sources say otherwise
     shardflow.repair(url, source)   dataset -> the same dataset, undamaged
     shardflow.sync(src, dst)        dataset -> the same dataset somewhere else
     shardflow.index(urls, to)       tars of other writers -> a dataset over them, in place
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .dataset.splitting import split, split_folds
     from .dataset.subsetting import subset
     from .dataset.syncing import SyncReport, sync
-    from .dataset.verifying import Finding, verify
+    from .dataset.verifying import Finding
     from .dataset.virtual_dataset import VirtualReport
     from .device.prefetcher import DevicePrefetcher
     from .device.transforms.color_jitter import ColorJitter
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from .packing.sources.folder import Folder
     from .packing.sources.shards import Shards
     from .packing.sources.table import Table
+    from .packing.verifying import verify
     from .storage.cache import Cache
 
 _LAZY = {
@@ -117,7 +118,7 @@ _LAZY = {
     "subset": ("dataset.subsetting", "subset"),
     "sync": ("dataset.syncing", "sync"),
     "tune": ("diagnostics.tuning", "tune"),
-    "verify": ("dataset.verifying", "verify"),
+    "verify": ("packing.verifying", "verify"),
 }
 
 __all__ = [

@@ -10,6 +10,7 @@ import click
 
 import shardflow
 from shardflow.dataset.verifying import verify_dataset
+from shardflow.packing.verifying import IMAGES, compare_with_sources, open_sources
 
 from .options import json_option
 from .output import megabytes, plural, print_json, shard_bar, total_bytes
@@ -27,47 +28,70 @@ from .output import megabytes, plural, print_json, shard_bar, total_bytes
     help="Repair damaged and missing files: from a copy of the dataset, or by packing them again from their source. "
     "Without FROM only indexes can be repaired.",
 )
-def verify(url: str, as_json: bool, source: str | None) -> int:
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    type=click.Path(),
+    metavar="SRC",
+    help="Compare some images and labels with what they were packed from; repeat it for what DST was extended from.",
+)
+@click.option(
+    "--images", default=IMAGES, show_default=True, type=click.IntRange(1), help="Images to compare with --source."
+)
+def verify(url: str, as_json: bool, source: str | None, sources: tuple[str, ...], images: int) -> int:
     """Read a whole dataset, and report or repair all damage.
 
     Checks the manifest, the size, SHA-256, tar structure and index of each shard, and the CRC-32 and label of each
-    member. The exit code is 1 if there is damage, or with --repair, if some is left.
+    member. Whether the pictures and labels are those that you meant shows only in a comparison with --source. The exit
+    code is 1 if there is a finding, or with --repair, if some is left.
 
     \b
     Examples:
       shardflow verify photos256/
       shardflow verify photos256/ --repair s3://bucket/photos256
       shardflow verify photos256/ --repair photos/
+      shardflow verify photos256/ --source photos/
     """
     started = time.perf_counter()
     dataset = shardflow.open(url)
     shards, size = dataset.shards, total_bytes(dataset.shards)
     repairs: dict[str, object] = {}
-    with shard_bar(shards, "verifying", disable=as_json) as progress:
+    with open_sources(dataset, sources) as opened, shard_bar(shards, "verifying", disable=as_json) as progress:
         if source is None:
             findings: Sequence[shardflow.Finding] = verify_dataset(dataset, progress=progress)
         else:
             report = shardflow.repair(url, source or None, progress=progress)
             findings = report.left
             repairs = {"repaired": report.repaired, "failed": report.failed, "found": list(map(asdict, report.found))}
+        damaged = {finding.file for finding in findings}
+        compared = compare_with_sources(dataset, opened, images=images, damaged=damaged)
     samples = sum(shard.samples for shard in shards)
     if as_json:
-        checked = {"shards": len(shards), "samples": samples, "bytes": size}
-        listed = list(map(asdict, findings))
-        print_json({**checked, "sound": not findings, "findings": listed, **repairs})
-        return 1 if findings else 0
+        checked = {"shards": len(shards), "samples": samples, "bytes": size, "compared": compared.compared}
+        listed = list(map(asdict, [*findings, *compared.findings]))
+        print_json({**checked, "sound": not listed, "findings": listed, **repairs})
+        return 1 if listed else 0
     if source is not None:
         for name in report.repaired:
             click.echo(f"repaired: {name}")
         for name, reason in report.failed.items():
             click.echo(f"not repaired: {name}: {reason}")
-    for finding in findings:
+    for finding in (*findings, *compared.findings):
         click.echo(str(finding))
+    if sources:
+        how = f"{plural(compared.compared, 'image')} compared with {', '.join(sources)}"
+        differing = compared.findings and f"not as its source: {plural(len(compared.findings), 'finding')} in {how}"
+        click.echo(differing or f"as its source: {how}")
     seconds = time.perf_counter() - started
     read = f"{plural(len(shards), 'shard')}, {plural(samples, 'sample')}, {megabytes(size)} in {seconds:.1f} s"
     if not findings:
         click.echo(f"no damage: {read}")
-        return 0
+        if not sources and dataset.manifest.sharding is not None:
+            click.echo(
+                "not checked: whether pictures and labels are the right ones; --source SRC compares some with SRC"
+            )
+        return 1 if compared.findings else 0
     files = {finding.file for finding in findings}
     found = f"{plural(len(findings), 'finding')} in {plural(len(files), 'file')}"
     remedy = "run again with --repair and a copy or the source of the dataset, or pack it again"

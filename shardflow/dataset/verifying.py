@@ -7,11 +7,9 @@ its CRC-32. A finding names the file and, if it concerns one sample, the sample.
 from __future__ import annotations
 
 import hashlib
-import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from shardflow.errors import DecodeError, FormatError, IntegrityError, StoreError, TarError
 from shardflow.formats import shard_index, ustar
@@ -20,7 +18,7 @@ from shardflow.formats.manifest import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.storage.storage import Storage
 
-from .dataset import Dataset, open_dataset
+from .dataset import Dataset
 from .shard_rows import ShardRows, member_key
 
 
@@ -47,35 +45,12 @@ class Finding:
         return f"{self.where}: {self.problem}"
 
 
-def verify(
-    url: str | os.PathLike[str],
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Shard], None] | None = None,
-) -> list[Finding]:
-    """Read a whole dataset and return everything that is wrong with it.
-
-    >>> shardflow.verify("photos256")      # doctest: +SKIP
-    []
-
-    Args:
-        url: A directory or a URL. A remote dataset is read at its URL, not in the cache.
-        storage_options: Options of fsspec's file system, if it is a URL.
-        progress: Called after each shard.
-
-    Returns:
-        The findings, by split and shard; an empty list if the dataset is intact.
-
-    Raises:
-        NotFoundError: There is no dataset.
-        ManifestError: The manifest itself is damaged, so that nothing can be compared with it.
-        StoreError: The dataset is out of reach. A single file that cannot be read is a finding.
-    """
-    return verify_dataset(open_dataset(url, storage_options=storage_options), progress=progress)
-
-
 def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None = None) -> list[Finding]:
-    """Return everything that is wrong with an open dataset; see `verify`."""
+    """Read a whole dataset and return all damage, by split and shard; `progress` is called after each shard.
+
+    A remote dataset is read at its URL, not in the cache. A single file that cannot be read is a finding; StoreError if
+    the dataset is out of reach.
+    """
     tars: dict[str, list[Shard]] = {}  # shards of a virtual dataset can share a tar, which is read once
     for shard in dataset.shards:
         tars.setdefault(dataset.storage.url(shard.name), []).append(shard)

@@ -7,9 +7,12 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+import shardflow
+from shardflow.cli import main
 from shardflow.cli.verify import verify
 from shardflow.formats import shard_index
 from tests.helpers.command import run
+from tests.helpers.folders import image_folder, photo, write_tree
 from tests.helpers.making import flip, make_dataset
 
 
@@ -40,6 +43,27 @@ def test_every_flipped_bit_is_named(tmp_path: Path) -> None:
         assert [line for line in lines if line.startswith(place) and "crc32" in line]
     assert lines[-1].startswith("damaged: 4 findings in 2 files")
     assert len(lines) == 5
+
+
+def test_a_comparison_with_the_source(tmp_path: Path) -> None:
+    """--source says how many images were compared, names those that differ, and then exits with 1."""
+    src, dst = image_folder(tmp_path / "src", 6), tmp_path / "dst"
+    shardflow.pack(src, dst, short_side=32, executor="serial")
+    answer = CliRunner().invoke(main.shardflow, ["verify", str(dst)], standalone_mode=False)
+    assert "not checked: whether pictures and labels are the right ones; --source SRC" in answer.stdout
+    answer = run("verify", dst, "--source", src, "--images", 4)
+    assert (answer.returncode, answer.stdout.splitlines()[0]) == (0, f"as its source: 4 images compared with {src}")
+    assert "not checked" not in answer.stdout
+    write_tree(src, {"a/0003.jpg": photo(9)})
+    answer = CliRunner().invoke(main.shardflow, ["verify", str(dst), "--source", str(src)], standalone_mode=False)
+    assert answer.return_value == 1
+    lines = answer.stdout.splitlines()
+    assert "part 'jpg' is not what is packed from 'a/0003.jpg'" in lines[0]
+    assert lines[1] == f"not as its source: 1 finding in 6 images compared with {src}"
+    assert lines[2].startswith("no damage: ")
+    arguments = ["verify", "--json", str(dst), "--source", str(src)]
+    told = json.loads(CliRunner().invoke(main.shardflow, arguments, standalone_mode=False).stdout)
+    assert (told["sound"], told["compared"], len(told["findings"])) == (False, 6, 1)
 
 
 def test_json_lists_the_findings(tmp_path: Path) -> None:

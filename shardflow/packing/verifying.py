@@ -1,0 +1,295 @@
+"""Verifying: a dataset as it lies, and a sample of its images against the inputs that they were packed from.
+
+A dataset without damage can still be the wrong one: checksums say that nothing has changed since it was packed, not
+that pictures and labels are those that were meant. Only a comparison with the sources can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow._cores import allowed_cores
+from shardflow.dataset.dataset import Dataset, open_dataset
+from shardflow.dataset.shard_rows import ShardRows, read_index
+from shardflow.dataset.verifying import Finding, verify_dataset
+from shardflow.errors import ConfigError, DecodeError, FormatError, SampleError, ShardflowError, StoreError
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import LABEL_PARTS, Label, sample_labels
+from shardflow.formats.manifest import Shard
+from shardflow.formats.receipt import Receipt, from_bytes
+from shardflow.order import keyed_rng
+
+from .annotations import transform_parts
+from .image.decoding import map_codec_errors, safe_open
+from .jobs import content_digits
+from .recipe import Recipe, recipe_of
+from .sources.items import Item
+from .sources.labelling import append_classes
+from .sources.resolve import list_source
+from .sources.source import Source
+
+IMAGES = 300
+"""How many images are compared with their sources by default."""
+
+_LEVELS = 4.0
+"""Mean difference, of 255, up to which two images count as packed from one file by other versions of the codecs.
+
+With and without the native kernel, photographs differ by 0.2 at most; different photographs differ by tens.
+"""
+
+
+def verify(
+    url: str | os.PathLike[str],
+    *,
+    sources: Sequence[Any] = (),
+    images: int = IMAGES,
+    seed: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    progress: Callable[[Shard], None] | None = None,
+) -> list[Finding]:
+    """Read a whole dataset and return everything that is wrong with it.
+
+    Without sources that is damage alone: a dataset cannot show whether its pictures and labels are those that were
+    meant. With sources, some images, chosen at random, are packed again from their inputs: image, label and other parts
+    must be the same, or nearly the same where the codecs have other versions.
+
+    >>> shardflow.verify("photos256", sources=["photos/"])      # doctest: +SKIP
+    []
+
+    Args:
+        url: A directory or a URL. A remote dataset is read at its URL, not in the cache.
+        sources: What it was packed and extended from, each as for `pack`.
+        images: Number of images that are compared; all, if the dataset has fewer.
+        seed: Seed of their choice.
+        storage_options, source_options: Options of fsspec's file systems, where `url` and sources are URLs.
+        progress: Called after each shard.
+
+    Returns:
+        The findings, by split and shard; an empty list if there are none.
+
+    Raises:
+        NotFoundError: There is no dataset, or nothing at a source.
+        ManifestError: The manifest itself is damaged, so that nothing can be compared with it.
+        StoreError: The dataset is out of reach. A single file that cannot be read is a finding.
+        ConfigError: A source is none or has other labels, or the dataset is virtual, or was not made by packing.
+    """
+    dataset = open_dataset(url, storage_options=storage_options)
+    if images < 1:
+        raise ConfigError(f"images is {images}; 1 is the least")
+    with open_sources(dataset, sources, source_options) as opened:
+        findings = verify_dataset(dataset, progress=progress)
+        damaged = {finding.file for finding in findings}
+        return findings + compare_with_sources(dataset, opened, images=images, seed=seed, damaged=damaged).findings
+
+
+@contextlib.contextmanager
+def open_sources(
+    dataset: Dataset, sources: Sequence[Any], source_options: Mapping[str, Any] | None = None
+) -> Iterator[list[Source]]:
+    """List the sources of a dataset, with the dataset's numbers of classes; see `verify` for arguments and errors."""
+    if sources and (roots := dataset.manifest.roots.values()):
+        places = ", ".join(root.url for root in roots)
+        raise ConfigError(f"{dataset.url} is a virtual dataset without receipts of its own; compare {places}")
+    if sources and dataset.manifest.sharding is None:
+        raise ConfigError(f"{dataset.url} was not made by packing: nothing says which input became which sample")
+    with contextlib.ExitStack() as stack:
+        yield [
+            append_classes(stack.enter_context(list_source(source, source_options)), dataset.classes)
+            for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
+        ]
+
+
+class Comparison(NamedTuple):
+    """The result of comparing a dataset with its sources."""
+
+    findings: list[Finding]
+    compared: int  # number of images
+
+
+def compare_with_sources(
+    dataset: Dataset,
+    sources: Sequence[Source],
+    *,
+    images: int = IMAGES,
+    seed: int = 0,
+    damaged: Collection[str] = (),
+) -> Comparison:
+    """Compare some images with their inputs, but none of the shards of which a file is `damaged`; see `verify`."""
+    if not sources:
+        return Comparison([], 0)
+    shards = [shard for shard in dataset.shards if not {shard.name, shard.index_name} & set(damaged)]
+    chosen = _choose(np.array([shard.samples for shard in shards], dtype=np.int64), images, seed)
+    findings: list[Finding] = []
+    samples: list[_Sample] = []
+    for number, records in chosen.items():
+        try:
+            samples += _open_samples(dataset, shards[number], records)
+        except (StoreError, FormatError) as error:
+            problem = f"its images cannot be compared with their inputs: {error}"
+            findings.append(Finding(shards[number].receipt_name, problem))
+    check = _Check(dataset, recipe_of(dataset.manifest), _Inputs(sources, samples))
+    with ThreadPoolExecutor(2 * allowed_cores()) as threads:
+        for sample, problem in zip(samples, threads.map(check.problem, samples), strict=True):
+            if problem:
+                findings.append(Finding(sample.shard.name, problem, key=sample.key))
+    return Comparison(findings, len(samples))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """A sample that is compared: where it lies, and what its receipt says of its input."""
+
+    shard: Shard
+    rows: Sequence[tuple[Any, ...]]  # of the index
+    key: str
+    path: str
+    content: str | None
+    recipe_sha256: str  # with the versions of the codecs
+
+    @property
+    def split(self) -> str:
+        return self.shard.name.partition("/")[0]
+
+
+def _choose(sizes: npt.NDArray[np.int64], images: int, seed: int) -> dict[int, list[int]]:
+    """Return the records that are compared, by the number of their shard."""
+    ends = np.cumsum(sizes)
+    count = int(sizes.sum())
+    chosen: dict[int, list[int]] = {}
+    for number in np.sort(keyed_rng.permutation(keyed_rng.key(seed, "verify"), count)[:images]).tolist():
+        shard = int(np.searchsorted(ends, number, side="right"))
+        chosen.setdefault(shard, []).append(number - int(ends[shard] - sizes[shard]))
+    return chosen
+
+
+def _open_samples(dataset: Dataset, shard: Shard, records: Sequence[int]) -> list[_Sample]:
+    receipt = from_bytes(dataset.storage.read(shard.receipt_name))
+    if receipt.shard != shard:
+        raise FormatError("the receipt is that of another shard")
+    slots = _slots(receipt)
+    rows = ShardRows.from_index(read_index(dataset.storage, shard), shard.samples)
+    known = {record: receipt.record(slots[record]) for record in records}
+    contents = {record: None if one is None else one.content for record, one in known.items()}
+    return [
+        _Sample(
+            shard=shard,
+            rows=rows.of_record(record),
+            key=f"{receipt.first + slots[record]:09d}",
+            path=receipt.sources[record],
+            content=contents[record],
+            recipe_sha256=receipt.recipe_sha256,
+        )
+        for record in records
+    ]
+
+
+def _slots(receipt: Receipt) -> list[int]:
+    """Return the number of the input of each record among the inputs of the job."""
+    skipped = set(receipt.skipped)
+    slots = [slot for slot in range(len(receipt.inputs())) if slot not in skipped]
+    if receipt.shard is None or len(slots) != receipt.shard.samples:
+        raise FormatError("not a receipt: its inputs do not add up")
+    return slots
+
+
+class _Inputs:
+    """The inputs of some samples in the sources."""
+
+    def __init__(self, sources: Sequence[Source], samples: Sequence[_Sample]) -> None:
+        wanted = {(sample.split, sample.path) for sample in samples}
+        self._found: dict[tuple[str, str], list[tuple[Source, Item]]] = {}
+        for source in sources:
+            for split, items in source.splits.items():
+                for item in items:
+                    if (split, item.path) in wanted:
+                        self._found.setdefault((split, item.path), []).append((source, item))
+
+    def of(self, sample: _Sample) -> Sequence[tuple[Source, Item]]:
+        """Return the inputs that a sample may have been packed from."""
+        return self._found.get((sample.split, sample.path), ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Compares samples with their inputs."""
+
+    dataset: Dataset
+    recipe: Recipe
+    inputs: _Inputs
+
+    def problem(self, sample: _Sample) -> str:
+        """Return what is wrong with a sample; "" if there is nothing."""
+        candidates = self.inputs.of(sample)
+        if not candidates:
+            return f"the sources have no input {sample.path!r}"
+        try:
+            packed = self._read(sample)
+        except ShardflowError as error:
+            return f"cannot be compared with its input: {error}"
+        problems = [self._compare(packed, sample, source, item) for source, item in candidates]
+        return "" if "" in problems else problems[0]
+
+    def _read(self, sample: _Sample) -> dict[str, bytes]:
+        parts = {}
+        for _, name, offset, size, crc32, *_ in sample.rows:
+            payload = self.dataset.storage.read_range(sample.shard.name, offset, offset + size)
+            if zlib.crc32(payload) != crc32:
+                raise DecodeError(f"part {name.decode()!r}: its CRC-32 differs")
+            parts[name.decode()] = payload
+        return parts
+
+    def _compare(self, packed: Mapping[str, bytes], sample: _Sample, source: Source, item: Item) -> str:
+        try:
+            labels = _named(sample_labels(packed.get), source), _named(item.label, source)
+            if labels[0] != labels[1]:
+                return f"has the label {labels[0]}, its input {item.path!r} has {labels[1]}"
+            read = source.reader.read(item)
+            image = self.recipe.process(read.image)
+            expected = {image.part: image.image, **transform_parts(read.parts, item.label, image.geometry)}
+        except SampleError as error:
+            return f"its input {item.path!r} cannot be packed again: {error}"
+        same_codecs = sample.recipe_sha256 == self.recipe.digest
+        for part in sorted({*packed, *expected} - {*LABEL_PARTS}):
+            if not _is_same(part, packed.get(part), expected.get(part), same_codecs=same_codecs):
+                is_input = sample.content in (None, content_digits(read, item.label))
+                why = "" if is_input else ", which has changed since it was packed"
+                return f"its part {part!r} is not what is packed from {item.path!r}{why}"
+        return ""
+
+
+def _is_same(part: str, packed: bytes | None, expected: bytes | None, *, same_codecs: bool) -> bool:
+    """Whether a part is what was expected; an image that other codecs have made may differ a little."""
+    if packed == expected or packed is None or expected is None or same_codecs:
+        return packed == expected
+    return (part in IMAGE_PARTS or part.endswith(".png")) and _difference(packed, expected) <= _LEVELS
+
+
+def _named(label: Label, source: Source) -> str:
+    """Return a label, or several, by the names of the classes."""
+    numbers = () if label is None else (label,) if isinstance(label, int) else label
+    names = source.classes or ()
+    return ", ".join(repr(names[one]) if one < len(names) else str(one) for one in numbers) or "no class"
+
+
+def _difference(one: bytes, other: bytes) -> float:
+    """Return the mean difference of the pixels of two images, 0 … 255; the greatest if they cannot be compared."""
+    try:
+        first, second = _pixels(one), _pixels(other)
+    except DecodeError:
+        return 255.0
+    return float(np.abs(first - second).mean()) if first.shape == second.shape else 255.0
+
+
+def _pixels(data: bytes) -> npt.NDArray[np.int16]:
+    with map_codec_errors(DecodeError), safe_open(data) as image:
+        return np.asarray(image.convert("RGB")).astype(np.int16)

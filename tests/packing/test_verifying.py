@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import shardflow as sf
+from shardflow import native
+from shardflow.errors import ConfigError, NotFoundError
+from shardflow.formats.manifest import FILE_NAME, from_bytes
+from shardflow.formats.receipt import from_bytes as receipt_from_bytes
+from tests.helpers.folders import encoded, image_folder, photo, write_tree
+from tests.helpers.kernel import without_kernel
+from tests.helpers.making import flip, make_dataset
+
+SETTINGS: dict[str, Any] = {"short_side": 32, "shard_samples": 20, "executor": "serial"}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder `src`, a folder `more`, and `dst`, packed from the first and extended from the second."""
+    root = tmp_path_factory.mktemp("packed")
+    src = write_tree(image_folder(root / "src", 50), {"a/bad.jpg": b"\xff\xd8", "a/z.jpg": photo(3)})
+    sf.pack(src, root / "dst", **SETTINGS, max_bad=1)
+    sf.extend(write_tree(root / "more", {f"h/{n}.jpg": photo(n) for n in range(4)}), root / "dst", executor="serial")
+    return root
+
+
+@pytest.fixture
+def dst(packed: Path, tmp_path: Path) -> Path:
+    """The dataset, for a test that changes it."""
+    return shutil.copytree(packed / "dst", tmp_path / "dst")
+
+
+def test_the_right_dataset(packed: Path) -> None:
+    """A dataset that is as its sources has no findings, whichever images are compared."""
+    sources = [packed / "src", sf.Folder(packed / "more")]
+    assert sf.verify(packed / "dst", sources=sources) == []
+    assert sf.verify(packed / "dst", sources=sources, images=7, seed=5) == []
+
+
+def test_sources_that_are_not_all(packed: Path) -> None:
+    """Each input that the sources do not have is a finding that names it; the seed chooses which are looked for."""
+    found = sf.verify(packed / "dst", sources=[packed / "src"])
+    where = [(finding.file, finding.key) for finding in found]
+    assert where == [("train/000003.tar", f"0000000{number}") for number in range(52, 56)]
+    assert sorted(finding.problem for finding in found) == [f"the sources have no input 'h/{n}.jpg'" for n in range(4)]
+    assert len(sf.verify(packed / "dst", sources=[packed / "more"], images=5)) <= 5
+    choices = [sf.verify(packed / "dst", sources=str(packed / "more"), images=9, seed=seed) for seed in (0, 0, 1)]
+    assert choices[0] == choices[1] != choices[2]
+
+
+def test_pictures_of_another_class(packed: Path, dst: Path) -> None:
+    """Pictures of one class under the name of another, in a dataset without damage, are found by their folder."""
+    manifest = from_bytes((dst / FILE_NAME).read_bytes())
+    (dst / FILE_NAME).write_bytes(replace(manifest, classes=("a", "b", "c", "g")).to_bytes())
+    assert sf.verify(dst) == []
+    found = sf.verify(dst, sources=[packed / "src", packed / "more"])
+    assert len(found) == 4
+    assert "has the label 'g', its input 'h/" in found[0].problem
+    assert found[0].problem.endswith("has 'h'")
+
+
+def test_pictures_of_another_tree(packed: Path, dst: Path, tmp_path: Path) -> None:
+    """Other pictures under the same paths are found, and whether the input has changed since is said."""
+    src = shutil.copytree(packed / "src", tmp_path / "src")
+    (src / "a/0003.jpg").write_bytes(photo(4))
+    (found,) = sf.verify(dst, sources=[src, packed / "more"])
+    assert "part 'jpg' is not what is packed from 'a/0003.jpg', which has changed since it was packed" in found.problem
+    (src / "a/0003.jpg").write_bytes(photo(3) + b"metadata")
+    assert sf.verify(dst, sources=[src, packed / "more"]) == []
+
+
+def test_receipt_that_names_other_inputs(packed: Path, dst: Path) -> None:
+    """Where a receipt names another input than the one that was packed, the pictures differ."""
+    path = dst / "train/000003.json"
+    receipt = receipt_from_bytes(path.read_bytes())
+    path.write_bytes(replace(receipt, sources=receipt.sources[1:] + receipt.sources[:1]).to_bytes())
+    assert len(sf.verify(dst, sources=[packed / "src", packed / "more"])) == 4
+    path.write_bytes(replace(receipt, sizes=None, contents=None, identities=None).to_bytes())
+    assert sf.verify(dst, sources=[packed / "src", packed / "more"]) == []
+
+
+def test_other_parts(tmp_path: Path) -> None:
+    """Masks and texts are compared like images."""
+    mask = encoded(Image.new("L", (96, 64), 7), "PNG")
+    src = write_tree(tmp_path / "src", {"1.jpg": photo(1), "1.txt": b"one", "1.mask.png": mask})
+    source = sf.Folder(src, parts=("txt", "mask.png"))
+    sf.pack(source, tmp_path / "dst", **SETTINGS)
+    assert sf.verify(tmp_path / "dst", sources=[source]) == []
+    (src / "1.txt").write_bytes(b"uno")
+    (found,) = sf.verify(tmp_path / "dst", sources=[source])
+    assert "its part 'txt' is not what is packed from '1.jpg'" in found.problem
+    (found,) = sf.verify(tmp_path / "dst", sources=[src])
+    assert "its part 'mask.png' is not" in found.problem
+
+
+@pytest.mark.skipif(not native.available(), reason=native.describe())
+def test_other_codecs(packed: Path, tmp_path: Path) -> None:
+    """Where the codecs are others, images may differ a little, but are still told from other pictures."""
+    sources = [packed / "src", packed / "more"]
+    with without_kernel():
+        assert sf.verify(packed / "dst", sources=sources) == []
+        (tmp_path / "h").mkdir()
+        for number in range(4):
+            (tmp_path / f"h/{number}.jpg").write_bytes(photo(number + 1))
+        assert len(sf.verify(packed / "dst", sources=[packed / "src", tmp_path])) == 4
+
+
+def test_receipts_that_are_none(packed: Path, dst: Path) -> None:
+    """A shard without its own receipt cannot be compared, which is a finding; the others are compared."""
+    path = dst / "train/000003.json"
+    shutil.copy(dst / "train/000000.json", path)
+    (found,) = sf.verify(dst, sources=[packed / "src"])
+    assert str(found).startswith("train/000003.json: its images cannot be compared with their inputs: ")
+    assert "the receipt is that of another shard" in found.problem
+    path.unlink()
+    (found,) = sf.verify(dst, sources=[packed / "src"])
+    assert "train/000003.json does not exist" in found.problem
+
+
+def test_damage_is_reported_once(packed: Path, dst: Path) -> None:
+    """The images of a damaged shard are not compared: what is wrong with them is known."""
+    flip(dst / "train/000003.tar", 2000)
+    damage = sf.verify(dst)
+    assert damage
+    assert sf.verify(dst, sources=[packed / "src"]) == damage
+
+
+def test_what_cannot_be_compared(packed: Path, tmp_path: Path) -> None:
+    """A virtual dataset, one that was not packed, a missing source and a wrong number are refused before reading."""
+    sf.subset(packed / "dst", tmp_path / "part", fraction=0.5)
+    with pytest.raises(ConfigError, match=r"is a virtual dataset without receipts of its own; compare \.\."):
+        sf.verify(tmp_path / "part", sources=[packed / "src"])
+    with pytest.raises(ConfigError, match="was not made by packing"):
+        sf.verify(make_dataset(tmp_path / "made", [3]), sources=[packed / "src"])
+    with pytest.raises(NotFoundError, match="nowhere does not exist"):
+        sf.verify(packed / "dst", sources=[tmp_path / "nowhere"], progress=lambda _: pytest.fail("read"))
+    with pytest.raises(ConfigError, match="images is 0; 1 is the least"):
+        sf.verify(packed / "dst", images=0)
