@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -85,6 +86,19 @@ def test_splits_and_unlabelled(tmp_path: Path) -> None:
     assert manifest.classes is None
     samples = wds.WebDataset(str(tmp_path / "dst" / "val" / "000000.tar"), shardshuffle=False, empty_check=False)
     assert [sorted(sample) for sample in samples] == [["__key__", "__local_path__", "__url__", "jpg"]] * 2
+
+
+def test_receipt_has_what_was_read(tmp_path: Path) -> None:
+    """A receipt has size and digest of each input as the format says: of the image, its label and its other parts."""
+    src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "a/1.txt": b"one", "b/2.jpg": b"bad", "b/2.txt": b""})
+    sf.pack(sf.Folder(src, parts=("txt",)), tmp_path / "dst", **SMALL, shuffle=False, max_bad=1)
+    sf.pack(write_tree(tmp_path / "flat", {"1.jpg": photo(1)}), tmp_path / "flat dst", **SMALL)
+    (receipt,), (flat,) = _receipts(tmp_path / "dst"), _receipts(tmp_path / "flat dst")
+    read = photo(1) + b"\x000" + b"\0txt\x003\0one", b"bad" + b"\x001" + b"\0txt\x000\0"
+    assert (receipt["version"], receipt["sizes"]) == (2, [len(photo(1)), 3])
+    assert receipt["contents"] == "".join(hashlib.blake2b(data, digest_size=8).hexdigest() for data in read)
+    assert flat["contents"] == hashlib.blake2b(photo(1), digest_size=8).hexdigest()
+    assert len(receipt["identities"]) == 32
 
 
 def test_shuffle(tmp_path: Path) -> None:
