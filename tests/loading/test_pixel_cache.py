@@ -327,6 +327,24 @@ def test_pixels_that_were_lost_are_noticed(dataset: Path, harm: str) -> None:
     assert same(epoch(loader(dataset, pixels="1GB"), 2), epoch(undamaged, 2))
 
 
+def test_a_flipped_bit_of_a_sum_is_noticed(dataset: Path) -> None:
+    """Whichever bit of a sum is flipped, of pixels that are there or of pixels that are not, the image is right."""
+    options = {"batch_size": 1, "shuffle": False}
+    right = [batch[0] for batch in epoch(loader(dataset, **options), 0)][:3]
+    one = iter(loader(dataset, **options, pixels="1GB"))
+    next(one), next(one)
+    (file,) = files(dataset)
+    os.truncate(file, 1 << 20)  # the place of a missing record is a hole
+    whole = file.read_bytes()
+    for bit in (0, 1, 31, 63):
+        spoilt = bytearray(whole)
+        for record in (0, 2):
+            spoilt[8 * record + bit // 8] ^= 1 << bit % 8
+        file.write_bytes(spoilt)
+        batches = iter(loader(dataset, **options, pixels="1GB"))
+        assert all(torch.equal(next(batches)[0], expected) for expected in right)
+
+
 def test_training_goes_on_when_the_disk_is_full(dataset: Path) -> None:
     """When no more can be written, one warning says so, and the batches are right."""
     command = [sys.executable, "-c", READER, str(dataset), str(dataset.parent / "cache"), "0", "50000"]
