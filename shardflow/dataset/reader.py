@@ -25,7 +25,7 @@ from shardflow.errors import IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import ustar
 from shardflow.formats.manifest import Shard
 from shardflow.formats.shard_index import Index
-from shardflow.storage.cache import STALL_TIMEOUT_S, Cache, FetchResult, as_cache
+from shardflow.storage.cache import MOST_COPIES, STALL_TIMEOUT_S, Cache, Download, FetchResult, as_cache
 from shardflow.storage.local_files import map_os_errors, pause
 from shardflow.storage.storage import Storage
 
@@ -53,7 +53,7 @@ class ShardReader:
 
     A shard on a local disk is mapped where it lies. Any other is downloaded whole into the cache, verified and mapped
     there; while another thread or process downloads it, samples whose bytes have arrived are read already. A copy in
-    the cache that turns out to be damaged is downloaded once more.
+    the cache that turns out to be damaged is downloaded again.
 
     Shards are named by their number. `read`, `part`, `key`, `members` and `unmap` are for one thread; any thread may
     call the other methods. A reader can be sent to another process and used after a fork: each process maps the shards
@@ -98,9 +98,7 @@ class ShardReader:
         try:
             return mapped.sample(record, unchecked)
         except IntegrityError:
-            if not self._refetch(shard):
-                raise
-        return self._mapped[shard].sample(record, unchecked)
+            return mapped.mended(partial(mapped.sample, record, unchecked))
 
     def part(self, shard: int, record: int, name: str) -> memoryview | None:
         """Return one part of a sample, its CRC-32 checked; None if the sample has no such part."""
@@ -146,16 +144,17 @@ class ShardReader:
         return result
 
     def index(self, shard: int) -> Index:
-        """Return the index of a shard; a damaged copy in the cache is downloaded once more."""
+        """Return the index of a shard; a damaged copy in the cache is downloaded again."""
         entry = self.shards[shard]
         if self.cache is None or self._is_file(entry.index_name):
             return read_index(self._storage, entry)
-        try:
-            return self._cached_index(self.cache, entry)
-        except IntegrityError:
-            if not self.cache.discard_damaged(entry.index_sha256):
-                raise
-        return self._cached_index(self.cache, entry)
+        for _ in range(MOST_COPIES):
+            with self.cache.open(entry.index_sha256, None, partial(self._download_index, entry)) as file:
+                try:
+                    return parse_index(self._storage, entry, file.read())
+                except (IntegrityError, OSError):  # each copy is verified on its way into the cache
+                    self.cache.discard(entry.index_sha256, os.fstat(file.fileno()))
+        raise self.cache.damaged_copies(self._storage.url(entry.index_name))
 
     def rows(self, shard: int) -> ShardRows | None:
         """Return the rows of a shard's index; None if it is missing or damaged."""
@@ -180,23 +179,21 @@ class ShardReader:
         return mapped
 
     def _map(self, shard: int) -> MappedShard:
-        with self._open_tar(self.shards[shard]) as file:
-            rows = self._partial.pop(shard, None) or self.rows(shard)
-            mapped = MappedShard(file, self.shards[shard], rows, number=shard, url=self.url(shard))
+        entry = self.shards[shard]
+        with self._open_tar(entry) as file:
+            mapped = MappedShard(
+                file,
+                entry,
+                self._partial.pop(shard, None) or self.rows(shard),
+                number=shard,
+                url=self.url(shard),
+                cache=None if self._is_file(entry.name) else self.cache,
+                download=self._download(entry),
+            )
         self._mapped[shard] = mapped
         if len(self._mapped) > MAPPED_SHARDS:
             self._mapped.popitem(last=False)
         return mapped
-
-    def _refetch(self, shard: int) -> bool:
-        """Map a damaged shard anew, downloaded again if its cached copy is damaged; return whether it was done."""
-        entry = self.shards[shard]
-        if self.cache is None or self._is_file(entry.name) or self._mapped[shard].was_refetched:
-            return False  # after a second download the damage is the source's
-        if self.cache.discard_damaged(entry.sha256):
-            logger.warning("the copy of %s in the cache was damaged; check the disk", self.url(shard))
-        self._map(shard).was_refetched = True
-        return True
 
     def _read_partial(self, shard: int, record: int) -> Sample | None:
         """Return a sample of a shard that is being downloaded, as soon as its own bytes are there.
@@ -239,15 +236,15 @@ class ShardReader:
         path = self._storage.local_path(entry.name)
         if path is None:
             assert self.cache is not None
-            return self.cache.open(entry.sha256, entry.bytes, partial(self._download, entry))
+            return self.cache.open(entry.sha256, entry.bytes, self._download(entry))
         with map_os_errors(path):
             return open(path, "rb")
 
     def _is_file(self, name: str) -> bool:
         return self._storage.local_path(name) is not None
 
-    def _download(self, entry: Shard, target: Path) -> None:
-        self._storage.get(entry.name, target, size=entry.bytes, sha256=entry.sha256)
+    def _download(self, entry: Shard) -> Download:
+        return partial(self._storage.get, entry.name, size=entry.bytes, sha256=entry.sha256)
 
     def _download_with_index(self, entry: Shard, target: Path) -> None:
         """Download a tar, and at the same time its index, with which samples are read while the tar arrives."""
@@ -259,17 +256,13 @@ class ShardReader:
         index = threading.Thread(target=fetch_index, name="shardflow-index", daemon=True)
         index.start()
         try:
-            self._download(entry, target)
+            self._download(entry)(target)
         finally:
             index.join()
 
     def _fetch_index(self, entry: Shard) -> None:
         if self.cache is not None and not self._is_file(entry.index_name):
             self.cache.fetch(entry.index_sha256, None, partial(self._download_index, entry))
-
-    def _cached_index(self, cache: Cache, entry: Shard) -> Index:
-        with cache.open(entry.index_sha256, None, partial(self._download_index, entry)) as file:
-            return parse_index(self._storage, entry, file.read())
 
     def _download_index(self, entry: Shard, target: Path) -> None:
         data = check_index(self._storage, entry, self._storage.read(entry.index_name))

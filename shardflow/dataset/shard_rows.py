@@ -79,8 +79,9 @@ class ShardRows(NamedTuple):
         for _, name, offset, size, crc32, width, height in self.of_record(record):
             part, payload = name.decode(), tar[offset - begin : offset - begin + size]
             if part not in unchecked and zlib.crc32(payload) != crc32:
-                error = IntegrityError(f"part {part!r} is damaged (its CRC-32 differs); run `shardflow verify`")
-                raise Sample(parts, (0, 0), shard, record, url, key).located(error)
+                message = f"part {part!r} is damaged (its CRC-32 differs); run `shardflow verify`"
+                # No variable for the error: its traceback would keep the tar in memory.
+                raise Sample(parts, (0, 0), shard, record, url, key).located(IntegrityError(message))
             parts[part] = payload
             if image_size is None and part in IMAGE_PARTS:
                 image_size = width, height

@@ -37,7 +37,7 @@ def _fetch(split: Split, number: int) -> Shard:
     if result is FetchResult.BUSY:
         raise DeadlineError(
             f"{split.reader.url(number)}: another process downloads it, and its file has not grown for "
-            f"{STALL_TIMEOUT_S:g} s; end that process if it was stopped, and try again"
+            f"{STALL_TIMEOUT_S:g} s; end that process, and try again"
         )
     if result is FetchResult.FULL:
         raise StoreError("the disk of the cache has no room; free some space, or choose another cache directory")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
-import logging
 import os
 import secrets
 import tempfile
@@ -18,18 +17,19 @@ from pathlib import Path
 from typing import IO
 
 from shardflow._validation import size_in_bytes
-from shardflow.errors import StoreError
+from shardflow.errors import ConfigError, IntegrityError, ShardflowError, StoreError
 
-from .cache_directory import CachedFile, CacheDirectory, unlink
+from .cache_directory import CachedFile, CacheDirectory
 from .cache_eviction import Evictor
 from .local_files import file_sha256, map_os_errors
 
-logger = logging.getLogger(__name__)
-
 LIMIT = "100GB"
 STALL_TIMEOUT_S = 60.0
-"""How long a reader waits for another process whose download does not grow. The retry policy ends the downloads of live
-processes sooner; this timeout is for processes that were stopped."""
+"""How long a reader waits for another process whose download does not grow. The retry policy ends downloads sooner, and
+stopped processes are noticed sooner: this is the deadline for everything else."""
+
+MOST_COPIES = 3
+"""How many copies a reader tries. Each was verified on its way into the cache, so it means a broken disk."""
 
 _NO_ROOM = (
     "the cache %s has no room (limit %d bytes): each process downloads shards into private temporary files; free some "
@@ -59,7 +59,8 @@ class Cache:
         pixels: The most bytes that decoded images may take, beside the limit; None to keep none.
 
     Raises:
-        ConfigError: A limit is not a size, or the directory is a link or belongs to another user.
+        ConfigError: A limit is not a size, the directory is a link or belongs to another user, or it is not given and
+            the user has no home directory.
 
     Example:
         >>> cache = shardflow.Cache("/nvme/cache", limit="500GB", pixels="50GB")  # doctest: +SKIP
@@ -77,14 +78,14 @@ class Cache:
         self._files = CacheDirectory(self.directory)
         self._evictor = Evictor(self._files)
         self.decoded_directory = self._files.decoded
-        self._warned = False
         with contextlib.suppress(StoreError):  # raised later, and only if a file is fetched
             self._files.create()
 
     def open(self, sha256: str, size: int | None, download: Download) -> IO[bytes]:
         """Return the file of this content, open for reading; download it if no process has done so or is doing so.
 
-        If there is no room, the file is a private one. It is gone when it is closed and no longer mapped.
+        If there is no room, or a file that cannot be used is in the way, the file is a private one. It is gone when it
+        is closed and no longer mapped.
 
         Args:
             sha256: Of the content.
@@ -96,15 +97,20 @@ class Cache:
         """
         with map_os_errors(self.directory):
             for _ in range(3):  # other processes may delete the directory
-                file = self._obtain(sha256, size, download, STALL_TIMEOUT_S)
-                if file is FetchResult.FULL and not self._warned:
-                    self._warned = True
-                    logger.warning(_NO_ROOM, self.directory, self.limit_bytes)
+                try:
+                    file = self._obtain(sha256, size, download, STALL_TIMEOUT_S)
+                except OSError as error:
+                    if not self._files.is_unusable(error):
+                        raise
+                    self._files.warn_of(error)
+                    break
+                if file is FetchResult.FULL:
+                    self._files.warn_once("room", _NO_ROOM, self.directory, self.limit_bytes)
                 if isinstance(file, FetchResult):
                     break
                 if file is not None:
                     return file
-            return self._open_private(size or 0, download)
+            return self._open_private(size, download)
 
     def fetch(self, sha256: str, size: int | None, download: Download, *, stall_timeout_s: float = 0) -> FetchResult:
         """Put the file of this content into the cache, if there is room; see `open`.
@@ -127,8 +133,13 @@ class Cache:
         # Not found: the file is complete, or the cache was deleted, meanwhile.
         with map_os_errors(self.directory), contextlib.suppress(FileNotFoundError):
             for path in self._files.partials().get(sha256, ()):
-                if (descriptor := self._files.try_lock(sha256)) is None:
-                    return open(path, "rb")
+                try:
+                    if (descriptor := self._files.try_lock(sha256)) is None:
+                        return open(path, "rb")
+                except OSError as error:
+                    if not self._files.is_unusable(error):
+                        raise
+                    return None
                 self._files.unlock(sha256, descriptor)
         return None
 
@@ -142,38 +153,60 @@ class Cache:
 
     def prune(self, limit_bytes: int) -> list[CachedFile]:
         """Evict shards and decoded images until they are within a limit, remove leftovers; return the evicted files."""
-        self._files.create()
         with map_os_errors(self.directory):
-            return self._evictor.prune(limit_bytes)
+            try:
+                self._files.create()
+                return self._evictor.prune(limit_bytes)
+            except OSError as error:
+                if not self._files.is_deleted(error):
+                    raise
+                return []
 
     def prune_damaged(self) -> list[CachedFile]:
         """Read all blobs, remove those that do not have the SHA-256 of their name, and return them."""
-        return [blob for blob in self.blobs() if self.discard_damaged(blob.path.name)]
+        with map_os_errors(self.directory):
+            return [blob for blob in self.blobs() if self._is_damaged(blob.path) and self._files.remove(blob.path)]
 
-    def discard_damaged(self, sha256: str) -> bool:
-        """Read a blob and remove it if it is damaged; return whether it was."""
+    def discard(self, sha256: str, damaged: os.stat_result) -> None:
+        """Remove a blob that turned out to be damaged, unless another file has taken its place."""
         path = self._files.blobs / sha256
         with contextlib.suppress(FileNotFoundError), map_os_errors(path):
-            if is_damaged := file_sha256(path) != sha256:
-                path.unlink(missing_ok=True)
-            return is_damaged
-        return False
+            if os.path.samestat(os.lstat(path), damaged):
+                self._files.remove(path)
+
+    def damaged_copies(self, url: str) -> ShardflowError:
+        """Return the error of a file of which one copy after the other was damaged."""
+        message = (
+            f"{MOST_COPIES} copies of it, each verified on its way into the cache {self.directory}, were damaged when "
+            "they were read: check the disk, or choose another cache directory"
+        )
+        return IntegrityError(message).at(shard=url)
+
+    def _is_damaged(self, blob: Path) -> bool:
+        try:
+            return file_sha256(blob) != blob.name
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if not self._files.is_unusable(error):
+                raise
+            return True
 
     def _obtain(
         self, sha256: str, size: int | None, download: Download, stall_timeout_s: float
     ) -> IO[bytes] | FetchResult | None:
-        """Return the file from the cache, after a download if need be; None if the cache was deleted meanwhile."""
+        """Return the file from the cache, after a download if need be; None if others have deleted it meanwhile."""
         try:
             if (file := self._open_cached(sha256, size)) is not None:
                 return file
-            with self._files.lock(sha256, size or 0, stall_timeout_s=stall_timeout_s) as is_held:
-                if not is_held:
+            with self._files.lock(sha256, size or 0, stall_timeout_s=stall_timeout_s) as lock:
+                if lock is None:
                     return FetchResult.BUSY
                 if (file := self._open_cached(sha256, size)) is not None:
                     return file
                 if not self._evictor.make_room(size or 0, self.limit_bytes):
                     return FetchResult.FULL
-                return self._download(sha256, download, size, keep=True)
+                return self._download(sha256, download, size, lock)
         except OSError as error:
             if _is_full(error):
                 return FetchResult.FULL
@@ -188,24 +221,38 @@ class Cache:
             file = open(path, "rb")  # noqa: SIM115 - it is returned
         except FileNotFoundError:
             return None
-        if size is not None and os.fstat(file.fileno()).st_size != size:
+        except OSError as error:
+            if self._files.is_unusable(error) and self._files.remove(path):
+                return None
+            raise
+        status = os.fstat(file.fileno())
+        if size is not None and status.st_size != size:
+            self.discard(sha256, status)
             file.close()
-            path.unlink(missing_ok=True)
             return None
         with contextlib.suppress(OSError):  # a full disk may refuse even this
             os.utime(file.fileno())
         return file
 
-    def _download(self, name: str, download: Download, size: int | None, *, keep: bool) -> IO[bytes]:
-        """Download a file, and open it before it is published, so that it cannot be evicted in between."""
-        for leftover in self._files.partials().get(name, ()):  # of a holder of the lock that was killed
-            unlink(leftover)
+    def _download(self, name: str, download: Download, size: int | None, lock: int | None) -> IO[bytes] | None:
+        """Download a file, and open it before it is published, so that it cannot be evicted in between.
+
+        It is published if its `lock` is still held then: another process may have taken over meanwhile. None if the
+        file was cut short meanwhile.
+        """
+        for leftover in self._files.partials().get(name, ()):  # of a process that was killed or stopped
+            self._files.remove(leftover)
         partial = self._files.partial / f"{name}.{secrets.token_hex(8)}"
         try:
             download(partial)
             file = open(partial, "rb")  # noqa: SIM115 - it is returned
             try:
-                if keep and (size is not None or self._reserve(name, os.fstat(file.fileno()).st_size)):
+                arrived = os.fstat(file.fileno()).st_size
+                if size is not None and arrived != size:
+                    file.close()
+                    return None
+                fits = size is not None or self._reserve(lock, arrived)
+                if lock is not None and fits and self._files.holds(name, lock):
                     os.replace(partial, self._files.blobs / name)
             except BaseException:
                 file.close()
@@ -214,22 +261,25 @@ class Cache:
         finally:
             partial.unlink(missing_ok=True)
 
-    def _reserve(self, name: str, size: int) -> bool:
+    def _reserve(self, lock: int | None, size: int) -> bool:
         """Reserve room for a file whose size was unknown before its download; return whether there is any."""
+        if lock is None:
+            return False
+        os.ftruncate(lock, size)
         try:
-            os.truncate(self._files.locks / name, size)
             return self._evictor.make_room(size, self.limit_bytes)
         except FileNotFoundError:  # the cache was deleted at this moment
             return False
 
-    def _open_private(self, size: int, download: Download) -> IO[bytes]:
+    def _open_private(self, size: int | None, download: Download) -> IO[bytes]:
         """Download a file that has no name afterwards, in the cache or in the system's temporary directory."""
         name = f"private-{secrets.token_hex(8)}"
         try:
-            with self._files.lock(name, size, stall_timeout_s=STALL_TIMEOUT_S):
-                return self._download(name, download, size, keep=False)
+            with self._files.lock(name, size or 0, stall_timeout_s=STALL_TIMEOUT_S):
+                if (file := self._download(name, download, size, None)) is not None:
+                    return file
         except OSError as error:
-            if not (_is_full(error) or self._files.is_deleted(error)):
+            if not (_is_full(error) or self._files.is_deleted(error) or self._files.is_unusable(error)):
                 raise
         try:
             with tempfile.TemporaryDirectory(prefix="shardflow-") as directory:
@@ -238,7 +288,7 @@ class Cache:
         except OSError as error:
             if not _is_full(error):
                 raise
-            message = f"neither {self.directory} nor {tempfile.gettempdir()} has room for {size} bytes"
+            message = f"neither {self.directory} nor {tempfile.gettempdir()} has room for {size or 'its'} bytes"
             raise StoreError(f"{message}; free some space, or choose a cache directory on another disk") from error
 
 
@@ -248,9 +298,21 @@ def as_cache(cache: Cache | str | os.PathLike[str] | None) -> Cache:
 
 
 def default_directory() -> Path:
-    """Return `shardflow` in the user's cache directory, as the XDG Base Directory Specification defines it."""
+    """Return `shardflow` in the user's cache directory, as the XDG Base Directory Specification defines it.
+
+    Raises:
+        ConfigError: The user has no home directory.
+    """
     home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "shardflow"
+    if os.path.isabs(home):
+        return Path(home) / "shardflow"
+    try:
+        return Path.home() / ".cache/shardflow"
+    except RuntimeError as error:  # in a container, often: no HOME, and a user that /etc/passwd does not list
+        raise ConfigError(
+            f"there is no directory for the cache: user {os.getuid()} has no home directory; name one by `cache=` (in "
+            "commands `--cache-dir`), or set XDG_CACHE_HOME"
+        ) from error
 
 
 def _is_full(error: BaseException | None) -> bool:

@@ -4,17 +4,26 @@
     partial/NAME.TOKEN         a download that is not complete; it belongs to the process that holds the lock NAME
     locks/NAME                 locked (`flock(2)`) while a process downloads NAME, then deleted; its size, of which no
                                byte is written, is the space that is reserved for NAME
+    locks/eviction             locked while a process counts and evicts
     decoded/NAME               decoded images of a shard, where a loader keeps them, within a limit of their own
 
 The kernel releases a lock when its process ends, so a process that waits for a killed downloader goes on at once.
-There is no daemon, no shared memory, and no state besides these files. All of them may be deleted at any time.
+A process that was stopped keeps its locks. So a downloader touches its lock every second, and those that wait for a
+lock that has not changed for `STUCK_AFTER_S` delete it and take over. That is safe at any time, also if the other
+process goes on: each writes a file of its own, publishes it only while it holds the lock, and the bytes are verified.
+
+There is no daemon, no shared memory, and no state besides these files. All of them may be deleted at any time. One that
+cannot be used, for its mode or its owner, is deleted; one that cannot even be deleted is left alone and named once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +33,14 @@ from shardflow.errors import ConfigError, StoreError
 
 from .local_files import flock, map_os_errors, pause
 
+logger = logging.getLogger(__name__)
+
+STUCK_AFTER_S = 5.0
+"""How long a lock may stay as it is before its process counts as stuck: longer than a busy machine delays a thread that
+touches a file every second."""
+
+_TOUCH_S = 1.0
+_LONGEST_LOOK_S = 0.5  # of the time between two looks at a lock; a waiting process may have been stopped meanwhile
 _POLL_S = 0.02
 
 
@@ -43,6 +60,9 @@ class CacheDirectory:
         self.path = path
         names = ("blobs", "partial", "locks", "decoded")
         self.blobs, self.partial, self.locks, self.decoded = (path / name for name in names)
+        # When the locks were looked at last, and for each its state then and for how many seconds it has been so.
+        self._seen: tuple[float, dict[str, tuple[_LockState, float]]] = 0.0, {}
+        self._warned: set[str] = set()
 
     def create(self) -> None:
         """Create the directories that do not exist; ConfigError for an unsafe one, StoreError where this fails."""
@@ -57,6 +77,34 @@ class CacheDirectory:
     def is_deleted(self, error: OSError) -> bool:
         """Return whether an error comes from the deletion of the cache, which is allowed at any time."""
         return isinstance(error, FileNotFoundError) and str(self.path) in str(error)
+
+    def is_unusable(self, error: OSError) -> bool:
+        """Return whether an error comes from a file of the cache that cannot be used, for its mode, owner or kind."""
+        if isinstance(error, StoreError) or str(self.path) not in str(error):
+            return False
+        return error.errno in (errno.EACCES, errno.EPERM, errno.EISDIR, errno.EIO)
+
+    def remove(self, path: str | Path) -> bool:
+        """Delete a file, if that is possible; return whether it is gone."""
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            if not self.is_unusable(error):
+                raise
+            self.warn_of(error)
+            return False
+        return True
+
+    def warn_of(self, error: OSError) -> None:
+        """Log once that a file cannot be used, and what to do about it."""
+        path, message = error.filename2 or error.filename, "the cache cannot use %s (%s) and works around it: %s"
+        self.warn_once(path, message, path, error.strerror, "delete it, or choose another cache directory")
+
+    def warn_once(self, subject: str, message: str, *arguments: object) -> None:
+        """Log a warning, unless this process has logged one about the same subject."""
+        if subject not in self._warned:
+            self._warned.add(subject)
+            logger.warning(message, *arguments)
 
     def list_blobs(self) -> list[CachedFile]:
         """Return the shards and indexes, the least recently used first."""
@@ -74,10 +122,10 @@ class CacheDirectory:
         return found
 
     @contextlib.contextmanager
-    def lock(self, name: str, size: int, *, stall_timeout_s: float) -> Iterator[bool]:
-        """Hold the lock of a name, with `size` bytes reserved; yield False if another process keeps it.
+    def lock(self, name: str, size: int, *, stall_timeout_s: float) -> Iterator[int | None]:
+        """Hold the lock of a name, with `size` bytes reserved; yield its descriptor, None if another process keeps it.
 
-        It keeps the lock as long as its download has grown within `stall_timeout_s`.
+        It keeps the lock as long as its download has grown within `stall_timeout_s`, and it is not stuck.
         """
         self.create()
         descriptor = self.try_lock(name)
@@ -86,46 +134,144 @@ class CacheDirectory:
             if (now := sum(map(size_of, self.partials().get(name, ())))) != written:
                 written, since = now, time.monotonic()
             if time.monotonic() - since >= stall_timeout_s:
-                yield False
+                yield None
                 return
             pause(_POLL_S)
             descriptor = self.try_lock(name)
         try:
             os.ftruncate(descriptor, size)
-            yield True
+            with _touchers.setdefault(os.getpid(), _Toucher()).touching(descriptor):
+                yield descriptor
         finally:
             self.unlock(name, descriptor)
 
     def try_lock(self, name: str) -> int | None:
-        """Return a descriptor that holds the lock of a name, None if another process holds it."""
+        """Return a descriptor that holds the lock of a name, None if another process holds it and is not stuck."""
+        path = f"{self.locks}/{name}"
         while True:
-            descriptor = os.open(f"{self.locks}/{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if not flock(descriptor):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                if self.is_unusable(error) and os.path.lexists(path) and self.remove(path):
+                    continue
+                raise
+            is_stuck = False
+            try:
+                if (is_free := flock(descriptor)) and self.holds(name, descriptor):
+                    os.utime(descriptor)
+                    return descriptor
+                if not is_free:
+                    is_stuck = self._is_stuck(name, descriptor)
+            except BaseException:
                 os.close(descriptor)
-                return None
-            if self._is_lock(name, descriptor):
-                return descriptor
-            # The previous holder deleted this file when it released the lock, so another file is the lock now.
+                raise
             os.close(descriptor)
+            # One that is free was deleted by the previous holder when it released the lock: another is the lock now.
+            if not is_free and not (is_stuck and self.remove(path)):
+                return None
 
     def unlock(self, name: str, descriptor: int) -> None:
         """Release a lock, and delete its file."""
-        if self._is_lock(name, descriptor):
-            # Deleted, so that a forked process that inherited the descriptor does not hold the lock of this name.
-            unlink(f"{self.locks}/{name}")
-        os.close(descriptor)
+        try:
+            if self.holds(name, descriptor):
+                # Deleted, so that a forked process that inherited the descriptor does not hold the lock of this name.
+                self.remove(f"{self.locks}/{name}")
+        finally:
+            os.close(descriptor)
 
-    def _is_lock(self, name: str, descriptor: int) -> bool:
+    def holds(self, name: str, descriptor: int) -> bool:
+        """Return whether a locked file is the lock of a name: the file may have been deleted, by hand or by others."""
         try:
             return os.path.samestat(os.fstat(descriptor), os.lstat(f"{self.locks}/{name}"))
         except FileNotFoundError:
             return False
 
+    def _is_stuck(self, name: str, descriptor: int) -> bool:
+        """Return whether a held lock has not changed for so long that its process must have been stopped."""
+        self._look_at_locks()
+        state, unchanged_s = self._seen[1].get(name, (None, 0.0))
+        if unchanged_s < STUCK_AFTER_S or state != _lock_state(os.fstat(descriptor)):
+            return False
+        self.warn_once(
+            "stuck",
+            "%s keeps %s and does nothing; if it was stopped, end it or let it go on: others do its work meanwhile",
+            _holder(descriptor),
+            f"{self.locks}/{name}",
+        )
+        return True
 
-def unlink(path: str) -> None:
-    """Delete a file. A missing one is no error."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    def _look_at_locks(self) -> None:
+        """Note for how long each lock has been as it is: of all, so that not each of several costs a wait."""
+        looked, before = self._seen
+        passed = time.monotonic() - looked
+        if passed < _POLL_S / 2:
+            return
+        seen = {}
+        with os.scandir(self.locks) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    state = _lock_state(entry.stat(follow_symlinks=False))
+                    known, unchanged_s = before.get(entry.name, (None, 0.0))
+                    seen[entry.name] = state, unchanged_s + min(passed, _LONGEST_LOOK_S) if known == state else 0.0
+        self._seen = looked + passed, seen
+
+
+_LockState = tuple[int, int, int]
+
+
+def _lock_state(status: os.stat_result) -> _LockState:
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _holder(descriptor: int) -> str:
+    """Return the process that holds a lock, as far as the kernel tells; see proc_locks(5)."""
+    inode = os.fstat(descriptor).st_ino
+    with contextlib.suppress(OSError), open("/proc/locks") as locks:
+        for line in locks:
+            _, kind, _, _, process, place, *_ = line.split()
+            if kind == "FLOCK" and place.endswith(f":{inode}"):
+                return f"process {process}"
+    return "a process"
+
+
+class _Toucher:
+    """Touches files every second, in a thread that lives as long as there are any.
+
+    One thread for all: starting one for each lock would take longer than many downloads.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._descriptors: set[int] = set()
+        self._is_running = False
+
+    @contextlib.contextmanager
+    def touching(self, descriptor: int) -> Iterator[None]:
+        """Touch a file every second while the body runs."""
+        with self._mutex:
+            self._descriptors.add(descriptor)
+            if not self._is_running:
+                threading.Thread(target=self._run, name="shardflow-locks", daemon=True).start()
+                self._is_running = True
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._descriptors.remove(descriptor)
+
+    def _run(self) -> None:
+        while True:
+            pause(_TOUCH_S)
+            with self._mutex:
+                if not self._descriptors:
+                    self._is_running = False
+                    return
+                for descriptor in self._descriptors:
+                    with contextlib.suppress(OSError):  # a full disk may refuse even this
+                        os.utime(descriptor)
+
+
+_touchers: dict[int, _Toucher] = {}  # by process: in a forked one, a thread that is gone may hold the mutex
 
 
 def _list(directory: Path, size: Callable[[os.stat_result], int]) -> list[CachedFile]:

@@ -6,17 +6,17 @@ A process that has opened a file keeps its bytes. So eviction only deletes names
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .cache_directory import CachedFile, CacheDirectory, age, size_of, unlink
-from .local_files import flock, pause
+from .cache_directory import CachedFile, CacheDirectory, age, size_of
+from .local_files import pause
 
 _LEAST_FREE_SHARE = 0.02
 _LEAST_FREE_BYTES = 10 * 10**9
+_LOCK = "eviction"
 _LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.001  # about as long as the files take to count
 
@@ -38,14 +38,14 @@ class Evictor:
 
         with self._exclusively():
             reserved, written = self._remove_leftovers()
-            return fits(self._held_bytes()) or fits(_evict(self._directory.list_blobs(), fits)[1])
+            return fits(self._held_bytes()) or fits(self._evict(self._directory.list_blobs(), fits)[1])
 
     def prune(self, limit_bytes: int) -> list[CachedFile]:
         """Evict blobs and decoded images until they are within a limit, remove leftovers; return the evicted files."""
         with self._exclusively():
             self._remove_leftovers()
             files = sorted(self._directory.list_blobs() + self._directory.list_decoded(), key=age)
-            return _evict(files, lambda held: held <= limit_bytes)[0]
+            return self._evict(files, lambda held: held <= limit_bytes)[0]
 
     def _held_bytes(self) -> int:
         """Return the size of all blobs. Each is measured once: files of one name have one size."""
@@ -60,15 +60,21 @@ class Evictor:
         """Remove the files of killed processes; return the bytes that live ones reserved, and have written so far."""
         partials = self._directory.partials()
         reserved = written = 0
-        for name in {*os.listdir(self._directory.locks), *partials}:
+        for name in {*os.listdir(self._directory.locks), *partials} - {_LOCK}:
             files = partials.get(name, ())
-            if (descriptor := self._directory.try_lock(name)) is None:
+            try:
+                descriptor = self._directory.try_lock(name)
+            except OSError as error:
+                if not self._directory.is_unusable(error):
+                    raise
+                continue  # `remove` has named it
+            if descriptor is None:
                 reserved += size_of(f"{self._directory.locks}/{name}")
                 written += sum(map(size_of, files))
                 continue
             try:
                 for leftover in files:
-                    unlink(leftover)
+                    self._directory.remove(leftover)
             finally:
                 self._directory.unlock(name, descriptor)
         return reserved, written
@@ -76,27 +82,29 @@ class Evictor:
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
         """Let one process at a time count and evict. After a timeout it goes on: that is safe, but evicts too much."""
-        descriptor = os.open(self._directory.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        deadline, descriptor = time.monotonic() + _LOCK_TIMEOUT_S, None
         try:
-            while not flock(descriptor) and time.monotonic() < deadline:
+            while (descriptor := self._directory.try_lock(_LOCK)) is None and time.monotonic() < deadline:
                 pause(_POLL_S)
+        except OSError as error:
+            if not self._directory.is_unusable(error):
+                raise
+        try:
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have inherited the descriptor
-            os.close(descriptor)
+            if descriptor is not None:
+                self._directory.unlock(_LOCK, descriptor)
 
-
-def _evict(files: list[CachedFile], fits: Callable[[int], bool]) -> tuple[list[CachedFile], int]:
-    """Delete files in order until the bytes of the others fit; return the deleted files, and those bytes."""
-    held, evicted = sum(file.bytes for file in files), []
-    for file in files:
-        if fits(held):
-            break
-        file.path.unlink(missing_ok=True)
-        evicted.append(file)
-        held -= file.bytes
-    return evicted, held
+    def _evict(self, files: list[CachedFile], fits: Callable[[int], bool]) -> tuple[list[CachedFile], int]:
+        """Delete files in order until the bytes of the others fit; return the deleted files, and those bytes."""
+        held, evicted = sum(file.bytes for file in files), []
+        for file in files:
+            if fits(held):
+                break
+            if self._directory.remove(file.path):
+                evicted.append(file)
+                held -= file.bytes
+        return evicted, held
 
 
 def spare_bytes(directory: Path) -> int:

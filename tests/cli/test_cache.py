@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 import re
 from pathlib import Path
 
@@ -126,3 +127,21 @@ def test_a_directory_that_is_not_there_is_named(
     assert exit_code("cache", *command, "--cache-dir", str(tmp_path / "typo")) == 4
     assert capsys.readouterr().err == f"shardflow: {tmp_path}/typo does not exist; check --cache-dir\n"
     assert not (tmp_path / "typo").exists()
+
+
+def test_a_user_without_a_home_is_told_to_choose(
+    far: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the user has no home directory, commands that need the cache end in one line that names the ways out."""
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for command in (["info", far], ["cache"], ["cache", "warm", far]):
+        assert exit_code(*command) == 2
+        (message,) = capsys.readouterr().err.splitlines()
+        assert re.search("name one by `cache=` .*`--cache-dir`.*XDG_CACHE_HOME", message)
+    assert exit_code("cache", "warm", far, "--cache-dir", str(tmp_path / "cache")) == 0

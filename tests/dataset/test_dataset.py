@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import multiprocessing
 import os
@@ -12,9 +14,12 @@ import pytest
 
 import shardflow
 from shardflow.dataset import reader as reader_module
+from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError, IntegrityError, ManifestError, NotFoundError, ShardflowError, StoreError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.manifest import FILE_NAME
+from shardflow.storage.cache import Cache
+from tests.helpers.counting import CountingStorage
 from tests.helpers.making import flip, jpeg, make_dataset
 
 SIZES = [5, 1, 7]
@@ -294,3 +299,93 @@ def test_a_damaged_copy_of_an_index_is_fetched_again(root: Path, tmp_path: Path)
         for url in (root, f"local://{root}"):
             with pytest.raises((NotFoundError, IntegrityError), match=rf"{number:06}\.npy"):
                 shardflow.open(url, cache=tmp_path / "cache")["train"].reader.index(number)
+
+
+def far(root: Path, tmp_path: Path) -> Split:
+    """The training split, read through a cache."""
+    return shardflow.open(f"local://{root}", cache=tmp_path / "cache")["train"]
+
+
+def flip_copy(split: Split, shard: int, position: int) -> None:
+    """Turn a bit over in the copy of a shard, in the cache."""
+    assert split.reader.cache is not None
+    flip(split.reader.cache.directory / "blobs" / split.shards[shard].sha256, position)
+
+
+@pytest.mark.parametrize("position", [8, 1600])
+def test_a_damaged_copy_is_fetched_again_as_often_as_it_happens(
+    root: Path, tmp_path: Path, position: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bit flipped in the header or the payload of a cached sample costs a download, every time; a key that is read
+    later is right as well."""
+    split = far(root, tmp_path)
+    for _ in range(4):
+        sample = split.reader.read(0, 0)
+        flip_copy(split, 0, position)
+        assert sample.key == split.reader.key(0, 0) == "000000000"
+        assert [member.name for member in split.reader.members(0, 0)] == ["000000000.cls", "000000000.jpg"]
+        assert {**split[0], "__url__": None} == {**expected(0, root), "__url__": None}
+    assert len(caplog.messages) == 4
+    assert f"in the cache {tmp_path / 'cache'} is damaged" in caplog.messages[0]
+
+
+def test_an_index_is_rebuilt_from_a_sound_copy(root: Path, tmp_path: Path) -> None:
+    """Where the index is missing and the copy of its tar is damaged, the tar is fetched again."""
+    (root / "train/000000.npy").unlink()
+    split = far(root, tmp_path)
+    assert split.reader.fetch(0).name == "CACHED"
+    flip_copy(split, 0, 8)
+    assert split[0]["__key__"] == "000000000"
+
+
+def test_damage_at_the_source_is_an_error(root: Path, tmp_path: Path) -> None:
+    """A shard that is damaged at its source as well is an error that names the source, and is not fetched for ever."""
+    split = far(root, tmp_path)
+    assert split[0]
+    flip_copy(split, 0, 1600)
+    flip(root / "train/000000.tar", 1600)
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=r"train/000000\.tar: expected SHA-256 .*copy it again"):
+            split[0]
+
+
+def test_a_shard_that_was_packed_wrong_is_not_fetched_again(root: Path, tmp_path: Path) -> None:
+    """If the copy has the right SHA-256, its damaged sample is an error at once."""
+    tar, index = root / "train/000000.tar", root / "train/000000.npy"
+    flip(tar, 1600)
+    packed = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tar, index)}
+    shard = dataclasses.replace(
+        shardflow.open(root)["train"].shards[0], sha256=packed[tar.name], index_sha256=packed[index.name]
+    )
+    storage = CountingStorage(root, tmp_path / "log")
+    split = Split(storage, "train", (shard,), Cache(tmp_path / "cache"))
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=r"is damaged .*`shardflow verify`"):
+            split[0]
+    assert storage.reads() == {shard.name: 1, shard.index_name: 1}
+
+
+def test_a_cache_on_a_broken_disk_is_named(root: Path, tmp_path: Path) -> None:
+    """Where one copy after the other is damaged, the error names the cache, and not the dataset, as the reason."""
+
+    class BrokenDisk(CountingStorage):
+        def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
+            super().get(name, target, size=size, sha256=sha256)
+            flip(target, 8, 1600)
+
+    storage = BrokenDisk(root, tmp_path / "log")
+    split = Split(storage, "train", shardflow.open(root)["train"].shards, Cache(tmp_path / "cache"))
+    for read in (split.reader.read, split.reader.key):
+        with pytest.raises(IntegrityError, match=rf"3 copies .* into the cache {tmp_path}/cache,.* check the disk"):
+            read(0, 0)
+    assert storage.reads()["train/000000.tar"] <= 10
+
+
+def test_an_index_in_the_cache_that_cannot_be_read_is_fetched_again(root: Path, tmp_path: Path) -> None:
+    """The copy of an index is fetched again as often as it is damaged."""
+    split = far(root, tmp_path)
+    whole = split.reader.index(0).tolist()
+    copy = tmp_path / "cache/blobs" / split.shards[0].index_sha256
+    for damage in (b"", b"x", copy.read_bytes()[:-1] + b"x"):
+        copy.write_bytes(damage)
+        assert split.reader.index(0).tolist() == whole

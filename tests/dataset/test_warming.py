@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,33 +12,53 @@ import shardflow
 from shardflow.dataset import warming as warm_module
 from shardflow.dataset.warming import warm
 from shardflow.errors import DeadlineError
+from shardflow.storage import cache_directory
 from tests.helpers.making import make_dataset
 
-STOPPED = """
-import os, signal, sys
+FETCHER = """
+import os, signal, sys, time
 from shardflow.storage.cache import Cache
 
 def fill(target):
     target.write_bytes(b"half")
     print("begun", flush=True)
-    os.kill(os.getpid(), signal.SIGSTOP)
+    if sys.argv[3] == "stops":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
 
 Cache(sys.argv[1]).fetch(sys.argv[2], 1000, fill)
 """
 
 
-def test_stalled_download_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a stopped process holds the lock of a shard, warming ends with an error that names the shard."""
-    monkeypatch.setattr(warm_module, "STALL_TIMEOUT_S", 0.3)
-    url = f"local://{make_dataset(tmp_path / 'set', [3, 2])}"
-    dataset = shardflow.open(url, cache=tmp_path / "cache")
-    command = [sys.executable, "-c", STOPPED, str(tmp_path / "cache"), dataset.shards[1].sha256]
+@contextlib.contextmanager
+def fetcher(cache: Path, sha256: str, manner: str) -> Iterator[None]:
+    """A process that downloads a file, and makes no progress."""
+    command = [sys.executable, "-c", FETCHER, str(cache), sha256, manner]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == "begun\n"
-            with pytest.raises(DeadlineError, match=r"000001\.tar: another process downloads it, and its file has"):
-                warm(dataset.values())
+            yield
         finally:
             child.kill()
+
+
+def test_stalled_download_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the download of another process makes no progress, warming ends with an error that names the shard."""
+    monkeypatch.setattr(warm_module, "STALL_TIMEOUT_S", 0.3)
+    url = f"local://{make_dataset(tmp_path / 'set', [3, 2])}"
+    dataset = shardflow.open(url, cache=tmp_path / "cache")
+    message = r"000001\.tar: another process downloads it, and its file has"
+    with fetcher(tmp_path / "cache", dataset.shards[1].sha256, "hangs"), pytest.raises(DeadlineError, match=message):
+        warm(dataset.values())
     warm(dataset.values())
+
+
+def test_the_download_of_a_stopped_process_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped during a download does not keep others from warming the cache."""
+    monkeypatch.setattr(cache_directory, "STUCK_AFTER_S", 0.5)
+    url = f"local://{make_dataset(tmp_path / 'set', [3, 2])}"
+    dataset = shardflow.open(url, cache=tmp_path / "cache")
+    with fetcher(tmp_path / "cache", dataset.shards[1].sha256, "stops"):
+        warm(dataset.values())
+    assert all(dataset["train"].reader.is_local(shard) for shard in range(2))

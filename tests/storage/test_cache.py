@@ -6,6 +6,7 @@ import hashlib
 import logging
 import mmap
 import os
+import pwd
 import shutil
 import signal
 import stat
@@ -24,7 +25,7 @@ import pytest
 from shardflow._validation import size_in_bytes
 from shardflow.errors import AccessDeniedError, ConfigError, IntegrityError, NotFoundError, StoreError
 from shardflow.storage import cache as cache_module
-from shardflow.storage import cache_eviction
+from shardflow.storage import cache_directory, cache_eviction
 from shardflow.storage.cache import Cache, Download, FetchResult, as_cache, default_directory
 
 SIZE = 1000
@@ -137,6 +138,20 @@ def test_default_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert default_directory() == tmp_path / expected / "shardflow"
     assert Cache().directory == tmp_path / "c/shardflow"
     assert stat.S_IMODE((tmp_path / "c/shardflow").stat().st_mode) == 0o700
+
+
+def test_a_user_without_a_home_is_told_to_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the user has no home, as in some containers, the error names the ways to choose a directory."""
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(ConfigError, match=r"no home directory; name one by `cache=` .*`--cache-dir`.*XDG_CACHE_HOME"):
+        Cache()
+    Cache(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "blobs", "partial", "locks", "decoded"])
@@ -318,18 +333,164 @@ def test_killed_downloader_is_replaced_at_once(cache: Cache, tmp_path: Path) -> 
     assert files(cache) == {sha(X): SIZE}
 
 
-def test_stopped_downloader_is_waited_for_until_the_timeout(
-    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_stopped_downloader_is_replaced(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Readers wait for a downloader that makes no progress until a timeout; then each downloads a private copy."""
-    monkeypatch.setattr(cache_module, "STALL_TIMEOUT_S", 0.5)
-    with fetchers(1, cache, tmp_path / "log", 600) as (first,):
+    """When a downloader was stopped, another process takes over, says so once, and keeps the file for all; if the
+    stopped one goes on, it gets the file as well."""
+    monkeypatch.setattr(cache_directory, "STUCK_AFTER_S", 0.5)
+    log = tmp_path / "log"
+    with fetchers(1, cache, log, 1) as (first,):
         assert line(first.stdout) == "fetching"
         first.send_signal(signal.SIGSTOP)
-        begun = time.monotonic()
         assert get(cache, X) == X
-        assert 0.5 <= time.monotonic() - begun < 5
-        assert not list(cache.directory.glob("blobs/*"))
+        assert files(cache) == {sha(X): SIZE}
+        (record,) = caplog.records
+        assert f"process {first.pid} keeps {cache.directory}/locks/{sha(X)} and does nothing" in record.getMessage()
+        assert get(Cache(cache.directory), X) == X
+        first.send_signal(signal.SIGCONT)
+        assert line(first.stdout) == "got it"
+        assert first.wait(timeout=60) == 0
+    assert files(cache) == {sha(X): SIZE}
+    assert log.read_text() == "fetched\n"
+
+
+HOLDER = """
+import os, signal, sys
+from pathlib import Path
+from shardflow.storage.cache_directory import CacheDirectory
+directory = CacheDirectory(Path(sys.argv[1]))
+held = [directory.try_lock(name) for name in sys.argv[2:]]
+print("held", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@contextlib.contextmanager
+def stopped_holder(cache: Cache, *names: str) -> Iterator[None]:
+    """A process that was stopped while it held these locks."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(cache.directory), *names], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert line(process.stdout) == "held"
+            os.waitpid(process.pid, os.WUNTRACED)
+            yield
+        finally:
+            process.kill()
+
+
+def test_a_stopped_process_costs_one_wait(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many locks a stopped process holds, that for counting among them, others wait for it once."""
+    monkeypatch.setattr(cache_directory, "STUCK_AFTER_S", 0.5)
+    numbers = range(3)
+    with stopped_holder(cache, "eviction", *(sha(content(number)) for number in numbers)):
+        assert get(cache, content(0)) == content(0)
+
+        def wait(_: float) -> None:
+            raise AssertionError("another wait")
+
+        for module in (cache_directory, cache_eviction):
+            monkeypatch.setattr(module, "pause", wait)
+        for number in numbers:
+            assert get(cache, content(number)) == content(number)
+    assert len(caplog.records) == 1
+    assert files(cache) == {sha(content(number)): SIZE for number in numbers}
+
+
+def test_a_process_that_runs_is_not_stuck(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A downloader that makes no progress, but is alive, keeps its lock: the storage decides when it gives up."""
+    monkeypatch.setattr(cache_directory, "STUCK_AFTER_S", 0.5)
+    monkeypatch.setattr(cache_directory, "_TOUCH_S", 0.05)
+    monkeypatch.setattr(cache_directory, "_touchers", {})  # one of an earlier test may be in its pause
+    log: list[bytes] = []
+    started = threading.Event()
+
+    def hang(target: Path) -> None:
+        started.set()
+        time.sleep(1.5)
+        filler(X, log)(target)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(cache.open, sha(X), SIZE, hang)
+        started.wait()
+        assert get(cache, X, log) == X
+        first.result().close()
+    assert log == [X]
+
+
+def test_late_downloader_does_not_publish(cache: Cache) -> None:
+    """A process whose lock was taken meanwhile keeps its file for itself: no room is reserved for it any more."""
+
+    def fill(target: Path) -> None:
+        target.write_bytes(X)
+        (cache.directory / "locks" / sha(X)).unlink()
+
+    with cache.open(sha(X), SIZE, fill) as file:
+        assert file.read() == X
+    assert files(cache) == {}
+
+
+def test_a_download_that_was_cut_short_is_repeated(cache: Cache) -> None:
+    """A file that became shorter before it was published is downloaded again."""
+    log: list[bytes] = []
+
+    def fill(target: Path) -> None:
+        target.write_bytes(X[: SIZE if log else SIZE // 2])
+        log.append(X)
+
+    with cache.open(sha(X), SIZE, fill) as file:
+        assert file.read() == X
+    assert len(log) == 2
+    assert files(cache) == {sha(X): SIZE}
+
+
+@contextlib.contextmanager
+def without_rights() -> Iterator[Path]:
+    """A directory of a user whom a mode can forbid something, and this process as that user."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own cannot even be entered by another user
+        if user == 0:
+            os.chown(folder, 65534, -1)
+            os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(user)
+
+
+@pytest.mark.parametrize("kind", ["blobs", "partial", "locks", "eviction"])
+@pytest.mark.parametrize("how", ["mode", "directory"])
+def test_a_file_that_cannot_be_used_is_worked_around(kind: str, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A file of the cache that cannot be opened is replaced; one that cannot be deleted is named once, with the remedy,
+    and everything is read all the same."""
+    with without_rights() as folder:
+        cache = Cache(folder / "cache", 4 * SIZE + 4096)  # a directory counts with its size
+        name = {"partial": f"{sha(X)}.0123", "eviction": "eviction"}.get(kind, sha(X))
+        path = cache.directory / ("locks" if kind == "eviction" else kind) / name
+        if how == "directory":
+            path.mkdir()
+        else:
+            path.touch()
+            path.chmod(0)
+        for data in (content(1), X, content(2)):
+            for _ in range(2):
+                assert get(cache, data) == data
+        left = {path.name} if how == "directory" else set()
+        blobs = {sha(content(1)), sha(content(2)), sha(X)}
+        assert {file.name for file in cache.directory.glob("*/*")} == blobs | left
+        messages = [record.getMessage() for record in caplog.records]
+        if how == "mode":
+            assert messages == []
+        else:
+            (message,) = messages
+            assert f"{path} (Is a directory)" in message
+            assert "delete it, or choose another cache directory" in message
+        cache.prune_damaged()
+        cache.prune(0)
+        assert {file.name for file in cache.directory.glob("*/*")} == left
 
 
 def test_growing_download_is_waited_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -605,3 +766,14 @@ def test_prune_damaged(cache: Cache) -> None:
     assert [blob.path for blob in cache.prune_damaged()] == [damaged]
     assert set(files(cache)) == {sha(content(0)), sha(content(2))}
     assert cache.prune_damaged() == []
+
+
+def test_prune_damaged_removes_what_cannot_be_read() -> None:
+    """A file that cannot be read is removed as a damaged one, and does not end the search."""
+    with without_rights() as folder:
+        cache = Cache(folder / "cache")
+        for number in range(3):
+            get(cache, content(number))
+        closed = cache.directory / "blobs" / sha(content(1))
+        closed.chmod(0)
+        assert [blob.path for blob in cache.prune_damaged()] == [closed]
