@@ -48,6 +48,10 @@ _STEPS = {
     *("open", "fcntl.flock", "mmap.__new__", "os.listdir", "os.mkdir", "os.remove"),
     *("os.rename", "os.scandir", "os.truncate", "os.utime", "shutil.rmtree"),
 }
+_SIGNALS = ("flip", "kill", "stop", "stop")
+_ALL = ("flip",) * 6 + ("cut", "delete", "delete", "block", "kill", "kill", "stop", "stop", "wipe")
+"""What happens; without damage to the locks, those of stopped actors are in the way until others take over."""
+
 _KEPT_EVENTS = 60
 _LONGEST_STEPS = 50_000
 
@@ -96,8 +100,10 @@ class Schedule:
         self._steps = self.kills = 0
         self._inside = False  # an operation of the schedule itself
         self._current: Actor | None = None
-        # How often something happens at a step, and how often another actor goes on, differ from schedule to schedule.
-        self._harm = self.rng.choice([0.0, 0.01, 0.03, 0.1])
+        # What happens, how often at a step, and how often another actor goes on, differ from schedule to schedule.
+        self._kinds, self._harm = self.rng.choice(
+            [(_SIGNALS, 0.0), (_SIGNALS, 0.003), (_SIGNALS, 0.01), (_ALL, 0.01), (_ALL, 0.03), (_ALL, 0.1)]
+        )
         self._switch = self.rng.choice([0.1, 0.3, 0.8])
         works: list[Callable[[Actor], None]] = [self._read] * self.rng.randint(1, 3)
         works += [self._fetch] * self.rng.randint(0, 2) + [self._prune] * self.rng.randint(0, 1)
@@ -202,14 +208,14 @@ class Schedule:
         waited = self.now - actor.began_at - actor.stopped_s
         self._note(f"{actor.name} done after {waited:.1f} s")
         assert waited < BLOCKED_S, f"{actor.name} waited for {waited:.1f} s"
+        if self._kinds is _SIGNALS:  # deleting locks deletes reservations
+            self._check_limit()
 
     # What happens to them
 
     def _disturb(self) -> None:
         """Do some harm."""
-        kind = self.rng.choice(
-            ["flip"] * 6 + ["cut", "delete", "delete", "block", "kill", "kill", "stop", "stop", "wipe"]
-        )
+        kind = self.rng.choice(self._kinds)
         if kind in ("kill", "stop"):
             alive = [actor for actor in self.actors if not (actor.is_done or actor.is_killed)]
             if not alive:
@@ -234,7 +240,7 @@ class Schedule:
                 self._note("the directory is deleted")
                 shutil.rmtree(self.directory, ignore_errors=True)
             return
-        found = sorted(path for path in self.directory.glob("*/*"))
+        found = sorted(self.directory.glob("blobs/*" if self._kinds is _SIGNALS else "*/*"))
         if not found:
             return
         path = self.rng.choice(found)
@@ -320,6 +326,12 @@ class Schedule:
     def _note(self, event: str) -> None:
         self.events.append(f"{self.now - 1e6:8.3f} {event}")
 
+    def _check_limit(self) -> None:
+        self._inside = True
+        held = sum(path.stat().st_size for path in self.directory.glob("blobs/*"))
+        self._inside = False
+        assert held <= self.world.limit_bytes, f"{held} bytes in a cache of {self.world.limit_bytes}"
+
     def _check_end(self) -> None:
         """Check that the cache is as good as new, once nothing happens any more."""
         for path in self.directory.glob("*/*"):
@@ -331,8 +343,7 @@ class Schedule:
                 self._check(split, shard, record, sequential=False)
         cache = Cache(self.directory, self.world.limit_bytes)
         cache.prune_damaged()
-        held = sum(blob.bytes for blob in cache.blobs())
-        assert held <= self.world.limit_bytes, f"{held} bytes in a cache of {self.world.limit_bytes}"
+        self._check_limit()
         cache.prune(0)
         left = [str(path) for path in self.directory.glob("*/*")]
         assert not left, f"left: {left}"
