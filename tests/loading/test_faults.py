@@ -210,3 +210,18 @@ def test_substitute_covers_damaged_headers(dataset: Path) -> None:
     (problem,) = some.substituted
     assert "000001.tar" in problem
     assert "record 0" in problem
+
+
+def test_damaged_copies_cost_no_sample(dataset: Path, tmp_path: Path) -> None:
+    """Bits that are flipped in the cache, in headers and payloads, epoch after epoch, change no batch."""
+    options: dict[str, Any] = {"fields": ("key", "label", "image"), "num_workers": 0}
+    cache = tmp_path / "cache"
+    near = loader(dataset, **options)
+    far = loader(f"local://{dataset}", cache=cache, max_bad=1, **options)  # type: ignore[arg-type]
+    for position in (8, 2000, 1030):  # the name of a class, an image, the name of an image
+        for (keys, numbers, images), expected in zip(far, near, strict=True):
+            assert (keys, numbers.tolist()) == (expected[0], expected[1].tolist())
+            assert torch.equal(images, expected[2])
+        for shard in shardflow.open(dataset).shards:
+            flip(cache / "blobs" / shard.sha256, position)
+    assert far.substituted == set()
