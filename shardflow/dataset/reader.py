@@ -118,6 +118,16 @@ class ShardReader:
         self._mapped.pop(shard, None)
         self._partial.pop(shard, None)
 
+    def finish(self, shard: int) -> None:
+        """Say that a shard is not needed before the next epoch, so that the cache may evict it first."""
+        if self.cache is not None:
+            self.cache.finish(self.shards[shard].sha256)
+
+    def renew(self) -> None:
+        """Say that the shards are still needed, in this epoch or the next, so that the cache keeps them."""
+        if self.cache is not None:
+            self.cache.renew({name for shard in self.shards for name in (shard.sha256, shard.index_sha256)})
+
     def is_local(self, shard: int) -> bool:
         """Return whether a shard can be mapped now, without a download."""
         entry = self.shards[shard]

@@ -104,7 +104,7 @@ class Loader:
             environment, else 0 and 1.
         cache: Where shards that are not on a local disk are kept: a directory, or `Cache(directory, limit=...,
             pixels=...)`. Ranks, workers and runs on a host share it. By default `shardflow` in the user's cache
-            directory, up to 100 GB. A dataset larger than the limit streams through it once per epoch. With `pixels`,
+            directory, up to 100 GB. Of a dataset larger than the limit, the same shards stay. With `pixels`,
             decoded images are kept too, also those of a local dataset, so that later epochs and runs crop without
             decoding; batches are the same, bit by bit. An image of 256 x 341 pixels takes 262 kB; images that do not
             fit are decoded every time.

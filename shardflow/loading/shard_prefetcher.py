@@ -13,13 +13,14 @@ import contextlib
 import heapq
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ShardflowError
 from shardflow.storage.cache import Cache, FetchResult
+from shardflow.storage.cache_eviction import RENEW_S
 
 from .topology import local_ranks
 
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 IN_FLIGHT = 8
 """Shards that all workers of a rank together fetch at a time: as many as a rank has lanes by default, so that the first
 batch waits for one transfer and not for several in a row."""
+
+
+_BATCHES_BEHIND = 8
+"""By how many of its own batches a worker may be behind another one of its rank: they are handed out in turn."""
 
 
 class ShardSpan(NamedTuple):
@@ -63,11 +68,18 @@ class ShardPrefetcher:
 
     def __init__(self, split: Split, cache: Cache, needs: Iterator[ShardSpan], workers: int, period: int) -> None:
         self._split, self._needs, self._period = split, needs, period
-        # Prefetched shards were used last, and those being read just before: with half of the limit, neither is
-        # evicted. Shards that are needed now are fetched in any case.
-        self._budget_bytes = cache.limit_bytes // 2 // local_ranks()
         # A mapped shard keeps its bytes on the disk after it was evicted: a smaller cache would exceed its limit.
         self._keep_mapped = sum(shard.bytes for shard in split.shards) <= cache.limit_bytes
+        # What is fetched ahead is evicted last, so half of the limit is safe. But where not all shards fit, it takes
+        # room from those that stay until the next epoch. Shards that are needed now are fetched in any case.
+        budget = cache.limit_bytes // 2
+        if not self._keep_mapped:
+            few = 2 * IN_FLIGHT * max(shard.bytes for shard in split.shards)
+            budget = min(budget, max(few, cache.limit_bytes // 16))
+        self._budget_bytes = budget // local_ranks()
+        self._spans = Counter[int]()  # shard → its spans that are unfinished; it can have two, in two lanes
+        self._read = deque[tuple[int, int]]()  # (position, shard) of those that other workers may still read
+        self._workers = workers
         self._next, self._begun = next(needs, None), False
         self._unfinished: list[tuple[int, int]] = []  # a heap of (end, shard)
         self._unfinished_bytes = 0
@@ -75,6 +87,7 @@ class ShardPrefetcher:
         self._queue: deque[int] = deque()
         self._busy: deque[int] = deque()
         self._stopped = False
+        threading.Thread(target=self._renew, name="shardflow-renew", daemon=True).start()
         for _ in range(max(1, IN_FLIGHT // workers)):
             # Daemons, and never joined: neither an epoch nor the process waits for a transfer that is not needed.
             threading.Thread(target=self._run, name="shardflow-prefetch", daemon=True).start()
@@ -87,8 +100,15 @@ class ShardPrefetcher:
         while self._unfinished and self._unfinished[0][0] <= position:
             _, shard = heapq.heappop(self._unfinished)
             self._unfinished_bytes -= self._split.shards[shard].bytes
+            self._spans[shard] -= 1
+            if not self._spans[shard]:
+                del self._spans[shard]
+                self._read.append((position, shard))
             if not self._keep_mapped:
                 self._split.reader.unmap(shard)
+        margin = _BATCHES_BEHIND * self._workers * (stop - position)
+        while self._read and self._read[0][0] + margin <= position:
+            self._split.reader.finish(self._read.popleft()[1])
         admitted = []
         while (need := self._next) is not None:
             size = self._split.shards[need.shard].bytes
@@ -96,6 +116,7 @@ class ShardPrefetcher:
             if need.begin >= stop and not (fits and self._begun):
                 break
             heapq.heappush(self._unfinished, (need.end, need.shard))
+            self._spans[need.shard] += 1
             self._unfinished_bytes += size
             admitted.append(need.shard)
             self._next = next(self._needs, None)
@@ -110,6 +131,16 @@ class ShardPrefetcher:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    def _renew(self) -> None:
+        with self._changed:
+            while not self._stopped:
+                self._changed.release()
+                try:
+                    self._split.reader.renew()
+                finally:
+                    self._changed.acquire()
+                self._changed.wait_for(lambda: self._stopped, timeout=RENEW_S)
 
     def _run(self) -> None:
         while (shard := self._next_shard()) is not None:

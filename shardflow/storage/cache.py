@@ -12,7 +12,8 @@ import errno
 import os
 import secrets
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import IO
 
@@ -20,7 +21,7 @@ from shardflow._validation import size_in_bytes
 from shardflow.errors import ConfigError, IntegrityError, ShardflowError, StoreError
 
 from .cache_directory import CachedFile, CacheDirectory
-from .cache_eviction import Evictor
+from .cache_eviction import RENEW_S, Evictor
 from .local_files import file_sha256, map_os_errors
 
 LIMIT = "100GB"
@@ -127,6 +128,20 @@ class Cache:
     def has(self, sha256: str) -> bool:
         """Return whether the file of this content is in the cache now."""
         return os.path.exists(self._files.blobs / sha256)
+
+    def finish(self, sha256: str) -> None:
+        """Say that a file is not needed before the next epoch: of such, eviction always keeps the same ones."""
+        with contextlib.suppress(OSError):
+            os.utime(self._files.blobs / sha256, ns=(0, time.time_ns()))
+
+    def renew(self, sha256s: Container[str]) -> None:
+        """Say that a run still needs the files of these contents, as far as they are here, now or in its next epoch."""
+        recent = time.time_ns() - RENEW_S * 10**9 // 2  # another process of the run may have said so just now
+        for blob in self.blobs():
+            if blob.used_ns < recent and blob.path.name in sha256s:
+                with contextlib.suppress(OSError):
+                    accessed_ns = 0 if blob.is_finished else time.time_ns()
+                    os.utime(blob.path, ns=(accessed_ns, time.time_ns()))
 
     def open_partial(self, sha256: str) -> IO[bytes] | None:
         """Return the file of this content as far as it has arrived, not verified; None if no process downloads it."""

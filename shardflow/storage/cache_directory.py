@@ -1,6 +1,7 @@
 """The directory of a cache: its files, and the locks by which processes share it.
 
-    blobs/SHA256               complete and verified; the modification time is the time of the last use
+    blobs/SHA256               complete and verified; the modification time is the time of the last use, and the access
+                               time is 0 from when a run has read it for this epoch until it is read again
     partial/NAME.TOKEN         a download that is not complete; it belongs to the process that holds the lock NAME
     locks/NAME                 locked (`flock(2)`) while a process downloads NAME, then deleted; its size, of which no
                                byte is written, is the space that is reserved for NAME
@@ -46,11 +47,19 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedFile:
-    """A file of the cache: its path, its size in bytes, and when it was last used, in ns since 1970."""
+    """A file of the cache.
+
+    Attributes:
+        path: Its path.
+        bytes: Its size.
+        used_ns: When it was used last, or a run said last that it will be, in ns since 1970.
+        is_finished: Whether the run that used it last does not need it before its next epoch.
+    """
 
     path: Path
     bytes: int
     used_ns: int
+    is_finished: bool = False
 
 
 class CacheDirectory:
@@ -280,7 +289,11 @@ def _list(directory: Path, size: Callable[[os.stat_result], int]) -> list[Cached
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
-                found.append(CachedFile(path=Path(entry.path), bytes=size(status), used_ns=status.st_mtime_ns))
+                finished = status.st_atime_ns == 0
+                file = CachedFile(
+                    path=Path(entry.path), bytes=size(status), used_ns=status.st_mtime_ns, is_finished=finished
+                )
+                found.append(file)
     return sorted(found, key=age)
 
 

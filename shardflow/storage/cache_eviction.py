@@ -1,6 +1,14 @@
 """Cache eviction: the cache stays within its limit, and leaves some of the disk free.
 
 A process that has opened a file keeps its bytes. So eviction only deletes names, and need not ask the readers.
+
+Where a dataset is larger than the cache, evicting the least recently used file would evict each just before the next
+epoch needs it. The order is instead:
+
+    1. files that no run has used or renewed for an hour, the least recently used first
+    2. files that a run has read for this epoch, in the reverse order of their SHA-256: so the same ones stay in each
+       epoch, in all runs over a dataset, and datasets that are in use share the cache in proportion to their sizes
+    3. files that are fetched ahead or being read, the least recently used first
 """
 
 from __future__ import annotations
@@ -8,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from .cache_directory import CachedFile, CacheDirectory, age, size_of
@@ -16,13 +24,17 @@ from .local_files import pause
 
 _LEAST_FREE_SHARE = 0.02
 _LEAST_FREE_BYTES = 10 * 10**9
+_UNUSED_S = 3600
+RENEW_S = 1200
+"""How often a run renews its files: so that a slow one, or one that pauses for a while, does not lose them."""
+
 _LOCK = "eviction"
 _LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.001  # about as long as the files take to count
 
 
 class Evictor:
-    """Counts the files of a cache, and evicts the least recently used. For any number of threads and processes."""
+    """Counts the files of a cache, and evicts some. For any number of threads and processes."""
 
     def __init__(self, directory: CacheDirectory) -> None:
         self._directory = directory
@@ -38,10 +50,13 @@ class Evictor:
 
         with self._exclusively():
             reserved, written = self._remove_leftovers()
-            return fits(self._held_bytes()) or fits(self._evict(self._directory.list_blobs(), fits)[1])
+            return fits(self._held_bytes()) or fits(self._evict(eviction_order(self._directory.list_blobs()), fits)[1])
 
     def prune(self, limit_bytes: int) -> list[CachedFile]:
-        """Evict blobs and decoded images until they are within a limit, remove leftovers; return the evicted files."""
+        """Evict blobs and decoded images until they are within a limit, the least recently used first, and leftovers.
+
+        Return the evicted files.
+        """
         with self._exclusively():
             self._remove_leftovers()
             files = sorted(self._directory.list_blobs() + self._directory.list_decoded(), key=age)
@@ -105,6 +120,20 @@ class Evictor:
                 evicted.append(file)
                 held -= file.bytes
         return evicted, held
+
+
+def eviction_order(blobs: Iterable[CachedFile]) -> list[CachedFile]:
+    """Return blobs in the order in which they are evicted."""
+    unused_ns = time.time_ns() - _UNUSED_S * 10**9
+
+    def order(blob: CachedFile) -> tuple[int, int, Path]:
+        if blob.used_ns < unused_ns:
+            return 0, blob.used_ns, blob.path
+        if blob.is_finished:
+            return 1, -int(blob.path.name, 16), blob.path
+        return 2, blob.used_ns, blob.path
+
+    return sorted(blobs, key=order)
 
 
 def spare_bytes(directory: Path) -> int:

@@ -157,6 +157,10 @@ class Schedule:
             self._end(actor)
             if actor.rng.random() < 0.5:
                 split.reader.unmap(shard)
+            if actor.rng.random() < 0.5:
+                split.reader.finish(shard)
+            if actor.rng.random() < 0.1:
+                split.reader.renew()
 
     def _check(self, split: Split, shard: int, record: int, sequential: bool) -> None:
         sample = split.reader.read(shard, record, sequential=sequential)
@@ -422,13 +426,14 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 @contextlib.contextmanager
 def _simulated(schedule: Schedule) -> Iterator[None]:
     """Give the modules of the cache the clock and the randomness of a schedule."""
-    clock = SimpleNamespace(monotonic=lambda: schedule.now)
+    clock: Any = SimpleNamespace(monotonic=lambda: schedule.now, time_ns=lambda: int(schedule.now * 1e9))
     modules: list[Any] = [cache_directory, cache_eviction, reader_module]
+    cache_time, cache_module.time = cache_module.time, clock
     before = [(module.time, module.pause) for module in modules]
     secrets, utime, touchers = cache_module.secrets, os.utime, cache_directory._touchers
 
-    def simulated_utime(file: Any, *_: object, **__: object) -> None:
-        utime(file, ns=(int(schedule.now * 1e9), int(schedule.now * 1e9)))
+    def simulated_utime(file: Any, *, ns: tuple[int, int] | None = None) -> None:
+        utime(file, ns=(clock.time_ns() + 1, clock.time_ns()) if ns is None else ns)
 
     for module in modules:
         module.time, module.pause = clock, schedule.sleep
@@ -442,7 +447,8 @@ def _simulated(schedule: Schedule) -> Iterator[None]:
     finally:
         for module, real in zip(modules, before, strict=True):
             module.time, module.pause = real
-        cache_module.secrets, os.utime, cache_directory._touchers = secrets, utime, touchers
+        cache_module.time, cache_module.secrets = cache_time, secrets
+        os.utime, cache_directory._touchers = utime, touchers
 
 
 def _descriptors() -> int:

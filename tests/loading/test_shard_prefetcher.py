@@ -481,3 +481,46 @@ def test_deleted_cache_is_filled_again(root: Path, tmp_path: Path) -> None:
             with contextlib.suppress(OSError):
                 shutil.rmtree(stream.cache.directory)
     assert received == expected
+
+
+def fetched_by_epoch(counted: Stream, streams: list[Stream], epochs: int) -> list[int]:
+    """Transfers of each epoch of streams that are read side by side, and whose storages write one log."""
+    totals = [0]
+    for _ in range(epochs):
+        for _ in itertools.zip_longest(*streams):
+            pass
+        totals.append(counted.transfers())
+    return [after - before for before, after in itertools.pairwise(totals)]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 400 tiny shards."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "many", [4] * 400)
+
+
+def test_half_a_cache_keeps_half_of_the_data(many: Path, tmp_path: Path) -> None:
+    """With room for half of the shards, about half are fetched in each epoch after the first: the others stay."""
+    stream = Stream(many, tmp_path, shards_cached=200, lanes=2, window=8, batch_size=8)
+    first, *later = fetched_by_epoch(stream, [stream], 3)
+    assert first <= 410
+    assert max(later) <= 0.55 * 400
+
+
+def test_runs_share_what_stays(many: Path, tmp_path: Path) -> None:
+    """Two runs over one dataset, in other orders, keep the same shards; neither fetches more for the other."""
+    streams = [Stream(many, tmp_path, shards_cached=200, lanes=2, window=8, batch_size=8, seed=seed) for seed in (1, 2)]
+    _, *later = fetched_by_epoch(streams[0], streams, 3)
+    assert max(later) <= 2 * 0.6 * 400
+
+
+def test_an_unused_dataset_makes_room(many: Path, tmp_path: Path) -> None:
+    """Shards that no run has used for an hour are evicted first, whatever their names."""
+    stream = Stream(many, tmp_path, shards_cached=200, lanes=2, window=8, batch_size=8)
+    old = [stream.cache.directory / "blobs" / f"{number:064x}" for number in range(100)]  # which would stay by name
+    for path in old:
+        path.write_bytes(bytes(stream.split.shards[0].bytes))
+        os.utime(path, ns=(0, time.time_ns() - 2 * 3600 * 10**9))
+    _, *later = fetched_by_epoch(stream, [stream], 3)
+    assert not any(path.exists() for path in old)
+    assert max(later) <= 0.55 * 400

@@ -27,9 +27,14 @@ SAMPLES = 1_281_167
 """Of the dataset whose fetches are counted."""
 EPOCHS = 5
 POWERS = {"plain": 0.0, "sqrt": 0.5, "balanced": 1.0}
-NODES = 8
-CACHES = (0.25, 0.5)
-"""Shares of the dataset for which a host has room."""
+CASES = (
+    *((1, 0.5, False, keep) for keep in (False, True)),
+    *((8, 0.25, False, keep) for keep in (False, True)),
+    (8, 0.25, True, True),
+)
+"""Hosts, room of each as a share of the dataset, sticky lanes, and whether the cache keeps the same shards."""
+OPEN_SHARDS = 64
+"""Shards that are being read or fetched ahead, which are not evicted."""
 
 
 def class_sizes() -> I64:
@@ -61,21 +66,28 @@ def shard_sizes(samples: int) -> I64:
     return np.minimum(SHARD_SAMPLES, samples - np.arange(0, samples, SHARD_SAMPLES))
 
 
-def fetched(sizes: I64, node: int, cache: float, *, sticky: bool) -> list[float]:
-    """Return the share of the dataset that a host fetches in each epoch; the least recently used shard is evicted."""
+def fetched(sizes: I64, node: int, nodes: int, cache: float, *, sticky: bool, keep: bool) -> list[float]:
+    """Return the share of the dataset that a host fetches in each epoch.
+
+    Evicted are the shards that were used least recently; with `keep`, of those that were read in this epoch already the
+    last by their names, as shardflow's cache does.
+    """
     room, held, used = int(cache * sizes.sum()), OrderedDict[int, int](), 0
+    names = keyed_rng.permutation(0, len(sizes))
     shares = []
     for epoch in range(EPOCHS):
-        plan = Plan(sizes, seed=0, epoch=epoch, lanes=NODES * LANES_PER_RANK, window=WINDOW, sticky=sticky)
+        plan = Plan(sizes, seed=0, epoch=epoch, lanes=nodes * LANES_PER_RANK, window=WINDOW, sticky=sticky)
         total = 0
-        for shard in plan.needs(node, NODES)[0].tolist():
+        for shard in plan.needs(node, nodes)[0].tolist():
             if shard not in held:
                 held[shard] = int(sizes[shard])
                 total += held[shard]
                 used += held[shard]
             held.move_to_end(shard)
             while used > room:
-                used -= held.popitem(last=False)[1]
+                read = list(held)[:-OPEN_SHARDS]
+                evicted = max(read, key=lambda one: names[one]) if keep else next(iter(held))
+                used -= held.pop(evicted)
         shares.append(total / float(sizes.sum()))
     return shares
 
@@ -95,9 +107,9 @@ def measure(path: str) -> str:
     first = markdown(("weights", "largest class", "median", "smallest", "samples in the epoch"), rows)
     rows = []
     sizes = shard_sizes(SAMPLES)
-    for cache in CACHES:
-        for name, sticky in (("default", False), ("sticky", True)):
-            nodes = np.array([fetched(sizes, node, cache, sticky=sticky) for node in range(NODES)])
-            rows.append([f"{cache:.0%}", name, *(f"{share:.1%}" for share in NODES * nodes.mean(0))])
-    headers = ("room per host", "lanes", *(f"epoch {epoch}" for epoch in range(EPOCHS)))
+    for nodes, cache, sticky, keep in CASES:
+        shares = sum(np.array(fetched(sizes, node, nodes, cache, sticky=sticky, keep=keep)) for node in range(nodes))
+        lanes, evicted = "sticky" if sticky else "default", "by name, once read" if keep else "least recently used"
+        rows.append([str(nodes), f"{cache:.0%}", lanes, evicted, *(f"{share:.0%}" for share in shares)])
+    headers = ("hosts", "room of each", "lanes", "evicted first", *(f"epoch {epoch}" for epoch in range(EPOCHS)))
     return f"{first}\n{markdown(headers, rows)}"
