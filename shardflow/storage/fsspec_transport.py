@@ -88,8 +88,11 @@ class FsspecTransport:
             raise StoreError(f"{self._url}/{name}: the server does not send its size; copy the dataset to a disk")
         return Head(size=info["size"])
 
-    async def put(self, name: str, data: bytes, *, new: bool) -> None:
+    async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
         """Publish a file. A new one is created exclusively by the file system, if it supports that."""
+        if tag is not None:
+            message = f"{self._url}/{name}: this kind of storage cannot replace a file only while it is unchanged"
+            raise StoreError(f"{message}; use a disk or S3")
         mode = {"mode": "create"} if new else {}
 
         async def request() -> None:
@@ -103,7 +106,7 @@ class FsspecTransport:
         """Publish a local file, and check the size that has arrived."""
         data = await asyncio.to_thread(source.read_bytes)
         size = len(data)
-        await self.put(name, data, new=False)
+        await self.put(name, data)
         head = await self.head(name)
         if head is None or head.size != size:
             raise IntegrityError(f"{self._url}/{name}: {size} bytes were written, but the size differs; write it again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 from shardflow.errors import DatasetExistsError
 
 from .file_names import name_of, path_of
-from .local_files import COPY_BYTES, map_os_errors, new_file, sync_to_disk, write_verified
+from .local_files import COPY_BYTES, flock, map_os_errors, new_file, sync_to_disk, write_verified
 from .storage import TEMPORARY, ListedBlob, Writer
 from .write_lock import lock_directory
 
@@ -39,6 +40,11 @@ class LocalStorage:
         path = self.local_path(name)
         with map_os_errors(path):
             return path.read_bytes()
+
+    def read_tagged(self, name: str) -> tuple[bytes, str]:
+        """Return the content of a blob, and its SHA-256."""
+        data = self.read(name)
+        return data, hashlib.sha256(data).hexdigest()
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes of a blob from `start` to `stop`, fewer where the blob ends before."""
@@ -73,6 +79,22 @@ class LocalStorage:
         """Publish a blob that must not exist."""
         with self.writing(name, create_only=True) as temporary:
             temporary.write_bytes(data)
+
+    def replace(self, name: str, data: bytes, tag: str) -> None:
+        """Publish a blob in the place of the one with this tag, which is locked meanwhile."""
+        path = self.local_path(name)
+        changed = f"{path} was changed by another process meanwhile; run the same command again"
+        with map_os_errors(path):
+            try:
+                old = open(path, "rb")
+            except FileNotFoundError as error:
+                raise DatasetExistsError(changed) from error
+            with old:
+                # The lock ends with the file. Who gets it after another writer finds that the path has a new file.
+                is_current = flock(old.fileno()) and os.path.samestat(os.fstat(old.fileno()), path.stat())
+                if not is_current or hashlib.sha256(old.read()).hexdigest() != tag:
+                    raise DatasetExistsError(changed)
+                self.put(name, data)
 
     def upload(self, name: str, source: Path) -> None:
         """Publish a local file; on the same disk it is renamed, not copied."""

@@ -100,8 +100,12 @@ class RemoteStorage:
 
     def read(self, name: str) -> bytes:
         """Return the content of a blob. It is verified if a RemoteStorage wrote it."""
+        return self.read_tagged(name)[0]
 
-        def attempt() -> bytes:
+    def read_tagged(self, name: str) -> tuple[bytes, str]:
+        """Return the content of a blob, verified if a RemoteStorage wrote it, and its tag."""
+
+        def attempt() -> tuple[bytes, str]:
             heads: list[Head] = []
             with contextlib.closing(self._pieces(name, heads.append)) as pieces:
                 data = b"".join(pieces)
@@ -109,7 +113,7 @@ class RemoteStorage:
             if (stored := heads[0].metadata.get("sha256", found)) != found:
                 message = f"{self.url(name)}: expected SHA-256 {stored}, with which it was stored, found {found}"
                 raise IntegrityError(f"{message}; write it again")
-            return data
+            return data, heads[0].tag or ""
 
         return self._retry_mismatch(name, attempt)
 
@@ -143,11 +147,15 @@ class RemoteStorage:
 
     def put(self, name: str, data: bytes) -> None:
         """Publish a blob, and replace an existing one."""
-        self._run(self._transport().put(name, data, new=False))
+        self._run(self._transport().put(name, data))
 
     def put_new(self, name: str, data: bytes) -> None:
         """Publish a blob that must not exist."""
         self._run(self._transport().put(name, data, new=True))
+
+    def replace(self, name: str, data: bytes, tag: str) -> None:
+        """Publish a blob in the place of the one with this tag."""
+        self._run(self._transport().put(name, data, tag=tag))
 
     def upload(self, name: str, source: Path) -> None:
         """Publish a local file as a blob."""

@@ -139,26 +139,30 @@ class S3Transport:
             return None
         return heads[-1]
 
-    async def put(self, name: str, data: bytes, *, new: bool) -> None:
-        """Publish an object, which must not exist if `new`, and otherwise replaces an existing one."""
+    async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
+        """Publish an object: one that must be `new`, or that replaces the one with this ETag, or whatever is there."""
         metadata = _metadata(hashlib.sha256(data).hexdigest())
-        condition = {"IfNoneMatch": "*"} if new else {}
+        condition = {"IfNoneMatch": "*"} if new else {} if tag is None else {"IfMatch": tag}
         try:
             await self._retry(lambda: self._send("put_object", name, data, Metadata=metadata, **condition), name)
         except StoreError as error:
             # The request may have succeeded although its answer was lost, as when the HTTP client repeated it.
             if await self._has_metadata(name, metadata):
                 return
-            if not isinstance(error, ChangedError):
+            is_gone = (
+                tag is not None and isinstance(error, NotFoundError) and not isinstance(error, BucketNotFoundError)
+            )
+            if not is_gone and not isinstance(error, ChangedError):
                 raise
-            message = f"{self._url(name)} exists already; nothing is ever overwritten"
+            changed = "was changed by another process meanwhile; run the same command again"
+            message = f"{self._url(name)} {'exists already; nothing is ever overwritten' if new else changed}"
             raise DatasetExistsError(message) from error.__cause__
 
     async def upload(self, name: str, source: Path) -> None:
         """Publish a file, in parts if it is large. No upload is left open, also after a failure."""
         size = (await asyncio.to_thread(source.stat)).st_size
         if size <= self._part_bytes:
-            await self.put(name, await asyncio.to_thread(source.read_bytes), new=False)
+            await self.put(name, await asyncio.to_thread(source.read_bytes))
             return
         metadata = _metadata(await asyncio.to_thread(file_sha256, source))
         upload = await self._open_upload(name, metadata)

@@ -65,6 +65,14 @@ class Storage(Protocol):
         """
         ...
 
+    def read_tagged(self, name: str) -> tuple[bytes, str]:
+        """Return the content of a small blob, and its tag for `replace`; "" where the storage cannot replace it so.
+
+        Raises:
+            NotFoundError: The blob does not exist.
+        """
+        ...
+
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes of a blob from `start` to `stop`, fewer where the blob ends before. They are not verified.
 
@@ -97,6 +105,15 @@ class Storage(Protocol):
 
         Raises:
             DatasetExistsError: The blob exists; it is not changed.
+        """
+        ...
+
+    def replace(self, name: str, data: bytes, tag: str) -> None:
+        """Publish a blob in the place of the one with this tag. Of several writers that do this at once, one succeeds.
+
+        Raises:
+            DatasetExistsError: The blob has another tag, or is gone; nothing is changed.
+            StoreError: Such storage has no conditional writes.
         """
         ...
 

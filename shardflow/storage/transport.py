@@ -48,8 +48,13 @@ class Transport(Protocol):
         """Return the head of a blob, None if it does not exist."""
         ...
 
-    async def put(self, name: str, data: bytes, *, new: bool) -> None:
-        """Publish a blob; DatasetExistsError if it must be new and exists."""
+    async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
+        """Publish a blob: one that must be `new`, or that replaces the one with this tag, or whatever is there.
+
+        Raises:
+            DatasetExistsError: It must be new and exists, or the blob with the tag is there no more.
+            StoreError: A tag was given, and the server has no conditional writes.
+        """
         ...
 
     async def upload(self, name: str, source: Path) -> None:

@@ -48,6 +48,11 @@ class VirtualStorage:
         storage, name = self._locate(name)
         return storage.read(name)
 
+    def read_tagged(self, name: str) -> tuple[bytes, str]:
+        """Return the content of a blob, and its tag."""
+        storage, name = self._locate(name)
+        return storage.read_tagged(name)
+
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes of a blob from `start` to `stop`, fewer where the blob ends before."""
         storage, name = self._locate(name)
@@ -72,6 +77,11 @@ class VirtualStorage:
         """Publish a blob that must not exist."""
         storage, name = self._locate(name)
         storage.put_new(name, data)
+
+    def replace(self, name: str, data: bytes, tag: str) -> None:
+        """Publish a blob in the place of the one with this tag."""
+        storage, name = self._locate(name)
+        storage.replace(name, data, tag)
 
     def upload(self, name: str, source: Path) -> None:
         """Publish a local file as a blob."""

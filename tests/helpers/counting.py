@@ -44,6 +44,10 @@ class CountingStorage:
         self._count(name)
         return self._storage.read(name)
 
+    def read_tagged(self, name: str) -> tuple[bytes, str]:
+        self._count(name)
+        return self._storage.read_tagged(name)
+
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         self._count(name)
         return self._storage.read_range(name, start, stop)
@@ -61,6 +65,9 @@ class CountingStorage:
 
     def put_new(self, name: str, data: bytes) -> None:
         self._storage.put_new(name, data)
+
+    def replace(self, name: str, data: bytes, tag: str) -> None:
+        self._storage.replace(name, data, tag)
 
     def upload(self, name: str, source: Path) -> None:
         self._storage.upload(name, source)

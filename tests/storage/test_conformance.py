@@ -154,6 +154,54 @@ def test_one_of_racing_writers_wins(storage: Storage) -> None:
     assert storage.read("blob") == b"%d" % won[0] * 1000
 
 
+NO_TAG = '"00000000000000000000000000000000"'
+
+
+@pytest.mark.parametrize("name", ["b", TAR])
+def test_replace_needs_the_tag_of_the_blob(storage: Storage, name: str) -> None:
+    """`replace` changes the blob that has the tag, and no other; without tags it is refused."""
+    storage.put(name, b"1")
+    data, tag = storage.read_tagged(name)
+    assert data == b"1"
+    if not tag:
+        with pytest.raises(StoreError, match="cannot replace a file only while it is unchanged; use a disk or S3"):
+            storage.replace(name, b"2", NO_TAG)
+        assert storage.read(name) == b"1"
+        return
+    storage.replace(name, b"2", tag)
+    for other in (tag, NO_TAG):
+        with pytest.raises(DatasetExistsError, match="was changed by another process meanwhile"):
+            storage.replace(name, b"3", other)
+    assert storage.read_tagged(name)[1] != tag
+    assert storage.read(name) == b"2"
+    with pytest.raises(DatasetExistsError, match="was changed by another process meanwhile"):
+        storage.replace("missing", b"3", tag)
+    assert storage.size("missing") is None
+    with pytest.raises(NotFoundError):
+        storage.read_tagged("missing")
+
+
+def test_one_of_racing_writers_replaces(storage: Storage) -> None:
+    """Of several writers that replace the same blob at once exactly one succeeds, and the blob is its own."""
+    storage.put("blob", b"old")
+    tag = storage.read_tagged("blob")[1]
+    if not tag:
+        return
+    won: list[int] = []
+    barrier = threading.Barrier(8)
+
+    def write(number: int) -> None:
+        barrier.wait()
+        with contextlib.suppress(DatasetExistsError):
+            storage.replace("blob", b"%d" % number * 1000, tag)
+            won.append(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    assert len(won) == 1
+    assert storage.read("blob") == b"%d" % won[0] * 1000
+
+
 @pytest.mark.parametrize("name", ["a", TAR])
 def test_removing_a_missing_blob_is_no_error(storage: Storage, name: str) -> None:
     """A blob may be removed again, and one that never existed may be removed."""
