@@ -21,7 +21,7 @@ from shardflow.storage.storage import TEMPORARY, Storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.virtual import virtual_storage
 from shardflow.storage.write_lock import FILE_NAME as LOCK_NAME
-from shardflow.storage.write_lock import abort_uploads, acquire, clean_up, release
+from shardflow.storage.write_lock import WriteLock, abort_uploads, acquire, clean_up
 
 from .dataset import Dataset, open_dataset
 from .shard_rows import check_index
@@ -81,9 +81,8 @@ def sync(
     first_of_tar = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())
     with own.exclusive_writer() as writer:
         finished = target.size(manifest.FILE_NAME) is not None
-        if not finished:
-            _begin(own, dataset.fingerprint)
-        elif manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
+        lock = None if finished else _begin(own, dataset.fingerprint)
+        if finished and manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
             raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")
         # One listing tells what a finished copy has lost: to read all of it is the job of `verify`.
         sizes = {own.url(name): listed.size for name, listed in own.listing().items()} if finished else {}
@@ -112,15 +111,18 @@ def sync(
                     (copied_bytes if was_copied else found_bytes).append(shard.bytes)
                 if progress is not None:
                     progress(shard)
-        if finished:
+        if lock is None:
             clean_up(target)
         else:
-            for name in (manifest.QUARANTINE_NAME, *_receipts(dataset)):
+            for name in _receipts(dataset):
                 with contextlib.suppress(NotFoundError):
                     target.put(name, source.read(name))
+            with contextlib.suppress(NotFoundError):
+                lock.put(manifest.QUARANTINE_NAME, source.read(manifest.QUARANTINE_NAME))
+            lock.check()
             abort_uploads(target, {shard.name for shard in shards})
             target.put_new(manifest.FILE_NAME, replace(dataset.manifest, roots=roots).to_bytes())
-            release(target)
+            lock.release()
     return SyncReport(
         copied=len(copied_bytes),
         copied_bytes=sum(copied_bytes),
@@ -148,7 +150,7 @@ def _is_copied(target: Storage, shard: Shard) -> bool:
     return path is None or file_sha256(path) == shard.sha256
 
 
-def _begin(target: Storage, fingerprint: str) -> None:
+def _begin(target: Storage, fingerprint: str) -> WriteLock:
     """Acquire the write lock for this copy, in an empty target or one where this copy was stopped."""
     names = target.listing()
     foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{LOCK_NAME}.")]  # of a killed `acquire`
@@ -157,4 +159,4 @@ def _begin(target: Storage, fingerprint: str) -> None:
     for name in names:
         if name.rpartition("/")[2].startswith(TEMPORARY):
             target.remove(name)
-    acquire(target, fingerprint)
+    return acquire(target, lambda: fingerprint)

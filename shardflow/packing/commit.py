@@ -1,7 +1,8 @@
 """The commit: receipts become a manifest, and the manifest makes the dataset.
 
 Everything is counted from receipts alone, so it does not matter which attempt did a job. The manifest is written last,
-create-only: before it there is no dataset. An extension replaces it in one step, and keeps the old version beside it.
+create-only: before it there is no dataset. An extension replaces it in one step, if it is still that of the version
+which it extends, and keeps it beside the new one.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from shardflow.formats import manifest
 from shardflow.formats.receipt import Quarantined, Receipt
 from shardflow.formats.sharding import Sharding
 from shardflow.formats.statistics import PixelSums, Statistics
-from shardflow.storage.storage import Storage
-from shardflow.storage.write_lock import abort_uploads, release
+from shardflow.storage.write_lock import WriteLock, abort_uploads
 
 from .image.encoding import codec_versions
+from .jobs import Job
 from .ledger import Ledger
 from .recipe import Recipe
 
@@ -80,6 +81,8 @@ class Totals:
 
 def commit(
     ledger: Ledger,
+    lock: WriteLock,
+    jobs: Sequence[Job],
     totals: Totals,
     sharding: Sharding,
     *,
@@ -92,9 +95,12 @@ def commit(
 ) -> PackReport:
     """Write `quarantine.jsonl` and, when no more than `max_bad` new inputs are in it, the manifest.
 
-    `sharding` divides all inputs into jobs. `totals` has the new jobs alone; `replaced_receipts` has those of the
-    version that is replaced, if any.
+    `sharding` divides all inputs into jobs. `jobs` and `totals` have the new ones alone; `replaced_receipts` has those
+    of the version that is replaced, if any. Where others can write too, it is checked what the jobs have published.
     """
+    if lock.blob is not None:
+        lock.check()
+        ledger.confirm(jobs, totals.shards)
     bad = sorted(totals.quarantined)
     for name, receipt in (replaced_receipts or {}).items():
         totals.add(name, receipt)
@@ -102,12 +108,13 @@ def commit(
     for name in sharding.names():
         if name in totals.shards:
             splits[name.partition("/")[0]].append(totals.shards[name])
-    ledger.write_quarantine(sorted(totals.quarantined))
+    ledger.write_quarantine(sorted(totals.quarantined), lock)
     inputs = sum(sharding.inputs.values())
     if len(bad) > max_bad or not totals.shards:
         new_inputs = inputs - (replacing.inputs if replacing is not None else 0)
         raise PackIncompleteError(_refusal(ledger, bad, new_inputs, max_bad))
-    ledger.remove_leftovers(sharding.names())
+    if lock.blob is None:
+        ledger.remove_leftovers(sharding.names())
 
     new = manifest.Manifest(
         splits={split: tuple(shards) for split, shards in splits.items()},
@@ -124,8 +131,11 @@ def commit(
     if replacing is None:
         ledger.storage.put_new(manifest.FILE_NAME, new.to_bytes())
     else:
-        _replace(ledger.storage, replacing, new)
-    release(ledger.storage)
+        found, tag = lock.read_version()
+        with contextlib.suppress(DatasetExistsError):  # an attempt that was killed here has kept it
+            ledger.storage.put_new(manifest.kept_name(replacing.fingerprint), found)
+        ledger.storage.replace(manifest.FILE_NAME, new.to_bytes(), tag)
+    lock.release()
     return PackReport(
         fingerprint=new.fingerprint,
         inputs=inputs,
@@ -138,16 +148,6 @@ def commit(
         bytes_out=sum(shard.bytes for shard in totals.shards.values()),
         counts=sum(totals.statistics.values(), Statistics()).counts,
     )
-
-
-def _replace(storage: Storage, old: manifest.Manifest, new: manifest.Manifest) -> None:
-    """Replace one version by another, after keeping the old one: at any moment one of them is there, totals."""
-    found = storage.read(manifest.FILE_NAME)
-    if manifest.from_bytes(found).fingerprint != old.fingerprint:
-        raise DatasetExistsError(f"{storage} was extended by another process meanwhile; run the same command again")
-    with contextlib.suppress(DatasetExistsError):  # an attempt that was killed here has kept it
-        storage.put_new(manifest.kept_name(old.fingerprint), found)
-    storage.put(manifest.FILE_NAME, new.to_bytes())
 
 
 def _refusal(ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, max_bad: int) -> str:

@@ -136,7 +136,7 @@ def extend(
             return replace(report, seconds=time.monotonic() - started)
         ledger, sharding = Ledger(storage), extension.sharding
         jobs = extension.jobs(fresh, dst=os.fspath(dst), staging=writer.staging, storage_options=storage_options)
-        acquire_to_extend(storage, content_of(jobs), old.fingerprint, writer)
+        lock = acquire_to_extend(storage, lambda: content_of(jobs), old.fingerprint, writer)
         totals = Totals()
         resumed = run_jobs(
             ledger, jobs, make_executor(writer.lock), staging=writer.staging, on_receipt=totals.add, progress=progress
@@ -144,6 +144,8 @@ def extend(
         added = sharding_of(jobs, shard_samples=sharding.shard_samples, shuffle=sharding.shuffle, seed=sharding.seed)
         whole = commit(
             ledger,
+            lock,
+            jobs,
             totals,
             sharding.extended(added.jobs, added.inputs),
             classes=fresh.classes,

@@ -220,8 +220,9 @@ class Finish:
         shard, index = None, b""
         receipt_name = f"{job.name}.json"
         # A receipt of older settings must not stand for the new tar. Elsewhere the write lock rules such receipts out,
-        # and another process with the same work may be reading this one.
-        if storage.local_path(receipt_name) is not None:
+        # and nothing is removed: another process with the same work may be reading it, or have committed it.
+        is_disk = storage.local_path(receipt_name) is not None
+        if is_disk:
             storage.remove(receipt_name)
         if samples := sum(fragment.samples for _, fragment in fragments):
             folder, _, base = job.name.rpartition("/")
@@ -238,7 +239,7 @@ class Finish:
                 sha256=assembled.sha256,
                 index_sha256=hashlib.sha256(index).hexdigest(),
             )
-        else:
+        elif is_disk:
             storage.remove(f"{job.name}.tar")
             storage.remove(f"{job.name}.npy")
         statistics = sum((result.statistics for result in self.results), Statistics())

@@ -1,54 +1,62 @@
 """The ledger: the receipts in a destination, and which of the files there belong to a pack.
 
 `quarantine.jsonl` is the first file that a pack writes: without it a directory must be empty; with it, only files that
-have a pack's names are ever replaced or removed. The destination is listed once: nothing else writes there.
+have a pack's names are ever replaced or removed. In a bucket nothing is removed, because a process that wakes up late
+could remove what another one has written since.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError
-from shardflow.formats import manifest
+from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
 from shardflow.formats.manifest import QUARANTINE_NAME as QUARANTINE
-from shardflow.formats.manifest import SPLITS
+from shardflow.formats.manifest import SPLITS, Shard
 from shardflow.formats.receipt import Quarantined, Receipt, from_bytes
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import remove_abandoned
 from shardflow.storage.storage import TEMPORARY, ListedBlob, Storage, Writer
+from shardflow.storage.transfers import TransferPool
 from shardflow.storage.write_lock import FILE_NAME as LOCK
-from shardflow.storage.write_lock import acquire, clean_up
+from shardflow.storage.write_lock import WriteLock, acquire, refuse_dataset
 
 from .jobs import Job, content_of
 
 _SHARD = re.compile(rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json)")
 _FOLDERS = (".", *SPLITS, "manifests")
+_RECEIPTS_AT_A_TIME = 8
 _TEMPORARY = re.compile(rf"(({'|'.join(_FOLDERS[1:])})/)?{re.escape(TEMPORARY)}[^/]+")
 
 
 class Ledger:
-    """The receipts in a storage. One writer at a time."""
+    """The receipts in a storage."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
+        self._listing: Mapping[str, ListedBlob] | None = None
 
-    @functools.cached_property
+    @property
     def listing(self) -> Mapping[str, ListedBlob]:
         """All blobs of the destination, as they were at the first use."""
-        return self.storage.listing()
+        if (
+            self._listing is None
+        ):  # no cached_property: before Python 3.12, it lets one ledger of a process list at once
+            self._listing = self.storage.listing()
+        return self._listing
 
     def refuse_dataset(self) -> None:
         """Refuse a destination that holds a dataset, after removing what a pack that was killed at its commit left."""
-        if self.storage.size(manifest.FILE_NAME) is not None:
-            clean_up(self.storage)
+        try:
+            refuse_dataset(self.storage)
+        except DatasetExistsError:
             remove_abandoned()
-            raise DatasetExistsError(f"{self.storage} already holds a dataset; choose another destination or remove it")
+            raise
 
-    def begin(self, jobs: Sequence[Job], writer: Writer) -> None:
+    def begin(self, jobs: Sequence[Job], writer: Writer) -> WriteLock:
         """Mark the destination as being packed into; refuse one with other files or other work."""
         self.refuse_dataset()
         if QUARANTINE not in self.listing and LOCK not in self.listing:
@@ -56,9 +64,11 @@ class Ledger:
             if (other := next((name for name in self.listing if not name.startswith(begun)), None)) is not None:
                 message = f"{self.storage} is not empty: it holds {other!r}, which no pack wrote"
                 raise ConfigError(f"{message}; choose an empty or a new directory")
-        acquire(self.storage, content_of(jobs), writer)
+        lock = acquire(self.storage, lambda: content_of(jobs), writer)
         if QUARANTINE not in self.listing:
-            self.write_quarantine(())
+            with contextlib.suppress(DatasetExistsError):  # a twin has written it meanwhile
+                self.storage.put_new(QUARANTINE, b"")
+        return lock
 
     def finished(self, job: Job) -> Receipt | None:
         """Return the receipt of a job that need not be done again, None when it must be.
@@ -82,10 +92,34 @@ class Ledger:
             return None
         return receipt
 
-    def write_quarantine(self, quarantined: Iterable[Quarantined]) -> None:
+    def write_quarantine(self, quarantined: Iterable[Quarantined], lock: WriteLock) -> None:
         """Write the list of all inputs that were not packed."""
         rows = [json.dumps(bad._asdict(), sort_keys=True) + "\n" for bad in quarantined]
-        self.storage.put(QUARANTINE, "".join(rows).encode())
+        lock.put(QUARANTINE, "".join(rows).encode())
+
+    def confirm(self, jobs: Sequence[Job], shards: Mapping[str, Shard]) -> None:
+        """Raise a StoreError unless the receipts and the sizes in the storage are those of these jobs and shards."""
+        listing = self.storage.listing()
+
+        def is_own(job: Job) -> bool:
+            try:
+                receipt = from_bytes(self.storage.read(f"{job.name}.json"))
+            except (NotFoundError, FormatError):
+                return False
+            if not job.wrote(receipt) or receipt.shard != shards.get(job.name):
+                return False
+            if receipt.shard is None:
+                return True
+            sizes = {f"{job.name}.tar": receipt.shard.bytes, f"{job.name}.npy": receipt.index_bytes}
+            return all(name in listing and listing[name].size in (-1, size) for name, size in sizes.items())
+
+        with TransferPool(_RECEIPTS_AT_A_TIME) as pool:
+            for job, is_there in zip(jobs, pool.map(is_own, jobs), strict=True):
+                if not is_there:
+                    message = (
+                        f"{self.storage.url(job.name)}.tar is not what this run packed: another process replaced it"
+                    )
+                    raise StoreError(f"{message}; when no other process writes there, run the same command again")
 
     def remove_leftovers(self, names: Iterable[str]) -> None:
         """Remove what earlier attempts left: temporary files, and shards of other jobs than those of these names."""

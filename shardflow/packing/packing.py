@@ -100,12 +100,20 @@ def pack(
             shuffle=shuffle,
             storage_options=storage_options,
         )
-        ledger.begin(jobs, writer)
+        lock = ledger.begin(jobs, writer)
         resumed = run_jobs(
             ledger, jobs, make_executor(writer.lock), staging=writer.staging, on_receipt=totals.add, progress=progress
         )
         sharding = sharding_of(jobs, shard_samples=shard_samples, shuffle=shuffle, seed=seed)
         report = commit(
-            ledger, totals, sharding, classes=source.classes, recipe=recipe, max_bad=max_bad, skipped=source.skipped
+            ledger,
+            lock,
+            jobs,
+            totals,
+            sharding,
+            classes=source.classes,
+            recipe=recipe,
+            max_bad=max_bad,
+            skipped=source.skipped,
         )
     return replace(report, resumed=resumed, seconds=time.monotonic() - started)

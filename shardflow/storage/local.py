@@ -83,18 +83,13 @@ class LocalStorage:
     def replace(self, name: str, data: bytes, tag: str) -> None:
         """Publish a blob in the place of the one with this tag, which is locked meanwhile."""
         path = self.local_path(name)
-        changed = f"{path} was changed by another process meanwhile; run the same command again"
-        with map_os_errors(path):
-            try:
-                old = open(path, "rb")
-            except FileNotFoundError as error:
-                raise DatasetExistsError(changed) from error
-            with old:
-                # The lock ends with the file. Who gets it after another writer finds that the path has a new file.
-                is_current = flock(old.fileno()) and os.path.samestat(os.fstat(old.fileno()), path.stat())
-                if not is_current or hashlib.sha256(old.read()).hexdigest() != tag:
-                    raise DatasetExistsError(changed)
+        with map_os_errors(path), contextlib.suppress(FileNotFoundError), open(path, "rb") as old:
+            # The lock ends with the file. A writer that gets it after another one finds a new file at the path.
+            is_current = flock(old.fileno()) and os.path.samestat(os.fstat(old.fileno()), path.stat())
+            if is_current and hashlib.sha256(old.read()).hexdigest() == tag:
                 self.put(name, data)
+                return
+        raise DatasetExistsError(f"{path} was changed by another process meanwhile; run the same command again")
 
     def upload(self, name: str, source: Path) -> None:
         """Publish a local file; on the same disk it is renamed, not copied."""

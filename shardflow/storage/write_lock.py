@@ -1,9 +1,14 @@
 """The write lock: which process may write to a place.
 
 On a local disk it is the kernel's: `flock` on the directory, which leaves no file and ends with its processes. An
-object store has no locks. There a writer first creates a blob, `unfinished.json`, that says what will be written, and
-deletes it when the manifest is written. A writer that finds the blob of other work stops. A writer that finds its own
-work goes on: it resumes a run, or is its twin, which writes the same bytes under the same names and does no harm.
+object store has no locks. There a writer first creates a blob that says what will be written, and deletes it when the
+manifest is written. A writer that finds the blob of other work stops. A writer that finds its own work goes on: it
+resumes a run, or is its twin, which writes the same bytes under the same names and does no harm.
+
+The name of the blob says for which version of the dataset it counts: `unfinished.json` where there is none yet,
+`unfinished-DIGEST.json` for the extension of a version. A version never comes back, so the blob of a version that is
+not the current one is void, and anyone may delete it at any time. The blob of the current version is never deleted by a
+program. So all that is ever written beside one version is the work of one blob, however late its writer wakes up.
 """
 
 from __future__ import annotations
@@ -11,8 +16,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardflow.errors import ConfigError, DatasetExistsError, ManifestError, NotFoundError, StoreError
@@ -22,6 +29,9 @@ from .local_files import flock, map_os_errors, pause
 from .storage import TEMPORARY, Storage, Writer
 
 FILE_NAME = "unfinished.json"
+_LOCK = re.compile(r"unfinished(-[0-9a-f]{64})?\.json")
+_LEFTOVER = f"{TEMPORARY}{manifest.FILE_NAME}."
+_NO_TAG = f'"{"0" * 32}"'  # of no blob
 
 LOCK_TIMEOUT_S = 2.0
 _POLL_S = 0.02
@@ -49,52 +59,138 @@ def lock_directory(path: Path, *, timeout_s: float | None = None) -> Iterator[in
             os.close(descriptor)
 
 
-def acquire(storage: Storage, content: str, writer: Writer | None = None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteLock:
+    """The right to write to a storage until a dataset, or a version of it, is committed there.
+
+    Attributes:
+        storage: The storage.
+        extends: Fingerprint of the version to which something is added; None where there is no dataset yet.
+        blob: What the lock's blob holds; None where the kernel's lock keeps all other writers out.
+    """
+
+    storage: Storage
+    extends: str | None
+    blob: bytes | None
+
+    @property
+    def name(self) -> str:
+        """Name of the blob."""
+        return _name(self.extends)
+
+    def check(self) -> None:
+        """Raise an error unless the lock is held.
+
+        Raises:
+            DatasetExistsError: The dataset, or another version of it, is committed.
+            StoreError: The blob was removed, which no program does.
+        """
+        if self.blob is None:
+            return
+        with contextlib.suppress(NotFoundError):
+            if self.storage.read(self.name) == self.blob:
+                return
+        if self.extends is None:
+            refuse_dataset(self.storage)
+        else:
+            self.read_version()
+        message = f"{self.storage.url(self.name)}, the write lock of this run, was removed or replaced meanwhile"
+        raise StoreError(f"{message}; leave it alone while a process writes there, and run the same command again")
+
+    def read_version(self) -> tuple[bytes, str]:
+        """Return the manifest of the version that is extended, and its tag; DatasetExistsError if another is there."""
+        found, tag = self.storage.read_tagged(manifest.FILE_NAME)
+        if manifest.from_bytes(found).fingerprint != self.extends:
+            message = f"{self.storage} was extended by another process meanwhile"
+            raise DatasetExistsError(f"{message}; run the same command again")
+        return found, tag
+
+    def put(self, name: str, data: bytes) -> None:
+        """Publish a blob that later versions replace, such as the quarantine: never after one of them is committed."""
+        if self.blob is None:
+            self.storage.put(name, data)
+            return
+        while True:
+            try:
+                found, tag = self.storage.read_tagged(name)
+            except NotFoundError:
+                found, tag = None, ""
+            if found == data:
+                return
+            self.check()  # after the tag was read: when a version is committed later, the blob has another tag
+            with contextlib.suppress(DatasetExistsError):  # a twin was faster
+                if found is None:
+                    self.storage.put_new(name, data)
+                elif tag:
+                    self.storage.replace(name, data, tag)
+                else:  # without conditional writes, the check has to do
+                    self.storage.put(name, data)
+                return
+
+    def release(self) -> None:
+        """Delete the blob, if there is one, after the commit."""
+        self.storage.remove(self.name)
+
+
+def acquire(storage: Storage, content: Callable[[], str], writer: Writer | None = None) -> WriteLock:
     """Lock a storage until a dataset is committed there; may be repeated with the same content, a digest of the work.
 
     A writer that is alone writes no blob, but respects an existing one. None writes the blob in any case, as the sign
-    of an unfinished copy. Raises DatasetExistsError where a dataset is, ConfigError where other content is locked.
+    of an unfinished copy.
+
+    Raises:
+        DatasetExistsError: A dataset is there.
+        ConfigError: Other content is locked.
+        StoreError: The storage ignores the conditions of writes.
     """
-    _acquire(storage, {"content": content}, writer)
-    # After the lock: a writer that finished meanwhile wrote the manifest before it released its own.
+    lock = _acquire(storage, None, content, writer)
+    refuse_dataset(storage)  # after the lock: a writer that finished meanwhile wrote the manifest before it released it
+    return lock
+
+
+def acquire_to_extend(storage: Storage, content: Callable[[], str], fingerprint: str, writer: Writer) -> WriteLock:
+    """Lock a dataset of this fingerprint until its extension is committed; may be repeated with the same content.
+
+    Raises:
+        DatasetExistsError: The dataset has another fingerprint now.
+        ConfigError: It is locked for other content.
+        StoreError: The storage has no conditional writes, or ignores the conditions.
+    """
+    if writer.is_alone:
+        return WriteLock(storage=storage, extends=fingerprint, blob=None)
+    if not storage.read_tagged(manifest.FILE_NAME)[1]:
+        message = f"{storage}: this kind of storage cannot replace a manifest only while it is unchanged"
+        raise StoreError(f"{message}; extend a copy on a disk or S3, and `shardflow sync` it to a new place")
+    lock = _acquire(storage, fingerprint, content, writer)
+    try:
+        lock.read_version()  # after the lock, which counts for this version alone
+    except DatasetExistsError:
+        lock.release()
+        raise
+    return lock
+
+
+def refuse_dataset(storage: Storage) -> None:
+    """Raise a DatasetExistsError where a dataset is, after removing what was left at its commit."""
     if storage.size(manifest.FILE_NAME) is not None:
         clean_up(storage)
         raise DatasetExistsError(f"{storage} already holds a dataset; choose another destination or remove it")
 
 
-def acquire_to_extend(storage: Storage, content: str, fingerprint: str, writer: Writer) -> None:
-    """Lock a dataset of this fingerprint until its extension is committed; may be repeated with the same content.
-
-    Raises DatasetExistsError if the dataset has another fingerprint now, ConfigError if it is locked for other content.
-    """
-    if writer.is_alone:
-        return
-    _refuse_other_version(storage, fingerprint)
-    if _extended_fingerprint(storage) != fingerprint:  # the lock of an extension that is committed
-        release(storage)
-    _acquire(storage, {"content": content, "extends": fingerprint}, writer)
-    try:
-        _refuse_other_version(storage, fingerprint)
-    except DatasetExistsError:
-        release(storage)
-        raise
-
-
-def release(storage: Storage) -> None:
-    """Delete the blob of a lock. No other function does."""
-    storage.remove(FILE_NAME)
+def is_lock(name: str) -> bool:
+    """Return whether a blob of this name is that of a lock."""
+    return bool(_LOCK.fullmatch(name))
 
 
 def clean_up(storage: Storage) -> None:
     """Remove what a writer that was killed at its commit left beside the manifest, where this can be done."""
     with contextlib.suppress(StoreError, ManifestError):  # such as a read-only disk
-        extended = _extended_fingerprint(storage)
-        if extended is not None and extended == manifest.from_bytes(storage.read(manifest.FILE_NAME)).fingerprint:
-            return  # an extension of this dataset is running, or can be resumed
-        release(storage)
-        if (path := storage.local_path(manifest.FILE_NAME)) is not None:  # other storages have no leftovers
-            for leftover in path.parent.glob(f"{TEMPORARY}{manifest.FILE_NAME}.*"):
-                storage.remove(leftover.name)
+        # The listing comes first: a lock in it that is not for the version that is then current is for an older one.
+        left = [name for name in storage.listing() if is_lock(name) or name.startswith(_LEFTOVER)]
+        current = manifest.from_bytes(storage.read(manifest.FILE_NAME)).fingerprint
+        for name in left:
+            if name != _name(current):  # its extension is running, or can be resumed
+                storage.remove(name)
 
 
 def abort_uploads(storage: Storage, names: Collection[str]) -> None:
@@ -107,34 +203,50 @@ def abort_uploads(storage: Storage, names: Collection[str]) -> None:
         storage.abort_uploads(names)
 
 
-def _acquire(storage: Storage, content: dict[str, str], writer: Writer | None) -> None:
-    ours = json.dumps(content, indent=1).encode() + b"\n"
+def _acquire(storage: Storage, extends: str | None, content: Callable[[], str], writer: Writer | None) -> WriteLock:
+    name = _name(extends)
+    is_alone = writer is not None and writer.is_alone
+    if is_alone and storage.size(name) is None:
+        return WriteLock(storage=storage, extends=extends, blob=None)
+    ours = json.dumps({"content": content()}, indent=1).encode() + b"\n"
+    if is_alone or not _create(storage, name, ours):
+        try:
+            found = storage.read(name)
+        except NotFoundError:  # its owner has just released it
+            return _acquire(storage, extends, content, writer)
+        if found != ours:
+            begun = f"{storage} is being written to with other inputs or settings, or was and is unfinished"
+            remedy = "choose another destination, or remove all that is below it"
+            if extends is not None:
+                remedy = f"or, when no process of it is left, remove {storage.url(name)}"
+            raise ConfigError(f"{begun}; finish it with the command that began it, {remedy}")
+    if extends is not None:
+        _refuse_success(storage, name, lambda: storage.replace(name, ours, _NO_TAG))
+    return WriteLock(storage=storage, extends=extends, blob=None if is_alone else ours)
+
+
+def _create(storage: Storage, name: str, data: bytes) -> bool:
+    """Create the blob of a lock; return False if there is one."""
     try:
-        if writer is None or not writer.is_alone:
-            storage.put_new(FILE_NAME, ours)
-            return
+        storage.put_new(name, data)
     except DatasetExistsError:
-        pass
+        return False
+    _refuse_success(storage, name, lambda: storage.put_new(name, data))
+    return True
+
+
+def _refuse_success(storage: Storage, name: str, write: Callable[[], None]) -> None:
+    """Raise a StoreError if a write succeeds whose condition does not hold: such a storage ignores conditions."""
     try:
-        found = storage.read(FILE_NAME)
-    except NotFoundError:  # there is none, or its owner has just released it, with a commit or without
+        write()
+    except DatasetExistsError:
         return
-    if found != ours:
-        raise ConfigError(
-            f"{storage} is being written to with other inputs or settings, or was and is unfinished; finish it "
-            "with the command that began it, choose another destination, or remove all that is below it"
-        )
+    storage.remove(name)
+    message = f"{storage} ignores the conditions of writes (If-None-Match, If-Match), so writers could mix their shards"
+    raise StoreError(f"{message}; write to a disk, and copy the files there with {manifest.FILE_NAME} as the last")
 
 
-def _extended_fingerprint(storage: Storage) -> str | None:
-    """Return the fingerprint of the dataset that the lock is for extending; None for any other lock, or without one."""
-    try:
-        found = json.loads(storage.read(FILE_NAME)).get("extends")
-    except (NotFoundError, ValueError, AttributeError):
-        return None
-    return found if isinstance(found, str) else None
-
-
-def _refuse_other_version(storage: Storage, fingerprint: str) -> None:
-    if manifest.from_bytes(storage.read(manifest.FILE_NAME)).fingerprint != fingerprint:
-        raise DatasetExistsError(f"{storage} was extended by another process meanwhile; run the same command again")
+def _name(extends: str | None) -> str:
+    if extends is None:
+        return FILE_NAME
+    return f"{FILE_NAME.removesuffix('.json')}-{extends.removeprefix('sha256:')}.json"

@@ -30,7 +30,7 @@ from shardflow.packing.sources.reader import Reader
 from shardflow.packing.sources.source import Source
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
-from shardflow.storage.write_lock import FILE_NAME as LOCK
+from shardflow.storage.write_lock import WriteLock
 from tests.helpers.crashes import INSTRUMENT
 from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
 from tests.helpers.making import make_dataset
@@ -341,13 +341,14 @@ def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix:
     url, options, storage = server.url(prefix), server.options(), server.storage(prefix)
     old = sf.open(dst).fingerprint
     sf.sync(dst, url, dst_options=options)
-    storage.put_new(LOCK, json.dumps({"content": "of another extension", "extends": old}).encode())
+    lock = WriteLock(storage=storage, extends=old, blob=json.dumps({"content": "of another extension"}).encode())
+    storage.put_new(lock.name, lock.blob)
     with pytest.raises(ConfigError, match="with other inputs or settings"):
         sf.extend(packed / "src", url, executor="serial", storage_options=options)
     with pytest.raises(DatasetExistsError):
         sf.pack(packed / "src", url, **SETTINGS, storage_options=options)
-    assert storage.size(LOCK) is not None
-    storage.remove(LOCK)
+    lock.check()
+    lock.release()
     order = f"{str(packed / 'src')!r}, {url!r}, executor='serial', storage_options={options!r}"
     command = [sys.executable, "-c", f"import shardflow as sf; sf.extend({order})"]
     plan = {"roots": {}, "parts": LEAST_PART_BYTES, "kill": AMID, "fired": str(tmp_path / "fired")}
@@ -361,7 +362,7 @@ def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix:
     ends = [(twin.communicate(timeout=60)[1], twin.returncode) for twin in twins]
     assert any(code == 0 for _, code in ends), ends
     assert all(code == 0 or b"another process meanwhile" in said for said, code in ends), ends
-    storage.put_new(LOCK, json.dumps({"content": "of one killed at its commit", "extends": old}).encode())
+    storage.put_new(lock.name, json.dumps({"content": "of one killed at its commit"}).encode())
     assert sf.extend(packed / "src", url, executor="serial", storage_options=options).inputs == 0
     sf.extend(packed / "src", dst, executor="serial")
     assert server.contents(prefix) == contents(dst)

@@ -18,8 +18,10 @@ from shardflow.storage import write_lock
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage, Writer
-from shardflow.storage.write_lock import acquire, acquire_to_extend, clean_up, lock_directory, release
+from shardflow.storage.write_lock import acquire, acquire_to_extend, clean_up, lock_directory
+from tests.helpers.counting import CountingStorage
 from tests.helpers.making import make_dataset
+from tests.helpers.s3_server import Server
 
 HOLD = """
 import pathlib, sys
@@ -119,10 +121,13 @@ def test_a_process_locks_a_directory_once(path: Path) -> None:
         pass
 
 
-@pytest.fixture(params=["directory", "memory"])
+@pytest.fixture(params=["directory", "S3"])
 def storage(request: pytest.FixtureRequest, path: Path, prefix: str) -> Storage:
     """An empty storage."""
-    return open_storage(path if request.param == "directory" else f"memory://{prefix}")
+    if request.param == "directory":
+        return open_storage(path)
+    server: Server = request.getfixturevalue("server")
+    return server.storage(prefix)
 
 
 def writer(*, is_alone: bool) -> Writer:
@@ -131,11 +136,37 @@ def writer(*, is_alone: bool) -> Writer:
 
 
 SHARED, ALONE = writer(is_alone=False), writer(is_alone=True)
+GONE = "sha256:" + "0" * 64  # a version that was replaced, or never was
+
+
+def ours() -> str:
+    """The content of one lock."""
+    return "ours"
+
+
+def theirs() -> str:
+    """The content of another."""
+    return "theirs"
+
+
+def unasked() -> str:
+    """A content that nothing needs."""
+    raise AssertionError("the content of a lock is not needed here")
 
 
 def dataset(storage: Storage, tmp_path: Path) -> str:
     """Put the manifest of a dataset into a storage, and return its fingerprint."""
-    data = (make_dataset(tmp_path / "set", [2]) / manifest.FILE_NAME).read_bytes()
+    return put_manifest(storage, tmp_path / "set", 2)
+
+
+def extended(storage: Storage, tmp_path: Path) -> str:
+    """Put the manifest of another version in its place, and return the fingerprint."""
+    return put_manifest(storage, tmp_path / "extended", 3)
+
+
+def put_manifest(storage: Storage, root: Path, samples: int) -> str:
+    """Put the manifest of a dataset that is made at `root` into a storage, and return its fingerprint."""
+    data = (make_dataset(root, [samples]) / manifest.FILE_NAME).read_bytes()
     storage.put(manifest.FILE_NAME, data)
     return manifest.from_bytes(data).fingerprint
 
@@ -144,18 +175,19 @@ def dataset(storage: Storage, tmp_path: Path) -> str:
 def test_a_lock_is_for_one_content(storage: Storage, which: Writer | None) -> None:
     """A lock may be acquired again for the same content, and not for another, until it is released."""
     for _ in range(2):
-        acquire(storage, "ours", which)
+        lock = acquire(storage, ours, which)
     assert json.loads(storage.read(write_lock.FILE_NAME)) == {"content": "ours"}
     for other in (None, SHARED, ALONE):
-        with pytest.raises(ConfigError, match="with other inputs or settings"):
-            acquire(storage, "theirs", other)
-    release(storage)
-    acquire(storage, "theirs", which)
+        with pytest.raises(ConfigError, match=r"with other inputs or settings.*or remove all that is below it"):
+            acquire(storage, theirs, other)
+    lock.release()
+    acquire(storage, theirs, which)
 
 
 def test_a_writer_that_is_alone_needs_no_blob(storage: Storage) -> None:
-    """Where the kernel keeps other writers out, no blob is written."""
-    acquire(storage, "ours", ALONE)
+    """Where the kernel keeps other writers out, no blob is written, and its content is not computed."""
+    acquire(storage, unasked, ALONE).check()
+    acquire_to_extend(storage, unasked, GONE, ALONE).check()
     assert storage.listing() == {}
 
 
@@ -164,40 +196,111 @@ def test_a_dataset_is_not_locked(storage: Storage, tmp_path: Path, which: Writer
     """Where a dataset is, the lock is refused and removed."""
     dataset(storage, tmp_path)
     with pytest.raises(DatasetExistsError, match="already holds a dataset"):
-        acquire(storage, "ours", which)
+        acquire(storage, ours, which)
     assert list(storage.listing()) == [manifest.FILE_NAME]
 
 
 def test_a_dataset_is_locked_to_extend_it(storage: Storage, tmp_path: Path) -> None:
-    """The lock of an extension is for one content, and for the version that it extends."""
+    """The lock of an extension is for one content, and named by the version that it extends."""
     fingerprint = dataset(storage, tmp_path)
     for _ in range(2):
-        acquire_to_extend(storage, "ours", fingerprint, SHARED)
-    with pytest.raises(ConfigError, match="with other inputs or settings"):
-        acquire_to_extend(storage, "theirs", fingerprint, SHARED)
+        lock = acquire_to_extend(storage, ours, fingerprint, SHARED)
+    assert lock.name == f"unfinished-{fingerprint.removeprefix('sha256:')}.json"
+    with pytest.raises(ConfigError, match=rf"with other inputs or settings.*remove .*{lock.name}"):
+        acquire_to_extend(storage, theirs, fingerprint, SHARED)
     with pytest.raises(DatasetExistsError, match="extended by another process meanwhile"):
-        acquire_to_extend(storage, "ours", "sha256:" + "0" * 64, SHARED)
-    release(storage)
-    acquire_to_extend(storage, "ours", fingerprint, ALONE)
+        acquire_to_extend(storage, ours, GONE, SHARED)
+    lock.release()
     assert list(storage.listing()) == [manifest.FILE_NAME]
 
 
-def test_the_lock_of_a_committed_extension_is_replaced(storage: Storage, tmp_path: Path) -> None:
-    """A lock to extend an older version belongs to a writer that was killed after its commit, and is void."""
-    fingerprint = dataset(storage, tmp_path)
-    storage.put(write_lock.FILE_NAME, json.dumps({"content": "old", "extends": "sha256:" + "0" * 64}).encode())
-    acquire_to_extend(storage, "new", fingerprint, SHARED)
-    assert json.loads(storage.read(write_lock.FILE_NAME)) == {"content": "new", "extends": fingerprint}
+def test_the_lock_of_an_older_version_is_void(storage: Storage, tmp_path: Path) -> None:
+    """A lock to extend a version that was replaced keeps nobody out, and is cleaned up."""
+    old = acquire_to_extend(storage, ours, dataset(storage, tmp_path), SHARED)
+    new = acquire_to_extend(storage, theirs, extended(storage, tmp_path), SHARED)
+    assert old.name != new.name
+    with pytest.raises(DatasetExistsError, match="extended by another process meanwhile"):
+        acquire_to_extend(storage, ours, old.extends, SHARED)
+    storage.put(old.name, b"left")
+    clean_up(storage)
+    assert sorted(storage.listing()) == sorted([manifest.FILE_NAME, new.name])
+    new.check()
 
 
 def test_clean_up_spares_a_running_extension(storage: Storage, tmp_path: Path) -> None:
     """The leftovers of a commit are removed, but not the lock of an extension of this very version."""
-    fingerprint = dataset(storage, tmp_path)
-    acquire_to_extend(storage, "ours", fingerprint, SHARED)
-    clean_up(storage)
-    assert write_lock.FILE_NAME in storage.listing()
+    lock = acquire_to_extend(storage, ours, dataset(storage, tmp_path), SHARED)
     storage.put(write_lock.FILE_NAME, b'{"content": "of a pack"}')
     if isinstance(storage, LocalStorage):
         (storage.root / f".tmp-{manifest.FILE_NAME}.1234").touch()
     clean_up(storage)
+    assert sorted(storage.listing()) == sorted([manifest.FILE_NAME, lock.name])
+
+
+def test_a_lock_that_is_lost_is_noticed(storage: Storage, tmp_path: Path) -> None:
+    """A check fails after the commit of a twin, and after the blob was removed, with what to do."""
+    lock = acquire(storage, ours, SHARED)
+    lock.check()
+    lock.release()
+    with pytest.raises(StoreError, match=r"unfinished\.json, the write lock of this run, was removed.*again"):
+        lock.check()
+    lock = acquire_to_extend(storage, ours, dataset(storage, tmp_path), SHARED)
+    storage.put(lock.name, b"another's")
+    with pytest.raises(StoreError, match=r"unfinished-.*\.json, the write lock of this run, was removed.*again"):
+        lock.check()
+    extended(storage, tmp_path)
+    with pytest.raises(DatasetExistsError, match="extended by another process meanwhile"):
+        lock.check()
+
+
+def test_what_belongs_to_a_version_is_written_before_its_commit(storage: Storage, tmp_path: Path) -> None:
+    """A writer that wakes up after the commit of its twin does not put its file over that of a later version."""
+    lock = acquire_to_extend(storage, ours, dataset(storage, tmp_path), SHARED)
+    for data in (b"1", b"2", b"2"):
+        lock.put("quarantine.jsonl", data)
+    extended(storage, tmp_path)
+    lock.release()
+    storage.put("quarantine.jsonl", b"3")
+    with pytest.raises(DatasetExistsError, match="extended by another process meanwhile"):
+        lock.put("quarantine.jsonl", b"2")
+    assert storage.read("quarantine.jsonl") == b"3"
+
+
+class CarelessStorage(CountingStorage):
+    """A storage that knows no conditions, as some servers and proxies: it ignores them."""
+
+    ignores_new, ignores_tags = True, True
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """Replace an existing one."""
+        self.put(name, data) if self.ignores_new else super().put_new(name, data)
+
+    def replace(self, name: str, data: bytes, tag: str) -> None:
+        """Replace any other one."""
+        self.put(name, data) if self.ignores_tags else super().replace(name, data, tag)
+
+
+@pytest.mark.parametrize("ignored", ["If-None-Match", "If-Match"])
+def test_a_storage_that_ignores_conditions_is_refused(tmp_path: Path, ignored: str) -> None:
+    """Where a write succeeds although its condition does not hold, no lock is left, and the error has the remedy."""
+    storage = CarelessStorage(tmp_path / "storage", tmp_path / "log")
+    storage.ignores_new, storage.ignores_tags = ignored == "If-None-Match", ignored == "If-Match"
+    fingerprint = dataset(storage, tmp_path)
+    with pytest.raises(StoreError, match=r"ignores the conditions of writes.*write to a disk, and copy the files"):
+        acquire_to_extend(storage, ours, fingerprint, SHARED)
+    assert list(storage.listing()) == [manifest.FILE_NAME]
+    storage.remove(manifest.FILE_NAME)
+    for which in (SHARED, None):
+        with contextlib.nullcontext() if ignored == "If-Match" else pytest.raises(StoreError, match="ignores the cond"):
+            acquire(storage, ours, which).release()
+    assert storage.listing() == {}
+
+
+def test_a_storage_without_conditional_writes(tmp_path: Path, prefix: str) -> None:
+    """A dataset behind any other URL of fsspec is not extended there; a new one can be written."""
+    storage = open_storage(f"memory://{prefix}")
+    acquire(storage, ours, SHARED).release()
+    fingerprint = dataset(storage, tmp_path)
+    with pytest.raises(StoreError, match=r"only while it is unchanged; extend a copy on a disk or S3.*shardflow sync"):
+        acquire_to_extend(storage, unasked, fingerprint, SHARED)
     assert list(storage.listing()) == [manifest.FILE_NAME]
