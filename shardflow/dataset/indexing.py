@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
-from shardflow.formats.manifest import FILE_NAME, SPLITS, is_name
+from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError
+from shardflow.formats.manifest import SPLITS, is_name
 from shardflow.formats.receipt import Quarantined
 from shardflow.formats.shard_index import Index
 from shardflow.storage.resolve import open_storage
@@ -19,6 +19,7 @@ from shardflow.storage.storage import Storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
 from shardflow.storage.urls import canonical_root, remote_options
+from shardflow.storage.write_lock import refuse_dataset
 
 from .label_numbering import Classes, LabelNumbering
 from .selection import select_rows
@@ -98,8 +99,7 @@ def index(
     if len({tar.url for tar in tars}) < len(tars):
         raise ConfigError(f"{' '.join(map(str, patterns))}: these name a tar twice")
     dst = _default_destination(tars) if to is None else to
-    if open_storage(dst, dst_options if to is not None else src_options).size(FILE_NAME) is not None:
-        raise DatasetExistsError(f"{dst} already holds a dataset; choose another destination with --to")
+    refuse_dataset(open_storage(dst, dst_options if to is not None else src_options))
     scans: list[ScannedTar] = []
     if progress is not None:
         progress(0, len(tars))

@@ -25,6 +25,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.urls import canonical_root
 from shardflow.storage.virtual import relative_root, root_url
+from shardflow.storage.write_lock import refuse_dataset
 
 from .dataset import Dataset
 
@@ -116,8 +117,7 @@ def build_virtual_dataset(
         if bad:
             yield manifest.QUARANTINE_NAME, "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in bad).encode()
 
-    if storage.size(manifest.FILE_NAME) is not None:
-        raise DatasetExistsError(f"{storage} already holds a dataset; choose another destination or remove it")
+    refuse_dataset(storage)
     unwritten = files()
     batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))  # finds errors before a directory is made
     if not any(shards.values()):
