@@ -1,0 +1,107 @@
+"""Processes that write to the same bucket at the same time: no order of their requests may make a wrong dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from shardflow.errors import StoreError
+from shardflow.storage.write_lock import is_lock
+from tests.helpers.interleaving import MemoryPlace, Place, ServerPlace, scheduled
+from tests.helpers.s3_fixtures import prefix, server
+from tests.helpers.s3_server import Server
+from tests.helpers.shared_dataset import BEFORE_COMMIT, Scenario, Watch, explore, sleep
+
+__all__ = ["prefix", "server"]
+
+SEEDS = {"begins": range(20), "extends": range(40)}
+"""The interleavings that are tried here, of each scenario; `tools/fire interleavings` tries others and more."""
+
+
+@pytest.fixture(scope="module")
+def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Scenario]:
+    """The scenarios: in an empty place, and in one with a dataset."""
+    folder = tmp_path_factory.mktemp("scenarios")
+    return {name: Scenario(folder / name, begins=name == "begins") for name in SEEDS}
+
+
+@pytest.fixture(params=["memory", "S3"])
+def place(request: pytest.FixtureRequest, prefix: str) -> Place:
+    """An empty bucket in memory, or on a real server."""
+    return MemoryPlace() if request.param == "memory" else ServerPlace(request.getfixturevalue("server"), prefix)
+
+
+def filled(place: Place, scenario: Scenario) -> Place:
+    """Put the dataset of a scenario into a place, and return the place."""
+    for name, data in scenario.initial.items():
+        place.put(name, data)
+    return place
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_commands_at_once_are_as_good_as_one_after_the_other(scenarios: Mapping[str, Scenario], name: str) -> None:
+    """Whatever manifest is there, its files are those of commands that ran one after the other; no version is lost.
+
+    A failure names its seed and all requests in their order.
+    """
+    for seed in SEEDS[name]:
+        explore(scenarios[name], MemoryPlace(scenarios[name].initial), seed)
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_real_server_is_no_different(
+    scenarios: Mapping[str, Scenario], server: Server, prefix: str, name: str
+) -> None:
+    """Some of the interleavings, with the same outcome, on a server."""
+    for seed in SEEDS[name][:1]:
+        place = ServerPlace(server, f"{prefix}/{seed}")
+        explore(scenarios[name], filled(place, scenarios[name]), seed, every_step=False)
+
+
+def test_a_clean_up_that_wakes_up_spares_the_lock_of_another(scenarios: Mapping[str, Scenario], place: Place) -> None:
+    """A sync that saw no lock, and goes on when an extension has one, lets no second extension in beside it."""
+    scenario = scenarios["extends"]
+    with scheduled(filled(place, scenario), scenario.commands) as schedule:
+        schedule.run("sync")
+        requests = len(schedule.processes["sync"].passed)
+    assert sleep(scenario, place, "sync", requests - 1, "amid g", every_step=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "sleeper", "wakes"),
+    [
+        ("extends", "sync", "amid g"),
+        ("extends", "extend g, too", "amid h"),
+        ("extends", "extend g, too", "after h"),
+        ("begins", "pack base, too", "amid h"),
+    ],
+)
+def test_a_command_that_wakes_up_does_no_harm(
+    scenarios: Mapping[str, Scenario], name: str, sleeper: str, wakes: str
+) -> None:
+    """Before whichever of its requests a command sleeps, it harms neither the extension under way nor the next one."""
+    scenario, begun = scenarios[name], 0
+    while sleep(scenario, MemoryPlace(scenario.initial), sleeper, begun, wakes):
+        begun += 1
+    assert begun > 4
+
+
+@pytest.mark.parametrize("until", ["fetch unfinished", "listing"])
+def test_a_lock_that_a_person_removes(scenarios: Mapping[str, Scenario], until: str) -> None:
+    """An extension whose lock was taken away notices that another has written its shards since, and commits nothing."""
+    scenario = scenarios["extends"]
+    place = MemoryPlace(scenario.initial)
+    with scheduled(place, scenario.commands) as schedule:
+        schedule.run("extend g", until="put train/000003.json")
+        schedule.run("extend g", until=until)
+        (lock,) = filter(is_lock, place.blobs)
+        del place.blobs[lock]
+        schedule.run("extend h", until=BEFORE_COMMIT)
+        schedule.run("extend g")
+        assert isinstance(schedule.processes["extend g"].error, StoreError)
+        assert "run the same command again" in str(schedule.processes["extend g"].error)
+        schedule.run("extend h")
+        watch = Watch(scenario, schedule)
+        watch.check_end()
+        assert schedule.processes["extend h"].result.classes == ("h",)
