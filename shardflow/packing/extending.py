@@ -108,7 +108,7 @@ def extend(
             those of the dataset, or another extension has begun.
         DatasetExistsError: Another process extended it meanwhile.
         PackIncompleteError: More than `max_bad` inputs were quarantined, or workers kept dying.
-        StoreError: `dst` cannot be written, or another process is writing to it.
+        StoreError: `dst` cannot be written, another process is writing to it, or its storage has no conditional writes.
     """
     make_executor = executor_maker(executor, workers, ray_address)
     if on_conflict not in ON_CONFLICT:

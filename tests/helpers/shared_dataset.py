@@ -190,6 +190,7 @@ def explore(scenario: Scenario, place: Place, seed: int, *, every_step: bool = T
 
 BEFORE_COMMIT = "abort_uploads"  # when the shards are there
 WAKES = ("amid g", "amid h", "after h")
+SLEEPERS = {"begins": ("pack base, too", "sync"), "extends": ("extend g, too", "sync", "repair", "pack base")}
 
 
 def sleep(scenario: Scenario, place: Place, sleeper: str, begun: int, wakes: str, *, every_step: bool = True) -> bool:
@@ -198,7 +199,8 @@ def sleep(scenario: Scenario, place: Place, sleeper: str, begun: int, wakes: str
     It wakes up when an extension is about to commit, or when both have.
     """
     of = f"{sleeper}, asleep after {begun} requests, wakes {wakes}"
-    with watched(scenario, place, {sleeper, "pack base", "extend g", "extend h"}, of, every_step=every_step) as watch:
+    others = ["extend g", "extend h", *(() if scenario.initial else ("pack base",))]
+    with watched(scenario, place, {sleeper, *others}, of, every_step=every_step) as watch:
         schedule = watch.schedule
         for _ in range(begun + 1):
             schedule.step(sleeper)
