@@ -22,7 +22,14 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardflow.errors import ConfigError, DatasetExistsError, ManifestError, NotFoundError, StoreError
+from shardflow.errors import (
+    ConfigError,
+    DatasetExistsError,
+    ManifestError,
+    NotFoundError,
+    StoreError,
+    TransientError,
+)
 from shardflow.formats import manifest
 
 from .local_files import flock, map_os_errors, pause
@@ -34,6 +41,7 @@ _LEFTOVER = f"{TEMPORARY}{manifest.FILE_NAME}."
 _NO_TAG = f'"{"0" * 32}"'  # of no blob
 
 LOCK_TIMEOUT_S = 2.0
+_ATTEMPTS = 8  # one is enough unless other writers begin or end at the same moment
 _POLL_S = 0.02
 
 
@@ -110,7 +118,7 @@ class WriteLock:
         if self.blob is None:
             self.storage.put(name, data)
             return
-        while True:
+        for attempt in range(_ATTEMPTS):
             try:
                 found, tag = self.storage.read_tagged(name)
             except NotFoundError:
@@ -118,7 +126,7 @@ class WriteLock:
             if found == data:
                 return
             self.check()  # after the tag was read: when a version is committed later, the blob has another tag
-            with contextlib.suppress(DatasetExistsError):  # a twin was faster
+            try:
                 if found is None:
                     self.storage.put_new(name, data)
                 elif tag:
@@ -126,6 +134,9 @@ class WriteLock:
                 else:  # without conditional writes, the check has to do
                     self.storage.put(name, data)
                 return
+            except DatasetExistsError:  # a twin was faster
+                if attempt == _ATTEMPTS - 1:
+                    raise
 
     def release(self) -> None:
         """Delete the blob, if there is one, after the commit."""
@@ -209,17 +220,21 @@ def _acquire(storage: Storage, extends: str | None, content: Callable[[], str], 
     if is_alone and storage.size(name) is None:
         return WriteLock(storage=storage, extends=extends, blob=None)
     ours = json.dumps({"content": content()}, indent=1).encode() + b"\n"
-    if is_alone or not _create(storage, name, ours):
-        try:
+    for _ in range(_ATTEMPTS):
+        if not is_alone and _create(storage, name, ours):
+            found = ours
+            break
+        with contextlib.suppress(NotFoundError):  # its owner has just released it
             found = storage.read(name)
-        except NotFoundError:  # its owner has just released it
-            return _acquire(storage, extends, content, writer)
-        if found != ours:
-            begun = f"{storage} is being written to with other inputs or settings, or was and is unfinished"
-            remedy = "choose another destination, or remove all that is below it"
-            if extends is not None:
-                remedy = f"or, when no process of it is left, remove {storage.url(name)}"
-            raise ConfigError(f"{begun}; finish it with the command that began it, {remedy}")
+            break
+    else:
+        raise TransientError(f"{storage.url(name)} exists, and then again does not; run the same command again later")
+    if found != ours:
+        begun = f"{storage} is being written to with other inputs or settings, or was and is unfinished"
+        remedy = "choose another destination, or remove all that is below it"
+        if extends is not None:
+            remedy = f"or, when no process of it is left, remove {storage.url(name)}"
+        raise ConfigError(f"{begun}; finish it with the command that began it, {remedy}")
     if extends is not None:
         _refuse_success(storage, name, lambda: storage.replace(name, ours, _NO_TAG))
     return WriteLock(storage=storage, extends=extends, blob=None if is_alone else ours)
@@ -237,10 +252,11 @@ def _create(storage: Storage, name: str, data: bytes) -> bool:
 
 def _refuse_success(storage: Storage, name: str, write: Callable[[], None]) -> None:
     """Raise a StoreError if a write succeeds whose condition does not hold: such a storage ignores conditions."""
-    try:
-        write()
-    except DatasetExistsError:
-        return
+    for _ in range(_ATTEMPTS):  # several, because a void lock may be cleaned up between two writes
+        try:
+            write()
+        except DatasetExistsError:
+            return
     storage.remove(name)
     message = f"{storage} ignores the conditions of writes (If-None-Match, If-Match), so writers could mix their shards"
     raise StoreError(f"{message}; write to a disk, and copy the files there with {manifest.FILE_NAME} as the last")

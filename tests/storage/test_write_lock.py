@@ -266,6 +266,25 @@ def test_what_belongs_to_a_version_is_written_before_its_commit(storage: Storage
     assert storage.read("quarantine.jsonl") == b"3"
 
 
+class CleanedStorage(CountingStorage):
+    """A storage in which another process removes a lock once, right after it was created."""
+
+    is_cleaned = False
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """Create a blob."""
+        super().put_new(name, data)
+        if not self.is_cleaned:
+            self.is_cleaned = True
+            self.remove(name)
+
+
+def test_a_void_lock_that_is_cleaned_up_at_once(tmp_path: Path) -> None:
+    """A storage whose locks another process cleans up is not taken for one that ignores conditions."""
+    storage = CleanedStorage(tmp_path / "storage", tmp_path / "log")
+    acquire(storage, ours, SHARED).check()
+
+
 class CarelessStorage(CountingStorage):
     """A storage that knows no conditions, as some servers and proxies: it ignores them."""
 
