@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardflow._version import __version__
-from shardflow.errors import DatasetExistsError, PackIncompleteError
+from shardflow.errors import DatasetExistsError, IntegrityError, PackIncompleteError
 from shardflow.formats import manifest
 from shardflow.formats.receipt import Quarantined, Receipt
 from shardflow.formats.sharding import Sharding
@@ -102,7 +102,11 @@ def commit(
         lock.check()
         ledger.confirm(jobs, totals.shards)
     bad = sorted(totals.quarantined)
+    old = {shard.name: shard for shards in (replacing.splits if replacing else {}).values() for shard in shards}
     for name, receipt in (replaced_receipts or {}).items():
+        if receipt.shard != old.get(f"{name}.tar"):
+            message = f"{ledger.storage.url(name)}.json is not the receipt of the shard beside it"
+            raise IntegrityError(f"{message}; restore it from where the dataset was packed")
         totals.add(name, receipt)
     splits: dict[str, list[manifest.Shard]] = {split: [] for split in sharding.jobs}
     for name in sharding.names():

@@ -103,6 +103,7 @@ def extend(
 
     Raises:
         NotFoundError: There is no dataset, or a receipt of it is missing.
+        IntegrityError: A receipt of it is not that of its shard.
         ConfigError: An argument is wrong, the dataset does not record how it was packed, only one of the two has
             labels, `src` is another shardflow dataset than the one it was packed from, has inputs that conflict with
             those of the dataset, or another extension has begun.

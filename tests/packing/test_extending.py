@@ -17,6 +17,7 @@ import shardflow as sf
 from shardflow.errors import (
     ConfigError,
     DatasetExistsError,
+    IntegrityError,
     NotFoundError,
     PackIncompleteError,
     ResumeMismatchError,
@@ -328,6 +329,15 @@ def test_what_cannot_be_extended(packed: Path, dst: Path, tmp_path: Path) -> Non
     (dst / "shardflow.json").write_bytes(bare.to_bytes())
     with pytest.raises(ConfigError, match="does not record how its inputs were divided"):
         sf.extend(packed / "src", dst)
+
+
+def test_a_receipt_of_another_shard(dst: Path) -> None:
+    """A receipt that is not that of the shard beside it is an error that names it, and nothing is committed."""
+    old = sf.open(dst).fingerprint
+    shutil.copy(dst / "train/000000.json", dst / "train/000001.json")
+    with pytest.raises(IntegrityError, match=r"train/000001\.json is not the receipt of the shard.*restore it"):
+        sf.extend(write_tree(dst.parent / "more", {"a/more.jpg": photo(1)}), dst, executor="serial")
+    assert sf.open(dst).fingerprint == old
 
 
 def test_one_extender_at_a_time(packed: Path, dst: Path) -> None:
