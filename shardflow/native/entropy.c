@@ -165,9 +165,10 @@ static inline int64_t bits_left(const sf_entropy *e) {
     return 8 * ((int64_t)e->size - taken) + e->reader.count;
 }
 
-static ALWAYS_INLINE bool decode_mcu(sf_entropy *e, int blocks, JBLOCKROW *into, bool keep) {
+static ALWAYS_INLINE bool decode_mcu(sf_entropy *e, JBLOCKROW *into, bool keep) {
+    const int count = e->count;
     sf_reader r = e->reader;
-    for (int i = 0; i < blocks; i++) {
+    for (int i = 0; i < count; i++) {
         JCOEF *const block = keep ? *into[i] : NULL;
         refill(&r);
         const uint32_t symbol = next_symbol(&r, e->blocks[i].dc);
@@ -219,28 +220,29 @@ static bool restart(sf_entropy *e) {
     return true;
 }
 
-bool sf_entropy_decode(sf_entropy *e, int blocks, JBLOCKROW *into) {
+bool sf_entropy_decode(sf_entropy *e, JBLOCKROW *into) {
     if (e->interval) {
         if (e->left == 0 && !restart(e)) return false;
         e->left--;
     }
-    return into ? decode_mcu(e, blocks, into, true) : decode_mcu(e, blocks, NULL, false);
+    return into ? decode_mcu(e, into, true) : decode_mcu(e, NULL, false);
 }
 
-bool sf_entropy_start(sf_entropy *e, j_decompress_ptr info, sf_on_mcu *on_mcu) {
-    const bool is_baseline = !info->Ss && info->Se == DCTSIZE2 - 1 && !info->Ah && !info->Al && !info->arith_code;
-    if (!is_baseline || info->progressive_mode) return false;
-    for (int i = 0; i < info->blocks_in_MCU; i++) {
-        const int component = e->blocks[i].component = info->MCU_membership[i];
-        const int dc = info->cur_comp_info[component]->dc_tbl_no, ac = info->cur_comp_info[component]->ac_tbl_no;
+bool sf_entropy_start(sf_entropy *e, j_decompress_ptr info, sf_coding coding, sf_on_mcu *on_mcu) {
+    const bool is_whole = !coding.Ss && coding.Se == DCTSIZE2 - 1 && !coding.Ah && !coding.Al;
+    if (!is_whole || coding.progressive || coding.arithmetic) return false;
+    e->count = coding.blocks_in_MCU;
+    for (int i = 0; i < e->count; i++) {
+        const int component = e->blocks[i].component = coding.MCU_membership[i];
+        const int dc = coding.cur_comp_info[component]->dc_tbl_no, ac = coding.cur_comp_info[component]->ac_tbl_no;
         e->blocks[i].dc = codes_of(&e->dc[dc], info->dc_huff_tbl_ptrs[dc], false);
         e->blocks[i].ac = codes_of(&e->ac[ac], info->ac_huff_tbl_ptrs[ac], true);
     }
     e->source = info->src;
-    e->interval = info->restart_interval;
+    e->interval = coding.restart_interval;
     e->restarts = 0;
     if (!sf_reserve(&e->data, e->source->bytes_in_buffer + ZERO_BYTES)) return false;
     begin(e);
-    info->entropy->decode_mcu = on_mcu;
+    coding.entropy->decode_mcu = on_mcu;
     return true;
 }

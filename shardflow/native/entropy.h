@@ -40,6 +40,7 @@ typedef struct {
         const sf_codes *dc, *ac;
         int component;
     } blocks[D_MAX_BLOCKS_IN_MCU];
+    int count; /* of the blocks in an MCU */
     struct jpeg_source_mgr *source; /* is at the marker behind the data */
     unsigned interval, left;        /* MCUs between two restart markers, 0 without any, and until the next one */
     int restarts;
@@ -53,9 +54,9 @@ typedef boolean sf_on_mcu(j_decompress_ptr info, JBLOCKROW *into);
 
 /* Have `info`, of which nothing has been decoded yet, ask `on_mcu` for its one scan, all of which its source holds. The
  * source is at a marker from then on. False, with nothing changed, where libjpeg-turbo has to decode the scan. */
-bool sf_entropy_start(sf_entropy *entropy, j_decompress_ptr info, sf_on_mcu *on_mcu);
+bool sf_entropy_start(sf_entropy *entropy, j_decompress_ptr info, sf_coding coding, sf_on_mcu *on_mcu);
 
 /* Decode the next MCU into blocks of zeros, or with NULL pass over it. False: there is a fault. */
-bool sf_entropy_decode(sf_entropy *entropy, int blocks, JBLOCKROW *into);
+bool sf_entropy_decode(sf_entropy *entropy, JBLOCKROW *into);
 
 #endif

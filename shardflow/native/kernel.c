@@ -4,6 +4,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -112,7 +113,7 @@ static void open_image(sf_decoder *d, const uint8_t *image, size_t size, int64_t
     struct jpeg_decompress_struct *info = &d->info;
     d->image_end = image + size;
     if (d->images_left == 0) {
-        d->jpeg->jpeg_CreateDecompress(info, JPEG_LIB_VERSION, sizeof *info);
+        sf_create_decompress(d->jpeg, info);
         d->images_left = IMAGES_PER_DECOMPRESSOR;
     }
     for (int i = 0; i < NUM_QUANT_TBLS; i++) info->quant_tbl_ptrs[i] = NULL;
@@ -196,7 +197,7 @@ static void check_coding(sf_decoder *d) {
         FAIL(d, SF_UNSUPPORTED, "%d components that are neither grey nor RGB (CMYK?)", info->num_components);
     }
     if (info->data_precision != 8) FAIL(d, SF_UNSUPPORTED, "%d bits per component, not 8", info->data_precision);
-    if (info->arith_code) FAIL(d, SF_UNSUPPORTED, "arithmetic coding");
+    if (sf_coding_of(d->jpeg, info).arithmetic) FAIL(d, SF_UNSUPPORTED, "arithmetic coding");
 }
 
 /* The position of a crop on one axis of the (reduced) image. */
@@ -231,7 +232,7 @@ static void need(sf_decoder *d, bool got) {
 /* Whether the part of a sequential image below the crop, which is not decoded, ends in an end marker: otherwise a file
  * cut there would pass. Inside entropy-coded data FF is never followed by D9, so any end marker is a real one. */
 static bool has_end_marker(const sf_decoder *d) {
-    if (d->info.unread_marker == JPEG_EOI) return true;
+    if (sf_coding_of(d->jpeg, &d->info).unread_marker == JPEG_EOI) return true;
     const uint8_t *at = d->source.next_input_byte, *end = d->image_end;
     if (end - at >= 2 && end[-2] == 0xFF && end[-1] == JPEG_EOI) return true;
     while (at < end && (at = memchr(at, 0xFF, (size_t)(end - at))) && ++at < end) {
@@ -249,7 +250,7 @@ static void widen(const uint8_t *in, int32_t pixels, uint8_t *out) {
 /* Decode an MCU in libjpeg-turbo's place. */
 static boolean on_mcu(j_decompress_ptr info, JBLOCKROW *into) {
     sf_decoder *d = info->client_data;
-    if (!sf_entropy_decode(&d->entropy, info->blocks_in_MCU, into)) {
+    if (!sf_entropy_decode(&d->entropy, into)) {
         d->found_fault = true;
         FAIL(d, SF_CORRUPT, "a fault in its Huffman codes");
     }
@@ -260,7 +261,8 @@ static boolean on_mcu(j_decompress_ptr info, JBLOCKROW *into) {
 static int32_t start_image(sf_decoder *d, const sf_task *task, bool *several_scans) {
     struct jpeg_decompress_struct *info = &d->info;
     check_coding(d);
-    *several_scans = info->progressive_mode || info->comps_in_scan < info->num_components;
+    const sf_coding coding = sf_coding_of(d->jpeg, info);
+    *several_scans = coding.progressive || coding.comps_in_scan < info->num_components;
     if (*several_scans) {
         d->progress = (struct jpeg_progress_mgr){.progress_monitor = on_progress};
         info->progress = &d->progress;
@@ -270,7 +272,9 @@ static int32_t start_image(sf_decoder *d, const sf_task *task, bool *several_sca
     info->scale_denom = (unsigned)reduction;
     info->out_color_space = JCS_EXT_RGBX; /* grey is replicated; four bytes per pixel suit the vector loops */
     d->jpeg->jpeg_start_decompress(info);
-    if (d->own_entropy && !d->found_fault && !*several_scans) sf_entropy_start(&d->entropy, info, on_mcu);
+    if (d->own_entropy && !d->found_fault && !*several_scans) {
+        sf_entropy_start(&d->entropy, info, sf_coding_of(d->jpeg, info), on_mcu);
+    }
     return reduction;
 }
 
@@ -317,7 +321,7 @@ static void decode(sf_decoder *d, sf_task *task) {
     const int32_t top = down.start + vertical->low, bottom = down.start + vertical->high;
     int32_t line = top;
     if (!pixels) {
-        const int32_t group = info->max_v_samp_factor * (info->max_v_samp_factor % 2 ? 2 : 1);
+        const int32_t factor = sf_coding_of(jpeg, info).max_v_samp_factor, group = factor * (factor % 2 ? 2 : 1);
         line = top > MARGIN ? (top - MARGIN) / group * group : 0;
         if (line > 0) jpeg->jpeg_skip_scanlines(info, (JDIMENSION)line);
     }
@@ -478,7 +482,7 @@ int32_t sf_read_header(sf_decoder *d, const uint8_t *image, size_t size, sf_head
         header->width = (int32_t)d->info.image_width;
         header->height = (int32_t)d->info.image_height;
         header->components = d->info.num_components;
-        header->progressive = d->info.progressive_mode;
+        header->progressive = sf_coding_of(d->jpeg, &d->info).progressive;
     }
     return problem->status;
 }

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <setjmp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,17 +25,46 @@ static void fail_trial(j_common_ptr info) {
     longjmp(attempt->escape, 1);
 }
 
-/* jpeg_CreateDecompress compares the interface version and the size of its structure with those this file was compiled
- * with, before it touches the structure: the guard against a library with another layout. */
-static int has_our_layout(const struct sf_library *library, char *message) {
+/* jpeg_CreateDecompress compares version and size with those that the library was compiled with, before it touches the
+ * structure: the guard against a library with another layout. */
+static bool has_layout(const struct sf_library *library, char *message) {
     trial attempt = {.message = message};
     struct jpeg_error_mgr errors;
     struct jpeg_decompress_struct info = {.err = library->jpeg_std_error(&errors), .client_data = &attempt};
     errors.error_exit = fail_trial;
-    if (setjmp(attempt.escape)) return 0;
-    library->jpeg_CreateDecompress(&info, JPEG_LIB_VERSION, sizeof info);
+    if (setjmp(attempt.escape)) return false;
+    sf_create_decompress(library, &info);
     library->jpeg_destroy_decompress(&info);
-    return 1;
+    return true;
+}
+
+static bool choose_layout(struct sf_library *library, char *message) {
+    const size_t before = offsetof(struct jpeg_decompress_struct, later);
+    const struct jpeg_decompress_struct *const info = NULL;
+    library->api = 62;
+    library->info_bytes = before + sizeof info->later.api62;
+    if (has_layout(library, message)) return true;
+    library->api = 80;
+    library->info_bytes = before + sizeof info->later.api80;
+    return has_layout(library, message);
+}
+
+void sf_create_decompress(const struct sf_library *library, j_decompress_ptr info) {
+    library->jpeg_CreateDecompress(info, library->api, library->info_bytes);
+}
+
+sf_coding sf_coding_of(const struct sf_library *library, const struct jpeg_decompress_struct *info) {
+#define SF_CODING(later)                                                                                      \
+    (sf_coding) {                                                                                             \
+        .progressive = later.progressive_mode, .arithmetic = later.arith_code,                                \
+        .restart_interval = later.restart_interval, .max_v_samp_factor = later.max_v_samp_factor,             \
+        .comps_in_scan = later.comps_in_scan, .blocks_in_MCU = later.blocks_in_MCU, .Ss = later.Ss,           \
+        .Se = later.Se, .Ah = later.Ah, .Al = later.Al, .unread_marker = later.unread_marker,                 \
+        .cur_comp_info = later.cur_comp_info, .MCU_membership = later.MCU_membership, .entropy = later.entropy, \
+    }
+    if (library->api == 62) return SF_CODING(info->later.api62);
+    return SF_CODING(info->later.api80);
+#undef SF_CODING
 }
 
 static boolean count_mcu(j_decompress_ptr info, JBLOCKROW *into) {
@@ -55,13 +85,14 @@ static void decode_counting(const struct sf_library *library, j_decompress_ptr i
     if (setjmp(attempt->escape)) return;
     library->jpeg_read_header(info, TRUE);
     library->jpeg_start_decompress(info);
-    attempt->decode_mcu = info->entropy->decode_mcu;
-    info->entropy->decode_mcu = count_mcu;
+    struct jpeg_entropy_decoder *const entropy = sf_coding_of(library, info).entropy;
+    attempt->decode_mcu = entropy->decode_mcu;
+    entropy->decode_mcu = count_mcu;
     library->jpeg_read_scanlines(info, &line, 1);
 }
 
 /* Decode a grey image of three MCUs, and see whether they are asked for where they should be. */
-static int asks_for_mcus(const struct sf_library *library) {
+static bool asks_for_mcus(const struct sf_library *library) {
     uint8_t image[] = {
         0xFF, 0xD8, 0xFF, 0xDB, 0, 67, 0, /* then 64 quantisers */
         [7 + 64] = 0xFF, 0xC0, 0, 11, 8, 0, 8, 0, 24, 1, 1, 0x11, 0, /* 24 x 8 pixels */
@@ -80,7 +111,7 @@ static int asks_for_mcus(const struct sf_library *library) {
     };
     struct jpeg_decompress_struct info = {.err = library->jpeg_std_error(&errors), .client_data = &attempt};
     errors.error_exit = fail_trial;
-    library->jpeg_CreateDecompress(&info, JPEG_LIB_VERSION, sizeof info);
+    sf_create_decompress(library, &info);
     info.src = &source;
     decode_counting(library, &info, line);
     library->jpeg_destroy_decompress(&info);
@@ -100,13 +131,13 @@ struct sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYT
         return NULL;
     }
     const char *missing = NULL;
-#define SF_BIND(name)                                        \
+#define SF_BIND(returned, name, arguments)                   \
     *(void **)&library->name = dlsym(handle, #name);         \
     if (!library->name) missing = #name;
     SF_LIBJPEG_FUNCTIONS(SF_BIND)
 #undef SF_BIND
     if (missing) snprintf(message, SF_MESSAGE_BYTES, "it has no %s", missing);
-    if (missing || !has_our_layout(library, message)) {
+    if (missing || !choose_layout(library, message)) {
         free(library);
         dlclose(handle);
         return NULL;

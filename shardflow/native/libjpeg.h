@@ -1,39 +1,170 @@
-/* The functions of libjpeg-turbo that the kernel calls, bound at run time.
+/* The part of libjpeg-turbo's interface that the kernel uses, declared here and bound at run time.
  *
  * Why not at link time: nearly every installation already holds a libjpeg-turbo inside Pillow's wheel, whose file name
  * carries a hash that no linker can know, while the system's may be missing. Calling through a table also keeps the
  * kernel's calls inside the library it checked, where global symbol lookup could bind them to any other libjpeg that
  * the process has loaded.
+ *
+ * Why not from jpeglib.h: libjpeg-turbo is built with one of two layouts of its decompressor, version 62 of the interface
+ * (Pillow, Debian, Fedora) or 80 (torchvision, Ubuntu, conda), and the header describes the one of the system. Here are
+ * both, so that one binary takes any of these libraries. tests/native/test_layout.py compares them with jpeglib.h.
  */
 #ifndef SHARDFLOW_LIBJPEG_H
 #define SHARDFLOW_LIBJPEG_H
 
-#include <stdio.h> /* jpeglib.h needs FILE */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
-#include <jpeglib.h>
+/* ---- the declarations, with the names of jpeglib.h ---- */
 
-#ifndef LIBJPEG_TURBO_VERSION
-#error "the headers are not libjpeg-turbo's: the kernel needs its partial decoding and its RGBX output"
-#endif
+enum {
+    DCTSIZE2 = 64,
+    NUM_QUANT_TBLS = 4,
+    NUM_HUFF_TBLS = 4,
+    MAX_COMPS_IN_SCAN = 4,
+    D_MAX_BLOCKS_IN_MCU = 10,
+    JPEG_MAX_DIMENSION = 65500,
+    JPEG_RST0 = 0xD0,
+    JPEG_EOI = 0xD9,
+    JMSG_LENGTH_MAX = 200,
+};
 
-#define SF_LIBJPEG_FUNCTIONS(F) \
-    F(jpeg_std_error)           \
-    F(jpeg_CreateDecompress)    \
-    F(jpeg_abort_decompress)    \
-    F(jpeg_destroy_decompress)  \
-    F(jpeg_read_header)         \
-    F(jpeg_start_decompress)    \
-    F(jpeg_crop_scanline)       \
-    F(jpeg_skip_scanlines)      \
-    F(jpeg_read_scanlines)      \
-    F(jpeg_resync_to_restart)
+typedef int boolean;
+enum { FALSE = 0, TRUE = 1 };
 
-struct sf_library {
-    /* Whether it asks for each MCU through the pointer in its private structure that is declared below. */
-    int asks_for_mcus;
-#define SF_DECLARE(name) __typeof__(name) *name;
-    SF_LIBJPEG_FUNCTIONS(SF_DECLARE)
-#undef SF_DECLARE
+typedef enum { JCS_GRAYSCALE = 1, JCS_RGB = 2, JCS_YCbCr = 3, JCS_EXT_RGBX = 7 } J_COLOR_SPACE;
+
+typedef unsigned int JDIMENSION;
+typedef uint8_t UINT8, *JSAMPROW;
+typedef int16_t JCOEF;
+typedef JCOEF JBLOCK[DCTSIZE2];
+typedef JBLOCK *JBLOCKROW;
+
+typedef struct jpeg_common_struct *j_common_ptr;
+typedef struct jpeg_decompress_struct *j_decompress_ptr;
+
+struct jpeg_error_mgr {
+    void (*error_exit)(j_common_ptr info);
+    void (*emit_message)(j_common_ptr info, int level);
+    void (*output_message)(j_common_ptr info);
+    void (*format_message)(j_common_ptr info, char *text);
+    void (*reset_error_mgr)(j_common_ptr info);
+    int msg_code;
+    union {
+        int numbers[8];
+        char text[80];
+    } msg_parm;
+    int trace_level;
+    long num_warnings;
+    const char *const *jpeg_message_table;
+    int last_jpeg_message;
+    const char *const *addon_message_table;
+    int first_addon_message, last_addon_message;
+};
+
+struct jpeg_progress_mgr {
+    void (*progress_monitor)(j_common_ptr info);
+    long pass_counter, pass_limit;
+    int completed_passes, total_passes;
+};
+
+struct jpeg_source_mgr {
+    const uint8_t *next_input_byte;
+    size_t bytes_in_buffer;
+    void (*init_source)(j_decompress_ptr info);
+    boolean (*fill_input_buffer)(j_decompress_ptr info);
+    void (*skip_input_data)(j_decompress_ptr info, long bytes);
+    boolean (*resync_to_restart)(j_decompress_ptr info, int desired);
+    void (*term_source)(j_decompress_ptr info);
+};
+
+typedef struct {
+    UINT8 bits[17], huffval[256];
+    boolean sent_table;
+} JHUFF_TBL;
+
+/* The beginning; behind it the versions differ. */
+typedef struct {
+    int component_id, component_index, h_samp_factor, v_samp_factor, quant_tbl_no, dc_tbl_no, ac_tbl_no;
+} jpeg_component_info;
+
+#define SF_COMMON_FIELDS               \
+    struct jpeg_error_mgr *err;        \
+    void *mem;                         \
+    struct jpeg_progress_mgr *progress; \
+    void *client_data;                 \
+    boolean is_decompressor;           \
+    int global_state;
+
+struct jpeg_common_struct {
+    SF_COMMON_FIELDS
+};
+
+/* What lies behind `comp_info`; version 80 has fields in three places that version 62 has not. */
+#define SF_LATER_FIELDS(baseline, second_size, block)                                            \
+    struct {                                                                                     \
+        baseline                                                                                 \
+        boolean progressive_mode, arith_code;                                                    \
+        UINT8 arith_dc_L[16], arith_dc_U[16], arith_ac_K[16];                                    \
+        unsigned int restart_interval;                                                           \
+        boolean saw_JFIF_marker;                                                                 \
+        UINT8 JFIF_major_version, JFIF_minor_version, density_unit;                              \
+        uint16_t X_density, Y_density;                                                           \
+        boolean saw_Adobe_marker;                                                                \
+        UINT8 Adobe_transform;                                                                   \
+        boolean CCIR601_sampling;                                                                \
+        void *marker_list;                                                                       \
+        int max_h_samp_factor, max_v_samp_factor;                                                \
+        int min_DCT_scaled_size;                                                                 \
+        second_size                                                                              \
+        JDIMENSION total_iMCU_rows;                                                              \
+        UINT8 *sample_range_limit;                                                               \
+        int comps_in_scan;                                                                       \
+        jpeg_component_info *cur_comp_info[MAX_COMPS_IN_SCAN];                                   \
+        JDIMENSION MCUs_per_row, MCU_rows_in_scan;                                               \
+        int blocks_in_MCU, MCU_membership[D_MAX_BLOCKS_IN_MCU];                                  \
+        int Ss, Se, Ah, Al;                                                                      \
+        block                                                                                    \
+        int unread_marker;                                                                       \
+        void *master, *main, *coef, *post, *inputctl, *marker;                                   \
+        struct jpeg_entropy_decoder *entropy;                                                    \
+        void *idct, *upsample, *cconvert, *cquantize;                                            \
+    }
+
+struct jpeg_decompress_struct {
+    SF_COMMON_FIELDS
+    struct jpeg_source_mgr *src;
+    JDIMENSION image_width, image_height;
+    int num_components;
+    J_COLOR_SPACE jpeg_color_space, out_color_space;
+    unsigned int scale_num, scale_denom;
+    double output_gamma;
+    boolean buffered_image, raw_data_out;
+    int dct_method;
+    boolean do_fancy_upsampling, do_block_smoothing, quantize_colors;
+    int dither_mode;
+    boolean two_pass_quantize;
+    int desired_number_of_colors;
+    boolean enable_1pass_quant, enable_external_quant, enable_2pass_quant;
+    JDIMENSION output_width, output_height;
+    int out_color_components, output_components, rec_outbuf_height, actual_number_of_colors;
+    JSAMPROW *colormap;
+    JDIMENSION output_scanline;
+    int input_scan_number;
+    JDIMENSION input_iMCU_row;
+    int output_scan_number;
+    JDIMENSION output_iMCU_row;
+    int (*coef_bits)[DCTSIZE2];
+    void *quant_tbl_ptrs[NUM_QUANT_TBLS];
+    JHUFF_TBL *dc_huff_tbl_ptrs[NUM_HUFF_TBLS], *ac_huff_tbl_ptrs[NUM_HUFF_TBLS];
+    int data_precision;
+    void *comp_info; /* of elements whose size the library knows */
+    union {
+        SF_LATER_FIELDS(, , ) api62;
+        SF_LATER_FIELDS(boolean is_baseline;, int min_DCT_v_scaled_size;,
+                        int block_size; const int *natural_order; int lim_Se;) api80;
+    } later;
 };
 
 /* How the private structure begins, in every version so far. */
@@ -41,5 +172,43 @@ struct jpeg_entropy_decoder {
     void (*start_pass)(j_decompress_ptr info);
     boolean (*decode_mcu)(j_decompress_ptr info, JBLOCKROW *into);
 };
+
+/* ---- a loaded library ---- */
+
+#define SF_LIBJPEG_FUNCTIONS(F)                                                                        \
+    F(struct jpeg_error_mgr *, jpeg_std_error, (struct jpeg_error_mgr * errors))                       \
+    F(void, jpeg_CreateDecompress, (j_decompress_ptr info, int api, size_t info_bytes))                \
+    F(void, jpeg_abort_decompress, (j_decompress_ptr info))                                            \
+    F(void, jpeg_destroy_decompress, (j_decompress_ptr info))                                          \
+    F(int, jpeg_read_header, (j_decompress_ptr info, boolean require_image))                           \
+    F(boolean, jpeg_start_decompress, (j_decompress_ptr info))                                         \
+    F(void, jpeg_crop_scanline, (j_decompress_ptr info, JDIMENSION * column, JDIMENSION * width))      \
+    F(JDIMENSION, jpeg_skip_scanlines, (j_decompress_ptr info, JDIMENSION lines))                      \
+    F(JDIMENSION, jpeg_read_scanlines, (j_decompress_ptr info, JSAMPROW * rows, JDIMENSION most))      \
+    F(boolean, jpeg_resync_to_restart, (j_decompress_ptr info, int desired))
+
+struct sf_library {
+    int api;           /* 62 or 80, the version of its interface */
+    size_t info_bytes; /* of its decompressor */
+    /* Whether it asks for each MCU through the pointer in its private structure that is declared above. */
+    bool asks_for_mcus;
+#define SF_DECLARE(returned, name, arguments) returned(*name) arguments;
+    SF_LIBJPEG_FUNCTIONS(SF_DECLARE)
+#undef SF_DECLARE
+};
+
+void sf_create_decompress(const struct sf_library *library, j_decompress_ptr info);
+
+/* The fields of a decompressor that the two versions have in different places, as they are now. */
+typedef struct {
+    bool progressive, arithmetic;
+    unsigned restart_interval;
+    int max_v_samp_factor, comps_in_scan, blocks_in_MCU, Ss, Se, Ah, Al, unread_marker;
+    jpeg_component_info *const *cur_comp_info;
+    const int *MCU_membership;
+    struct jpeg_entropy_decoder *entropy;
+} sf_coding;
+
+sf_coding sf_coding_of(const struct sf_library *library, const struct jpeg_decompress_struct *info);
 
 #endif

@@ -83,9 +83,9 @@ def without_segments(payload: bytes, marker: int) -> bytes:
 
 
 @contextmanager
-def decoder(*, fast: bool) -> Iterator[binding.Decoder]:
-    """Make this thread decode in the fast ways, or in the plain ones."""
-    kernel = binding.load()
+def decoder(*, fast: bool, kernel: binding.Kernel | str | None = None) -> Iterator[binding.Decoder]:
+    """Make this thread decode in the fast ways, or in the plain ones; by default with the kernel of the process."""
+    kernel = kernel or binding.load()
     assert isinstance(kernel, binding.Kernel)
     binding._threads.decoder = decoder = binding.Decoder(kernel, fast=fast)
     try:
