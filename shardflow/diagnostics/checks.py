@@ -80,8 +80,7 @@ def _hardware(loader: Loader) -> Iterator[Check]:
     if not native.available():
         yield Check(
             "native kernel",
-            f"the native decoder is not active ({native.describe()}): apt install gcc libjpeg-dev, then install "
-            "shardflow again; it halves the decoding time",
+            f"the native kernel is not active; it halves the decoding time: {native.describe()}",
         )
 
 

@@ -7,7 +7,9 @@ does not decode is a failure of its own; the other images of the batch are not a
 from __future__ import annotations
 
 import copy
+import functools
 import io
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -28,6 +30,8 @@ from shardflow.order.keyed_rng import U64
 
 from .crop_sampling import random_resized_crops
 from .geometry import Geometry, Sizes
+
+logger = logging.getLogger(__name__)
 
 Images = torch.Tensor | list[torch.Tensor]
 """uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]."""
@@ -233,6 +237,13 @@ def decode_whole(decoder: Decoder, payload: memoryview, width: int, height: int)
     except DecodeError:
         return None
     return np.ascontiguousarray(image.permute(1, 2, 0).numpy()) if image.shape[1:] == (height, width) else None
+
+
+@functools.cache
+def warn_without_kernel() -> None:
+    """Log, the first time in this process, that there is no native kernel."""
+    if not native.available():
+        logger.warning("JPEGs are decoded at half the speed: %s", native.describe())
 
 
 def _uses_kernel(decoder: Decoder) -> bool:

@@ -27,7 +27,7 @@ from shardflow.storage.cache import Cache
 from . import checkpoint
 from .aspect_buckets import AspectBucketDecoder, sample_buckets
 from .checkpoint import Cursor
-from .decoders import CenterCropDecoder, Decoder, RandomResizedCropDecoder
+from .decoders import CenterCropDecoder, Decoder, RandomResizedCropDecoder, warn_without_kernel
 from .pipeline import build_pipeline
 from .pixel_cache import PixelCache
 from .provenance import describe_dataset, describe_object, describe_versions
@@ -39,6 +39,8 @@ from .topology import check_equal_on_ranks, resolve_rank, usable_cores
 from .workers import WorkerPool
 
 logger = logging.getLogger(__name__)
+
+_KERNEL_DECODERS = (RandomResizedCropDecoder, CenterCropDecoder, AspectBucketDecoder)
 
 
 class BatchSampler(NamedTuple):
@@ -194,6 +196,8 @@ class Loader:
         self.decoder = decoder
         if isinstance(decoder, AspectBucketDecoder):
             self._order.set_buckets(self._make_buckets(decoder, samples_per_class))
+        if "image" in self.fields and isinstance(decoder, _KERNEL_DECODERS):
+            warn_without_kernel()
         self.pixel_cache: PixelCache | None = None
         if isinstance(cache, Cache) and cache.pixel_limit_bytes is not None:
             if "image" not in self.fields:

@@ -15,6 +15,7 @@ import shardflow
 from shardflow import native
 from shardflow.diagnostics.checks import Check, failed_checks, on_rotating_disk
 from shardflow.loading.topology import usable_cores
+from tests.helpers.kernel import without_kernel
 from tests.helpers.making import make_dataset
 
 
@@ -37,6 +38,12 @@ def test_ordinary_settings_pass(url: Path) -> None:
     """With ordinary settings no check fails, except for what is true of this machine."""
     expected = set() if native.available() else {"native kernel"}
     assert set(failures(url, multiprocessing_context="spawn")) - {"rotating disk"} == expected
+
+
+def test_no_native_kernel(url: Path) -> None:
+    """Without the native kernel the check fails with the reason."""
+    with without_kernel():
+        assert "switched off by a test" in failures(url)["native kernel"]
 
 
 def test_too_little_shared_memory(url: Path) -> None:

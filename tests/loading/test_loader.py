@@ -12,7 +12,9 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, NotFoundError
+from shardflow.loading.decoders import warn_without_kernel
 from shardflow.loading.sampler import EpochStart
+from tests.helpers.kernel import without_kernel
 from tests.helpers.loading import labels
 from tests.helpers.making import flip, jpeg, make_dataset, write_dataset
 
@@ -51,6 +53,19 @@ def test_batch_is_images_and_labels(dataset: Path) -> None:
     images, numbers = next(iter(loader(dataset)))
     assert (images.dtype, tuple(images.shape)) == (torch.uint8, (8, 3, 16, 16))
     assert (numbers.dtype, tuple(numbers.shape)) == (torch.int64, (8,))
+
+
+def test_slow_decoding_is_told_once(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first loader that decodes without the native kernel logs one warning with the reason; no later one does."""
+    warn_without_kernel.cache_clear()
+    with without_kernel():
+        loader(dataset, fields=["label"])
+        loader(dataset, decoder=shardflow.ImageDecoder())
+        assert not caplog.records
+        for _ in range(2):
+            loader(dataset)
+    (record,) = caplog.records
+    assert record.getMessage() == "JPEGs are decoded at half the speed: switched off by a test"
 
 
 def test_defaults_need_no_decoder(dataset: Path) -> None:
