@@ -1,24 +1,54 @@
-"""The optional native kernel; everything else about the package is in pyproject.toml."""
+"""The optional native kernel; everything else about the package is in pyproject.toml.
 
-import sysconfig
+The kernel is a shared library that ctypes loads, without Python in it. So one file serves every Python, free-threaded
+ones too, and the wheel says so in its name: py3-none-PLATFORM. It is compiled without the flags that this Python was
+compiled with, which may name directories of this machine. CC, CFLAGS and LDFLAGS are heeded.
+"""
+
+import os
+import shlex
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
-# The kernel does not include Python.h, so one binary serves every Python: it takes the stable ABI's name, which
-# free-threaded builds do not have.
-stable = not sysconfig.get_config_var("Py_GIL_DISABLED")
+FLAGS = [
+    *("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    "-ffp-contract=off",  # fused multiply-adds give other weights, hence other pixels, on processors that have them
+]
+
+
+class BuildKernel(build_ext):
+    """Compiles the kernel, and names it without the tag of a Python."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Return the path of the library below the package's root."""
+        return fullname.replace(".", "/") + ".so"
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile and link in one command."""
+        library = self.get_ext_fullpath(ext.name)
+        os.makedirs(os.path.dirname(library), exist_ok=True)
+        compiler, flags, link_flags = (shlex.split(os.environ.get(name, "")) for name in ("CC", "CFLAGS", "LDFLAGS"))
+        self.spawn([*(compiler or ["cc"]), *FLAGS, *flags, *ext.sources, "-o", library, *link_flags, "-ldl", "-lm"])
+
+
+class PlatformWheel(bdist_wheel):
+    """Names the wheel after its platform alone."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the wheel's tag: Python, ABI, platform."""
+        return "py3", "none", super().get_tag()[2]
+
 
 setup(
+    cmdclass={"build_ext": BuildKernel, "bdist_wheel": PlatformWheel},
     ext_modules=[
         Extension(
             "shardflow.native._kernel",
             sources=[f"shardflow/native/{name}.c" for name in ("entropy", "kernel", "libjpeg", "resample")],
             depends=[f"shardflow/native/{name}.h" for name in ("entropy", "kernel", "libjpeg", "resample")],
-            extra_compile_args=["-std=c11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra"],
-            libraries=["dl", "m"],
-            optional=True,  # no compiler or no libjpeg-turbo headers: shardflow.native.describe() says what is missing
-            py_limited_api=stable,
+            optional=True,  # without a compiler shardflow.native.describe() says what is missing
         )
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp310"}} if stable else {},
 )

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -70,6 +73,22 @@ def test_source_distribution_is_complete(tmp_path: Path) -> None:
     assert ours <= packed
     assert {"CHANGELOG.md", "constraints.txt", "environment.yml", "shardflow/preview/page.css"} <= packed
     assert not [name for name in packed if name.endswith((".so", ".pyc", ".o"))]
+
+
+@pytest.mark.parametrize("compiler", ["cc", "/nowhere/cc"])
+def test_one_wheel_serves_every_python(tmp_path: Path, compiler: str) -> None:
+    """A wheel is of its platform and of any Python, and holds the kernel; without a compiler it is built without it."""
+    copy = shutil.copytree(PROJECT, tmp_path / "copy", ignore=_not_ours)
+    build = "import setuptools.build_meta as backend, sys; print(backend.build_wheel(sys.argv[1]))"
+    environment = {**os.environ, "CC": compiler}
+    subprocess.run([sys.executable, "-c", build, tmp_path], cwd=copy, env=environment, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert re.fullmatch(rf"shardflow-{shardflow.__version__}-py3-none-linux_\w+\.whl", wheel.name)
+    names = zipfile.ZipFile(wheel).namelist()
+    assert [name for name in names if name.endswith((".so", ".c", ".h"))] == (
+        ["shardflow/native/_kernel.so"] if compiler == "cc" else []
+    )
+    assert "shardflow/preview/page.css" in names
 
 
 def _not_ours(folder: str, names: list[str]) -> set[str]:

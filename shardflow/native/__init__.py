@@ -1,7 +1,7 @@
 """The native kernel: decode, crop, resize and flip a batch of JPEGs into an array of the caller, in one call.
 
-The kernel is optional: it is built where a C compiler and the headers of libjpeg-turbo are. `describe()` names what was
-found or what is missing.
+The kernel is optional: the wheels have it, and from source it is built where a C compiler is. `describe()` names what
+was found or what is missing.
 
 It computes torchvision's `decode_jpeg(mode=RGB)`, `resized_crop(antialias=True)` and `hflip` on uint8, without decoding
 what lies outside of the crop. The resampling arithmetic is PyTorch's, bit by bit. Where the two hold different versions

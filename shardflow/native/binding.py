@@ -2,7 +2,7 @@
 
 The kernel is a shared library without Python in it (`setup.py` builds it), so ctypes loads it and releases the GIL for
 the length of a call. libjpeg-turbo is loaded at run time: from Pillow's wheel first, because that one is recent and
-belongs to the environment, then from torchvision's, then from the system.
+belongs to the environment, then from torchvision's, then from the conda environment or the system.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-import importlib.machinery
 import importlib.util
+import platform
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,17 @@ FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf
 
 _ABI = 4  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
+
+# pip would install the wheel that it built and kept when there was no compiler.
+_AGAIN = "install shardflow again, with pip's --no-cache-dir --force-reinstall --no-deps"
+
+_PACKAGES = {  # by the ID of os-release
+    "arch": "pacman -S libjpeg-turbo",
+    "debian": "apt install libjpeg62-turbo",
+    "fedora": "dnf install libjpeg-turbo",
+    "rhel": "dnf install libjpeg-turbo",
+    "ubuntu": "apt install libjpeg-turbo8",
+}
 
 
 class Status(enum.IntEnum):
@@ -193,20 +205,18 @@ def load() -> Kernel | str:
 
 def open_kernel(folder: Path, candidates: Iterable[str]) -> Kernel | str:
     """Return the kernel in a folder with the first libjpeg-turbo that it can use, or the reason why there is none."""
-    built = [
-        path for suffix in importlib.machinery.EXTENSION_SUFFIXES if (path := folder / f"_kernel{suffix}").exists()
-    ]
-    if not built:
+    path = folder / "_kernel.so"
+    if not path.exists():
         return (
-            "the native kernel is not built; install a C compiler and the headers of libjpeg-turbo (on Debian: "
-            "libjpeg62-turbo-dev), then install shardflow again"
+            "the native kernel was not built: install a C compiler (on Debian and Ubuntu: apt install gcc libc6-dev), "
+            f"then {_AGAIN}"
         )
     try:
-        dll = _declare(ctypes.CDLL(str(built[0])))
+        dll = _declare(ctypes.CDLL(str(path)))
     except (AttributeError, OSError) as error:
-        return f"the native kernel {built[0]} cannot be loaded ({error}); install shardflow again"
+        return f"the native kernel {path} cannot be loaded ({error}): {_AGAIN}"
     if dll.sf_abi() != _ABI:
-        return f"the native kernel {built[0]} was built from other sources; install shardflow again"
+        return f"the native kernel {path} was built from other sources: {_AGAIN}"
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     refused = []
     for candidate in candidates:
@@ -214,7 +224,7 @@ def open_kernel(folder: Path, candidates: Iterable[str]) -> Kernel | str:
         if library:
             return Kernel(dll, library, str(Path(message.value.decode()).resolve()))
         refused.append(f"{candidate}: {message.value.decode(errors='replace')}")
-    return f"no libjpeg-turbo that the native kernel can use ({'; '.join(refused)}); install Pillow from its wheel"
+    return f"no libjpeg-turbo that the native kernel can use ({'; '.join(refused)}): {libjpeg_remedy()}"
 
 
 def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
@@ -232,10 +242,25 @@ def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def libjpeg_candidates() -> Iterator[str]:
-    """Yield the libraries to try, in order. Debian builds version 62 of the interface, Ubuntu and conda version 8."""
+    """Yield the libraries to try, in order: the wheels', the conda environment's, the system's."""
     for package, folder in (("PIL", "pillow.libs"), ("torchvision", "torchvision.libs")):
         spec = importlib.util.find_spec(package)
         for location in (spec.submodule_search_locations or []) if spec else []:
             yield from sorted(map(str, Path(location).parent.joinpath(folder).glob("libjpeg*.so*")))
-    yield "libjpeg.so.62"
-    yield "libjpeg.so.8"
+    names = ("libjpeg.so.62", "libjpeg.so.8")
+    yield from (str(path) for name in names if (path := Path(sys.prefix, "lib", name)).exists())
+    yield from names
+
+
+def libjpeg_remedy() -> str:
+    """Return how a libjpeg-turbo comes into this environment."""
+    if Path(sys.prefix, "conda-meta").exists():
+        return "conda install -c conda-forge libjpeg-turbo"
+    try:
+        system = platform.freedesktop_os_release()
+    except OSError:
+        system = {}
+    known = [
+        _PACKAGES[name] for name in (system.get("ID", ""), *system.get("ID_LIKE", "").split()) if name in _PACKAGES
+    ]
+    return " or ".join(["pip install --force-reinstall --no-deps pillow", *known[:1]])

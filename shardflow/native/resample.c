@@ -6,6 +6,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define SF_HAVE_AVX2 1
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -359,11 +360,21 @@ static AVX2 void vertical_avx2(const uint8_t *const *rows, size_t at, const int1
 
 static const sf_loops AVX2_LOOPS = {"AVX2", true, horizontal_avx2, split_avx2, squeeze_avx2, vertical_avx2};
 
+/* Whether processor and operating system support it. Not __builtin_cpu_supports, which reads a table that must be filled
+ * by the compiler's own library: Zig's does not. */
+static bool has_avx2(void) {
+    unsigned a, b, c, d, enabled, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
+    __asm__("xgetbv" : "=a"(enabled), "=d"(high) : "c"(0));
+    const unsigned vectors = 2 | 4; /* the operating system saves the registers of SSE and of AVX */
+    return (enabled & vectors) == vectors && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
+}
+
 #endif
 
 const sf_loops *sf_loops_choose(bool simd) {
 #ifdef SF_HAVE_AVX2
-    if (simd && __builtin_cpu_supports("avx2")) return &AVX2_LOOPS;
+    if (simd && has_avx2()) return &AVX2_LOOPS;
 #endif
     (void)simd;
     return &PLAIN;

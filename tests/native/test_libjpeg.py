@@ -11,11 +11,12 @@ from shardflow import native
 
 COMMON = "err mem progress client_data is_decompressor global_state"
 FIELDS = {
-    "jpeg_error_mgr": "error_exit emit_message output_message format_message reset_error_mgr msg_code msg_parm trace_level "
-    "num_warnings jpeg_message_table last_jpeg_message addon_message_table first_addon_message last_addon_message",
+    "jpeg_error_mgr": "error_exit emit_message output_message format_message reset_error_mgr msg_code msg_parm "
+    "trace_level num_warnings jpeg_message_table last_jpeg_message addon_message_table first_addon_message "
+    "last_addon_message",
     "jpeg_progress_mgr": "progress_monitor pass_counter pass_limit completed_passes total_passes",
-    "jpeg_source_mgr": "next_input_byte bytes_in_buffer init_source fill_input_buffer skip_input_data resync_to_restart "
-    "term_source",
+    "jpeg_source_mgr": "next_input_byte bytes_in_buffer init_source fill_input_buffer skip_input_data "
+    "resync_to_restart term_source",
     "jpeg_common_struct": COMMON,
     "jpeg_decompress_struct": f"{COMMON} src image_width image_height num_components jpeg_color_space out_color_space "
     "scale_num scale_denom output_gamma buffered_image raw_data_out dct_method do_fancy_upsampling do_block_smoothing "
@@ -53,7 +54,7 @@ def test_layouts_are_those_of_the_header(api: int, tmp_path: Path) -> None:
 
 
 def _facts(includes: str, later: str, folder: Path) -> dict[str, str]:
-    """Return offsets and sizes of the fields, sizes of the types and values of the constants, as a compiler has them."""
+    """Return offsets and sizes of fields, sizes of types and values of constants, as the compiler has them."""
     lines = []
     for structure, names in FIELDS.items():
         tag = structure if structure[0] == "J" or structure.endswith("info") else f"struct {structure}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -21,23 +22,26 @@ def test_what_is_active_is_told() -> None:
     assert native.available()
     assert native.describe().startswith("libjpeg-turbo ")
     assert ".so" in native.describe()
-    assert native.describe().endswith(("AVX2, Huffman decoding of its own", "plain C, Huffman decoding of its own"))
+    features = Path("/proc/cpuinfo").read_text().split()
+    vectors = "AVX2" if "avx2" in features else "NEON" if platform.machine() == "aarch64" else "plain C"
+    assert native.describe().endswith(f", {vectors}, Huffman decoding of its own")
 
 
 def test_not_built(tmp_path: Path) -> None:
-    """Where the extension was not built, the reason names what to install."""
+    """Where the kernel was not built, the reason names what to install, and how pip builds it again."""
     reason = binding.open_kernel(tmp_path, [])
     assert isinstance(reason, str)
     assert "not built" in reason
-    assert "headers" in reason
+    assert "C compiler" in reason
+    assert "--no-cache-dir" in reason
 
 
 def test_not_loadable(tmp_path: Path) -> None:
     """A file that is no library, and a library that is no kernel, are reasons, not exceptions."""
-    (tmp_path / "_kernel.abi3.so").write_bytes(b"no library")
+    (tmp_path / "_kernel.so").write_bytes(b"no library")
     assert "cannot be loaded" in str(binding.open_kernel(tmp_path, []))
-    (tmp_path / "_kernel.abi3.so").unlink()
-    (tmp_path / "_kernel.abi3.so").symlink_to(_some_library())
+    (tmp_path / "_kernel.so").unlink()
+    (tmp_path / "_kernel.so").symlink_to(_some_library())
     assert "cannot be loaded" in str(binding.open_kernel(tmp_path, []))
 
 
@@ -47,6 +51,35 @@ def test_no_libjpeg() -> None:
     assert isinstance(reason, str)
     assert "/nowhere/libjpeg.so.62" in reason
     assert "it has no jpeg_" in reason
+    assert reason.endswith(binding.libjpeg_remedy())
+
+
+@pytest.mark.parametrize(
+    ("system", "remedy"),
+    [
+        ({"ID": "debian"}, "apt install libjpeg62-turbo"),
+        ({"ID": "ubuntu", "ID_LIKE": "debian"}, "apt install libjpeg-turbo8"),
+        ({"ID": "linuxmint", "ID_LIKE": "ubuntu debian"}, "apt install libjpeg-turbo8"),
+        ({"ID": "rocky", "ID_LIKE": "rhel centos fedora"}, "dnf install libjpeg-turbo"),
+        ({"ID": "unheard-of"}, "pillow"),
+    ],
+)
+def test_remedy_is_the_systems(system: dict[str, str], remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no libjpeg-turbo is found, the reason names Pillow's wheel and the package of this system."""
+    monkeypatch.setattr(platform, "freedesktop_os_release", lambda: system)
+    assert binding.libjpeg_remedy().startswith("pip install --force-reinstall --no-deps pillow")
+    assert binding.libjpeg_remedy().endswith(remedy)
+
+
+def test_a_conda_environment_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a conda environment its libjpeg-turbo is tried before the system's, and conda is the remedy."""
+    library = tmp_path / "lib" / "libjpeg.so.8"
+    library.parent.mkdir()
+    library.touch()
+    (tmp_path / "conda-meta").mkdir()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert list(binding.libjpeg_candidates())[-3:] == [str(library), "libjpeg.so.62", "libjpeg.so.8"]
+    assert binding.libjpeg_remedy() == "conda install -c conda-forge libjpeg-turbo"
 
 
 @pytest.mark.parametrize("path", [path for path in binding.libjpeg_candidates() if "/" in path])
