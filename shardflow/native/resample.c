@@ -8,6 +8,9 @@
 #define SF_HAVE_AVX2 1
 #include <cpuid.h>
 #include <immintrin.h>
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#define SF_HAVE_NEON 1
+#include <arm_neon.h>
 #endif
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
@@ -372,9 +375,97 @@ static bool has_avx2(void) {
 
 #endif
 
+/* ---- NEON ---- */
+
+#ifdef SF_HAVE_NEON
+
+/* The weighted sum of RGBX pixels, in 32 bits per channel. */
+static ALWAYS_INLINE int32x4_t pixel_sum(const uint8_t *in, const int16_t *weights, int taps, int32x4_t half) {
+    int32x4_t sum = half;
+    for (int k = 0; k < taps; k += 2) {
+        const int16x8_t two = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(in + 4 * k)));
+        sum = vmlal_n_s16(sum, vget_low_s16(two), weights[k]);
+        sum = vmlal_n_s16(sum, vget_high_s16(two), weights[k + 1]);
+    }
+    return sum;
+}
+
+/* Eight sums to bytes. */
+static ALWAYS_INLINE uint8x8_t narrow(int32x4_t a, int32x4_t b, int32x4_t shift) {
+    return vqmovun_s16(vcombine_s16(vqmovn_s32(vshlq_s32(a, shift)), vqmovn_s32(vshlq_s32(b, shift))));
+}
+
+static ALWAYS_INLINE void horizontal_neon_taps(const sf_axis *axis, const uint8_t *row, uint8_t *out, int taps) {
+    const int32x4_t half = vdupq_n_s32(1 << (axis->precision - 1)), shift = vdupq_n_s32(-axis->precision);
+    const int16_t *weight = axis->weights;
+    const int32_t *start = axis->starts, last = axis->count - 1;
+    for (int32_t i = 0; i <= last; i += 4, out += 16) { /* four sums at once, which do not wait for each other */
+        int32x4_t sum[4];
+        for (int k = 0; k < 4; k++) {
+            const int32_t at = i + k < last ? i + k : last;
+            sum[k] = pixel_sum(row + 4 * (ptrdiff_t)start[at], weight + (size_t)at * (size_t)taps, taps, half);
+        }
+        vst1q_u8(out, vcombine_u8(narrow(sum[0], sum[1], shift), narrow(sum[2], sum[3], shift)));
+    }
+}
+
+static void horizontal_neon(const sf_axis *axis, const uint8_t *row, uint8_t *out) {
+    if (axis->taps == 2) horizontal_neon_taps(axis, row, out, 2); /* enlarging */
+    else if (axis->taps == 4) horizontal_neon_taps(axis, row, out, 4); /* down to half */
+    else horizontal_neon_taps(axis, row, out, axis->taps);
+}
+
+static void split_neon(const uint8_t *row, int width, size_t plane, uint8_t *out) {
+    for (int i = 0; i < width; i += 16) {
+        const uint8x16x4_t pixels = vld4q_u8(row + 4 * (size_t)i);
+        for (int c = 0; c < 3; c++) vst1q_u8(out + c * plane + i, pixels.val[c]);
+    }
+}
+
+static void squeeze_neon(const uint8_t *row, int width, uint8_t *out) {
+    for (int i = 0; i < width; i += 16) {
+        const uint8x16x4_t in = vld4q_u8(row + 4 * (size_t)i);
+        const uint8x16x3_t pixels = {{in.val[0], in.val[1], in.val[2]}};
+        vst3q_u8(out + 3 * (size_t)i, pixels);
+    }
+}
+
+static ALWAYS_INLINE void vertical_neon_taps(const uint8_t *const *rows, size_t at, const int16_t *weights, int taps,
+                                             int precision, size_t bytes, uint8_t *out) {
+    const int32x4_t half = vdupq_n_s32(1 << (precision - 1)), shift = vdupq_n_s32(-precision);
+    for (size_t done = 0; done < bytes; done += 16) {
+        int32x4_t sum[4] = {half, half, half, half};
+        for (int k = 0; k < taps; k++) {
+            const uint8x16_t in = vld1q_u8(rows[k] + at + done);
+            const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(in)));
+            const int16x8_t high = vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(in)));
+            sum[0] = vmlal_n_s16(sum[0], vget_low_s16(low), weights[k]);
+            sum[1] = vmlal_n_s16(sum[1], vget_high_s16(low), weights[k]);
+            sum[2] = vmlal_n_s16(sum[2], vget_low_s16(high), weights[k]);
+            sum[3] = vmlal_n_s16(sum[3], vget_high_s16(high), weights[k]);
+        }
+        const uint8x16_t made = vcombine_u8(narrow(sum[0], sum[1], shift), narrow(sum[2], sum[3], shift));
+        if (bytes - done >= 16) vst1q_u8(out + done, made);
+        else memcpy(out + done, &made, bytes - done);
+    }
+}
+
+static void vertical_neon(const uint8_t *const *rows, size_t at, const int16_t *weights, int taps, int precision,
+                          size_t bytes, uint8_t *out) {
+    if (taps == 2) vertical_neon_taps(rows, at, weights, 2, precision, bytes, out);
+    else if (taps == 4) vertical_neon_taps(rows, at, weights, 4, precision, bytes, out);
+    else vertical_neon_taps(rows, at, weights, taps, precision, bytes, out);
+}
+
+static const sf_loops NEON_LOOPS = {"NEON", false, horizontal_neon, split_neon, squeeze_neon, vertical_neon};
+
+#endif
+
 const sf_loops *sf_loops_choose(bool simd) {
-#ifdef SF_HAVE_AVX2
+#if defined(SF_HAVE_AVX2)
     if (simd && has_avx2()) return &AVX2_LOOPS;
+#elif defined(SF_HAVE_NEON)
+    if (simd) return &NEON_LOOPS;
 #endif
     (void)simd;
     return &PLAIN;

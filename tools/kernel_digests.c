@@ -1,0 +1,78 @@
+/* Decode crops of JPEGs with a built kernel, and print a digest of the pixels of each file.
+ *
+ *   cc -I shardflow/native tools/kernel_digests.c PATH/_kernel.so -o kernel_digests
+ *   kernel_digests LIBJPEG FILE...
+ *
+ * The files are the fuzzer's seeds (tools/fuzz/seeds.py): 16 bytes, from which the crops are drawn, and a JPEG. Fails where
+ * the fast code and the plain one differ. Kernels for two processors that print the same make the same pixels.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "kernel.h"
+
+enum { CHOICE_BYTES = 16, CROPS = 200, SIDE_MAX = 96 };
+
+static uint64_t state;
+
+static int32_t below(int32_t limit) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (int32_t)((state >> 33) % (uint32_t)limit);
+}
+
+static uint64_t add(uint64_t digest, const void *data, size_t size) { /* FNV-1a */
+    for (const uint8_t *at = data, *end = at + size; at < end; at++) digest = (digest ^ *at) * 1099511628211u;
+    return digest;
+}
+
+static uint64_t digest_crops(sf_decoder *decoder, const uint8_t *image, size_t size) {
+    static uint8_t out[3 * SIDE_MAX * SIDE_MAX];
+    uint64_t digest = 14695981039346656037u;
+    sf_header header = {.width = 1, .height = 1};
+    sf_problem problem = {0};
+    sf_read_header(decoder, image, size, &header, &problem);
+    for (int crop = 0; crop < CROPS; crop++) {
+        const int32_t x = below(header.width), y = below(header.height);
+        const int32_t box[4] = {x, y, 1 + below(header.width - x), 1 + below(header.height - y)};
+        const uint8_t flip = (uint8_t)below(2);
+        const int32_t width = 1 + below(SIDE_MAX), height = 1 + below(SIDE_MAX), interleaved = below(2);
+        const int32_t filter = below(3), oversampling = below(3);
+        const sf_batch batch = {
+            .images = &image, .sizes = &size, .boxes = box, .flips = &flip, .out = out, .max_pixels = 1 << 20,
+            .count = 1, .width = width, .height = height, .interleaved = interleaved, .filter = filter,
+            .oversampling = oversampling,
+        };
+        const int32_t problems = sf_decode(decoder, &batch, &problem);
+        digest = add(digest, out, 3 * (size_t)width * (size_t)height);
+        if (problems) digest = add(digest, problem.message, strlen(problem.message));
+    }
+    return digest;
+}
+
+int main(int count, char **arguments) {
+    char message[SF_MESSAGE_BYTES] = "usage: kernel_digests LIBJPEG FILE...";
+    sf_library *library = count > 2 ? sf_library_open(arguments[1], message) : NULL;
+    sf_decoder *plain = library ? sf_decoder_new(library, 0) : NULL, *fast = library ? sf_decoder_new(library, 1) : NULL;
+    if (!plain || !fast) {
+        fprintf(stderr, "%s\n", message);
+        return 2;
+    }
+    fprintf(stderr, "kernel_digests: %s, and %s\n", sf_decoder_about(plain), sf_decoder_about(fast));
+    for (int i = 2; i < count; i++) {
+        static uint8_t data[1 << 16];
+        FILE *file = fopen(arguments[i], "rb");
+        const size_t size = file ? fread(data, 1, sizeof data, file) : 0;
+        if (file) fclose(file);
+        if (size <= CHOICE_BYTES) return 2;
+        uint64_t digests[2];
+        for (int k = 0; k < 2; k++) {
+            memcpy(&state, data, sizeof state);
+            digests[k] = digest_crops(k ? fast : plain, data + CHOICE_BYTES, size - CHOICE_BYTES);
+        }
+        printf("%016llx\n", (unsigned long long)digests[1]);
+        if (digests[0] == digests[1]) continue;
+        fprintf(stderr, "%s: the fast code and the plain one differ\n", arguments[i]);
+        return 1;
+    }
+    return 0;
+}
