@@ -22,7 +22,7 @@ else:
     import tomli as tomllib  # which pytest brings
 
 PROJECT = Path(__file__).parents[1]
-OWN = ("shardflow", "docs", "examples", "tests", "tools")
+OWN = ("shardflow", "conda", "docs", "examples", "tests", "tools")
 
 
 def required(*extras: str) -> dict[str, Requirement]:
@@ -51,6 +51,19 @@ def test_conda_environment_asks_for_the_same() -> None:
     asked["torch"] = asked.pop("pytorch")
     for name in ("c-compiler", "libjpeg-turbo", "pip", "python"):
         del asked[name]
+    assert asked == {name: requirement.specifier for name, requirement in required().items()}
+
+
+def test_conda_recipe_asks_for_the_same() -> None:
+    """The conda recipe has the project's name, version, license and dependencies with their bounds."""
+    recipe = yaml.safe_load((PROJECT / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert recipe["package"] == {"name": project["name"], "version": project["version"]}
+    assert recipe["about"]["license"] == project["license"]
+    asked = {entry.name: entry.specifier for entry in map(Requirement, recipe["requirements"]["run"])}
+    asked["torch"] = asked.pop("pytorch")
+    del asked["libjpeg-turbo"]  # which pip finds in Pillow's wheel
+    assert asked.pop("python") == project["requires-python"]
     assert asked == {name: requirement.specifier for name, requirement in required().items()}
 
 

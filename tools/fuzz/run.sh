@@ -3,8 +3,7 @@
 #
 #   tools/fuzz/run.sh [SECONDS] [LIBJPEG]
 #
-# Needs clang with compiler-rt (CLANG), the headers of libjpeg-turbo, and for the seeds a Python with Pillow and numpy
-# (PYTHON). LIBJPEG is the library to use; one that was itself built with CFLAGS="-fsanitize=fuzzer-no-link,address"
+# Needs clang with compiler-rt (CLANG), and for the seeds a Python with Pillow and numpy (PYTHON). LIBJPEG is the library to use; one that was itself built with CFLAGS="-fsanitize=fuzzer-no-link,address"
 # lets the fuzzer see into libjpeg-turbo too. The corpus and the inputs that break the kernel stay in WORK
 # (default: build/fuzz), so that the next run continues from them.
 set -eu
