@@ -136,7 +136,7 @@ struct sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYT
     if (!library->name) missing = #name;
     SF_LIBJPEG_FUNCTIONS(SF_BIND)
 #undef SF_BIND
-    if (missing) snprintf(message, SF_MESSAGE_BYTES, "it has no %s", missing);
+    if (missing) snprintf(message, SF_MESSAGE_BYTES, "it has no %s, which libjpeg-turbo has since 1.5", missing);
     if (missing || !choose_layout(library, message)) {
         free(library);
         dlclose(handle);
