@@ -1,4 +1,4 @@
-/* Decode crops of JPEGs with a built kernel, and print a digest of the pixels of each file.
+/* Decode crops of JPEGs, whole and damaged, with a built kernel, and print a digest of the pixels of each file.
  *
  *   cc -I shardflow/native tools/kernel_digests.c PATH/_kernel.so -o kernel_digests
  *   kernel_digests LIBJPEG FILE...
@@ -25,7 +25,8 @@ static uint64_t add(uint64_t digest, const void *data, size_t size) { /* FNV-1a 
     return digest;
 }
 
-static uint64_t digest_crops(sf_decoder *decoder, const uint8_t *image, size_t size) {
+static uint64_t digest_crops(sf_decoder *decoder, uint8_t *bytes, size_t size) {
+    const uint8_t *const image = bytes;
     static uint8_t out[3 * SIDE_MAX * SIDE_MAX];
     uint64_t digest = 14695981039346656037u;
     sf_header header = {.width = 1, .height = 1};
@@ -36,13 +37,16 @@ static uint64_t digest_crops(sf_decoder *decoder, const uint8_t *image, size_t s
         const int32_t box[4] = {x, y, 1 + below(header.width - x), 1 + below(header.height - y)};
         const uint8_t flip = (uint8_t)below(2);
         const int32_t width = 1 + below(SIDE_MAX), height = 1 + below(SIDE_MAX), interleaved = below(2);
-        const int32_t filter = below(3), oversampling = below(3);
+        const int32_t filter = below(3), oversampling = below(3), at = below((int32_t)size);
         const sf_batch batch = {
             .images = &image, .sizes = &size, .boxes = box, .flips = &flip, .out = out, .max_pixels = 1 << 20,
             .count = 1, .width = width, .height = height, .interleaved = interleaved, .filter = filter,
             .oversampling = oversampling,
         };
+        const uint8_t was = bytes[at];
+        if (crop % 4 == 0) bytes[at] ^= (uint8_t)(1 << below(8));
         const int32_t problems = sf_decode(decoder, &batch, &problem);
+        bytes[at] = was;
         digest = add(digest, out, 3 * (size_t)width * (size_t)height);
         if (problems) digest = add(digest, problem.message, strlen(problem.message));
     }
