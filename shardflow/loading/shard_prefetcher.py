@@ -137,7 +137,8 @@ class ShardPrefetcher:
             while not self._stopped:
                 self._changed.release()
                 try:
-                    self._split.reader.renew()
+                    with contextlib.suppress(ShardflowError):  # readers raise what matters
+                        self._split.reader.renew()
                 finally:
                     self._changed.acquire()
                 self._changed.wait_for(lambda: self._stopped, timeout=RENEW_S)
