@@ -167,10 +167,15 @@ class CacheDirectory:
             is_stuck = False
             try:
                 if (is_free := flock(descriptor)) and self.holds(name, descriptor):
-                    os.utime(descriptor)
+                    os.utime(path)
                     return descriptor
                 if not is_free:
                     is_stuck = self._is_stuck(name, descriptor)
+            except OSError as error:  # it was deleted just now, or its owner was changed
+                os.close(descriptor)
+                if isinstance(error, FileNotFoundError) or (self.is_unusable(error) and self.remove(path)):
+                    continue
+                raise
             except BaseException:
                 os.close(descriptor)
                 raise

@@ -493,6 +493,26 @@ def test_a_file_that_cannot_be_used_is_worked_around(kind: str, how: str, caplog
         assert {file.name for file in cache.directory.glob("*/*")} == left
 
 
+@pytest.mark.parametrize("happens", [PermissionError, FileNotFoundError])
+def test_a_lock_may_change_while_it_is_taken(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, happens: type[OSError]
+) -> None:
+    """A lock that is given to another user, or deleted, in the moment in which it is taken, is made anew."""
+    utime, times = os.utime, []
+
+    def once(file: object, *arguments: object, **options: object) -> None:
+        if isinstance(file, str) and "/locks/" in file and len(times) < 2:
+            times.append(file)
+            code = errno.EACCES if happens is PermissionError else errno.ENOENT
+            raise happens(code, os.strerror(code), file)
+        utime(file, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "utime", once)
+    assert get(cache, X) == X
+    assert len(times) == 2
+    assert not list(cache.directory.glob("locks/*"))
+
+
 def test_growing_download_is_waited_for(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader waits for a download of another process as long as it grows, also beyond the timeout."""
     monkeypatch.setattr(cache_module, "STALL_TIMEOUT_S", 1.5)
