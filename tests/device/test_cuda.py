@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,13 @@ def test_batches_are_those_of_the_cpu(dataset: Path, pin_memory: bool, buffers: 
 @contextlib.contextmanager
 def no_waits() -> Iterator[None]:
     """Make it an error that the host waits for the device."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        try:  # setting the mode may raise as well, and the mode must never outlive a test
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def busy(seconds: float) -> None:
@@ -96,6 +99,7 @@ def test_mixing_agrees_with_the_cpu_and_does_not_wait(transform: Any) -> None:
     torch.testing.assert_close(targets.cpu() if isinstance(targets, torch.Tensor) else targets, expected[1])
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the precision of products is the caller's to choose
 @pytest.mark.parametrize("transform", KEYED.values(), ids=KEYED)
 def test_compiled_transforms_agree(transform: Any) -> None:
     """Compiled for the GPU, a transform gives the same."""
