@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from .copy_stream import CopyStream, Event
+from .copy_stream import CopyStream, Event, EventTimer
 
 
 class BatchBuffer:
@@ -31,7 +31,6 @@ class BatchBuffer:
         self._tensors: list[_TensorBuffer] = []
         self._batch: Any = None
         self._copied: Event | None = None
-        self._consuming: Event | None = None
         self._consumed: Event | None = None
 
     def fill(self, batch: Any) -> None:
@@ -47,14 +46,21 @@ class BatchBuffer:
         self._batch = [next(copies) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._copied = self._copy_stream.record_copies()
 
-    def consume(self, transform: Callable[[Any], Any]) -> Any:
-        """Return the transformed batch, on the device; tensors that the transform left alone are cloned."""
+    def consume(self, transform: Callable[[Any], Any], timer: EventTimer | None = None) -> Any:
+        """Return the transformed batch, on the device; tensors that the transform left alone are cloned.
+
+        The device's time for that is added to the timer.
+        """
         assert self._copied is not None
         self._copied.block_compute_stream()
-        self._consuming = self._copy_stream.record_compute()
+        begin = self._copy_stream.record_compute()
         batch = _pytree.tree_unflatten(self._batch, self._structure)
-        result = clone_shared(transform(batch), batch)
-        self._consumed = self._copy_stream.record_compute()
+        try:
+            result = clone_shared(transform(batch), batch)
+        finally:  # work that a failed transform queued still reads the memory
+            self._consumed = self._copy_stream.record_compute()
+        if timer is not None:
+            timer.add(begin, self._consumed)
         self._batch = None
         return result
 
@@ -62,11 +68,6 @@ class BatchBuffer:
         """Let the copy stream wait for the last read, so that the memory can be freed."""
         if self._consumed is not None:
             self._consumed.block_copy_stream()
-
-    def transforms_s(self) -> float:
-        """Return the device's seconds in the last call of `consume`; 0 if they are not known yet."""
-        begun, done = self._consuming, self._consumed
-        return 0.0 if begun is None or done is None else done.seconds_since(begun) or 0.0
 
 
 class _TensorBuffer:

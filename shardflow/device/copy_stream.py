@@ -8,6 +8,7 @@ early or overwritten too early are in `buffers`. They are written against this i
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,11 +29,14 @@ class Event(Protocol):
         """Block the host until this point is reached."""
 
     def seconds_since(self, earlier: Any) -> float | None:
-        """Return the device's time since an earlier event of the same stream; None if it is not known yet."""
+        """Return the device's time between two events of `record_compute`; None if this one is not reached yet."""
 
 
 class CopyStream(Protocol):
     """The copy stream of one device."""
+
+    def set_device(self) -> None:
+        """Make the device the current one of the calling thread. A new thread starts on device 0."""
 
     def staging_memory(self, size: int) -> torch.Tensor:
         """Return host memory, uint8 [size], that `copy` can read without blocking the host."""
@@ -53,7 +57,7 @@ class CopyStream(Protocol):
         """Return an event: the end of the work that is queued on the copy stream now."""
 
     def record_compute(self) -> Event:
-        """Return an event: the end of the work that is queued on the compute stream now."""
+        """Return an event that has a time: the end of the work that is queued on the compute stream now."""
 
     def compute_is_idle(self) -> bool:
         """Return whether the compute stream has finished all of its work."""
@@ -65,6 +69,10 @@ class CudaCopyStream:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def set_device(self) -> None:
+        """Set it, so that no work of the thread makes a context on GPU 0, which takes half a GB there."""
+        torch.cuda.set_device(self._device)
 
     def staging_memory(self, size: int) -> torch.Tensor:
         """Return page-locked memory."""
@@ -90,19 +98,19 @@ class CudaCopyStream:
             target.copy_(source, non_blocking=True)
 
     def record_copies(self) -> Event:
-        """Record an event on this stream."""
-        return self._record(self.stream)
+        """Record an event on this stream, for which the host sleeps: by default it spins, on a core of the workers."""
+        return self._record(self.stream, torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
 
     def record_compute(self) -> Event:
         """Record an event on the current stream of the calling thread."""
-        return self._record(torch.cuda.current_stream(self._device))
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        return self._record(torch.cuda.current_stream(self._device), event)
 
     def compute_is_idle(self) -> bool:
         """Query the current stream of the calling thread."""
         return bool(torch.cuda.current_stream(self._device).query())
 
-    def _record(self, stream: torch.cuda.Stream) -> Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def _record(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> Event:
         event.record(stream)
         return _CudaEvent(self._device, self.stream, event)
 
@@ -126,6 +134,30 @@ class _CudaEvent:
         if not self._event.query():  # type: ignore[no-untyped-call]
             return None
         return float(earlier._event.elapsed_time(self._event)) / 1e3
+
+
+class EventTimer:
+    """Adds up the device's time between pairs of events. Pairs count when they are reached; nothing waits for them."""
+
+    def __init__(self) -> None:
+        self._pending: collections.deque[tuple[Event, Event]] = collections.deque()
+        self._seconds = 0.0
+
+    def add(self, begin: Event, end: Event) -> None:
+        """Add the time between two events of the compute stream, which follow all events added before."""
+        self._pending.append((begin, end))
+        self.seconds()  # drops the pairs that are reached
+
+    def seconds(self) -> float:
+        """Return the sum of the pairs that are reached."""
+        while self._pending:
+            begin, end = self._pending[0]
+            seconds = end.seconds_since(begin)
+            if seconds is None:
+                break
+            self._seconds += seconds
+            self._pending.popleft()
+        return self._seconds
 
 
 def copy_stream_for(device: torch.device) -> CopyStream | None:

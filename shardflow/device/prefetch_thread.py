@@ -86,6 +86,11 @@ class PrefetchThread:
             self._ready.get()
 
     def _run(self) -> None:
+        try:
+            self._copy_stream.set_device()
+        except BaseException as error:  # after an error of the device, say
+            self._ready.put(error)
+            return
         while self._prefetch_one():
             pass
 

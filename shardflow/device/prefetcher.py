@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from shardflow.errors import ConfigError
 from shardflow.loading.stats import Stats, StatsRecorder
 
 from .buffers import BatchBuffer
-from .copy_stream import CopyStream, copy_stream_for
+from .copy_stream import CopyStream, EventTimer, copy_stream_for
 from .prefetch_thread import PrefetchThread
 from .transform_chain import DeviceTransform, TransformChain
 
@@ -85,6 +86,7 @@ class DevicePrefetcher:
         self._copy_stream = stream = copy_stream_for(self.device)
         self._buffers = [BatchBuffer(stream) for _ in range(buffers)] if stream is not None else []
         self._stats = StatsRecorder()
+        self._timer = EventTimer()  # of the transforms on a device with a copy stream
         self._state: dict[str, Any] | None = None  # after the last batch returned, while the loader is ahead of it
         self._thread: PrefetchThread | None = None
         self._iterations = 0
@@ -107,6 +109,7 @@ class DevicePrefetcher:
     def _begin(self) -> int:
         self._end()
         self._stats.begin()
+        self._timer = EventTimer()
         return self._iterations
 
     def _check_running(self, iteration: int) -> None:
@@ -143,6 +146,8 @@ class DevicePrefetcher:
         iteration = self._begin()
         if self._state is None:
             self._state = self._loader_state()  # a transform may fail on the first batch
+        # A batch may be on the device already, made by work that is queued on the compute stream.
+        copy_stream.record_compute().block_copy_stream()
         batches = _closable(self.loader)
         thread = self._thread = PrefetchThread(
             batches,
@@ -151,6 +156,7 @@ class DevicePrefetcher:
             prepare=lambda batch: self._transforms.prepare(batch, self.device),
             state=self._loader_state,
         )
+        timer: EventTimer | None = None
         try:
             while True:
                 self._check_running(iteration)
@@ -164,11 +170,11 @@ class DevicePrefetcher:
                 # Training did not stand still during a wait in which the device still had work to do.
                 stalled = answered - requested if copy_stream.compute_is_idle() else 0.0
                 for_data = min(stalled, max(0.0, loaded_at - requested))
-                transforms_s = buffer.transforms_s()
-                batch = buffer.consume(functools.partial(self._transform, key=key, in_buffer=True))
+                batch = buffer.consume(functools.partial(self._transform, key=key, in_buffer=True), timer)
                 thread.release(buffer)
                 self._state = state
-                self._stats.answered(waiting_s=for_data, copying_s=stalled - for_data, transforms_s=transforms_s)
+                self._stats.answered(waiting_s=for_data, copying_s=stalled - for_data)
+                timer = self._timer  # the first batch is apart
                 yield batch
         finally:
             thread.close()
@@ -226,7 +232,8 @@ class DevicePrefetcher:
 
     def stats(self) -> Stats:
         """Return where the time went since the iteration began; `print` it for advice."""
-        return self._stats.stats()
+        stats = self._stats.stats()
+        return dataclasses.replace(stats, transforms_s=stats.transforms_s + self._timer.seconds())
 
     def _resumable(self) -> _Resumable:
         if not isinstance(self.loader, _Resumable):

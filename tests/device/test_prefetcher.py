@@ -404,7 +404,64 @@ def test_waiting_is_counted_while_the_device_is_idle(delayed: DelayedCopyStream)
         assert least <= stats.waiting_s <= most
         assert stats.batches == 4
         assert stats.first_s >= 0.03
-    assert stats.transforms_s == pytest.approx(0.003)  # of all batches but the first, a millisecond each
+
+
+def test_transforms_of_a_busy_device_are_counted(delayed: DelayedCopyStream) -> None:
+    """The time of the transforms counts when the device has run them, however far ahead of it the host is."""
+    batches = shardflow.DevicePrefetcher([torch.zeros(1)] * 4, "cpu")
+    for _ in range(2):
+        delayed.idle = False
+        assert len([*batches]) == 4
+        assert batches.stats().transforms_s == 0
+        delayed.idle = True
+        for _ in range(2):
+            assert batches.stats().transforms_s == pytest.approx(0.003)  # all but the first, a millisecond each
+
+
+@pytest.mark.usefixtures("delayed")
+def test_a_failed_transform_has_no_time() -> None:
+    """After an iteration that a transform ended, the next one's transforms have their own times alone."""
+    left = [3]
+
+    def fails(images: torch.Tensor) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] == -1:
+            raise ValueError("enough")
+        return images
+
+    batches = shardflow.DevicePrefetcher([torch.zeros(1)] * 4, "cpu", [fails])
+    with pytest.raises(ValueError, match="enough"):
+        list(batches)
+    assert len([*batches]) == 4
+    assert batches.stats().transforms_s == pytest.approx(0.003)
+
+
+def test_the_thread_is_on_the_batches_device(delayed: DelayedCopyStream) -> None:
+    """The thread makes the device its current one: otherwise each rank would have a context on the first GPU."""
+    assert len([*shardflow.DevicePrefetcher([torch.zeros(1)] * 3, "cpu")]) == 3
+    assert delayed.threads == ["device-prefetcher"]
+
+
+def test_copies_wait_for_tensors_that_the_caller_queued(delayed: DelayedCopyStream) -> None:
+    """Before the first copy, the copy stream waits for the caller's work: it may make tensors of the batches."""
+    assert len([*shardflow.DevicePrefetcher([torch.zeros(1)] * 3, "cpu")]) == 3
+    before = delayed.log[: [kind for kind, _ in delayed.log].index("copy")]
+    assert before == [("compute", 1), ("wait", 1)]
+
+
+def test_the_copy_stream_waits_for_a_failed_transform() -> None:
+    """What a failed transform queued still reads the buffer: the next copy into it waits."""
+    stream = DelayedCopyStream()
+    buffer = BatchBuffer(stream)
+    buffer.fill(torch.zeros(4))
+
+    def fails(_: Any) -> None:
+        raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        buffer.consume(fails)
+    buffer.fill(torch.zeros(4))
+    assert stream.log[-2] == ("wait", 2)
 
 
 def test_a_missing_device_is_an_error() -> None:

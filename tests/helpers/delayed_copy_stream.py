@@ -15,18 +15,24 @@ class DelayedCopyStream:
     Attributes:
         log: What was queued on the copy stream: ("copy", address of the target) or ("wait", number of the event), and
             on the compute stream: ("compute", number of the event).
-        idle: The answer of `compute_is_idle`.
+        idle: The answer of `compute_is_idle`; while it is False, the compute stream reaches no event.
+        threads: The names of the threads that `set_device` was called in.
         pinned: Whether tensors of the host need no staging.
     """
 
     def __init__(self, *, pinned: bool = False) -> None:
         self.log: list[tuple[str, int]] = []
         self.idle = True
+        self.threads: list[str] = []
         self.pinned = pinned
         self._queue: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._done = 0
         self._events = 0
         self._lock = threading.RLock()
+
+    def set_device(self) -> None:
+        """Note the thread."""
+        self.threads.append(threading.current_thread().name)
 
     def staging_memory(self, size: int) -> torch.Tensor:
         """Return memory full of rubbish."""
@@ -56,7 +62,7 @@ class DelayedCopyStream:
             return DelayedEvent(self, len(self._queue), -1)
 
     def record_compute(self) -> DelayedEvent:
-        """Return a new number; the compute stream has done all of its work."""
+        """Return a new number."""
         with self._lock:
             self._events += 1
             self.log.append(("compute", self._events))
@@ -75,7 +81,7 @@ class DelayedCopyStream:
 
 
 class DelayedEvent:
-    """A position in the queue of copies, or a number on the compute stream, where all work is done at once."""
+    """A position in the queue of copies, or a number on the compute stream."""
 
     def __init__(self, stream: DelayedCopyStream, end: int, number: int) -> None:
         self._stream, self._end, self._number = stream, end, number
@@ -93,5 +99,5 @@ class DelayedEvent:
         self._stream.run(self._end)
 
     def seconds_since(self, earlier: DelayedEvent) -> float | None:
-        """Return a millisecond per event."""
-        return 0.001 * (self._number - earlier._number)
+        """Return a millisecond per event, once the device is idle."""
+        return 0.001 * (self._number - earlier._number) if self._stream.idle else None
