@@ -43,7 +43,8 @@ class ImageType:
     pillow_feature: str | None = None
 
 
-def _jpeg_size(payload: memoryview | bytes) -> tuple[int, int]:
+def _jpeg_frame(payload: memoryview | bytes) -> int | None:
+    """Return where the frame header's marker is; None if there is none before the first scan."""
     position = 2
     while position + 9 <= len(payload) and payload[position] == 0xFF:
         marker = payload[position + 1]
@@ -51,12 +52,19 @@ def _jpeg_size(payload: memoryview | bytes) -> tuple[int, int]:
             position += 1
             continue
         if marker in _FRAMES:
-            height = int.from_bytes(payload[position + 5 : position + 7], "big")
-            return int.from_bytes(payload[position + 7 : position + 9], "big"), height
+            return position
         if marker == 0xDA:
             break
         position += 2 + int.from_bytes(payload[position + 2 : position + 4], "big")
-    return 0, 0
+    return None
+
+
+def _jpeg_size(payload: memoryview | bytes) -> tuple[int, int]:
+    frame = _jpeg_frame(payload)
+    if frame is None:
+        return 0, 0
+    height = int.from_bytes(payload[frame + 5 : frame + 7], "big")
+    return int.from_bytes(payload[frame + 7 : frame + 9], "big"), height
 
 
 def _png_size(payload: memoryview | bytes) -> tuple[int, int]:
@@ -109,6 +117,12 @@ def image_type(payload: memoryview | bytes) -> ImageType | None:
 def is_jpeg(payload: memoryview | bytes) -> bool:
     """Return whether an encoded image begins as a JPEG does."""
     return _JPEG.match(payload) is not None
+
+
+def jpeg_components(payload: memoryview | bytes) -> int:
+    """Return the number of components of a JPEG: 1 is grey, 3 colour, 4 CMYK; 0 for what is not or has no header."""
+    frame = _jpeg_frame(payload) if is_jpeg(payload) else None
+    return 0 if frame is None else int.from_bytes(payload[frame + 9 : frame + 10], "big")
 
 
 def image_size(payload: memoryview | bytes) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +19,10 @@ from shardflow.device.transforms import decode_jpeg
 from shardflow.device.transforms.decode_jpeg import STEP_BYTES, JpegBuffer
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.order import keyed_rng
+from tests.helpers import jpegs
 from tests.helpers.delayed_copy_stream import DelayedCopyStream
 from tests.helpers.device import FIELDS, png
-from tests.helpers.making import jpeg
+from tests.helpers.making import flip, jpeg, make_dataset
 
 CROPS: dict[str, Any] = {
     "random": shardflow.RandomResizedCropDecoder(12),
@@ -99,14 +101,34 @@ def test_decoding_later_gives_the_same_errors(kinds: list[str], seed: int, name:
         assert torch.equal(shardflow.DecodeJpeg(crop)(rows, torch.device("cpu")), expected)
 
 
-def test_a_row_can_stand_in_for_another() -> None:
-    """A copied row gives the image of the row that it was copied from: the loader replaces damaged samples so."""
-    keys = keyed_rng.fold_array(3, np.arange(8))
-    files = [memoryview(jpeg(n)) for n in range(8)]
-    rows = shardflow.EncodedDecoder()(files, unknown(files), keys).images
-    rows[:4] = rows[4:]
-    images = shardflow.DecodeJpeg(CROPS["random"])(rows, torch.device("cpu"))
-    assert torch.equal(images[:4], images[4:])
+def test_a_sample_can_stand_in_for_another(tmp_path: Path) -> None:
+    """In place of a damaged sample the loader takes another one, with pixels of the decoder in the workers."""
+    url = make_dataset(tmp_path / "set", [12])
+    flip(url / "train" / "000000.tar", 5 * 2048 + 700)
+    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "max_bad": 1}
+    at_once = [*shardflow.Loader(url, decoder=CROPS["random"], **options)]
+    loader = shardflow.Loader(url, decoder=shardflow.EncodedDecoder(), **options)
+    later = [*shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(CROPS["random"])])]
+    assert len({int(label) for _, labels in later for label in labels}) == 11
+    torch.testing.assert_close(later, at_once, rtol=0, atol=0)
+
+
+def test_a_large_image_takes_its_own_size() -> None:
+    """One large file adds its own size to a batch, and not that size for each of its files."""
+    files = [memoryview(bytes(size)) for size in (10_000, 2_000_000, *[10_000] * 14)]
+    rows = shardflow.EncodedDecoder()(files, unknown(files), np.zeros(16, np.uint64)).images
+    assert sum(map(len, files)) < rows.nbytes < sum(map(len, files)) + 16 * STEP_BYTES + 1000
+
+
+def test_part_of_a_batch_is_an_error() -> None:
+    """Some of the rows, or bytes that are no encoded images, are an error, never other images."""
+    files = [memoryview(jpeg(number)) for number in range(8)]
+    rows = shardflow.EncodedDecoder()(files, unknown(files), np.zeros(8, np.uint64)).images
+    lengths = rows.clone()
+    lengths.view(-1)[8:24].view(torch.int64)[:] = torch.tensor([-5, 1 << 40])
+    for other in (rows[:4], rows[4:], torch.zeros_like(rows), lengths):
+        with pytest.raises(ConfigError, match="all of the batches of an EncodedDecoder"):
+            shardflow.DecodeJpeg()(other, torch.device("cpu"))
 
 
 def test_decoding_on_the_device_counts_as_copying(monkeypatch: pytest.MonkeyPatch, dataset: Path) -> None:
@@ -127,13 +149,61 @@ def test_decoding_on_the_device_counts_as_copying(monkeypatch: pytest.MonkeyPatc
     assert stats.copying_s > stats.waiting_s
 
 
+def on_gpu(decode: shardflow.DecodeJpeg, files: Sequence[bytes]) -> list[torch.Tensor]:
+    """Decode as on a GPU; torchvision's decoder on the CPU, in the place of nvJPEG, refuses files as that does."""
+    return decode._decode_on_gpu(
+        [torch.frombuffer(bytearray(f), dtype=torch.uint8) for f in files], torch.device("cpu")
+    )
+
+
+class Refusing:
+    """Stands in for torchvision's nvJPEG: refuses whatever contains one of the files, and counts its calls."""
+
+    def __init__(self, *files: bytes, reason: str = "Failed to decode jpeg: 3") -> None:
+        self.files, self.reason, self.calls = files, reason, 0
+
+    def __call__(self, files: Sequence[torch.Tensor], mode: Any, device: torch.device) -> list[torch.Tensor]:
+        """Decode the files, or refuse all of them."""
+        self.calls += 1
+        if any(bytes(file.numpy()) in self.files for file in files):
+            raise RuntimeError(f"Error while decoding JPEG images: {self.reason}\nException raised from here")
+        return torchvision.io.decode_jpeg(files, mode=mode, device=device)
+
+
+def test_a_refused_image_does_not_slow_its_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others of its batch are still decoded together; refusals are counted, and the first is logged."""
+    files = [jpeg(number) for number in range(64)]
+    payloads = [memoryview(bytearray(file)) for file in files]
+    whole = shardflow.ImageDecoder()(payloads, unknown(files), np.zeros(64, np.uint64)).images
+    refusing = Refusing(files[3], files[40])
+    monkeypatch.setattr(decode_jpeg, "decode_jpeg", refusing)
+    decode = shardflow.DecodeJpeg()
+    for _ in range(2):
+        refusing.calls = 0
+        torch.testing.assert_close(on_gpu(decode, files), list(whole), rtol=0, atol=0)
+        assert refusing.calls <= 25
+    assert decode.refused == 4
+    (warning,) = caplog.messages
+    assert warning.endswith("Error while decoding JPEG images: Failed to decode jpeg: 3")
+
+
+def test_cmyk_images_never_reach_nvjpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files whose header says that nvJPEG cannot decode them do not spoil its batch."""
+    files = [jpegs.make(number, mode=mode) for number, mode in enumerate(["RGB", "CMYK", "L", "RGB"])]
+    refusing = Refusing(files[1])
+    monkeypatch.setattr(decode_jpeg, "decode_jpeg", refusing)
+    decode = shardflow.DecodeJpeg()
+    assert [tuple(image.shape) for image in on_gpu(decode, files)] == [(3, 48, 64)] * 4
+    assert (refusing.calls, decode.refused) == (1, 0)
+
+
 def test_images_that_the_gpu_refuses_are_decoded_on_the_cpu() -> None:
     """In batches without a JPEG, with other formats, or with a damaged one, each image is decoded or is the error."""
-    cpu = torch.device("cpu")  # torchvision's decoder on the CPU raises as its nvJPEG does
 
     def decoded(*kinds: str) -> list[torch.Tensor]:
-        files = [torch.frombuffer(bytearray(FILES[kind](n)), dtype=torch.uint8) for n, kind in enumerate(kinds)]
-        return decode_jpeg._decode_on_gpu(files, cpu)
+        return on_gpu(shardflow.DecodeJpeg(), [FILES[kind](n) for n, kind in enumerate(kinds)])
 
     for kinds in (["png"], ["jpeg", "png", "jpeg"]):
         payloads = [memoryview(bytearray(FILES[kind](n))) for n, kind in enumerate(kinds)]
@@ -143,28 +213,40 @@ def test_images_that_the_gpu_refuses_are_decoded_on_the_cpu() -> None:
         decoded("jpeg", "damaged", "png")
 
 
-def test_a_torchvision_without_nvjpeg_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "decode_jpegs_cuda: torchvision not compiled with nvJPEG support",
+        "Failed to initialize nvjpeg with hardware backend: 6",
+        "Failed to create nvjpeg state: 1",
+    ],
+)
+def test_without_nvjpeg_decoding_is_an_error(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """If torchvision cannot decode on a GPU at all, that is an error, not a silent detour through the CPU."""
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("decode_jpegs_cuda: torchvision not compiled with nvJPEG support")
+        raise RuntimeError(text)
 
     monkeypatch.setattr(decode_jpeg, "decode_jpeg", refuse)
-    with pytest.raises(ConfigError, match=r"built without nvJPEG.*give the crop to the loader"):
-        decode_jpeg._decode_on_gpu([torch.frombuffer(bytearray(jpeg(1)), dtype=torch.uint8)], torch.device("cpu"))
+    with pytest.raises(ConfigError, match=f"nvJPEG cannot be used: {text}.*give the crop to the loader"):
+        on_gpu(shardflow.DecodeJpeg(), [jpeg(1)])
+
+
+_FULL = "Error while decoding JPEG images: CUDA out of memory. Tried to allocate 2 MiB"
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
-def test_a_full_device_is_an_error(monkeypatch: pytest.MonkeyPatch, refusals: int) -> None:
-    """A device without memory for the images is an error, for the batch or, after a refusal, for one image."""
-    answers = [RuntimeError("not this kind")] * refusals + [torch.cuda.OutOfMemoryError("CUDA out of memory")]
+@pytest.mark.parametrize("full", [torch.cuda.OutOfMemoryError("CUDA out of memory"), RuntimeError(_FULL)], ids=repr)
+def test_a_full_device_is_an_error(monkeypatch: pytest.MonkeyPatch, refusals: int, full: Exception) -> None:
+    """A device without memory for the images is an error, for the batch or, after a refusal, for a part of it."""
+    answers = [RuntimeError("not this kind")] * refusals + [full]
 
     def decode(*_: Any, **__: Any) -> None:
         raise answers.pop(0)
 
     monkeypatch.setattr(decode_jpeg, "decode_jpeg", decode)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        decode_jpeg._decode_on_gpu([torch.frombuffer(bytearray(jpeg(1)), dtype=torch.uint8)], torch.device("cpu"))
+        on_gpu(shardflow.DecodeJpeg(), [jpeg(1), jpeg(2)])
     assert answers == []
 
 
@@ -175,7 +257,7 @@ def test_files_travel_unchanged() -> None:
     rows, geometry, failures = shardflow.EncodedDecoder()(payloads, unknown(files), np.zeros(4, np.uint64))
     assert not failures
     assert geometry is None
-    assert [bytes(JpegBuffer(rows).file(index).numpy()) for index in range(4)] == files
+    assert [bytes(file.numpy()) for file in JpegBuffer(rows).files] == files
 
 
 def test_an_empty_batch_passes() -> None:

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, features
 
-from shardflow.formats.image_types import IMAGE_PARTS, IMAGE_TYPES, SOURCE_PARTS, image_size, image_type, is_jpeg
+from shardflow.formats.image_types import (
+    IMAGE_PARTS,
+    IMAGE_TYPES,
+    SOURCE_PARTS,
+    image_size,
+    image_type,
+    is_jpeg,
+    jpeg_components,
+)
 from tests.helpers.folders import encoded, turned
 from tests.helpers.making import jpeg
 
@@ -60,6 +68,15 @@ def test_other_bytes_have_no_type(data: bytes) -> None:
 def test_jpeg(size: tuple[int, int], mode: str, progressive: bool) -> None:
     """Width and height of colour, grey and CMYK JPEGs, baseline and progressive, are those that Pillow encoded."""
     assert image_size(plain(mode, size, "JPEG", progressive=progressive)) == size
+
+
+@pytest.mark.parametrize(("mode", "components"), [("L", 1), ("RGB", 3), ("CMYK", 4)])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_components_of_a_jpeg(mode: str, components: int, progressive: bool) -> None:
+    """The number of components is read from the frame header; a file without one, or of another format, has 0."""
+    payload = plain(mode, (20, 30), "JPEG", progressive=progressive)
+    assert jpeg_components(payload) == components
+    assert jpeg_components(payload[:20]) == jpeg_components(plain("L", (20, 30), "PNG")) == jpeg_components(b"") == 0
 
 
 @pytest.mark.parametrize("size", SIZES)

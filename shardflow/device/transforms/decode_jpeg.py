@@ -1,12 +1,15 @@
 """Decoding on the device, of encoded images that the workers hand on.
 
-`EncodedDecoder` in the worker puts the encoded images side by side into one uint8 tensor, which travels like any batch.
+`EncodedDecoder` in the worker packs the encoded images into one uint8 tensor, which travels like any batch.
 `DecodeJpeg`, the prefetcher's first transform, decodes them: with nvJPEG on a GPU, with the workers' decoder on a CPU.
 Both crop the boxes that the decoder in the worker would crop.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,42 +17,67 @@ import torch
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardflow.errors import ConfigError, DecodeError
-from shardflow.formats.image_types import is_jpeg
+from shardflow.formats.image_types import jpeg_components
 from shardflow.loading.decoders import CenterCropDecoder, Decoded, Empty, ImageDecoder, RandomResizedCropDecoder, new
 from shardflow.loading.geometry import Sizes
 from shardflow.order.keyed_rng import U64
 
 Crop = RandomResizedCropDecoder | CenterCropDecoder
 
-HEADER_BYTES = 16
-STEP_BYTES = 1 << 14
-"""Rows are as long as the longest image needs, rounded up to this, so that few sizes of shared memory occur."""
+STEP_BYTES = 1 << 12
+"""Rows are as long as the images need on average, rounded up to this, so that few sizes of shared memory occur."""
+
+_WORD_BYTES = 8
+_NO_NVJPEG = re.compile(r"not compiled with nvJPEG|Failed to (initialize|create) |nvjpegGetProperty failed")
+"""What torchvision says of nvJPEG itself, and not of an image."""
+
+logger = logging.getLogger(__name__)
 
 
 class JpegBuffer:
-    """The encoded images of a batch, side by side in one tensor: uint8 [B, `row_bytes`]. Each row holds one image:
+    """The encoded images of a batch, packed into one tensor: uint8 [B, row length]. Its bytes, row behind row, are:
 
-        int64     length of the encoded image in bytes
-        uint64    the sample's key, from which the crop is drawn
-        bytes     the encoded image; the rest is arbitrary
+        int64       B, the number of images
+        int64 [B]   lengths of the encoded images in bytes
+        uint64 [B]  keys of the samples, from which the crops are drawn
+        bytes       the encoded images, one behind the other; the rest is arbitrary
 
-    Such a tensor travels like any batch of images. A row is complete by itself, so one can be copied over another.
+    As B rows such a tensor travels like any batch of images, but a row is not an image: only all rows together mean
+    something. So a large image takes its own size, and not that size for every image of the batch.
+
+    Raises:
+        ConfigError: The tensor holds something else.
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
-        self._memory = memory
-        self._bytes = memory.numpy()
-        header = self._bytes[:, :HEADER_BYTES]
-        self._lengths, self.keys = header.view(np.int64)[:, 0], header.view(np.uint64)[:, 1]
+        self._memory, count = memory.reshape(-1), len(memory)
+        words = self._memory.numpy()[: self._begin(count)]
+        stored_count, *lengths = words.view(np.int64)[: 1 + count].tolist()
+        self.keys = words.view(np.uint64)[1 + count :]
+        begins = [*itertools.accumulate(lengths, initial=self._begin(count))]
+        if stored_count != count or min(lengths) < 0 or begins[-1] > len(self._memory):
+            raise ConfigError("DecodeJpeg needs all of the batches of an EncodedDecoder, as they are")
+        self.files = [self._memory[begin:end] for begin, end in itertools.pairwise(begins)]
+        """The encoded images, each uint8 [length]."""
 
-    def file(self, index: int) -> torch.Tensor:
-        """Return the encoded image of a row: uint8 [length]."""
-        return self._memory[index, HEADER_BYTES : HEADER_BYTES + int(self._lengths[index])]
+    @staticmethod
+    def _begin(count: int) -> int:
+        return _WORD_BYTES * (1 + 2 * count)
 
-    def put_file(self, index: int, payload: memoryview, key: int) -> None:
-        """Write an encoded image and its key into a row."""
-        self._lengths[index], self.keys[index] = len(payload), key
-        self._bytes[index, HEADER_BYTES : HEADER_BYTES + len(payload)] = np.frombuffer(payload, np.uint8)
+    @classmethod
+    def pack(cls, payloads: Sequence[memoryview], keys: U64, empty: Empty = new) -> torch.Tensor:
+        """Return the tensor of a batch of one or more images."""
+        count, begin = len(payloads), cls._begin(len(payloads))
+        lengths = [len(payload) for payload in payloads]
+        row_bytes = -(-(begin + sum(lengths)) // (count * STEP_BYTES)) * STEP_BYTES
+        memory = empty((count, row_bytes))
+        packed = memory.view(-1).numpy()
+        packed[:begin].view(np.int64)[: 1 + count] = [count, *lengths]
+        packed[:begin].view(np.uint64)[1 + count :] = keys
+        for payload in payloads:
+            packed[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
+            begin += len(payload)
+        return memory
 
 
 class EncodedDecoder:
@@ -70,22 +98,21 @@ class EncodedDecoder:
         empty: Empty = new,
     ) -> Decoded:
         """Return uint8 [B, row length], laid out as `JpegBuffer`."""
-        row_bytes = -(-(HEADER_BYTES + max(map(len, payloads))) // STEP_BYTES) * STEP_BYTES
-        rows = empty((len(payloads), row_bytes))
-        buffer = JpegBuffer(rows)
-        for index, (payload, key) in enumerate(zip(payloads, keys.tolist(), strict=True)):
-            buffer.put_file(index, payload, key)
-        return Decoded(rows, None, {})
+        return Decoded(JpegBuffer.pack(payloads, keys, empty), None, {})
 
 
 class DecodeJpeg:
     """Decodes and crops on the device the images of an `EncodedDecoder`; the first of a prefetcher's transforms.
 
-    On a CUDA device, nvJPEG decodes the JPEG files of a batch together. If it refuses the batch, it decodes each file
-    by itself. The CPU decodes files that nvJPEG still refuses, and other formats. On a CPU, `crop` decodes all of them.
+    On a CUDA device, nvJPEG decodes the JPEG files of a batch together. If it refuses a batch, it decodes the halves,
+    and so on down to the files that it refuses. One CPU thread decodes those, other formats, and CMYK files. On a CPU,
+    `crop` decodes all of them.
 
     Args:
         crop: Determines the boxes and their size, by default `RandomResizedCropDecoder(224)`.
+
+    Attributes:
+        refused: How many JPEG files nvJPEG has refused so far. The first is logged as a warning, with nvJPEG's reason.
 
     Raises:
         ConfigError: The crop is neither a `RandomResizedCropDecoder` nor a `CenterCropDecoder`.
@@ -93,6 +120,7 @@ class DecodeJpeg:
 
     def __init__(self, crop: Crop | None = None) -> None:
         self.crop: Crop = RandomResizedCropDecoder() if crop is None else crop
+        self.refused = 0
         if not isinstance(self.crop, (RandomResizedCropDecoder, CenterCropDecoder)):
             raise ConfigError(f"crop must be a RandomResizedCropDecoder or CenterCropDecoder, found {crop!r}")
 
@@ -100,76 +128,87 @@ class DecodeJpeg:
         """Return uint8 [B, 3, size, size] on the device.
 
         Args:
-            rows: uint8 [B, row length] on the CPU, from `EncodedDecoder`.
+            rows: uint8 [B, row length] on the CPU, from `EncodedDecoder`: a whole batch of it.
             device: The device to decode on.
 
         Raises:
             DecodeError: An image does not decode.
-            ConfigError: The batch is not from an `EncodedDecoder`, or this torchvision cannot decode on a GPU.
+            ConfigError: The batch is not from an `EncodedDecoder`, or nvJPEG is missing or does not start.
+            torch.cuda.OutOfMemoryError: The images do not fit into the device's memory.
         """
         if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.shape[1] % STEP_BYTES:
             raise ConfigError("DecodeJpeg needs encoded images; give the loader decoder=EncodedDecoder()")
         if not len(rows):
             return torch.empty((0, 3, self.crop.size, self.crop.size), dtype=torch.uint8, device=device)
         buffer = JpegBuffer(rows)
-        files = [buffer.file(index) for index in range(len(rows))]
         if device.type == "cuda":
-            return self._crop(_decode_on_gpu(files, device), buffer.keys)
-        payloads = [file.numpy().data for file in files]
-        images, _, failures = self.crop(payloads, np.zeros((len(files), 2), dtype=np.int64), buffer.keys)
-        _raise_first(failures, range(len(files)))
+            return self._crop(self._decode_on_gpu(buffer.files, device), buffer.keys)
+        payloads = [file.numpy().data for file in buffer.files]
+        images, _, failures = self.crop(payloads, np.zeros((len(rows), 2), dtype=np.int64), buffer.keys)
+        _raise_first(failures, range(len(rows)))
         assert isinstance(images, torch.Tensor)  # crops have one size
         return images.to(device)
 
     def _crop(self, images: list[torch.Tensor], keys: U64) -> torch.Tensor:
         """Return crops of whole images, uint8 [3, H, W], on the device of the images: uint8 [B, 3, size, size]."""
         geometry = self.crop.geometry(np.array([image.shape[:0:-1] for image in images]), keys)
-        return torch.stack([geometry.crop(index, image, _resize) for index, image in enumerate(images)])
+        crops = torch.stack([geometry.crop(index, image, _resize) for index, image in enumerate(images)])
+        return crops.round_().clamp_(0, 255).to(torch.uint8)
+
+    def _decode_on_gpu(self, files: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        """Return the whole images, uint8 [3, H, W], of encoded images."""
+        if device.type == "cuda":
+            # torchvision decodes on a stream of its own, which does not wait for the current one, into memory that the
+            # current one has freed. Work that is queued here may still read images of the previous batch there.
+            queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            queued.record(torch.cuda.current_stream(device))
+            queued.synchronize()
+        payloads = [file.numpy().data for file in files]
+        # One file that nvJPEG refuses costs the others of its batch their place, so the known ones are sorted out.
+        jpegs = [index for index, payload in enumerate(payloads) if jpeg_components(payload) in (1, 3)]
+        images = self._decode_with_nvjpeg([files[index] for index in jpegs], device)
+        decoded = {index: image for index, image in zip(jpegs, images, strict=True) if image is not None}
+        if remaining := [index for index in range(len(files)) if index not in decoded]:
+            sizes, keys = np.zeros((len(remaining), 2), dtype=np.int64), np.zeros(len(remaining), dtype=np.uint64)
+            others, _, failures = ImageDecoder()([payloads[index] for index in remaining], sizes, keys)
+            _raise_first(failures, remaining)
+            decoded |= {index: image.to(device) for index, image in zip(remaining, others, strict=True)}
+        return [decoded[index] for index in range(len(files))]
+
+    def _decode_with_nvjpeg(self, files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor | None]:
+        """Return the whole images of JPEG files, None in place of those that nvJPEG refuses."""
+        if not files:
+            return []
+        try:
+            images: list[torch.Tensor | None] = decode_jpeg(files, mode=ImageReadMode.RGB, device=device)
+            return images
+        except torch.cuda.OutOfMemoryError:
+            raise  # the batch is too large for the device; decoding it on the CPU would hide that, and be slow
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            if "out of memory" in reason:  # torchvision makes a RuntimeError of every error
+                raise torch.cuda.OutOfMemoryError(reason) from error
+            if _NO_NVJPEG.search(reason):
+                raise ConfigError(
+                    f"nvJPEG cannot be used: {reason}; install a CUDA build of torchvision that the driver supports, "
+                    "or leave out DecodeJpeg and give the crop to the loader as its decoder"
+                ) from error
+            if (
+                len(files) == 1
+            ):  # a kind of JPEG that nvJPEG cannot decode, or a damaged one: the CPU's decoder will tell
+                if not self.refused:
+                    logger.warning("nvJPEG refused an image; the CPU decodes such images, which is slow: %s", reason)
+                self.refused += 1
+                return [None]
+        middle = len(files) // 2
+        return self._decode_with_nvjpeg(files[:middle], device) + self._decode_with_nvjpeg(files[middle:], device)
 
 
 def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return uint8 [3, height, width]; on a GPU, antialiased resizing needs floating point."""
-    resized = torch.nn.functional.interpolate(
+    """Return float32 [3, height, width]: on a GPU, antialiased resizing needs floating point."""
+    return torch.nn.functional.interpolate(
         image[None].to(torch.float32), (height, width), mode="bilinear", antialias=True
-    )
-    return resized[0].round().clamp(0, 255).to(torch.uint8)
-
-
-def _decode_on_gpu(files: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Return the whole images, uint8 [3, H, W], of encoded images."""
-    if device.type == "cuda":
-        # torchvision decodes on a stream of its own, which does not wait for the current one, into memory that the
-        # current one has freed. Work that is queued here may still read images of the previous batch there.
-        torch.cuda.current_stream(device).synchronize()
-    jpegs = [index for index, file in enumerate(files) if is_jpeg(file.numpy().data)]
-    decoded: dict[int, torch.Tensor] = {}
-    try:
-        if jpegs:
-            together = decode_jpeg([files[index] for index in jpegs], mode=ImageReadMode.RGB, device=device)
-            decoded = dict(zip(jpegs, together, strict=True))
-    except torch.cuda.OutOfMemoryError:
-        raise  # the batch is too large for the device; decoding it on the CPU would hide that, and be slow
-    except RuntimeError as error:
-        if "not compiled with nvJPEG" in str(error):
-            raise ConfigError(
-                "this torchvision was built without nvJPEG, so it cannot decode on a GPU; install a CUDA build of "
-                "torchvision, or leave out DecodeJpeg and give the crop to the loader as its decoder"
-            ) from error
-        for index in jpegs:
-            try:
-                decoded[index] = decode_jpeg(files[index], mode=ImageReadMode.RGB, device=device)
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except RuntimeError:
-                continue  # a kind of JPEG that nvJPEG cannot decode, or a damaged one: the CPU's decoder will tell
-    remaining = [index for index in range(len(files)) if index not in decoded]
-    if remaining:
-        payloads = [files[index].numpy().data for index in remaining]
-        sizes, keys = np.zeros((len(remaining), 2), dtype=np.int64), np.zeros(len(remaining), dtype=np.uint64)
-        images, _, failures = ImageDecoder()(payloads, sizes, keys)
-        _raise_first(failures, remaining)
-        decoded |= {index: image.to(device) for index, image in zip(remaining, images, strict=True)}
-    return [decoded[index] for index in range(len(files))]
+    )[0]
 
 
 def _raise_first(failures: Mapping[int, DecodeError], indexes: Sequence[int]) -> None:
