@@ -9,6 +9,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import re
 import select
 import threading
 import weakref
@@ -60,7 +61,7 @@ class WorkerPool:
     def batches(self) -> Generator[Any, None, None]:
         """Yield the pipeline's batches, as one iteration; raise errors sent with `send_errors`, and the workers' death.
 
-        The DataLoader notices within five seconds that a worker died.
+        The DataLoader notices within five seconds that a worker died, or the thread that pins batches.
         """
         items = iter(self.data_loader)
         try:
@@ -70,7 +71,7 @@ class WorkerPool:
                     raise item
                 yield item
         except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+            if not re.search("DataLoader worker|Pin memory thread", str(error)):
                 raise
             raise WorkerError(
                 f"{str(error).rstrip('. ')}; the usual reasons are too little memory or too small a /dev/shm. "

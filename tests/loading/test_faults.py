@@ -76,6 +76,15 @@ def test_killed_worker_is_a_typed_error_that_names_samples(dataset: Path) -> Non
     assert time.monotonic() - begun < 30
 
 
+def test_a_dead_pin_memory_thread_is_a_typed_error(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the thread that pins batches ends, as when it can receive no more of them, that is a WorkerError."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.utils.data._utils.pin_memory, "_pin_memory_loop", lambda *_: None)
+    with pytest.raises(WorkerError, match=r"Pin memory thread exited unexpectedly.*/dev/shm"):
+        next(iter(loader(dataset, pin_memory=True)))
+
+
 def test_worker_killed_during_the_callers_step_is_raised_by_the_loader(dataset: Path) -> None:
     """A worker killed while the loop's body runs lets the body finish; the loader raises, and its state is right."""
     some = loader(dataset, prefetch_factor=1)
