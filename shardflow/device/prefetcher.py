@@ -191,11 +191,12 @@ class DevicePrefetcher:
         return _pytree.tree_map_only(torch.Tensor, self._convert, batch)
 
     def _convert(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._dtype is not None and tensor.is_floating_point() and tensor.dim() >= 4:
-            tensor = tensor.to(self._dtype)
-        if self._channels_last and tensor.dim() == 4:
-            tensor = tensor.contiguous(memory_format=torch.channels_last)
-        return tensor
+        converted = self._dtype is not None and tensor.is_floating_point() and tensor.dim() >= 4
+        dtype = self._dtype if converted else tensor.dtype
+        if self._channels_last and tensor.dim() == 4:  # one pass over the images for both
+            tensor = tensor.to(dtype, memory_format=torch.channels_last)
+            return tensor.contiguous(memory_format=torch.channels_last)  # where strides that mean either were kept
+        return tensor.to(dtype)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration run through `epoch`, as the loader's `set_epoch` does.

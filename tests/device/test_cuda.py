@@ -152,7 +152,7 @@ def test_kinds_of_jpegs_have_the_cpus_colours(payload: bytes) -> None:
     found = shardflow.DecodeJpeg()._decode_on_gpu(files, torch.device("cuda", 0))
     for image, its in zip(found, expected, strict=True):
         difference = (image.cpu().int() - its.int()).abs().float()
-        assert difference.mean() < 6  # whole images, in saturated colours; a wrong colour space has tens
+        assert difference.mean() < 10  # whole images, in saturated colours; a wrong colour space has tens
 
 
 def test_images_that_nvjpeg_refuses_are_decoded() -> None:
