@@ -4,7 +4,7 @@
     python3 tools/bench packers       packers, from small and large originals    docs/packers.md
     python3 tools/bench streaming     epochs from S3, and clients of S3          docs/streaming.md
     python3 tools/bench micro         single questions about shardflow itself
-    python3 tools/bench device        decoding for a GPU, beside training        docs/device.md
+    python3 tools/bench gpu           what only a GPU can show, in ten minutes   docs/device.md
 
 `--help` after a workload describes it and its options. To compare two checkouts of shardflow in alternating rounds, in
 the project's own environment alone:
@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # the modules are the package `bench`
 from bench.processes import FailedError  # noqa: E402
 
-WORKLOADS = ("loaders", "packers", "streaming", "micro", "device")
+WORKLOADS = ("loaders", "packers", "streaming", "micro", "gpu")
 
 
 def main() -> None:

@@ -24,10 +24,13 @@ LARGE_GRAIN, DRAWN_GRAIN = 3.0, 6.0
 """Standard deviations, of 255."""
 
 
-def pictures(folder: str, count: int, images: str | None) -> None:
-    """Write `folder/CLASS/NUMBER.jpg`: an ImageFolder whose files say by name which sample they are."""
+def pictures(folder: str, count: int, images: str | None, first: int = 0, step: int = 1) -> None:
+    """Write `folder/CLASS/NUMBER.jpg`: an ImageFolder whose files say by name which sample they are.
+
+    With a step, every so many of them: several processes can make a folder.
+    """
     photographs = _files(images)
-    for number in range(count):
+    for number in range(first, count, step):
         rng = np.random.default_rng(number)
         if photographs:
             picture = _cut(_open(photographs[number % len(photographs)]), rng, least=SHORT_SIDE)
