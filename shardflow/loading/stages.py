@@ -84,7 +84,7 @@ class Decode:
                 decoder = in_bucket(batch.bucket)
             batch.images, batch.geometry, errors = decoder(payloads, sizes, batch.keys, self._empty)
             failures = {index: batch.samples[index].located(error) for index, error in errors.items()}
-            substitute(batch, failures, self._substitute)
+            substitute(batch, failures, self._substitute, getattr(self._decoder, "copy_image", copy_row))
             yield batch
 
     def _payload(self, sample: Sample, pixels: Pixels | None) -> Any:
@@ -96,10 +96,21 @@ class Decode:
         return payload if pixels is None else pixels
 
 
-def substitute(batch: Batch, failures: Mapping[int, ShardflowError], allowed: bool) -> None:
+def copy_row(images: Any, index: int, source: int) -> None:
+    """Replace an image by another one of the batch."""
+    images[index] = images[source]
+
+
+def substitute(
+    batch: Batch,
+    failures: Mapping[int, ShardflowError],
+    allowed: bool,
+    copy_image: Callable[[Any, int, int], None] = copy_row,
+) -> None:
     """Replace failed samples of the batch by good ones, and record the failures; or raise the first failure.
 
     A failed sample is replaced by the next good one of the batch, so the result is the same in every process.
+    `copy_image` is for images that are not a row each.
     """
     if not failures:
         return
@@ -110,7 +121,7 @@ def substitute(batch: Batch, failures: Mapping[int, ShardflowError], allowed: bo
         good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
         batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
         if batch.images is not None:
-            batch.images[index] = batch.images[good]
+            copy_image(batch.images, index, good)
         if batch.geometry is not None:
             batch.geometry.copy_row(index, batch.geometry, good)
     batch.substituted += [str(failures[index]) for index in sorted(failures)]

@@ -101,15 +101,33 @@ def test_decoding_later_gives_the_same_errors(kinds: list[str], seed: int, name:
         assert torch.equal(shardflow.DecodeJpeg(crop)(rows, torch.device("cpu")), expected)
 
 
-def test_a_sample_can_stand_in_for_another(tmp_path: Path) -> None:
-    """In place of a damaged sample the loader takes another one, with pixels of the decoder in the workers."""
+def picky(kind: type, refused: Sequence[bytes], *arguments: Any) -> Any:
+    """Return a decoder of a kind that refuses some images, and has nothing to hand on in their place."""
+
+    class Picky(kind):  # type: ignore[misc]
+        def __call__(self, payloads: Sequence[memoryview], *others: Any) -> Any:
+            failures = {index: DecodeError("no") for index, file in enumerate(payloads) if bytes(file) in refused}
+            kept = [memoryview(b"") if index in failures else file for index, file in enumerate(payloads)]
+            return super().__call__(kept, *others)._replace(failures=failures)
+
+    return Picky(*arguments)
+
+
+@pytest.mark.parametrize("refuses", ["reader", "decoder"])
+def test_a_sample_can_stand_in_for_another(tmp_path: Path, refuses: str) -> None:
+    """In place of samples that are damaged or refused come others, with the pixels of the decoder in the workers."""
     url = make_dataset(tmp_path / "set", [12])
-    flip(url / "train" / "000000.tar", 5 * 2048 + 700)
-    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "max_bad": 1}
-    at_once = [*shardflow.Loader(url, decoder=CROPS["random"], **options)]
-    loader = shardflow.Loader(url, decoder=shardflow.EncodedDecoder(), **options)
+    split = shardflow.open(url)["train"]
+    refused = [split[number]["jpg"] for number in (3, 4, 11)]
+    if refuses == "reader":
+        tar = url / "train" / "000000.tar"
+        flip(tar, *(tar.read_bytes().index(file) + 300 for file in refused))
+        refused = []
+    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "max_bad": 3}
+    at_once = [*shardflow.Loader(url, decoder=picky(shardflow.RandomResizedCropDecoder, refused, 12), **options)]
+    loader = shardflow.Loader(url, decoder=picky(shardflow.EncodedDecoder, refused), **options)
     later = [*shardflow.DevicePrefetcher(loader, "cpu", [shardflow.DecodeJpeg(CROPS["random"])])]
-    assert len({int(label) for _, labels in later for label in labels}) == 11
+    assert {int(label) for _, labels in later for label in labels} == {*range(12)} - {3, 4, 11}
     torch.testing.assert_close(later, at_once, rtol=0, atol=0)
 
 
@@ -124,9 +142,9 @@ def test_part_of_a_batch_is_an_error() -> None:
     """Some of the rows, or bytes that are no encoded images, are an error, never other images."""
     files = [memoryview(jpeg(number)) for number in range(8)]
     rows = shardflow.EncodedDecoder()(files, unknown(files), np.zeros(8, np.uint64)).images
-    lengths = rows.clone()
-    lengths.view(-1)[8:24].view(torch.int64)[:] = torch.tensor([-5, 1 << 40])
-    for other in (rows[:4], rows[4:], torch.zeros_like(rows), lengths):
+    places = rows.clone()
+    places.view(-1)[8:24].view(torch.int64)[:] = torch.tensor([200, 1 << 40])
+    for other in (rows[:4], rows[4:], torch.zeros_like(rows), places):
         with pytest.raises(ConfigError, match="all of the batches of an EncodedDecoder"):
             shardflow.DecodeJpeg()(other, torch.device("cpu"))
 
@@ -257,7 +275,7 @@ def test_files_travel_unchanged() -> None:
     rows, geometry, failures = shardflow.EncodedDecoder()(payloads, unknown(files), np.zeros(4, np.uint64))
     assert not failures
     assert geometry is None
-    assert [bytes(file.numpy()) for file in JpegBuffer(rows).files] == files
+    assert [bytes(JpegBuffer(rows).file(index).numpy()) for index in range(4)] == files
 
 
 def test_an_empty_batch_passes() -> None:

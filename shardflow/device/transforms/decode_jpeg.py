@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -37,10 +38,10 @@ logger = logging.getLogger(__name__)
 class JpegBuffer:
     """The encoded images of a batch, packed into one tensor: uint8 [B, row length]. Its bytes, row behind row, are:
 
-        int64       B, the number of images
-        int64 [B]   lengths of the encoded images in bytes
-        uint64 [B]  keys of the samples, from which the crops are drawn
-        bytes       the encoded images, one behind the other; the rest is arbitrary
+        int64         B, the number of images
+        int64 [B, 2]  where each encoded image begins and ends, in bytes from the start
+        uint64 [B]    keys of the samples, from which the crops are drawn
+        bytes         the encoded images, one behind the other; the rest is arbitrary
 
     As B rows such a tensor travels like any batch of images, but a row is not an image: only all rows together mean
     something. So a large image takes its own size, and not that size for every image of the batch.
@@ -50,34 +51,40 @@ class JpegBuffer:
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
-        self._memory, count = memory.reshape(-1), len(memory)
-        words = self._memory.numpy()[: self._begin(count)]
-        stored_count, *lengths = words.view(np.int64)[: 1 + count].tolist()
-        self.keys = words.view(np.uint64)[1 + count :]
-        begins = [*itertools.accumulate(lengths, initial=self._begin(count))]
-        if stored_count != count or min(lengths) < 0 or begins[-1] > len(self._memory):
+        self._memory, count = memory.view(-1), len(memory)
+        self._places, self.keys = self._header(self._memory, count)
+        begins, ends = self._places.T
+        inside = (begins >= 0) & (begins <= ends) & (ends <= len(self._memory))
+        if self._memory[:_WORD_BYTES].view(torch.int64) != count or not inside.all():
             raise ConfigError("DecodeJpeg needs all of the batches of an EncodedDecoder, as they are")
-        self.files = [self._memory[begin:end] for begin, end in itertools.pairwise(begins)]
-        """The encoded images, each uint8 [length]."""
 
     @staticmethod
-    def _begin(count: int) -> int:
-        return _WORD_BYTES * (1 + 2 * count)
+    def _header(memory: torch.Tensor, count: int) -> tuple[npt.NDArray[np.int64], U64]:
+        words = memory[_WORD_BYTES : _WORD_BYTES * (1 + 3 * count)].numpy()
+        return words.view(np.int64)[: 2 * count].reshape(count, 2), words.view(np.uint64)[2 * count :]
 
     @classmethod
     def pack(cls, payloads: Sequence[memoryview], keys: U64, empty: Empty = new) -> torch.Tensor:
         """Return the tensor of a batch of one or more images."""
-        count, begin = len(payloads), cls._begin(len(payloads))
-        lengths = [len(payload) for payload in payloads]
-        row_bytes = -(-(begin + sum(lengths)) // (count * STEP_BYTES)) * STEP_BYTES
-        memory = empty((count, row_bytes))
-        packed = memory.view(-1).numpy()
-        packed[:begin].view(np.int64)[: 1 + count] = [count, *lengths]
-        packed[:begin].view(np.uint64)[1 + count :] = keys
-        for payload in payloads:
-            packed[begin : begin + len(payload)] = np.frombuffer(payload, np.uint8)
-            begin += len(payload)
+        count = len(payloads)
+        ends = [*itertools.accumulate(map(len, payloads), initial=_WORD_BYTES * (1 + 3 * count))]
+        memory = empty((count, -(-ends[-1] // (count * STEP_BYTES)) * STEP_BYTES))
+        packed = memory.view(-1)
+        packed[:_WORD_BYTES].view(torch.int64)[:] = count
+        places, its_keys = cls._header(packed, count)
+        places[:], its_keys[:] = [*itertools.pairwise(ends)], keys
+        for payload, (begin, end) in zip(payloads, itertools.pairwise(ends), strict=True):
+            packed[begin:end].numpy()[:] = np.frombuffer(payload, np.uint8)
         return memory
+
+    def file(self, index: int) -> torch.Tensor:
+        """Return an encoded image: uint8 [length]."""
+        begin, end = self._places[index].tolist()
+        return self._memory[begin:end]
+
+    def copy_file(self, index: int, source: int) -> None:
+        """Let image `source` stand for image `index` as well, with its key."""
+        self._places[index], self.keys[index] = self._places[source], self.keys[source]
 
 
 class EncodedDecoder:
@@ -99,6 +106,10 @@ class EncodedDecoder:
     ) -> Decoded:
         """Return uint8 [B, row length], laid out as `JpegBuffer`."""
         return Decoded(JpegBuffer.pack(payloads, keys, empty), None, {})
+
+    def copy_image(self, rows: torch.Tensor, index: int, source: int) -> None:
+        """Replace an encoded image by another one of the batch; see `loading.stages.substitute`."""
+        JpegBuffer(rows).copy_file(index, source)
 
 
 class DecodeJpeg:
@@ -141,9 +152,10 @@ class DecodeJpeg:
         if not len(rows):
             return torch.empty((0, 3, self.crop.size, self.crop.size), dtype=torch.uint8, device=device)
         buffer = JpegBuffer(rows)
+        files = [buffer.file(index) for index in range(len(rows))]
         if device.type == "cuda":
-            return self._crop(self._decode_on_gpu(buffer.files, device), buffer.keys)
-        payloads = [file.numpy().data for file in buffer.files]
+            return self._crop(self._decode_on_gpu(files, device), buffer.keys)
+        payloads = [file.numpy().data for file in files]
         images, _, failures = self.crop(payloads, np.zeros((len(rows), 2), dtype=np.int64), buffer.keys)
         _raise_first(failures, range(len(rows)))
         assert isinstance(images, torch.Tensor)  # crops have one size
