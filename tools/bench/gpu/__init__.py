@@ -32,6 +32,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -225,6 +226,7 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     given.output, given.images = given.output.resolve(), given.images and given.images.resolve()
     given.output.mkdir(parents=True, exist_ok=True)
     record = Record(given.output / "gpu.jsonl")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # with the tables
     data = Path(tempfile.mkdtemp(prefix="bench-gpu-"))
     try:
         for phase in phases(given, data):
