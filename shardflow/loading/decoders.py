@@ -68,7 +68,8 @@ class Decoded(NamedTuple):
 class Decoder(Protocol):
     """Turns encoded images into tensors.
 
-    One whose result depends on the epoch has a method `at_epoch(epoch)`, which returns the decoder of that epoch.
+    One whose result depends on the epoch has a method `at_epoch(epoch)`, which returns the decoder of that epoch. One
+    whose images are not a row each has a method `copy_image(images, index, source)`, which replaces an image.
     """
 
     def __call__(self, payloads: Sequence[memoryview], sizes: Sizes, keys: U64, empty: Empty = new) -> Decoded:
