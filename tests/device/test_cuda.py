@@ -74,6 +74,14 @@ def test_copies_do_not_overwrite_batches_in_use() -> None:
             assert bool((images == number).all())
 
 
+def test_copies_wait_for_batches_that_are_made_on_the_device() -> None:
+    """Batches on the device, made by work that is queued on the caller's stream, are copied when they are made."""
+    busy(0.2)
+    made = [torch.full((1 << 20,), number, device="cuda") for number in range(4)]
+    for number, images in enumerate(shardflow.DevicePrefetcher(made, "cuda", buffers=3)):
+        assert bool((images == number).all())
+
+
 @pytest.mark.parametrize("transform", KEYED.values(), ids=KEYED)
 def test_transforms_agree_with_the_cpu_and_do_not_wait(transform: Any) -> None:
     """A transform gives the same on the GPU as on the CPU, to a step of 255, and never makes the host wait."""
@@ -222,3 +230,17 @@ def test_a_fast_loader_is_no_bottleneck() -> None:
     for _ in batches:
         busy(0.01)
     assert batches.stats().waiting_share < 0.2
+
+
+def test_the_time_of_transforms_is_that_of_the_device() -> None:
+    """Transforms that the host only queues count with the time that the device takes for them."""
+
+    def slow(images: torch.Tensor) -> torch.Tensor:
+        busy(0.01)
+        return images.clone()
+
+    batches = shardflow.DevicePrefetcher([torch.zeros(1 << 16)] * 20, "cuda", [slow])
+    for _ in batches:
+        pass
+    torch.cuda.synchronize()
+    assert batches.stats().transforms_s > 0.05
