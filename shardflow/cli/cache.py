@@ -14,7 +14,7 @@ from shardflow.dataset.warming import warm as warm_splits
 from shardflow.errors import NotFoundError
 from shardflow.storage.cache import LIMIT, Cache
 
-from .options import json_option
+from .options import PathOrUrl, json_option
 from .output import megabytes, plural, print_json, print_lines, shard_bar, total_bytes
 
 
@@ -29,7 +29,7 @@ def _existing(cache_dir: str | None) -> Cache:
 
 
 _directory = click.option(
-    "--cache-dir", type=click.Path(), help="Directory of the cache.  [default: ~/.cache/shardflow]"
+    "--cache-dir", type=PathOrUrl(), help="Directory of the cache.  [default: ~/.cache/shardflow]"
 )
 
 

@@ -6,10 +6,12 @@ import time
 
 import click
 
+from .options import PathOrUrl
+
 
 @click.command()
-@click.option("--images", type=click.Path(), metavar="DIR", help="Folder of images.  [default: pictures drawn now]")
-@click.option("--output", type=click.Path(), default="demo-output", show_default=True, help="Folder for the results.")
+@click.option("--images", type=PathOrUrl(), metavar="DIR", help="Folder of images.  [default: pictures drawn now]")
+@click.option("--output", type=PathOrUrl(), default="demo-output", show_default=True, help="Folder for the results.")
 @click.option("--epochs", default=12, show_default=True, help="Training epochs; 0 skips the training.")
 @click.option("--workers", type=int, help="Number of processes.  [default: one per core, at most 8]")
 def demo(images: str | None, output: str, epochs: int, workers: int | None) -> int:

@@ -9,15 +9,15 @@ import click
 
 import shardflow
 
-from .options import json_option
+from .options import PathOrUrl, json_option
 from .output import first_few, plural, print_json, print_lines, shard_bar
 
 _NAMED = 5
 
 
 @click.command()
-@click.argument("a", type=click.Path())
-@click.argument("b", type=click.Path())
+@click.argument("a", type=PathOrUrl())
+@click.argument("b", type=PathOrUrl())
 @json_option
 def diff(a: str, b: str, as_json: bool) -> int:
     """Compare two datasets: recipe, classes, splits, shards, samples.

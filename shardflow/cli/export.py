@@ -11,7 +11,7 @@ import shardflow
 from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.energon import write_energon
 
-from .options import option_group
+from .options import PathOrUrl, option_group
 from .output import plural, shard_bar
 
 
@@ -27,8 +27,8 @@ def export() -> None:
 
 
 _places = option_group(
-    click.argument("url", type=click.Path()),
-    click.argument("directory", type=click.Path(file_okay=False), required=False),
+    click.argument("url", type=PathOrUrl()),
+    click.argument("directory", type=PathOrUrl(file_okay=False), required=False),
 )
 
 

@@ -11,13 +11,13 @@ import shardflow
 from shardflow.packing.dry_run import ExtendDryRun, count_extension
 from shardflow.packing.extending import ON_CONFLICT
 
-from .options import executor_options, source_of, source_options
+from .options import PathOrUrl, executor_options, source_of, source_options
 from .output import PackBar, first_few, plural, print_lines
 
 
 @click.command()
-@click.argument("src", type=click.Path())
-@click.argument("dst", type=click.Path())
+@click.argument("src", type=PathOrUrl())
+@click.argument("dst", type=PathOrUrl())
 @source_options
 @click.option(
     "--on-conflict",

@@ -10,17 +10,16 @@ from tqdm import tqdm
 
 import shardflow
 
+from .options import PathOrUrl
 from .output import plural, print_report
 
 _NAMED = 20
 
 
 @click.command()
-@click.argument("urls", type=click.Path(), nargs=-1, required=True, metavar="URL...")
-@click.option("--to", type=click.Path(), help="Destination of manifest and indexes.  [default: beside the tars]")
-@click.option(
-    "--classes", type=click.Path(exists=True, dir_okay=False), help="File with the class names, one per line."
-)
+@click.argument("urls", type=PathOrUrl(), nargs=-1, required=True, metavar="URL...")
+@click.option("--to", type=PathOrUrl(), help="Destination of manifest and indexes.  [default: beside the tars]")
+@click.option("--classes", type=PathOrUrl(exists=True, dir_okay=False), help="File with the class names, one per line.")
 @click.option("--max-bad", default=0, show_default=True, help="Maximum number of samples that cannot be indexed.")
 def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: int) -> None:
     """Index existing WebDataset tars, so that the loader can read them where they are.

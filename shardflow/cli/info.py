@@ -11,14 +11,14 @@ import shardflow
 from shardflow.diagnostics.system_report import describe_system
 from shardflow.formats.statistics import Statistics, median
 
-from .options import json_option
+from .options import PathOrUrl, json_option
 from .output import first_few, megabytes, operation_counts, plural, print_json, print_lines, total_bytes
 
 _CLASSES_SHOWN = 8
 
 
 @click.command()
-@click.argument("url", type=click.Path(), required=False)
+@click.argument("url", type=PathOrUrl(), required=False)
 @click.option("--system", is_flag=True, help="Show this installation instead: versions, cores, native kernel.")
 @json_option
 def info(url: str | None, system: bool, as_json: bool) -> None:

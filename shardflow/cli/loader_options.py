@@ -15,13 +15,13 @@ import click
 
 from shardflow.errors import ShardflowError
 
-from .options import option_group
+from .options import PathOrUrl, option_group
 
 _ENDLESS = 1 << 20
 """Batches per epoch: so many that no epoch ends during a measurement, even with a small dataset."""
 
 loader_options = option_group(
-    click.argument("url", type=click.Path(), required=False),
+    click.argument("url", type=PathOrUrl(), required=False),
     click.option("--split", default="train", show_default=True, help="Split to read."),
     click.option("--batch-size", default=256, show_default=True, type=click.IntRange(1), help="Samples per batch."),
     click.option("--size", default=224, show_default=True, help="Side of the random crops, in pixels."),
@@ -61,7 +61,7 @@ def load_function(user_function: str) -> Callable[..., Any]:
     from shardflow import Loader
 
     file, _, name = user_function.rpartition(":")
-    path = Path(file).resolve()
+    path = Path(file).expanduser().resolve()
     # Under its own module name, so that a worker that was not forked can import it.
     spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
     if spec is None or spec.loader is None:

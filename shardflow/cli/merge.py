@@ -6,12 +6,13 @@ import click
 
 import shardflow
 
+from .options import PathOrUrl
 from .output import print_report
 
 
 @click.command()
-@click.argument("urls", type=click.Path(), nargs=-1, required=True, metavar="URL URL...")
-@click.argument("dst", type=click.Path())
+@click.argument("urls", type=PathOrUrl(), nargs=-1, required=True, metavar="URL URL...")
+@click.argument("dst", type=PathOrUrl())
 def merge(urls: tuple[str, ...], dst: str) -> None:
     """Merge several datasets into one at DST, split by split, without copying tars.
 

@@ -11,6 +11,7 @@ import click
 
 from shardflow.packing.executors import EXECUTORS
 from shardflow.packing.sources.resolve import describe_source
+from shardflow.storage.urls import url_text
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _COLUMNS = ("image", "label", "split", "caption", "mask")
@@ -19,6 +20,14 @@ _COLUMNS = ("image", "label", "split", "caption", "mask")
 def option_group(*options: Decorator) -> Decorator:
     """Return a decorator that adds these options to a command; its help lists them in this order."""
     return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+class PathOrUrl(click.Path):
+    """A path or a URL; `~` is the home directory, also where the shell leaves it, as in `--output=~/x.png`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path or URL, checked as by `click.Path`."""
+        return super().convert(url_text(value), param, ctx)
 
 
 def writable_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001 - click's
@@ -43,7 +52,7 @@ source_options = option_group(
     click.option(
         "--parts", metavar="PARTS", help="Extensions of files beside each image (folders only): txt,json,mask.png."
     ),
-    click.option("--classes", type=click.Path(), help="File with the class names in order, one per line."),
+    click.option("--classes", type=PathOrUrl(), help="File with the class names in order, one per line."),
 )
 """The options about the source of a pack; `source_of` reads them."""
 

@@ -13,7 +13,7 @@ from shardflow.packing.image.decoding import FILTERS
 from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
 from shardflow.packing.recipe import KEEP, PRESETS
 
-from .options import executor_options, source_of, source_options
+from .options import PathOrUrl, executor_options, source_of, source_options
 from .output import PackBar, megabytes, operation_counts, plural, print_lines
 
 _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\n".join(
@@ -23,8 +23,8 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 
 # Options of the recipe are None unless given, so that the preset decides; their help names the defaults without one.
 @click.command(epilog=_PRESETS_HELP)
-@click.argument("src", type=click.Path())
-@click.argument("dst", type=click.Path())
+@click.argument("src", type=PathOrUrl())
+@click.argument("dst", type=PathOrUrl())
 @source_options
 @click.option("--preset", type=click.Choice(list(PRESETS)), default="imagenet", show_default=True, help="See below.")
 @click.option("--short-side", type=int, help="Length of the shorter side, in pixels.  [default: preset]")

@@ -16,7 +16,7 @@ from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.resolve import open_storage
 
 from .loader_options import load_function, user_code_errors
-from .options import writable_file
+from .options import PathOrUrl, writable_file
 from .output import shard_bar
 
 _SHEET = "preview.png"
@@ -24,11 +24,11 @@ _VERSIONS = "shardflow", "pillow", "torch"
 
 
 @click.command()
-@click.argument("url", type=click.Path(), required=False)
+@click.argument("url", type=PathOrUrl(), required=False)
 @click.option("--split", help="Split to show.  [default: train, or the first]")
 @click.option(
     "--output",
-    type=click.Path(),
+    type=PathOrUrl(),
     callback=writable_file,
     metavar="FILE.png",
     help=f"File for the contact sheet.  [default: {_SHEET}]",
@@ -45,8 +45,8 @@ _VERSIONS = "shardflow", "pillow", "torch"
     "decoder, transform and seed.",
 )
 @click.option("--quarantine", is_flag=True, help="Show the inputs that could not be packed, with the reasons.")
-@click.option("--source", type=click.Path(), metavar="SRC", help="Source that was packed, for --quarantine's pictures.")
-@click.option("--html", type=click.Path(), callback=writable_file, metavar="FILE.html", help="File for an HTML page.")
+@click.option("--source", type=PathOrUrl(), metavar="SRC", help="Source that was packed, for --quarantine's pictures.")
+@click.option("--html", type=PathOrUrl(), callback=writable_file, metavar="FILE.html", help="File for an HTML page.")
 @click.option("--verify", is_flag=True, help="Verify the dataset for the page; the exit code is 1 if it is damaged.")
 def preview(
     url: str | None,

@@ -6,12 +6,13 @@ import click
 
 import shardflow
 
+from .options import PathOrUrl
 from .output import print_report, shard_bar
 
 
 @click.command()
-@click.argument("url", type=click.Path())
-@click.argument("dst", type=click.Path())
+@click.argument("url", type=PathOrUrl())
+@click.argument("dst", type=PathOrUrl())
 @click.option("--val", type=float, help="Share of the training samples to hold out.  [default: 0.1]")
 @click.option("--folds", type=click.IntRange(min=2), help="Make DST/fold0, DST/fold1, ...: a k-fold cross-validation.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the selection.")

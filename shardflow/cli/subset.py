@@ -9,17 +9,18 @@ import click
 
 import shardflow
 
+from .options import PathOrUrl
 from .output import print_report, shard_bar
 
 
 @click.command()
-@click.argument("url", type=click.Path())
-@click.argument("dst", type=click.Path())
+@click.argument("url", type=PathOrUrl())
+@click.argument("dst", type=PathOrUrl())
 @click.option("--classes", metavar="NAMES", help="Class names, separated by commas.")
 @click.option(
     "--samples",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
     help="File with sample keys, one per line; write train:000000042 for a key that is in several splits.",
 )
 @click.option("--fraction", type=float, help="Share of each split, such as 0.1.")

@@ -8,12 +8,13 @@ import click
 
 import shardflow
 
+from .options import PathOrUrl
 from .output import megabytes, plural, shard_bar
 
 
 @click.command()
-@click.argument("src", type=click.Path())
-@click.argument("dst", type=click.Path())
+@click.argument("src", type=PathOrUrl())
+@click.argument("dst", type=PathOrUrl())
 def sync(src: str, dst: str) -> None:
     """Copy a dataset from SRC to DST, with checksums; each is a directory or a URL such as s3://bucket/photos256.
 

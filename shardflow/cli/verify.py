@@ -12,12 +12,12 @@ import shardflow
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.packing.verifying import IMAGES, compare_with_sources, open_sources
 
-from .options import json_option
+from .options import PathOrUrl, json_option
 from .output import megabytes, plural, print_json, shard_bar, total_bytes
 
 
 @click.command()
-@click.argument("url", type=click.Path())
+@click.argument("url", type=PathOrUrl())
 @json_option
 @click.option(
     "--repair",

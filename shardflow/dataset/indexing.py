@@ -18,7 +18,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
-from shardflow.storage.urls import canonical_root, remote_options
+from shardflow.storage.urls import canonical_root, remote_options, url_text
 from shardflow.storage.write_lock import refuse_dataset
 
 from .label_numbering import Classes, LabelNumbering
@@ -129,7 +129,7 @@ def index(
         bad=[entry._asdict() for entry in bad],
         storage_options=dst_options if to is not None else src_options,
     )
-    return IndexReport(url=os.fspath(dst), bad=tuple(bad), **asdict(report))
+    return IndexReport(url=url_text(dst), bad=tuple(bad), **asdict(report))
 
 
 def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[_TarFile]:

@@ -11,6 +11,7 @@ from shardflow.errors import ConfigError
 from shardflow.formats.labels import Label
 from shardflow.storage.file_names import given_path, name_bytes
 from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.urls import strip_file_scheme
 
 Classes: TypeAlias = "Sequence[str] | str | os.PathLike[str] | None"
 """Class names in the order of their labels, a file with one name a line, or None to find them in the source."""
@@ -70,7 +71,7 @@ def _class_names(classes: Classes) -> tuple[str, ...] | None:
     if classes is None:
         return None
     if isinstance(classes, str | os.PathLike):
-        path = Path(given_path(os.fspath(classes)))
+        path = Path(given_path(strip_file_scheme(classes)))
         try:
             with map_os_errors(path):
                 text = path.read_text(encoding="utf-8-sig")

@@ -13,6 +13,7 @@ from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError
 from shardflow.formats import manifest
 from shardflow.storage.resolve import open_storage
+from shardflow.storage.urls import url_text
 
 from .extending import ON_CONFLICT, plan_extension
 from .jobs import plan_jobs
@@ -64,7 +65,7 @@ def count_pack(
     with list_source(src, shared_options(src, dst, storage_options)) as source:
         jobs = plan_jobs(
             source,
-            os.fspath(dst),
+            url_text(dst),
             recipe,
             staging=Path(),  # no job is run
             shard_samples=shard_samples,
@@ -108,7 +109,7 @@ def count_extension(
             conflicting=extension.conflicting,
             inputs={split: len(items) for split, items in fresh.splits.items()},
             classes=extension.new_classes,
-            shards=len(extension.jobs(fresh, dst=os.fspath(dst), staging=Path())),
+            shards=len(extension.jobs(fresh, dst=url_text(dst), staging=Path())),
         )
 
 

@@ -23,6 +23,7 @@ from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
+from shardflow.storage.urls import url_text
 from shardflow.storage.write_lock import acquire_to_extend, clean_up
 
 from .commit import Totals, commit
@@ -136,7 +137,7 @@ def extend(
             clean_up(storage)
             return replace(report, seconds=time.monotonic() - started)
         ledger, sharding = Ledger(storage), extension.sharding
-        jobs = extension.jobs(fresh, dst=os.fspath(dst), staging=writer.staging, storage_options=storage_options)
+        jobs = extension.jobs(fresh, dst=url_text(dst), staging=writer.staging, storage_options=storage_options)
         lock = acquire_to_extend(storage, lambda: content_of(jobs), old.fingerprint, writer)
         totals = Totals()
         resumed = run_jobs(

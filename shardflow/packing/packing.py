@@ -10,6 +10,7 @@ from typing import Any
 
 from shardflow.errors import ConfigError
 from shardflow.storage.resolve import open_storage
+from shardflow.storage.urls import url_text
 
 from .commit import PackReport, Totals, commit
 from .executors import executor_maker
@@ -92,7 +93,7 @@ def pack(
     with list_source(src, options) as source, storage.exclusive_writer() as writer:
         jobs = plan_jobs(
             source,
-            os.fspath(dst),
+            url_text(dst),
             recipe,
             staging=writer.staging,
             shard_samples=shard_samples,

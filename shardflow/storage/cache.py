@@ -23,6 +23,7 @@ from shardflow.errors import ConfigError, IntegrityError, ShardflowError, StoreE
 from .cache_directory import CachedFile, CacheDirectory
 from .cache_eviction import RENEW_S, Evictor
 from .local_files import file_sha256, map_os_errors
+from .urls import strip_file_scheme
 
 LIMIT = "100GB"
 STALL_TIMEOUT_S = 60.0
@@ -73,7 +74,7 @@ class Cache:
         limit: int | str = LIMIT,
         pixels: int | str | None = None,
     ) -> None:
-        self.directory = Path(directory) if directory is not None else default_directory()
+        self.directory = default_directory() if directory is None else Path(strip_file_scheme(directory))
         self.limit_bytes = size_in_bytes(limit)
         self.pixel_limit_bytes = None if pixels is None else size_in_bytes(pixels)
         self._files = CacheDirectory(self.directory)

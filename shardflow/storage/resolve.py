@@ -11,7 +11,7 @@ from shardflow.errors import ConfigError
 from .file_names import given_path
 from .local import LocalStorage
 from .storage import Storage
-from .urls import is_remote, strip_file_scheme
+from .urls import is_remote, strip_file_scheme, url_text
 
 
 def open_storage(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Storage:
@@ -20,7 +20,7 @@ def open_storage(url: str | os.PathLike[str], storage_options: Mapping[str, Any]
     The options are arguments of fsspec's file system for that scheme (`endpoint_url`, `key`, `anon`, …). The client
     takes anything else from its usual places: environment, profiles, instance roles.
     """
-    text = os.fspath(url)
+    text = url_text(url)
     if is_remote(text):
         from .remote import RemoteStorage  # imported here because it loads the clients of the clouds
 

@@ -15,15 +15,27 @@ _HARMLESS = {"anon", "config_kwargs", "endpoint_url", "profile", "region_name", 
 _LEAST_SECRET_CHARACTERS = 4  # shorter texts occur in any message by chance
 
 
+def url_text(url: str | os.PathLike[str]) -> str:
+    """Return a path or URL as all code expects it: `~` is the home directory, a scheme is in lower case."""
+    try:
+        text = os.fspath(url)
+    except TypeError:
+        raise ConfigError(f"expected a path or a URL, found {url!r}") from None
+    scheme, separator, rest = text.partition(":")
+    if separator and (rest.startswith("//") or scheme.lower() == "file"):
+        return f"{scheme.lower()}:{rest}"
+    return os.path.expanduser(text)
+
+
 def strip_file_scheme(url: str | os.PathLike[str]) -> str:
-    """Return the path of a `file:` URL, and any other text unchanged."""
-    text = os.fspath(url)
+    """Return the path of a `file:` URL, and any other path or URL as `url_text` does."""
+    text = url_text(url)
     return unquote(urlsplit(text).path) if text.startswith("file:") else text
 
 
 def is_remote(url: str | os.PathLike[str]) -> bool:
     """Return whether this is a URL of anything but this machine's disks."""
-    text = os.fspath(url)
+    text = url_text(url)
     return "://" in text and not text.startswith("file:")
 
 
@@ -34,7 +46,7 @@ def remote_options(url: str | os.PathLike[str], storage_options: Mapping[str, An
 
 def canonical_root(root: str) -> str:
     """Return the one name of a directory or URL, whichever links or relative path lead there."""
-    return root if is_remote(root) else os.path.realpath(root)
+    return url_text(root) if is_remote(root) else os.path.realpath(url_text(root))
 
 
 class RemoteUrl:

@@ -16,6 +16,7 @@ from shardflow.cli import main
 from shardflow.cli.pack import pack
 from shardflow.errors import ConfigError
 from shardflow.packing.recipe import PRESETS
+from tests.helpers import command
 from tests.helpers.command import run
 from tests.helpers.folders import encoded, image_folder, photo, turned, write_tree
 
@@ -100,6 +101,27 @@ def test_sources(tmp_path: Path) -> None:
     for arguments, exit_code in zip(wrong, (2, 2, 4), strict=True):
         done = run("pack", src / "t.tsv", tmp_path / "x", *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (exit_code, 1), done.stderr
+
+
+def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` is the home directory in every argument, also where a shell does not replace it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write_tree(image_folder(tmp_path / "src", 4), {"../names": b"c\nb\na\n"})
+    for arguments in (
+        ("pack", "~/src", "~/dst", "--executor=serial", "--classes=~/names"),
+        ("pack", "~/dst", "FILE:" + str(tmp_path / "again"), "--executor=serial"),
+        ("subset", "~/dst", "~/part", "--classes=a"),
+        ("preview", "~/dst", "--output=~/sheet.png", "--html=~/page.html"),
+        ("index", "~/dst/train/*.tar", "--to=~/index"),
+        ("export", "dali", "~/dst", "~/dali"),
+        ("info", "~/part"),
+    ):
+        assert command.exit_code(*arguments) == 0, arguments
+    shardflow.Cache("~/cache")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["src", "names", "dst", "again", "part", "sheet.png", "page.html", "index", "dali", "cache"]
+    )
 
 
 def test_wrong_usage() -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from shardflow.errors import ConfigError
-from shardflow.storage.urls import RemoteUrl
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.urls import RemoteUrl, canonical_root, is_remote, strip_file_scheme, url_text
 
 SECRETS = {
     "secret": "canary-1",
@@ -70,3 +73,28 @@ def test_harmless_and_short_texts_are_no_secrets() -> None:
     """A message may name the endpoint, and a text that is in any message by chance does not silence it."""
     address = RemoteUrl("s3://bucket/a", {"endpoint_url": "http://store.example", "secret": "a"})
     assert not address.leaks_in(ValueError("http://store.example: a failure"))
+
+
+def test_the_home_directory_and_schemes_in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` is the home directory, of a path and nowhere else; a scheme may be in capitals."""
+    monkeypatch.setenv("HOME", "/home/me")
+    for url, text in {
+        "~/photos": "/home/me/photos",
+        Path("~/photos"): "/home/me/photos",
+        "a/~/b": "a/~/b",
+        "S3://Bucket/~/A": "s3://Bucket/~/A",
+        "FILE:/a%20b": "file:/a%20b",
+        "a:b": "a:b",
+    }.items():
+        assert url_text(url) == text
+    assert strip_file_scheme("FILE:/a%20b") == "/a b"
+    assert is_remote("S3://bucket/a")
+    assert canonical_root("~/a") == "/home/me/a"
+    assert str(open_storage("~/photos")) == "/home/me/photos"
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ["a"]])
+def test_what_is_no_path(wrong: object) -> None:
+    """Anything but a path is refused with what is expected."""
+    with pytest.raises(ConfigError, match="expected a path or a URL, found"):
+        open_storage(wrong)  # type: ignore[arg-type]

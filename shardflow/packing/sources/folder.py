@@ -100,7 +100,7 @@ class Folder:
             return split, numbering.number(name)
 
         return Source(
-            reader=Reader.at(storage, os.fspath(self.url), self.storage_options),
+            reader=Reader.at(storage, self.url, self.storage_options),
             splits=drafts.number(number),
             classes=numbering.classes,
             skipped=skipped,

@@ -26,7 +26,7 @@ from shardflow.errors import SampleError, ShardflowError
 from shardflow.storage.file_names import path_of
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
-from shardflow.storage.urls import is_remote, strip_file_scheme
+from shardflow.storage.urls import is_remote, strip_file_scheme, url_text
 
 from .items import Item, identity_of
 
@@ -57,9 +57,9 @@ class Reader:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
-    def at(cls, storage: Storage, url: str, storage_options: Mapping[str, Any] | None) -> Reader:
+    def at(cls, storage: Storage, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Reader:
         """Return the reader of a storage that was opened by a path or URL."""
-        base = url.rstrip("/") if is_remote(url) else str(storage)
+        base = url_text(url).rstrip("/") if is_remote(url) else str(storage)
         return cls(base=base, remote=is_remote(base), storage_options=storage_options)
 
     def read(self, item: Item) -> Input:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import ConfigError
-from shardflow.storage.urls import remote_options
+from shardflow.storage.urls import remote_options, url_text
 
 from .collection import Collection
 from .folder import Folder, NoImagesError
@@ -32,7 +32,9 @@ def list_source(src: Any, storage_options: Mapping[str, Any] | None = None) -> S
 
 def shared_options(src: Any, dst: object, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the options of a destination if they hold for the source as well: if both are URLs of one scheme."""
-    return options if str(src).partition("://")[0] == str(dst).partition("://")[0] else None
+    if not isinstance(src, str | os.PathLike) or not isinstance(dst, str | os.PathLike):
+        return None
+    return options if url_text(src).partition("://")[0] == url_text(dst).partition("://")[0] else None
 
 
 def describe_source(
@@ -57,7 +59,7 @@ class DetectedSource:
 
     def list(self) -> Source:
         """Detect the kind and list the inputs."""
-        url = os.fspath(self.url)
+        url = url_text(self.url)
         options = remote_options(url, self.storage_options)
         kind = next(kind for kind in KINDS if kind.recognizes(url, options))
         try:
