@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
+from shardflow._wording import plural
+
 from .loader_options import loader_factory, loader_options, user_code_errors
 from .options import PathOrUrl, json_option, writable_file
-from .output import plural, print_json, print_lines
+from .output import print_json, print_lines
 from .signals import ending_at_once
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from dataclasses import asdict
 import click
 
 import shardflow
+from shardflow._wording import plural
 
 from .options import PathOrUrl, json_option
-from .output import first_few, plural, print_json, print_lines, shard_bar
+from .output import first_few, print_json, print_lines, shard_bar
 
 _NAMED = 5
 

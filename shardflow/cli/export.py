@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 import click
 
 import shardflow
+from shardflow._wording import plural
 from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.energon import write_energon
 
 from .options import PathOrUrl, option_group
-from .output import plural, shard_bar
+from .output import shard_bar
 
 
 @click.group()

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 import shardflow
+from shardflow._wording import plural
 from shardflow.packing.dry_run import ExtendDryRun, count_extension
 from shardflow.packing.extending import ON_CONFLICT
 
 from .options import PathOrUrl, executor_options, source_of, source_options
-from .output import PackBar, first_few, plural, print_lines
+from .output import PackBar, first_few, print_lines
 
 
 @click.command()
@@ -29,7 +30,7 @@ from .output import PackBar, first_few, plural, print_lines
 )
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count known, new and conflicting inputs; write nothing.")
-@click.option("--max-bad", default=0, show_default=True, help="Maximum number of new inputs that are quarantined.")
+@click.option("--max-bad", default=0, show_default=True, help="Maximum number of new inputs that are not packed.")
 def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any) -> None:
     """Add the new images of SRC to the dataset at DST, as new shards.
 
@@ -59,6 +60,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
         "known": f"{plural(report.known, 'input')} of the dataset",
         "conflicting": report.conflicting and f"{_conflicting(report.conflicting)}: {done}",
         "quarantined": report.quarantined and f"{plural(report.quarantined, 'input')}, listed in quarantine.jsonl",
+        "skipped": report.skipped and f"{plural(report.skipped, 'image')} of a kind that is not read",
         "new classes": ", ".join(report.classes),
         "fingerprint": report.fingerprint,
         "previous": report.previous,

@@ -9,9 +9,10 @@ import click
 from tqdm import tqdm
 
 import shardflow
+from shardflow._wording import plural
 
 from .options import PathOrUrl
-from .output import plural, print_report
+from .output import print_report
 
 _NAMED = 20
 

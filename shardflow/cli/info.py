@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 import shardflow
+from shardflow._wording import plural
 from shardflow.diagnostics.system_report import describe_system
 from shardflow.formats.statistics import Statistics, median
 
 from .options import PathOrUrl, json_option
-from .output import first_few, megabytes, operation_counts, plural, print_json, print_lines, total_bytes
+from .output import first_few, megabytes, operation_counts, print_json, print_lines, total_bytes
 
 _CLASSES_SHOWN = 8
 
@@ -59,7 +60,8 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "std": manifest.std,
         "statistics": {split: statistics.to_json() for split, statistics in (manifest.statistics or {}).items()},
         "inputs": manifest.inputs,
-        "quarantined": manifest.inputs - totals["samples"],
+        "quarantined": manifest.quarantined,
+        "skipped": manifest.skipped,
         "fingerprint": dataset.fingerprint,
         "tools": dict(manifest.tools),
         "roots": {name: root.to_json() for name, root in manifest.roots.items()},
@@ -98,7 +100,10 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     yield "mean", _numbers(described["mean"])
     yield "std", _numbers(described["std"])
     yield from _statistics(statistics)
-    yield "inputs", f"{described['inputs']:,}, of which {described['quarantined']:,} quarantined"
+    yield (
+        "inputs",
+        "{inputs:,} = {samples:,} packed + {quarantined:,} quarantined + {skipped:,} skipped".format(**described),
+    )
     yield "fingerprint", described["fingerprint"]
     yield "tools", _pairs(described["tools"])
     if "cache" in described:

@@ -30,6 +30,11 @@ class PathOrUrl(click.Path):
         return super().convert(url_text(value), param, ctx)
 
 
+def split_names(text: str) -> list[str]:
+    """Return the names of a list with commas, without the blanks around them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def writable_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001 - click's
     """Check that the folder of an output file exists, before the command starts its work."""
     if value is not None and not Path(value).parent.is_dir():
@@ -50,7 +55,10 @@ source_options = option_group(
     click.option("--caption-column", metavar="NAME", help="Column with captions, for .txt (tables only)."),
     click.option("--mask-column", metavar="NAME", help="Column with mask paths or URLs, for .mask.png (tables only)."),
     click.option(
-        "--parts", metavar="PARTS", help="Extensions of files beside each image (folders only): txt,json,mask.png."
+        "--parts",
+        metavar="PARTS",
+        help="Extensions of files beside each image (folders only): txt,json,mask.png; or none: each image file is "
+        "an image of its own.",
     ),
     click.option("--classes", type=PathOrUrl(), help="File with the class names in order, one per line."),
 )
@@ -74,6 +82,6 @@ executor_options = option_group(
 def source_of(src: str, settings: dict[str, Any]) -> Any:
     """Return the source that `source_options` describe, and remove them from the settings."""
     columns = {name: column for name in _COLUMNS if (column := settings.pop(f"{name}_column")) is not None}
-    parts = settings.pop("parts") or ""
-    names = tuple(part.strip().lstrip(".") for part in parts.split(",") if part.strip())
+    parts = settings.pop("parts")
+    names = None if parts is None else tuple(part.lstrip(".") for part in split_names(parts) if part != "none")
     return describe_source(src, columns=columns, parts=names, classes=settings.pop("classes"))

@@ -11,6 +11,7 @@ import click
 from tqdm import tqdm
 
 import shardflow
+from shardflow._wording import plural
 from shardflow.formats.manifest import Shard
 from shardflow.packing.run import Progress
 
@@ -58,11 +59,6 @@ class PackBar(contextlib.AbstractContextManager["PackBar"]):
 def total_bytes(shards: Sequence[Shard]) -> int:
     """Return the size of all shards together."""
     return sum(shard.bytes for shard in shards)
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: "1 shard", "2,048 shards"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def megabytes(count: int) -> str:

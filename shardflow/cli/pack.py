@@ -8,13 +8,15 @@ from typing import Any
 import click
 
 import shardflow
+from shardflow._wording import plural
 from shardflow.packing.dry_run import DryRun, count_pack
 from shardflow.packing.image.decoding import FILTERS
 from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
 from shardflow.packing.recipe import KEEP, PRESETS
+from shardflow.packing.sources.source import describe_skipped
 
 from .options import PathOrUrl, executor_options, source_of, source_options
-from .output import PackBar, megabytes, operation_counts, plural, print_lines
+from .output import PackBar, megabytes, operation_counts, print_lines
 
 _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\n".join(
     f"  {name:10}{preset.purpose}" for name, preset in PRESETS.items()
@@ -44,7 +46,7 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing.")
-@click.option("--max-bad", default=0, show_default=True, help="Maximum number of inputs that cannot be packed.")
+@click.option("--max-bad", default=0, show_default=True, help="Maximum number of inputs that are not packed.")
 def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -> None:
     """Pack the images of SRC into shards, and write them to DST as a dataset.
 
@@ -75,16 +77,19 @@ def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str,
     if report.resumed:
         yield "resumed", f"{plural(report.resumed, 'input')} packed by an earlier run"
     yield "bytes", f"{megabytes(report.bytes_in)} -> {megabytes(report.bytes_out)}"
-    yield "time", f"{report.seconds:.1f} s, {(report.inputs - report.resumed) / report.seconds:,.0f} images/s"
+    done = report.packed + report.quarantined - report.resumed
+    yield "time", f"{report.seconds:.1f} s" + (f", {done / report.seconds:,.0f} images/s" if done else "")
     yield "fingerprint", report.fingerprint
     if operations := operation_counts(report.counts):
         yield "operations", operations
     if report.quarantined:
         yield "quarantined", f"{plural(report.quarantined, 'input')}, listed in quarantine.jsonl"
-        for reason, count in sorted(report.reasons.items(), key=lambda entry: -entry[1]):
-            yield f"{count:11,}", reason
     if report.skipped:
-        yield "skipped", _skipped(report.skipped)
+        yield "skipped", f"{plural(report.skipped, 'image')} of a kind that is not read, listed in quarantine.jsonl"
+    for reason, count in sorted(report.reasons.items(), key=lambda entry: -entry[1]):
+        yield f"{count:11,}", reason
+    if report.ignored:
+        yield "no images", _extensions(report.ignored)
     yield "next", f"shardflow verify {dst}"
 
 
@@ -103,7 +108,9 @@ def _dry_run_lines(counts: DryRun, dst: str) -> Iterator[tuple[str, str]]:
         yield split, f"{plural(inputs, 'input')}{classes}"
     yield "would write", plural(counts.shards, "shard")
     if counts.skipped:
-        yield "skipped", _skipped(counts.skipped)
+        yield "skipped", f"{describe_skipped(counts.skipped)}; or leave them out with --max-bad {len(counts.skipped)}"
+    if counts.ignored:
+        yield "no images", _extensions(counts.ignored)
     state = _DESTINATIONS[counts.destination].format(finished=counts.finished, shards=counts.shards)
     yield "destination", f"{dst} {state}"
 
@@ -112,5 +119,5 @@ def _range(numbers: Collection[int]) -> str:
     return f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"
 
 
-def _skipped(skipped: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in skipped.items())
+def _extensions(ignored: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in ignored.items())

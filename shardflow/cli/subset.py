@@ -9,7 +9,7 @@ import click
 
 import shardflow
 
-from .options import PathOrUrl
+from .options import PathOrUrl, split_names
 from .output import print_report, shard_bar
 
 
@@ -38,7 +38,7 @@ def subset(url: str, dst: str, classes: str | None, samples: Path | None, **sett
       shardflow subset s3://bucket/photos256 tenth256/ --fraction 0.1
       shardflow subset photos256/ good256/ --samples good.txt
     """
-    names, keys = None if classes is None else classes.split(","), None
+    names, keys = None if classes is None else split_names(classes), None
     if samples is not None:
         lines = samples.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         keys = [line.strip() for line in lines if line.strip()]

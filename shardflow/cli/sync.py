@@ -7,9 +7,10 @@ import time
 import click
 
 import shardflow
+from shardflow._wording import plural
 
 from .options import PathOrUrl
-from .output import megabytes, plural, shard_bar
+from .output import megabytes, shard_bar
 
 
 @click.command()

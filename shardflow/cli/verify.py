@@ -9,11 +9,12 @@ from dataclasses import asdict
 import click
 
 import shardflow
+from shardflow._wording import plural
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.packing.verifying import IMAGES, compare_with_sources, open_sources
 
 from .options import PathOrUrl, json_option
-from .output import megabytes, plural, print_json, shard_bar, total_bytes
+from .output import megabytes, print_json, shard_bar, total_bytes
 
 
 @click.command()

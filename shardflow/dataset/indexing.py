@@ -12,7 +12,7 @@ import numpy as np
 
 from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError
 from shardflow.formats.manifest import SPLITS, is_name
-from shardflow.formats.receipt import Quarantined
+from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard_index import Index
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage

@@ -121,8 +121,8 @@ def _pack(images: Path, url: Path, workers: int, report: Report, *, shard_sample
     sizes = f"{packed.bytes_in / 1e6:.1f} -> {packed.bytes_out / 1e6:.1f} MB"
     speed = f"in {packed.seconds:.1f} s: {packed.inputs / packed.seconds:.0f} images/s"
     report("", f"{packed.packed} of {packed.inputs} images in {shards}, {sizes} {speed}")
-    if packed.quarantined:
-        report("", f"{packed.quarantined} could not be packed, see {url / 'quarantine.jsonl'}")
+    if packed.packed < packed.inputs:
+        report("", f"{packed.inputs - packed.packed} could not be packed, see {url / 'quarantine.jsonl'}")
 
 
 def _verify(url: Path, report: Report, failures: list[str]) -> None:

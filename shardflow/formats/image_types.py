@@ -31,6 +31,7 @@ class ImageType:
         animated: Whether a file can hold an animation or several pages, of which the first is packed.
         for_masks: Whether a mask can be such a file: it has to be lossless.
         pillow_feature: Pillow's name of the codec, if some builds of Pillow lack it.
+        extra: The extra of shardflow without which Pillow cannot read the format: "heic".
     """
 
     name: str
@@ -41,6 +42,7 @@ class ImageType:
     animated: bool = False
     for_masks: bool = False
     pillow_feature: str | None = None
+    extra: str | None = None
 
 
 def _jpeg_frame(payload: memoryview | bytes) -> int | None:
@@ -85,12 +87,12 @@ IMAGE_TYPES = (
         for_masks=True,
     ),
     ImageType(name="WEBP", parts=("webp",), signature=re.compile(rb"(?s)RIFF....WEBP"), in_shards=True, animated=True),
-    ImageType(name="BMP", parts=("bmp",), signature=re.compile(rb"BM"), for_masks=True),
+    ImageType(name="BMP", parts=("bmp",), signature=re.compile(rb"(?s)BM....\0{4}"), for_masks=True),
     ImageType(name="GIF", parts=("gif",), signature=re.compile(rb"GIF8[79]a"), animated=True, for_masks=True),
     ImageType(
         name="TIFF", parts=("tif", "tiff"), signature=re.compile(rb"II[*+]\0|MM\0[*+]"), animated=True, for_masks=True
     ),
-    ImageType(name="PPM", parts=("ppm", "pgm"), signature=re.compile(rb"P[1-6]\s")),
+    ImageType(name="PPM", parts=("ppm", "pgm"), signature=re.compile(rb"P[1-6]\s+[\d#]")),
     ImageType(
         name="AVIF",
         parts=("avif",),
@@ -99,14 +101,35 @@ IMAGE_TYPES = (
         animated=True,
         pillow_feature="avif",
     ),
+    ImageType(
+        name="HEIF",
+        parts=("heic", "heif", "hif"),
+        signature=re.compile(rb"(?s)....ftyp(hei[cmsx]|hev[cx]|mif1|msf1)"),
+        animated=True,
+        extra="heic",
+    ),
 )
 """All formats that are read, in the order in which messages name them."""
 
 SOURCE_PARTS = tuple(part for each in IMAGE_TYPES for part in each.parts)
 """Parts of a sample, and extensions of files, that `pack` takes for images."""
 
+UNREAD_EXTENSIONS = frozenset(
+    {"apng", "arw", "bpg", "cr2", "cr3", "dcm", "dds", "dib", "dng", "exr", "j2k", "jfif", "jif", "jp2", "jpe", "jpf"}
+    | {"jpx", "jxl", "jxr", "nef", "orf", "pam", "pbm", "pcx", "pnm", "psd", "raf", "rw2", "tga", "xcf"}
+)
+"""Extensions of other kinds of images, which `pack` does not read: it counts such files, and says so."""
+
 IMAGE_PARTS = frozenset(part for each in IMAGE_TYPES if each.in_shards for part in each.parts)
 """Parts that hold an image in a dataset; the first of these in a sample is its image."""
+
+
+_BY_PART = {part: each for each in IMAGE_TYPES for part in each.parts}
+
+
+def type_of_part(part: str) -> ImageType | None:
+    """Return the format of an image part, or of a file with this extension; None when it is none of `IMAGE_TYPES`."""
+    return _BY_PART.get(part)
 
 
 def image_type(payload: memoryview | bytes) -> ImageType | None:

@@ -97,7 +97,8 @@ class Manifest(JsonObject):
         classes: Class names, label 0 first; None where the samples have no labels.
         recipe: How the images were made, as `Recipe.describe` returns it.
         tools: Versions of the software that made them. Not part of the fingerprint.
-        inputs: Number of inputs, packed and quarantined together.
+        inputs: Number of inputs: packed, quarantined and skipped together.
+        skipped: Number of inputs that are images of kinds that are not read.
         mean, std: Of the packed images, one number in 0 … 1 per channel (RGB); None where they were not measured.
         statistics: Split → counts over its images; None where nothing was counted.
         sharding: How the inputs were cut into shards; None where that is not known.
@@ -118,6 +119,7 @@ class Manifest(JsonObject):
     recipe: Mapping[str, Any] = field(default_factory=dict, metadata=entry(write=dict, read=dict))
     tools: Mapping[str, str] = field(default_factory=dict, metadata=entry(write=dict, read=dict, fingerprinted=False))
     inputs: int = 0
+    skipped: int = field(default=0, metadata=entry(optional=True))
     mean: tuple[float, ...] | None = field(default=None, metadata=_TUPLE)
     std: tuple[float, ...] | None = field(default=None, metadata=_TUPLE)
     statistics: Mapping[str, Statistics] | None = field(
@@ -139,8 +141,9 @@ class Manifest(JsonObject):
                 raise ManifestError(f"split name {split!r} is not made of A-Z a-z 0-9 . _ -")
         if len(set(names)) != len(names):
             raise ManifestError("a shard is named twice")
-        if not _is_count(self.inputs, 0, _MAX_BYTES):
-            raise ManifestError(f"inputs must be an integer, 0 or more, found {self.inputs!r}")
+        for name, count in (("inputs", self.inputs), ("skipped", self.skipped)):
+            if not _is_count(count, 0, _MAX_BYTES):
+                raise ManifestError(f"{name} must be an integer, 0 or more, found {count!r}")
         if not all(isinstance(text, str) for text in (*(self.classes or ()), *self.tools.values())):
             raise ManifestError("classes and the versions of tools must be strings")
         if not all(_is_fraction(number) for number in (*(self.mean or ()), *(self.std or ()))):
@@ -157,8 +160,8 @@ class Manifest(JsonObject):
 
     @property
     def quarantined(self) -> int:
-        """Number of inputs that were not packed."""
-        return self.inputs - self.samples
+        """Number of inputs that could not be read, decoded or encoded."""
+        return self.inputs - self.samples - self.skipped
 
     @functools.cached_property
     def fingerprint(self) -> str:

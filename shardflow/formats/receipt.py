@@ -16,6 +16,7 @@ from shardflow.errors import FormatError
 
 from .json_object import JsonObject, entry
 from .manifest import Shard
+from .quarantine import Quarantined
 from .statistics import PixelSums, Statistics
 
 VERSION = 2
@@ -23,20 +24,6 @@ UNREAD = "0" * 16
 """The content of an input that could not be read."""
 
 _ADDED_IN_2 = ("contents", "identities", "sizes")
-
-
-class Quarantined(NamedTuple):
-    """An input that was not packed.
-
-    Attributes:
-        path: Path below the source.
-        stage: The step that failed: "read", "decode" or "encode".
-        reason: Message of the error.
-    """
-
-    path: str
-    stage: str
-    reason: str
 
 
 class InputRecord(NamedTuple):

@@ -8,15 +8,17 @@ which it extends, and keeps it beside the new one.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardflow._version import __version__
 from shardflow.errors import DatasetExistsError, IntegrityError, PackIncompleteError
 from shardflow.formats import manifest
-from shardflow.formats.receipt import Quarantined, Receipt
+from shardflow.formats.quarantine import SKIPPED, Quarantined
+from shardflow.formats.receipt import Receipt
 from shardflow.formats.sharding import Sharding
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.storage.write_lock import WriteLock, abort_uploads
@@ -31,13 +33,15 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackReport:
-    """The result of a pack. `inputs` is always the sum of `packed` and `quarantined`.
+    """The result of a pack. `inputs` is always the sum of `packed`, `quarantined` and `skipped`.
 
     Attributes:
         fingerprint: The dataset's identity.
-        inputs, packed, quarantined: Numbers of images.
-        reasons: Reason of a quarantine → number of inputs; figures in the reasons are left out.
-        skipped: Extension → number of files that are not inputs because of it.
+        inputs, packed: Numbers of images.
+        quarantined: Number of images that could not be read, decoded or encoded.
+        skipped: Number of images of kinds that are not read.
+        reasons: Reason why images were not packed → their number; of reasons that differ in figures alone, the first.
+        ignored: Extension → number of files that are no images.
         shards: Number of shards.
         bytes_in, bytes_out: Size of the packed inputs, and of the shards.
         counts: Number of images that were turned, converted, first frames, ..., by the names of `Statistics.counts`.
@@ -49,8 +53,9 @@ class PackReport:
     inputs: int
     packed: int
     quarantined: int
+    skipped: int
     reasons: Mapping[str, int]
-    skipped: Mapping[str, int]
+    ignored: Mapping[str, int]
     shards: int
     bytes_in: int
     bytes_out: int
@@ -89,19 +94,22 @@ def commit(
     classes: tuple[str, ...] | None,
     recipe: Recipe,
     max_bad: int,
-    skipped: Mapping[str, int],
+    skipped: Sequence[Quarantined],
+    ignored: Mapping[str, int],
     replacing: manifest.Manifest | None = None,
     replaced_receipts: Mapping[str, Receipt] | None = None,
+    replaced_skipped: Sequence[Quarantined] = (),
 ) -> PackReport:
     """Write `quarantine.jsonl` and, when no more than `max_bad` new inputs are in it, the manifest.
 
-    `sharding` divides all inputs into jobs. `jobs` and `totals` have the new ones alone; `replaced_receipts` has those
-    of the version that is replaced, if any. Where others can write too, it is checked what the jobs have published.
+    `sharding` divides all inputs that were read into jobs. `jobs` and `totals` have the new ones alone, `skipped` the
+    new images that are not read; `replaced_receipts` and `replaced_skipped` have those of the version that is replaced,
+    if any. Where others can write too, it is checked what the jobs have published.
     """
     if lock.blob is not None:
         lock.check()
         ledger.confirm(jobs, totals.shards)
-    bad = sorted(totals.quarantined)
+    bad = sorted([*totals.quarantined, *skipped])
     old = {shard.name: shard for shards in (replacing.splits if replacing else {}).values() for shard in shards}
     for name, receipt in (replaced_receipts or {}).items():
         if receipt.shard != old.get(f"{name}.tar"):
@@ -112,8 +120,10 @@ def commit(
     for name in sharding.names():
         if name in totals.shards:
             splits[name.partition("/")[0]].append(totals.shards[name])
-    ledger.write_quarantine(sorted(totals.quarantined), lock)
-    inputs = sum(sharding.inputs.values())
+    all_skipped = [*skipped, *replaced_skipped]
+    all_bad = sorted([*totals.quarantined, *all_skipped])
+    ledger.write_quarantine(all_bad, lock)
+    inputs = sum(sharding.inputs.values()) + len(all_skipped)
     if len(bad) > max_bad or not totals.shards:
         new_inputs = inputs - (replacing.inputs if replacing is not None else 0)
         raise PackIncompleteError(_refusal(ledger, bad, new_inputs, max_bad))
@@ -126,6 +136,7 @@ def commit(
         recipe=recipe.describe(),
         tools={"shardflow": __version__, **codec_versions()},
         inputs=inputs,
+        skipped=len(all_skipped),
         mean=totals.pixels.mean,
         std=totals.pixels.std,
         statistics={split: totals.statistics[split] for split in splits},
@@ -145,13 +156,24 @@ def commit(
         inputs=inputs,
         packed=new.samples,
         quarantined=len(totals.quarantined),
-        reasons=Counter(re.sub(r"\d+", "N", f"{bad.stage}: {bad.reason}") for bad in totals.quarantined),
-        skipped=skipped,
+        skipped=new.skipped,
+        reasons=_reasons(all_bad),
+        ignored=ignored,
         shards=len(totals.shards),
         bytes_in=totals.bytes_in,
         bytes_out=sum(shard.bytes for shard in totals.shards.values()),
         counts=sum(totals.statistics.values(), Statistics()).counts,
     )
+
+
+def _reasons(quarantined: Sequence[Quarantined]) -> dict[str, int]:
+    """Return the number of inputs of each reason. Reasons that differ in figures alone count as the first of them."""
+    alike: dict[str, list[str]] = {}
+    for bad in quarantined:
+        kind = os.path.splitext(bad.path)[1].lower() if bad.stage == SKIPPED else bad.stage
+        reason = f"{kind or 'without extension'}: {bad.reason}"
+        alike.setdefault(re.sub(r"\d+", "N", reason), []).append(reason)
+    return {reasons[0]: len(reasons) for reasons in alike.values()}
 
 
 def _refusal(ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, max_bad: int) -> str:

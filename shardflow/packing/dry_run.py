@@ -12,6 +12,7 @@ from typing import Any
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError
 from shardflow.formats import manifest
+from shardflow.formats.quarantine import Quarantined
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import url_text
 
@@ -30,7 +31,8 @@ class DryRun:
     destination: str  # "free", "unfinished" (a pack would resume), "dataset" or "occupied" (a pack would be refused)
     inputs: Mapping[str, int]  # split → number
     classes: Mapping[str, Mapping[str, int]]  # split → class name → number of inputs; empty without classes
-    skipped: Mapping[str, int]  # extension → number of files that are not inputs because of it
+    skipped: Sequence[Quarantined]  # images of kinds that are not read
+    ignored: Mapping[str, int]  # extension → number of files that are no images
     shards: int
     finished: int  # shards that an earlier attempt has finished
 
@@ -82,6 +84,7 @@ def count_pack(
             inputs={split: len(items) for split, items in source.splits.items()},
             classes={split: _classes(items, names) for split, items in source.splits.items()} if names else {},
             skipped=source.skipped,
+            ignored=source.ignored,
             shards=len(jobs),
             finished=sum(ledger.finished(job) is not None for job in jobs) if destination == "unfinished" else 0,
         )

@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError, FormatError, NotFoundError
+from shardflow.formats import quarantine
 from shardflow.formats.manifest import Manifest
+from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.storage.resolve import open_storage
@@ -47,14 +49,14 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtendReport:
-    """The result of an extension. `inputs` is always the sum of `packed` and `quarantined`.
+    """The result of an extension. `inputs` is always the sum of `packed`, `quarantined` and `skipped`.
 
     Attributes:
         fingerprint, previous: The dataset's identity now, and before; they are the same when nothing was new.
         known: Inputs of the source that the dataset already has; they were not touched.
         conflicting: Inputs with the path of one that the dataset has, and another content; with `on_conflict="add"`
             they are among `inputs`, with "skip" they are not.
-        inputs, packed, quarantined: Numbers of new images.
+        inputs, packed, quarantined, skipped: Numbers of new images, as in `PackReport`.
         shards: Number of new shards.
         classes: Names of the new classes, in the order of their labels.
         resumed: New inputs that an earlier attempt had done.
@@ -68,6 +70,7 @@ class ExtendReport:
     inputs: int = 0
     packed: int = 0
     quarantined: int = 0
+    skipped: int = 0
     shards: int = 0
     classes: tuple[str, ...] = ()
     resumed: int = 0
@@ -99,7 +102,7 @@ def extend(
         dst: A dataset with its receipts, a directory or a URL.
         on_conflict: What to do with inputs that have the path of another one in the dataset: "error", "add" to pack
             them as further samples, or "skip" to leave them out.
-        max_bad: New inputs that may be quarantined before nothing is committed.
+        max_bad: How many new inputs may be left out, as for `pack`.
         workers, executor, ray_address, storage_options, progress: As for `pack`.
 
     Raises:
@@ -109,7 +112,7 @@ def extend(
             labels, `src` is another shardflow dataset than the one it was packed from, has inputs that conflict with
             those of the dataset, or another extension has begun.
         DatasetExistsError: Another process extended it meanwhile.
-        PackIncompleteError: More than `max_bad` inputs were quarantined, or workers kept dying.
+        PackIncompleteError: More than `max_bad` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, another process is writing to it, or its storage has no conditional writes.
     """
     make_executor = executor_maker(executor, workers, ray_address)
@@ -133,6 +136,10 @@ def extend(
             conflicting=len(extension.conflicting),
         )
         fresh = extension.fresh(add_conflicting=on_conflict == "add")
+        skipped = _skipped(storage)
+        skipped_before = {bad.path for bad in skipped}
+        fresh = replace(fresh, skipped=[bad for bad in fresh.skipped if bad.path not in skipped_before])
+        fresh.refuse_skipped(max_bad)
         if not fresh.inputs:
             clean_up(storage)
             return replace(report, seconds=time.monotonic() - started)
@@ -154,16 +161,19 @@ def extend(
             recipe=extension.recipe,
             max_bad=max_bad,
             skipped=fresh.skipped,
+            ignored=fresh.ignored,
             replacing=old,
             replaced_receipts=extension.receipts,
+            replaced_skipped=_still_skipped(skipped, fresh),
         )
     packed = whole.packed - old.samples
     return replace(
         report,
         fingerprint=whole.fingerprint,
-        inputs=fresh.inputs,
+        inputs=fresh.inputs + len(fresh.skipped),
         packed=packed,
         quarantined=fresh.inputs - packed,
+        skipped=len(fresh.skipped),
         shards=whole.shards - sum(map(len, old.splits.values())),
         classes=extension.new_classes,
         resumed=resumed,
@@ -288,3 +298,20 @@ def _refuse_other_dataset(source: Source, receipts: Mapping[str, Receipt]) -> No
 
 def _of_split(receipts: Mapping[str, Receipt], split: str) -> Iterator[tuple[str, Receipt]]:
     return ((name, receipt) for name, receipt in receipts.items() if name.partition("/")[0] == split)
+
+
+def _skipped(storage: Storage) -> list[Quarantined]:
+    """Return the images that are not in the dataset because their kind was not read."""
+    try:
+        listed = quarantine.from_bytes(storage.read(quarantine.FILE_NAME))
+    except NotFoundError:  # a copy may lack it
+        return []
+    except FormatError as error:
+        raise error.at(shard=storage.url(quarantine.FILE_NAME)) from error
+    return [bad for bad in listed if bad.stage == quarantine.SKIPPED]
+
+
+def _still_skipped(skipped: Sequence[Quarantined], fresh: Source) -> list[Quarantined]:
+    """Return the skipped images but those that are inputs now, because their kind is read by now."""
+    read = {item.path for items in fresh.splits.values() for item in items} if skipped else set()
+    return [bad for bad in skipped if bad.path not in read]

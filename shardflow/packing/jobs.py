@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from shardflow.errors import DecodeError, EncodeError, FormatError, NotFoundError, SampleError, StoreError
 from shardflow.formats import manifest
 from shardflow.formats.labels import Label
-from shardflow.formats.receipt import UNREAD, Quarantined, Receipt, from_bytes
+from shardflow.formats.quarantine import Quarantined
+from shardflow.formats.receipt import UNREAD, Receipt, from_bytes
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.order import keyed_rng

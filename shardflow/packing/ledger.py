@@ -8,15 +8,16 @@ could remove what another one has written since.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
+from shardflow.formats import quarantine
 from shardflow.formats.manifest import QUARANTINE_NAME as QUARANTINE
 from shardflow.formats.manifest import SPLITS, Shard
-from shardflow.formats.receipt import Quarantined, Receipt, from_bytes
+from shardflow.formats.quarantine import Quarantined
+from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import remove_abandoned
 from shardflow.storage.storage import TEMPORARY, ListedBlob, Storage, Writer
@@ -94,8 +95,7 @@ class Ledger:
 
     def write_quarantine(self, quarantined: Iterable[Quarantined], lock: WriteLock) -> None:
         """Write the list of all inputs that were not packed."""
-        rows = [json.dumps(bad._asdict(), sort_keys=True) + "\n" for bad in quarantined]
-        lock.put(QUARANTINE, "".join(rows).encode())
+        lock.put(QUARANTINE, quarantine.to_bytes(quarantined))
 
     def confirm(self, jobs: Sequence[Job], shards: Mapping[str, Shard]) -> None:
         """Raise a StoreError unless the receipts and the sizes in the storage are those of these jobs and shards."""

@@ -57,7 +57,8 @@ def pack(
             the source.
         seed: Shuffle seed.
         shard_samples: Inputs per shard; the last shard of a split may have fewer.
-        max_bad: Inputs that may be quarantined before the dataset is not committed.
+        max_bad: How many inputs may be left out: quarantined, or skipped because their kind of image is not read. With
+            more there is no dataset.
         workers: Number of processes; None for one per core.
         executor: "processes"; "ray" for the nodes of a Ray cluster, which must reach `src` and `dst` by the same names;
             or "serial" for this process alone.
@@ -72,12 +73,12 @@ def pack(
     Raises:
         ConfigError: An argument is wrong, `src` has no images or is not a source, or `dst` holds other files.
         DatasetExistsError: `dst` holds a dataset.
-        PackIncompleteError: More than `max_bad` inputs were quarantined, or workers kept dying.
+        PackIncompleteError: More than `max_bad` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, or another process is writing to it.
 
     Example:
         >>> report = pack("photos/", "photos256/")              # doctest: +SKIP
-        >>> report.inputs == report.packed + report.quarantined # doctest: +SKIP
+        >>> report.inputs == report.packed + report.quarantined + report.skipped # doctest: +SKIP
         True
     """
     recipe = make_recipe(preset, **settings)
@@ -91,6 +92,7 @@ def pack(
     ledger.refuse_dataset()
     options = shared_options(src, dst, storage_options)
     with list_source(src, options) as source, storage.exclusive_writer() as writer:
+        source.refuse_skipped(max_bad)
         jobs = plan_jobs(
             source,
             url_text(dst),
@@ -116,5 +118,6 @@ def pack(
             recipe=recipe,
             max_bad=max_bad,
             skipped=source.skipped,
+            ignored=source.ignored,
         )
     return replace(report, resumed=resumed, seconds=time.monotonic() - started)

@@ -63,7 +63,12 @@ def test_shows_how_a_dataset_was_packed(tmp_path: Path) -> None:
     (dataset / FILE_NAME).write_bytes(manifest.to_bytes())
     output = CliRunner().invoke(info, [str(dataset)]).output
     for expected in (
-        *("none: the samples have no labels", "short_side 256", "enlarge no", "6, of which 2 quarantined"),
+        *(
+            "none: the samples have no labels",
+            "short_side 256",
+            "enlarge no",
+            "6 = 4 packed + 2 quarantined + 0 skipped",
+        ),
         *("0.5000  0.2500  0.1250", "0.1000  0.2000  0.3000", "shardflow 0.1.0"),
     ):
         assert expected in output

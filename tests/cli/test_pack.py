@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 from pathlib import Path
@@ -14,11 +15,12 @@ from PIL import Image
 import shardflow
 from shardflow.cli import main
 from shardflow.cli.pack import pack
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, PackIncompleteError
+from shardflow.packing.image.decoding import MISSING_CODECS
 from shardflow.packing.recipe import PRESETS
 from tests.helpers import command
 from tests.helpers.command import run
-from tests.helpers.folders import encoded, image_folder, photo, turned, write_tree
+from tests.helpers.folders import encoded, image_folder, photo, quarantined, turned, write_tree
 
 
 def test_pack(tmp_path: Path) -> None:
@@ -33,7 +35,7 @@ def test_pack(tmp_path: Path) -> None:
         r"time +[\d.]+ s, \d+ images/s",
         r"fingerprint +sha256:[0-9a-f]{64}\n",
         r"quarantined +1 input, listed in quarantine\.jsonl\n +1  decode: ",
-        r"skipped +1 \.txt\n",
+        r"no images +1 \.txt\n",
         rf"next +shardflow verify {tmp_path / 'dst'}\n$",
     ):
         assert re.search(pattern, done.stdout), pattern
@@ -101,6 +103,49 @@ def test_sources(tmp_path: Path) -> None:
     for arguments, exit_code in zip(wrong, (2, 2, 4), strict=True):
         done = run("pack", src / "t.tsv", tmp_path / "x", *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (exit_code, 1), done.stderr
+
+
+def test_images_that_are_not_read(tmp_path: Path) -> None:
+    """Images of kinds that are not read stop a pack before it begins; if they are allowed, they count as skipped."""
+    src = write_tree(image_folder(tmp_path / "src", 8), {"a/1.psd": b"", "a/2.psd": b"", "b/cut.jpg": b"x"})
+    arguments = ("pack", src, tmp_path / "dst", "--short-side", 32, "--executor", "serial", "--max-bad")
+    refused = run(*arguments, 1)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == (
+        "shardflow: 2 images of a kind that is not read: 2 .psd, such as 'a/1.psd', 'a/2.psd' (convert them to JPEG or "
+        "PNG). Or leave them out with --max-bad 2\n"
+    )
+    assert not list((tmp_path / "dst").glob("*/*"))
+    assert "3 of 11 inputs could not be packed, 2 are allowed" in run(*arguments, 2).stderr
+    done = run(*arguments, 3)
+    assert done.returncode == 0, done.stderr
+    assert "left out: 2 images of a kind that is not read: 2 .psd" in done.stderr
+    for pattern in (
+        r"packed +8 of 11 inputs",
+        r"time +[\d.]+ s\n",  # the run before has packed all images
+        r"quarantined +1 input,.*\nskipped +2 images of a kind that is not read, listed in quarantine\.jsonl\n",
+        r" +2  \.psd: convert them to JPEG or PNG\n +1  decode: ",
+    ):
+        assert re.search(pattern, done.stdout), done.stdout
+    assert "11 = 8 packed + 1 quarantined + 2 skipped" in run("info", tmp_path / "dst").stdout
+    paths = [json.loads(line)["path"] for line in (tmp_path / "dst/quarantine.jsonl").read_text().splitlines()]
+    assert paths == ["a/1.psd", "a/2.psd", "b/cut.jpg"]
+
+
+def test_extending_by_images_that_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extension counts new images of kinds that are not read; those that are read by now become samples."""
+    src, dst = write_tree(image_folder(tmp_path / "src", 4), {"a/1.avif": photo(1), "a/2.psd": b""}), tmp_path / "dst"
+    with monkeypatch.context() as patch:
+        patch.setitem(MISSING_CODECS, "AVIF", "AVIF is not read here")
+        shardflow.pack(src, dst, short_side=32, executor="serial", max_bad=2)
+    write_tree(src, {"a/3.psd": b"", "a/new.jpg": photo(2)})
+    with pytest.raises(PackIncompleteError, match=r"1 image of a kind that is not read: 1 \.psd, such as 'a/3.psd'"):
+        shardflow.extend(src, dst, executor="serial")
+    report = shardflow.extend(src, dst, executor="serial", max_bad=1)
+    assert (report.inputs, report.packed, report.quarantined, report.skipped) == (3, 2, 0, 1)
+    manifest = shardflow.open(dst).manifest
+    assert (manifest.inputs, manifest.samples, manifest.quarantined, manifest.skipped) == (8, 6, 0, 2)
+    assert [row["path"] for row in quarantined(dst)] == ["a/2.psd", "a/3.psd"]
 
 
 def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,12 @@ from shardflow.formats.image_types import (
     IMAGE_PARTS,
     IMAGE_TYPES,
     SOURCE_PARTS,
+    UNREAD_EXTENSIONS,
     image_size,
     image_type,
     is_jpeg,
     jpeg_components,
+    type_of_part,
 )
 from tests.helpers.folders import encoded, turned
 from tests.helpers.making import jpeg
@@ -34,10 +36,13 @@ def segment(marker: int, data: bytes, fill: int = 0) -> bytes:
 
 def test_part_names() -> None:
     """`pack` reads all formats of the table, and datasets hold images under these five names."""
-    parts = {"avif", "bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"}
+    parts = {"avif", "bmp", "gif", "heic", "heif", "hif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"}
     assert set(SOURCE_PARTS) == parts
     assert len(SOURCE_PARTS) == len(parts)
     assert {"avif", "jpeg", "jpg", "png", "webp"} == IMAGE_PARTS
+    assert [type_of_part(part) for part in ("jpeg", "heif")] == [IMAGE_TYPES[0], IMAGE_TYPES[-1]]
+    assert type_of_part("txt") is None
+    assert not UNREAD_EXTENSIONS & parts
 
 
 @pytest.mark.parametrize("name", [each.name for each in IMAGE_TYPES])
@@ -46,7 +51,9 @@ def test_signatures(name: str, mode: str) -> None:
     """A file that Pillow wrote begins as its format, also as a slice of a map, and as no other format does."""
     if name == "AVIF" and not features.version("avif"):
         pytest.skip("this build of Pillow does not write AVIF")
-    image = plain("L" if name in ("JPEG", "AVIF", "WEBP") else mode, (30, 20), name)
+    if name == "HEIF":
+        pytest.importorskip("pillow_heif").register_heif_opener()
+    image = plain("L" if name in ("JPEG", "AVIF", "HEIF", "WEBP") else mode, (30, 20), name)
     assert [each.name for each in IMAGE_TYPES if each.signature.match(image)] == [name]
     for payload in (image, memoryview(b"xx" + image)[2:]):
         found = image_type(payload)
@@ -55,7 +62,7 @@ def test_signatures(name: str, mode: str) -> None:
         assert is_jpeg(payload) == (name == "JPEG")
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"P", b"RIFF....WAVE", b"....ftypheic", b"<svg/>", bytes(100)])
+@pytest.mark.parametrize("data", [b"", b"\xff", b"P", b"RIFF....WAVE", b"....ftypqt  ", b"BMW", b"P2P", bytes(100)])
 def test_other_bytes_have_no_type(data: bytes) -> None:
     """What begins as none of the formats has no type."""
     assert image_type(data) is None

@@ -14,15 +14,16 @@ from tests.helpers.folders import contents, image_folder, write_tree
 
 
 def test_counts_are_those_of_the_pack(tmp_path: Path) -> None:
-    """A dry run counts inputs, classes, shards and skipped files as the pack does, and writes nothing."""
-    src = write_tree(image_folder(tmp_path / "src", 70), {"a/bad.jpg": b"x", "a/notes.txt": b""})
+    """A dry run counts inputs, classes, shards and what is left out as the pack does, and writes nothing."""
+    files = {"a/bad.jpg": b"x", "a/notes.txt": b"", "b/old.psd": b""}
+    src = write_tree(image_folder(tmp_path / "src", 70), files)
     counts = count_pack(src, tmp_path / "dst", shard_samples=20, short_side=32)
     assert not (tmp_path / "dst").exists()
     assert (counts.destination, counts.inputs, counts.shards) == ("free", {"train": 71}, 4)
     assert counts.classes == {"train": {"a": 25, "b": 23, "c": 23}}
-    report = sf.pack(src, tmp_path / "dst", shard_samples=20, short_side=32, executor="serial", max_bad=1)
-    assert (report.inputs, report.shards, report.skipped) == (71, counts.shards, counts.skipped)
-    assert counts.skipped == {".txt": 1}
+    report = sf.pack(src, tmp_path / "dst", shard_samples=20, short_side=32, executor="serial", max_bad=2)
+    assert (report.inputs, report.shards, report.ignored) == (72, counts.shards, counts.ignored)
+    assert (report.skipped, counts.skipped[0].path, counts.ignored) == (len(counts.skipped), "b/old.psd", {".txt": 1})
     flat = write_tree(tmp_path / "flat", {"1.jpg": b""})
     assert count_pack(flat, tmp_path / "free").classes == {}
 
@@ -47,15 +48,16 @@ def test_state_of_the_destination(tmp_path: Path) -> None:
 
 
 def test_command(tmp_path: Path) -> None:
-    """`shardflow pack --dry-run` prints inputs, shards and skipped files, and writes nothing."""
-    src = write_tree(image_folder(tmp_path / "src", 30), {"a/notes.txt": b"x"})
+    """`shardflow pack --dry-run` prints inputs, shards and what is left out, and writes nothing."""
+    src = write_tree(image_folder(tmp_path / "src", 30), {"a/notes.txt": b"x", "b/old.psd": b""})
     arguments = ["pack", str(src), str(tmp_path / "dst"), "--short-side", "32", "--shard-samples", "20", "--dry-run"]
     result = CliRunner().invoke(shardflow, arguments)
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == [
         "train        30 inputs in 3 classes of 10",
         "would write  2 shards",
-        "skipped      1 .txt",
+        "skipped      1 .psd, such as 'b/old.psd' (convert them to JPEG or PNG); or leave them out with --max-bad 1",
+        "no images    1 .txt",
         f"destination  {tmp_path / 'dst'} is free",
     ]
     assert not (tmp_path / "dst").exists()

@@ -24,15 +24,31 @@ from PIL import Image, ImageFile, UnidentifiedImageError, features
 
 from shardflow import native
 from shardflow.errors import DecodeError, SampleError
-from shardflow.formats.image_types import IMAGE_TYPES, image_type, is_jpeg
+from shardflow.formats.image_types import IMAGE_TYPES, ImageType, image_type, is_jpeg
 
 from .colour import to_8_bits
 from .geometry import Size
 
-FORMATS = tuple(
-    each.name for each in IMAGE_TYPES if each.pillow_feature is None or features.version(each.pillow_feature)
-)
-"""Pillow's names of the formats that this build of Pillow can read."""
+with contextlib.suppress(ImportError):
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+
+
+def _missing_codec(kind: ImageType) -> str:
+    """Return why Pillow cannot read a format here, and the remedy; "" when it can."""
+    if kind.extra is not None and kind.name not in Image.OPEN:
+        return f"{kind.name} is read after pip install 'shardflow[{kind.extra}]'"
+    if kind.pillow_feature is not None and not features.version(kind.pillow_feature):
+        return f"this build of Pillow cannot read {kind.name}; install a newer Pillow"
+    return ""
+
+
+MISSING_CODECS = {each.name: reason for each in IMAGE_TYPES if (reason := _missing_codec(each))}
+"""Formats that cannot be read here → why, and the remedy."""
+
+FORMATS = tuple(each.name for each in IMAGE_TYPES if each.name not in MISSING_CODECS)
+"""Pillow's names of the formats that can be read here."""
 
 MAX_PIXELS = 178_956_970
 """Pillow's own limit: 700 MB of memory for one image."""
@@ -57,8 +73,8 @@ def safe_open(data: bytes, formats: tuple[str, ...] = FORMATS) -> ImageFile.Imag
         image = Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError as error:
         found = image_type(data)
-        if found is not None and found.name not in FORMATS:
-            raise DecodeError(f"this build of Pillow cannot read {found.name}; install a newer Pillow") from error
+        if found is not None and found.name in MISSING_CODECS:
+            raise DecodeError(MISSING_CODECS[found.name]) from error
         raise DecodeError(f"not an image in one of the formats {', '.join(formats)}") from error
     if image.width * image.height > MAX_PIXELS:
         image.close()

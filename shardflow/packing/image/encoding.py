@@ -5,6 +5,8 @@ JPEGs are baseline with libjpeg's standard Huffman tables: optimised ones save 3
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import io
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -100,7 +102,7 @@ def pixel_sums(image: Image.Image) -> PixelSums:
 
 
 def codec_versions() -> dict[str, str]:
-    """Return the versions of the libraries that the packed bytes depend on; "none" for a missing one."""
+    """Return the versions of the libraries that the packed bytes depend on; "none" for a missing one of Pillow."""
     names = {
         "libavif": ("avif",),
         "libjpeg": ("libjpeg_turbo", "jpg"),
@@ -109,4 +111,6 @@ def codec_versions() -> dict[str, str]:
         "zlib": ("zlib_ng", "zlib"),
     }
     found = {library: next(filter(None, map(features.version, known)), "none") for library, known in names.items()}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["pillow-heif"] = importlib.metadata.version("pillow-heif")
     return {"pillow": PIL.__version__, **found, "kernel": native.version()}

@@ -7,24 +7,29 @@ The layout of a tree is detected from the images' paths alone, after one walk:
     train/CLASS/.../x.jpg   every top folder is named like a split, and holds class folders
     train/x.jpg             every top folder is named like a split, and holds images: no labels
 
-A mixture of two layouts is refused, because a guess would make wrong labels. Names that start with a dot are ignored;
-files whose extension is not an image's are skipped and counted.
+A mixture of two layouts is refused, because a guess would make wrong labels, and so are two files that look like an
+image and its mask. Names that start with a dot are ignored. Images of kinds that are not read, and, on a disk, images
+without an extension, are listed apart; all other files are counted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from shardflow.dataset.label_numbering import Classes, LabelNumbering
 from shardflow.errors import ConfigError, NotFoundError
-from shardflow.formats.image_types import SOURCE_PARTS
+from shardflow.formats.image_types import IMAGE_TYPES, UNREAD_EXTENSIONS, image_type, type_of_part
 from shardflow.formats.labels import Label
 from shardflow.formats.manifest import SPLITS
+from shardflow.formats.quarantine import SKIPPED, Quarantined
+from shardflow.packing.image.decoding import MISSING_CODECS
 from shardflow.storage.file_names import name_bytes, name_of
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
@@ -32,18 +37,23 @@ from shardflow.storage.storage import Storage
 
 from .items import Draft, Drafts, encode_more, identity_of
 from .reader import Reader, file_state
-from .source import Source
+from .source import Source, describe_skipped
 
 Ends: TypeAlias = "tuple[str | None, str | None]"
 """The two folders of a path that may be its split and class: the first, and the second; None where there is none."""
+
+_WORD = re.compile(r"\.[A-Za-z][^./]*$")  # a number, as in shot.0001.png, is no name of a part
+_FIRST_BYTES = 32
+_LOSSLESS = tuple(f".{part}" for each in IMAGE_TYPES if each.for_masks for part in each.parts)
+_LOSSY = (".jpg", ".jpeg", ".webp", ".avif", ".heic", ".heif")
 
 _LAYOUTS = "expected CLASS/x.jpg, or train/CLASS/x.jpg, or x.jpg directly, or train/x.jpg"
 
 
 class NoImagesError(ConfigError):
-    """A folder without images; `skipped` counts the files that are there instead, by extension."""
+    """A folder without images that can be read; `ignored` counts other files that are there, by extension."""
 
-    skipped: Mapping[str, int] = {}
+    ignored: Mapping[str, int] = {}
 
 
 class _File(NamedTuple):
@@ -61,7 +71,8 @@ class Folder:
     Args:
         url: `photos/`, `s3://bucket/photos`.
         parts: Parts beside each image, files with its name: ("txt", "json", "mask.png") for `x.txt`, `x.json` and
-            `x.mask.png` beside `x.jpg`. An image that lacks one of them is quarantined.
+            `x.mask.png` beside `x.jpg`. An image that lacks one of them is quarantined. None: there are no parts, and
+            files that look like an image and its mask are refused; (): each image file is an image of its own.
         classes: Class names in the order of their labels, or a file with one per line; None for the folders' names,
             sorted.
         storage_options: Options of fsspec's file system.
@@ -72,7 +83,7 @@ class Folder:
 
     url: str | os.PathLike[str]
     _: KW_ONLY
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...] | None = None
     classes: Classes = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -84,14 +95,17 @@ class Folder:
     def list(self) -> Source:
         """List the images."""
         storage = open_storage(self.url, self.storage_options)
-        skipped: Counter[str] = Counter()
+        skipped: list[Quarantined] = []
+        ignored: Counter[str] = Counter()
         beside: dict[str, _File] = {}
-        images: Iterable[_File] = self._images(storage, beside, skipped)
+        images: Iterable[_File] = self._images(storage, beside, skipped, ignored)
         if self.parts:  # a part may come after its image
             images = list(images)
+        elif self.parts is None:
+            images = _refuse_masks(images, storage)
         drafts = Drafts.of(self._draft(file, beside) for file in images)
         if not drafts:
-            raise _no_images(storage, skipped)
+            raise _no_images(storage, skipped, ignored)
         place = _detect_layout(drafts, storage)
         numbering = LabelNumbering(self.classes, {place(ends)[1] for ends in drafts.keys}, storage)
 
@@ -104,24 +118,29 @@ class Folder:
             splits=drafts.number(number),
             classes=numbering.classes,
             skipped=skipped,
+            ignored=ignored,
         )
 
-    def _images(self, storage: Storage, beside: dict[str, _File], skipped: Counter[str]) -> Iterator[_File]:
+    def _images(
+        self, storage: Storage, beside: dict[str, _File], skipped: MutableSequence[Quarantined], ignored: Counter[str]
+    ) -> Iterator[_File]:
         """Yield the images, sorted by the bytes of their paths; fill in the parts beside them, and count the rest."""
         for file in _files(storage):
-            part = next((part for part in self.parts if file.path.endswith(f".{part}")), None)
+            part = next((part for part in self.parts or () if file.path.endswith(f".{part}")), None)
             extension = os.path.splitext(file.path)[1].lower()
             if part is not None:
                 beside[file.path] = file
-            elif extension[1:] in SOURCE_PARTS:
+            elif (kind := type_of_part(extension[1:])) is not None and kind.name not in MISSING_CODECS:
                 yield file
+            elif reason := _why_skipped(storage, file.path, extension[1:]):
+                skipped.append(Quarantined(file.path, SKIPPED, reason))
             else:
-                skipped[extension] += 1
+                ignored[extension] += 1
 
     def _draft(self, file: _File, beside: Mapping[str, _File]) -> Draft[Ends]:
         stem = os.path.splitext(file.path)[0]
-        found = {part: beside[f"{stem}.{part}"] for part in self.parts if f"{stem}.{part}" in beside}
-        missing = ", ".join(part for part in self.parts if part not in found)
+        found = {part: beside[f"{stem}.{part}"] for part in self.parts or () if f"{stem}.{part}" in beside}
+        missing = ", ".join(part for part in self.parts or () if part not in found)
         more = encode_more(
             parts={part: [other.path] for part, other in found.items()},
             bad=f"lacks {missing} beside it" if missing else "",
@@ -131,11 +150,65 @@ class Folder:
         return Draft(file.path, _ends(file.path), file.size, identity, more)
 
 
-def _no_images(storage: Storage, skipped: Counter[str]) -> NoImagesError:
-    found = ", ".join(f"{count} {extension or 'without extension'}" for extension, count in skipped.most_common(5))
-    known = " ".join(f".{part}" for part in sorted(SOURCE_PARTS))
-    error = NoImagesError(f"{storage} holds no images ({known}), but {found or 'no files at all'}; {_LAYOUTS}")
-    error.skipped = skipped
+def _why_skipped(storage: Storage, path: str, extension: str) -> str:
+    """Return why an image, by its extension or by its first bytes, is not read; "" for a file that is no image."""
+    if (kind := type_of_part(extension)) is not None:
+        return MISSING_CODECS[kind.name]
+    if extension in UNREAD_EXTENSIONS:
+        return "convert them to JPEG or PNG"
+    local = None if extension else storage.local_path(path)  # behind a URL this would be a request for each file
+    with contextlib.suppress(OSError):
+        if local is not None and local.is_file():
+            with open(local, "rb") as file:
+                kind = image_type(file.read(_FIRST_BYTES))
+    return "" if kind is None else "name them as what they are, such as x.jpg"
+
+
+def _refuse_masks(files: Iterable[_File], storage: Storage) -> Iterator[_File]:
+    """Yield the images, sorted by their paths; refuse `x.mask.png`, and `x.png`, beside `x.jpg`.
+
+    Masks are lossless, so `x.old.jpg` and `x.webp` beside it are images like any other.
+    """
+    begin = ""
+    images: dict[str, str] = {}  # stem → path, of the files whose paths begin alike up to a dot: they stand together
+    masks: dict[str, str] = {}  # the stem of an image that may come after its mask → the mask
+    for file in files:
+        path = file.path
+        stem, extension = os.path.splitext(path)
+        if not begin or not path.startswith(begin):
+            folder, slash, name = path.rpartition("/")
+            begin = f"{folder}{slash}{name.partition('.')[0]}."
+            images, masks = {}, {}
+        same = images.setdefault(stem, path)
+        if same != path:
+            for image, mask in ((same, path), (path, same)):
+                if image.lower().endswith(_LOSSY) and mask.lower().endswith(_LOSSLESS):
+                    raise _looks_like_a_mask(storage, image, mask, "rename the second to end in .mask.png and ")
+        if stem in masks:
+            raise _looks_like_a_mask(storage, path, masks[stem])
+        while extension.lower() in _LOSSLESS and (word := _WORD.search(stem)):
+            stem = stem[: word.start()]
+            if stem in images:
+                raise _looks_like_a_mask(storage, images[stem], path)
+            masks.setdefault(stem, path)
+        yield file
+
+
+def _looks_like_a_mask(storage: Storage, image: str, mask: str, first: str = "") -> ConfigError:
+    part = "mask.png" if first else mask[len(os.path.splitext(image)[0]) + 1 :]
+    return ConfigError(
+        f"{storage} has {image!r} and {mask!r}, which look like an image and its mask: {first}pack both as one sample "
+        f"with --parts {part}; or say with --parts none that each file is an image of its own"
+    )
+
+
+def _no_images(storage: Storage, skipped: Sequence[Quarantined], ignored: Counter[str]) -> NoImagesError:
+    others = [f"{count} {extension or 'without extension'}" for extension, count in ignored.most_common(5)]
+    found = "; ".join(filter(None, (describe_skipped(skipped), ", ".join(others)))) or "no files at all"
+    read = (part for each in IMAGE_TYPES if each.name not in MISSING_CODECS for part in each.parts)
+    known = " ".join(f".{part}" for part in sorted(read))
+    error = NoImagesError(f"{storage} holds no images ({known}), but {found}; {_LAYOUTS}")
+    error.ignored = ignored
     return error
 
 

@@ -45,7 +45,6 @@ def number_labels(drafts: Drafts[SplitLabel], classes: Classes, where: object, r
         reader=reader,
         splits=drafts.number(lambda key: (key[0], numbering.number(key[1]))),
         classes=numbering.classes,
-        skipped={},
     )
 
 

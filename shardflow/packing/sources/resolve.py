@@ -38,14 +38,14 @@ def shared_options(src: Any, dst: object, options: Mapping[str, Any] | None) -> 
 
 
 def describe_source(
-    url: str, *, columns: Mapping[str, Any], parts: tuple[str, ...], classes: Classes
+    url: str, *, columns: Mapping[str, Any], parts: tuple[str, ...] | None, classes: Classes
 ) -> Table | Folder | DetectedSource:
     """Return the source of a command: `columns` by the arguments of `Table`, `parts` as of `Folder`."""
     if columns and parts:
         raise ConfigError("columns belong to a table, parts to a folder of images; use only one of them")
     if columns:
         return Table(url, classes=classes, **columns)
-    return Folder(url, parts=parts, classes=classes) if parts else DetectedSource(url, classes=classes)
+    return DetectedSource(url, classes=classes) if parts is None else Folder(url, parts=parts, classes=classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,6 @@ class DetectedSource:
         try:
             return kind(url, classes=self.classes, storage_options=options).list()
         except NoImagesError as error:
-            if ".tar" not in error.skipped:
+            if ".tar" not in error.ignored:
                 raise
         return Shards(url, classes=self.classes, storage_options=options).list()

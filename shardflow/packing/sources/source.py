@@ -11,15 +11,23 @@ To add a kind of source, write its class in a file of its own, and register it i
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from shardflow._wording import plural
 from shardflow.dataset.label_numbering import Classes
+from shardflow.errors import PackIncompleteError
+from shardflow.formats.quarantine import Quarantined
 
 from .items import Items
 from .reader import Reader
+
+logger = logging.getLogger(__name__)
+
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +38,8 @@ class Source:
         reader: Reads any input, in any process.
         splits: Split → its inputs, in an order that a second listing repeats.
         classes: Class names, label 0 first, shared by all splits; None without labels.
-        skipped: Extension → number of files that are not inputs because of it.
+        skipped: Images of kinds that are not read, see `refuse_skipped`. They are not among the splits.
+        ignored: Extension → number of files that are no images.
         is_dataset: Whether it is a shardflow dataset, in which a name never gets another content.
         resources: Closed with the source.
     """
@@ -38,7 +47,8 @@ class Source:
     reader: Reader
     splits: Mapping[str, Items]
     classes: tuple[str, ...] | None
-    skipped: Mapping[str, int]
+    skipped: Sequence[Quarantined] = ()
+    ignored: Mapping[str, int] = field(default_factory=dict)
     is_dataset: bool = False
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
 
@@ -52,6 +62,31 @@ class Source:
     def inputs(self) -> int:
         """Number of inputs of all splits."""
         return sum(len(items) for items in self.splits.values())
+
+    def refuse_skipped(self, max_bad: int) -> None:
+        """Refuse more than `max_bad` images of kinds that are not read, before hours of work; warn of fewer.
+
+        Raises:
+            PackIncompleteError: There are more.
+        """
+        if not self.skipped:
+            return
+        found = f"{plural(len(self.skipped), 'image')} of a kind that is not read: {describe_skipped(self.skipped)}"
+        if len(self.skipped) > max_bad:
+            raise PackIncompleteError(f"{found}. Or leave them out with --max-bad {len(self.skipped)}")
+        logger.warning("left out: %s", found)
+
+
+def describe_skipped(skipped: Iterable[Quarantined]) -> str:
+    """Return the kinds of skipped images, each with its number, the first names, and the reason."""
+    kinds: dict[str, list[Quarantined]] = {}
+    for each in skipped:
+        kinds.setdefault(os.path.splitext(each.path)[1].lower(), []).append(each)
+    return "; ".join(
+        f"{len(images):,} {kind or 'without extension'}, such as "
+        f"{', '.join(repr(each.path) for each in images[:_NAMED])} ({images[0].reason})"
+        for kind, images in kinds.items()
+    )
 
 
 class SourceKind(Protocol):

@@ -13,7 +13,8 @@ import pytest
 
 import shardflow as sf
 from shardflow.errors import AccessDeniedError, PackIncompleteError, StoreError
-from shardflow.formats.receipt import Quarantined, from_bytes
+from shardflow.formats.quarantine import Quarantined
+from shardflow.formats.receipt import from_bytes
 from shardflow.packing.executors import Processes, Serial
 from shardflow.packing.jobs import PieceResult
 from shardflow.packing.recipe import Recipe

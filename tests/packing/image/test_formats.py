@@ -163,11 +163,25 @@ def test_avif_is_read_where_it_lies(tmp_path: Path) -> None:
 @with_avif
 def test_avif_that_pillow_cannot_read_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without AVIF in Pillow such an image is quarantined, and the report counts it with the remedy."""
-    monkeypatch.setattr(decoding, "FORMATS", tuple(name for name in decoding.FORMATS if name != "AVIF"))
-    monkeypatch.setattr(decoding.safe_open, "__defaults__", (decoding.FORMATS,))
-    src = write_tree(tmp_path / "src", {"a.avif": encoded(RGB, "AVIF"), "b.jpg": photo(1)})
+    reason = "this build of Pillow cannot read AVIF; install a newer Pillow"
+    monkeypatch.setitem(decoding.MISSING_CODECS, "AVIF", reason)
+    formats = tuple(name for name in decoding.FORMATS if name != "AVIF")
+    monkeypatch.setattr(decoding.safe_open, "__defaults__", (formats,))
+    files = {"a.avif": encoded(RGB, "AVIF"), "b.jpg": photo(1), "t.csv": b"image\na.avif\nb.jpg\n"}
+    src = write_tree(tmp_path / "src", files) / "t.csv"
     report = sf.pack(src, tmp_path / "dst", executor="serial", max_bad=1)
     (bad,) = quarantined(tmp_path / "dst")
     assert bad["path"] == "a.avif"
-    assert bad["reason"] == "this build of Pillow cannot read AVIF; install a newer Pillow"
-    assert report.reasons == {f"decode: {bad['reason']}": 1}
+    assert bad["reason"] == reason
+    assert report.reasons == {f"decode: {reason}": 1}
+
+
+def test_heic_is_read_with_its_extra(tmp_path: Path) -> None:
+    """With pillow-heif, which the extra `heic` installs, a HEIC file is packed like any other image."""
+    pytest.importorskip("pillow_heif")
+    files = {"a.heic": encoded(RGB, "HEIF", quality=95), "b.HEIF": encoded(RGB.rotate(180), "HEIF", quality=95)}
+    report = sf.pack(write_tree(tmp_path / "src", files), tmp_path / "dst", executor="serial", shuffle=False)
+    assert (report.inputs, report.packed, report.skipped) == (2, 2, 0)
+    images = [Image.open(io.BytesIO(sample["jpg"])) for sample in sf.open(tmp_path / "dst")["train"]]
+    for image, expected in zip(images, (RGB, RGB.rotate(180)), strict=True):
+        assert np.abs(np.asarray(image).astype(int) - np.asarray(expected).astype(int)).mean() < 6

@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 
 import shardflow as sf
 from shardflow.errors import ConfigError, NotFoundError, SampleError
+from shardflow.packing.image.decoding import MISSING_CODECS
 from shardflow.packing.sources.folder import NoImagesError
 from shardflow.packing.sources.items import Item
 from shardflow.packing.sources.resolve import list_source
-from tests.helpers.folders import write_tree
+from tests.helpers.folders import photo, write_tree
 
 
 def _listed(root: Path, *names: str) -> dict[str, list[tuple[str, int | None]]]:
@@ -49,7 +51,7 @@ def test_layouts(tmp_path: Path, case: str) -> None:
         (["train/a/1.jpg", "train/2.jpg"], "'train/2.jpg'"),
         (["train/a/1.jpg", "val/1.jpg"], "'val/1.jpg'"),
         (["train/a/1.jpg", "old/1.jpg"], "'old'"),
-        (["notes.txt", "a/1.heic"], r"1 \.heic"),
+        (["notes.txt", "a/1.psd"], r"1 \.psd, such as 'a/1\.psd' \(convert them to JPEG or PNG\); 1 \.txt"),
         ([], "no files at all"),
     ],
 )
@@ -70,10 +72,51 @@ def test_missing_source(tmp_path: Path) -> None:
 
 def test_other_files_are_counted(tmp_path: Path) -> None:
     """Files that are not images by their extension are counted by it; hidden files and folders are not looked at."""
-    write_tree(tmp_path, dict.fromkeys(["a/1.jpg", "a/2.heic", "a/README", ".cache/3.jpg", "a/._1.jpg"], b""))
+    write_tree(tmp_path, dict.fromkeys(["a/1.jpg", "a/2.txt", "a/README", ".cache/3.jpg", "a/._1.jpg"], b""))
     source = list_source(tmp_path)
-    assert source.inputs == 1
-    assert source.skipped == {".heic": 1, "": 1}
+    assert (source.inputs, source.skipped) == (1, [])
+    assert source.ignored == {".txt": 1, "": 1}
+
+
+def test_images_of_other_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of kinds that are not read are listed with the remedy, also those without an extension."""
+    monkeypatch.setitem(MISSING_CODECS, "HEIF", "HEIF is read after pip install 'shardflow[heic]'")
+    files = {"a/1.jpg": b"", "a/2.HEIC": b"", "a/3.psd": b"", "a/4": photo(1), "a/5": b"BMW", "a/6.csv": b""}
+    source = list_source(write_tree(tmp_path, files))
+    assert [item.path for item in source.splits["train"]] == ["a/1.jpg"]
+    assert source.skipped == [
+        ("a/2.HEIC", "list", "HEIF is read after pip install 'shardflow[heic]'"),
+        ("a/3.psd", "list", "convert them to JPEG or PNG"),
+        ("a/4", "list", "name them as what they are, such as x.jpg"),
+    ]
+    assert source.ignored == {"": 1, ".csv": 1}
+
+
+@pytest.mark.parametrize(
+    ("names", "parts"),
+    [
+        (["a/x.jpg", "a/x.mask.png"], "--parts mask.png"),
+        (["a/x.mask.png", "a/x.png"], "--parts mask.png"),
+        (["x.JPG", "x.depth.left.tif", "x.old.jpg"], "--parts depth.left.tif"),
+        (["a/x.jpg", "a/x.bmp"], "rename the second to end in .mask.png and pack both as one sample with --parts mask"),
+        (["a.b/x.webp", "a.b/x.png"], "--parts mask.png"),
+    ],
+)
+def test_masks_are_not_images(tmp_path: Path, names: list[str], parts: str) -> None:
+    """Files that look like an image and its mask are refused with the remedy; `parts` says what they are."""
+    write_tree(tmp_path, dict.fromkeys(names, b""))
+    with pytest.raises(ConfigError, match=f"look like an image and its mask: .*{re.escape(parts)}"):
+        list_source(tmp_path)
+    assert sf.Folder(tmp_path, parts=()).list().inputs == len(names)
+    if "rename" not in parts and "/x.webp" not in names[0]:
+        assert sf.Folder(tmp_path, parts=(parts.split()[1],)).list().inputs == len(names) - 1
+
+
+def test_names_that_are_not_of_masks(tmp_path: Path) -> None:
+    """Numbers in names, other lossy files, and files in other folders are images like any other."""
+    names = ["x.jpg", "x.1.png", "x.old.jpg", "x.webp", "y.png", "y.pgm", "z/x.png", "z/shot.0001.png", "z/shot.png"]
+    names = [f"a/{name}" for name in names]
+    assert list_source(write_tree(tmp_path, dict.fromkeys(names, b""))).inputs == len(names)
 
 
 def test_the_error_of_an_empty_folder_crosses_processes(tmp_path: Path) -> None:
@@ -82,13 +125,13 @@ def test_the_error_of_an_empty_folder_crosses_processes(tmp_path: Path) -> None:
     with pytest.raises(NoImagesError) as caught:
         sf.Folder(tmp_path).list()
     copy = pickle.loads(pickle.dumps(caught.value))
-    assert (str(copy), copy.skipped) == (str(caught.value), {".txt": 1})
+    assert (str(copy), copy.ignored) == (str(caught.value), {".txt": 1})
 
 
 def test_order_is_by_bytes(tmp_path: Path) -> None:
     """Inputs are sorted by the bytes of their whole paths in any locale, and names need not be UTF-8."""
     names = [b"a/\xff.jpg", "a/é.jpg".encode(), b"a/Z.jpg", b"a/a b.jpg", b"a/a\n.jpg", b"B/x.y.jpg", b"a-b/x.jpg"]
-    names += [b"a/b.jpg", b"a/b/c.jpg", b"a/b-c.jpg", b"a0/x.jpg", b"a/b.png", "ä/1.jpg".encode(), b"a!/z.jpg"]
+    names += [b"a/b.jpg", b"a/b/c.jpg", b"a/b-c.jpg", b"a0/x.jpg", b"a/b.webp", "ä/1.jpg".encode(), b"a!/z.jpg"]
     listed = _listed(tmp_path, *map(os.fsdecode, names))["train"]
     assert [os.fsencode(path) for path, _ in listed] == sorted(names)
 

@@ -164,7 +164,7 @@ def test_images_before_tars(tmp_path: Path) -> None:
     """In a folder with images, tars are other files."""
     _foreign(image_folder(tmp_path / "src", 3) / "a" / "x.tar", _samples(1))
     source = list_source(tmp_path / "src")
-    assert (source.inputs, source.skipped) == (3, {".tar": 1})
+    assert (source.inputs, source.skipped, source.ignored) == (3, [], {".tar": 1})
 
 
 def test_an_index_that_cannot_be_rebuilt(tmp_path: Path) -> None:
