@@ -11,7 +11,7 @@ from tqdm import tqdm
 from shardflow._wording import plural
 
 from .loader_options import loader_factory, loader_options, user_code_errors
-from .options import PathOrUrl, json_option, writable_file
+from .options import PathOrUrl, json_option, picture_file
 from .output import print_json, print_lines
 from .signals import ending_at_once
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--workers", type=click.IntRange(0), help="Number of worker processes.  [default: one per core]")
 @click.option("--seconds", default=10.0, show_default=True, help="Approximate duration of the measurement.")
 @click.option("--step-ms", type=float, help="Time of one training step of your model; says whether the model waits.")
-@click.option("--plot", type=PathOrUrl(), callback=writable_file, metavar="FILE.png", help="File for a chart.")
+@click.option("--plot", type=PathOrUrl(), callback=picture_file, metavar="FILE.png", help="File for a chart.")
 @json_option
 def bench(
     workers: int | None, seconds: float, step_ms: float | None, plot: str | None, as_json: bool, **chosen: Any

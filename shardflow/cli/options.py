@@ -11,6 +11,7 @@ import click
 
 from shardflow.packing.executors import EXECUTORS
 from shardflow.packing.sources.resolve import describe_source
+from shardflow.preview.contact_sheet import picture_format
 from shardflow.storage.urls import url_text
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -40,6 +41,13 @@ def writable_file(ctx: click.Context, param: click.Parameter, value: str | None)
     if value is not None and not Path(value).parent.is_dir():
         raise click.BadParameter(f"the folder {str(Path(value).parent)!r} does not exist")
     return value
+
+
+def picture_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Check that a picture can be written to an output file, by its suffix and its folder."""
+    if value is not None:
+        picture_format(value)
+    return writable_file(ctx, param, value)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -16,7 +16,7 @@ from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.resolve import open_storage
 
 from .loader_options import load_function, user_code_errors
-from .options import PathOrUrl, writable_file
+from .options import PathOrUrl, picture_file, writable_file
 from .output import shard_bar
 
 _SHEET = "preview.png"
@@ -29,9 +29,9 @@ _VERSIONS = "shardflow", "pillow", "torch"
 @click.option(
     "--output",
     type=PathOrUrl(),
-    callback=writable_file,
+    callback=picture_file,
     metavar="FILE.png",
-    help=f"File for the contact sheet.  [default: {_SHEET}]",
+    help=f"File for the contact sheet, .png or .jpg.  [default: {_SHEET}]",
 )
 @click.option("--count", type=click.IntRange(1, 500), default=24, show_default=True, help="Pictures on the sheet.")
 @click.option("--class", "class_name", metavar="NAME", help="Class to show.")

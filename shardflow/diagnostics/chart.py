@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from shardflow.preview.contact_sheet import FAINT, FRAME, INK, PAPER, font
-from shardflow.storage.local_files import map_os_errors
+from shardflow.preview.contact_sheet import FAINT, FRAME, INK, PAPER, save_picture
+from shardflow.preview.lettering import write
 
 from .bench import BenchReport
 
@@ -29,7 +28,7 @@ _SMALLEST_SHARE = 0.005
 
 
 def draw_bench(report: BenchReport, path: str | os.PathLike[str], heading: str) -> None:
-    """Draw the result of a benchmark as a PNG, with a heading that describes the loader."""
+    """Draw the result of a benchmark as PNG or JPEG, with a heading that describes the loader."""
     rates = [
         ("this loader", report.loader.images_per_s, COLOURS["decode"]),
         (f"decode baseline, {report.cores} cores", report.baseline.images_per_s, COLOURS["wait"]),
@@ -40,26 +39,25 @@ def draw_bench(report: BenchReport, path: str | os.PathLike[str], heading: str) 
     legend_top = 118 + len(rates) * _ROW + 62 + _BAR + 18
     sheet = Image.new("RGB", (_WIDTH, legend_top + 26 * -(-len(shares) // 4) + _MARGIN), PAPER)
     pen = ImageDraw.Draw(sheet)
-    pen.text((_MARGIN, 28), "Throughput of the loader, and where its time goes", INK, font(28))
+    write(pen, (_MARGIN, 28), "Throughput of the loader, and where its time goes", 28, INK)
     note = "; other processes kept the cores busy" if report.disturbed else ""
-    pen.text((_MARGIN, 68), heading + note, FAINT, font(16))
+    write(pen, (_MARGIN, 68), heading + note, 16, FAINT, width=_WIDTH - 2 * _MARGIN)
     left, width = _MARGIN + _CAPTION, _WIDTH - 2 * _MARGIN - _CAPTION - 150
     most = max(rate for _, rate, _ in rates)
     for row, (name, rate, colour) in enumerate(rates):
         top = 118 + row * _ROW
-        pen.text((_MARGIN, top + 8), name, INK, font(16))
+        write(pen, (_MARGIN, top + 8), name, 16, INK)
         pen.rectangle((left, top, left + width - 1, top + _BAR - 1), FRAME)
         pen.rectangle((left, top, left + max(1, round(width * rate / most)) - 1, top + _BAR - 1), colour)
-        pen.text((left + width + 12, top + 8), f"{rate:,.0f} images/s", INK, font(16))
+        write(pen, (left + width + 12, top + 8), f"{rate:,.0f} images/s", 16, INK)
     top = 118 + len(rates) * _ROW + 34
-    pen.text((_MARGIN, top - 30), "time of the workers" if report.workers else "time of this process", FAINT, font(16))
+    write(pen, (_MARGIN, top - 30), "time of the workers" if report.workers else "time of this process", 16, FAINT)
     begin, whole = float(_MARGIN), _WIDTH - 2 * _MARGIN
     for number, (name, share) in enumerate(shares.items()):
         end = begin + whole * share
         pen.rectangle((round(begin), top, round(end) - 2, top + _BAR - 1), COLOURS[name])
         x, y = _MARGIN + number % 4 * 250, legend_top + number // 4 * 26
         pen.rectangle((x, y + 2, x + 13, y + 15), COLOURS[name])
-        pen.text((x + 22, y - 1), f"{name}  {share:.0%}", INK, font(16))
+        write(pen, (x + 22, y - 1), f"{name}  {share:.0%}", 16, INK)
         begin = end
-    with map_os_errors(Path(path)):
-        sheet.save(path, "PNG")
+    save_picture(sheet, path)

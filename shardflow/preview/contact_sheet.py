@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import os
 import textwrap
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
+from shardflow.errors import ConfigError
 from shardflow.storage.local_files import map_os_errors
 
+from .lettering import write
 from .sample_reader import RawSample
 
 PAPER, INK, FAINT, FRAME = "#f7f6f3", "#1d1d1f", "#6b6a6f", "#e6e4df"
@@ -22,6 +25,8 @@ COLUMNS = 6
 _GAP, _MARGIN, _HEADER, _CAPTION = 14, 36, 104, 44
 _PROBLEM_CHARACTERS, _PROBLEM_LINES, _PROBLEM_LINE = 24, 4, 16
 _LEAST_COLUMNS = 4
+_FORMATS = {".png": "PNG", "": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+_JPEG_QUALITY = 92
 
 
 class Tile(NamedTuple):
@@ -62,10 +67,12 @@ def sample_tiles(samples: Iterable[RawSample], classes: Sequence[str] | None) ->
 def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
     """Return an encoded image, decoded no larger than tiles need, and its size; None if it cannot be decoded."""
     try:
-        with Image.open(io.BytesIO(payload)) as image:
-            size = image.size
-            image.draft("RGB", (SIDE, SIDE))
-            picture = image.convert("RGB")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(payload)) as image:
+                size = image.size
+                image.draft("RGB", (SIDE, SIDE))
+                picture = image.convert("RGB")
     except Exception:  # Pillow raises nearly anything, even SyntaxError
         return None
     picture.thumbnail((2 * SIDE, 2 * SIDE), Image.Resampling.LANCZOS)
@@ -78,7 +85,7 @@ def format_size(payload: bytes) -> str:
 
 
 def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]) -> None:
-    """Draw a contact sheet as a PNG, `COLUMNS` tiles in a row."""
+    """Draw a contact sheet, `COLUMNS` tiles in a row, and write it as PNG or JPEG."""
     title, subtitle, tiles = contact_sheet
     problems = _PROBLEM_LINE * _PROBLEM_LINES if any(tile.problem for tile in tiles) else 0
     row = SIDE + _CAPTION + problems + _GAP
@@ -86,8 +93,8 @@ def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]
     width = 2 * _MARGIN + columns * (SIDE + _GAP) - _GAP
     sheet = Image.new("RGB", (width, _HEADER + -(-len(tiles) // columns) * row + _MARGIN - _GAP), PAPER)
     pen = ImageDraw.Draw(sheet)
-    pen.text((_MARGIN, 26), _shorten(title, 26, width - 2 * _MARGIN), INK, font(26))
-    pen.text((_MARGIN, 62), _shorten(subtitle, 16, width - 2 * _MARGIN), FAINT, font(16))
+    write(pen, (_MARGIN, 26), title, 26, INK, width=width - 2 * _MARGIN)
+    write(pen, (_MARGIN, 62), subtitle, 16, FAINT, width=width - 2 * _MARGIN)
     for number, tile in enumerate(tiles):
         left, top = _MARGIN + number % columns * (SIDE + _GAP), _HEADER + number // columns * row
         pen.rectangle((left, top, left + SIDE - 1, top + SIDE - 1), FRAME)
@@ -96,27 +103,26 @@ def draw_contact_sheet(contact_sheet: ContactSheet, path: str | os.PathLike[str]
             picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
             sheet.paste(picture, (left + (SIDE - picture.width) // 2, top + (SIDE - picture.height) // 2))
         else:
-            pen.text((left + SIDE // 2, top + SIDE // 2), "no picture", FAINT, font(15), anchor="mm")
-        pen.text((left, top + SIDE + 4), _shorten(tile.title, 16, SIDE), INK, font(16))
-        pen.text((left, top + SIDE + 25), _shorten(tile.detail, 13, SIDE), FAINT, font(13))
+            write(pen, (left + SIDE // 2, top + SIDE // 2), "no picture", 15, FAINT, anchor="mm")
+        write(pen, (left, top + SIDE + 4), tile.title, 16, INK, width=SIDE)
+        write(pen, (left, top + SIDE + 25), tile.detail, 13, FAINT, width=SIDE)
         lines = textwrap.wrap(tile.problem, _PROBLEM_CHARACTERS, max_lines=_PROBLEM_LINES, placeholder=" ...")
         for place, line in enumerate(lines):
             y = top + SIDE + _CAPTION + place * _PROBLEM_LINE
-            pen.text((left, y), _shorten(line, 13, SIDE), INK, font(13))
+            write(pen, (left, y), line, 13, INK, width=SIDE)
+    save_picture(sheet, path)
+
+
+def picture_format(path: str | os.PathLike[str]) -> str:
+    """Return the format of a picture that the suffix of its file stands for: PNG, without a suffix too, or JPEG."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in _FORMATS:
+        raise ConfigError(f"{path}: a picture is written as .png or .jpg, not as {suffix}")
+    return _FORMATS[suffix]
+
+
+def save_picture(picture: Image.Image, path: str | os.PathLike[str]) -> None:
+    """Write a picture in the format of its suffix."""
+    encoding = picture_format(path)
     with map_os_errors(Path(path)):
-        sheet.save(path, "PNG")
-
-
-def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Return the font of a height in pixels."""
-    return ImageFont.load_default(size)
-
-
-def _shorten(text: str, size: int, width: float) -> str:
-    """Return a line of text, cut with an ellipsis if it is wider than `width` pixels."""
-    lettering = font(size)
-    if lettering.getlength(text) <= width:
-        return text
-    while text and lettering.getlength(text + "...") > width:
-        text = text[:-1]
-    return text + "..."
+        picture.save(path, encoding, **({"quality": _JPEG_QUALITY} if encoding == "JPEG" else {}))

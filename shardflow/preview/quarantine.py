@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -51,8 +54,7 @@ def quarantine_tiles(inputs: Sequence[QuarantinedInput], source: Storage | None)
                 detail = f"{each.stage}, {format_size(payload)}"
             except (ShardflowError, ValueError):  # ValueError: a path that a storage refuses
                 detail = f"{each.stage}, no longer in the source"
-        name = each.path.rpartition("/")[2].encode(errors="replace").decode()
-        yield Tile(name, detail, picture, each.reason)
+        yield Tile(each.path.rpartition("/")[2], detail, picture, each.reason)
 
 
 def _decode_truncated(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
@@ -60,6 +62,21 @@ def _decode_truncated(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | N
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
-        return decode_picture(payload)
+        with _silent_codecs():
+            return decode_picture(payload)
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+@contextlib.contextmanager
+def _silent_codecs() -> Iterator[None]:
+    """Keep what codecs in C print to stderr, such as libtiff, from the terminal: the reason is on the sheet."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)

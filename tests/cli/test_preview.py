@@ -15,6 +15,7 @@ from PIL import Image
 from shardflow.cli.preview import preview
 from shardflow.formats.manifest import QUARANTINE_NAME
 from tests.helpers.command import exit_code
+from tests.helpers.folders import encoded, write_tree
 from tests.helpers.making import make_dataset
 
 USER_CODE = """
@@ -76,6 +77,29 @@ def test_draws_a_class_an_augmentation_and_the_quarantine(tmp_path: Path) -> Non
         run(url, *arguments, "--output", tmp_path / f"{number}.png")
     drawn = [path.read_bytes() for path in sorted(tmp_path.glob("*.png"))]
     assert len(set(drawn)) == len(drawn) == 5
+
+
+def test_the_quarantine_prints_nothing_of_codecs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What Pillow and libtiff say about damaged pictures does not reach the terminal."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3000)
+    url, source = make_dataset(tmp_path / "set", [8]), tmp_path / "source"
+    tiff = encoded(Image.effect_noise((40, 40), 90), "TIFF", compression="tiff_adobe_deflate")
+    large = encoded(Image.new("L", (64, 64)), "PNG")
+    write_tree(source, {"a.tif": tiff[:40] + bytes(400) + tiff[440:], "b.png": large})
+    refused = [{"path": path.name, "stage": "decode", "reason": "damaged"} for path in sorted(source.iterdir())]
+    (url / QUARANTINE_NAME).write_text("".join(json.dumps(each) + "\n" for each in refused))
+    run(url, "--quarantine", "--source", source, "--output", tmp_path / "sheet.jpg")
+    assert capfd.readouterr().err == ""
+
+
+def test_pictures_of_other_formats(tmp_path: Path) -> None:
+    """A suffix other than of PNG and JPEG is refused before anything is read."""
+    for option in ("--output", "--html"):
+        assert exit_code("preview", str(tmp_path / "none"), f"{option}={tmp_path}/a.gif") == (
+            2 if option == "--output" else 4
+        )
 
 
 def test_writes_a_page_and_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
