@@ -83,10 +83,10 @@ def test_the_quarantine_prints_nothing_of_codecs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What Pillow and libtiff say about damaged pictures does not reach the terminal."""
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3000)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60_000)
     url, source = make_dataset(tmp_path / "set", [8]), tmp_path / "source"
     tiff = encoded(Image.effect_noise((40, 40), 90), "TIFF", compression="tiff_adobe_deflate")
-    large = encoded(Image.new("L", (64, 64)), "PNG")
+    large = encoded(Image.new("L", (300, 300)), "PNG")
     write_tree(source, {"a.tif": tiff[:40] + bytes(400) + tiff[440:], "b.png": large})
     refused = [{"path": path.name, "stage": "decode", "reason": "damaged"} for path in sorted(source.iterdir())]
     (url / QUARANTINE_NAME).write_text("".join(json.dumps(each) + "\n" for each in refused))

@@ -197,4 +197,5 @@ def test_codecs_do_not_talk_to_the_terminal(tmp_path: Path) -> None:
     done = run("pack", "src", "dst", "--workers", 1, "--max-bad", 1, cwd=tmp_path, check=True)
     assert "LZW" not in done.stderr
     (row,) = quarantined(tmp_path / "dst")
-    assert "decoder error" in row["reason"]
+    assert row["reason"] == "the data is damaged (decoder error -2)"
+    assert "\n          1  decode: the data is damaged (decoder error -2)\n" in done.stdout

@@ -95,6 +95,8 @@ def map_codec_errors(kind: type[SampleError]) -> Iterator[None]:
         raise kind(f"has more than {MAX_PIXELS} pixels, so it is not decoded") from error
     except Exception as error:
         message = re.sub(r" at 0x[0-9a-f]+", "", str(error))  # equal inputs have equal reasons
+        if re.fullmatch(r"((de|en)coder error )?-?\d+", message):  # the number of a codec, and nothing else
+            message = f"the data is damaged ({message})"
         raise kind(message or type(error).__name__) from error
 
 
