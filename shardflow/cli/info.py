@@ -9,11 +9,15 @@ import click
 
 import shardflow
 from shardflow._wording import plural
+from shardflow.dataset.shard_rows import read_index
+from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 from shardflow.diagnostics.system_report import describe_system
+from shardflow.errors import IntegrityError, NotFoundError
+from shardflow.formats.shard_index import KEY_PART
 from shardflow.formats.statistics import Statistics, median
 
 from .options import PathOrUrl, json_option
-from .output import first_few, megabytes, operation_counts, print_json, print_lines, total_bytes
+from .output import first_few, megabytes, operation_counts, print_json, print_lines
 
 _CLASSES_SHOWN = 8
 
@@ -25,7 +29,8 @@ _CLASSES_SHOWN = 8
 def info(url: str | None, system: bool, as_json: bool) -> None:
     """Show what a dataset contains, how it was packed, and how much of a remote one is in the cache.
 
-    Only its manifest is read.
+    Its manifest and the index of a shard of each split are read; of a virtual dataset all indexes, because its tars can
+    hold other samples as well.
 
     \b
     Examples:
@@ -45,7 +50,7 @@ def info(url: str | None, system: bool, as_json: bool) -> None:
 def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
     manifest = dataset.manifest
     splits = {
-        name: {"samples": len(split), "shards": len(split.shards), "bytes": total_bytes(split.shards)}
+        name: {"samples": len(split), "shards": len(split.shards), "bytes": used_bytes(dataset, name)}
         for name, split in dataset.items()
     }
     totals = {count: sum(split[count] for split in splits.values()) for count in ("samples", "shards", "bytes")}
@@ -53,6 +58,8 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "url": dataset.url,
         "splits": splits,
         **totals,
+        "tar_bytes": tar_bytes(dataset, dataset.shards),
+        "parts": {name: _parts(dataset, name) for name in dataset},
         "bytes_per_image": round(totals["bytes"] / totals["samples"]) if totals["samples"] else 0,
         "classes": None if manifest.classes is None else list(manifest.classes),
         "recipe": dict(manifest.recipe),
@@ -69,13 +76,22 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
     }
 
 
+def _parts(dataset: shardflow.Dataset, split: str) -> list[str] | None:
+    """Return the parts of the samples of the first shard of a split; None if its index is missing or damaged."""
+    try:
+        index = read_index(dataset.storage, dataset[split].shards[0])
+    except (NotFoundError, IntegrityError):
+        return None
+    return sorted({part.decode() for part in index["part"].tolist()} - {KEY_PART.decode()})
+
+
 def _cached(dataset: shardflow.Dataset) -> dict[str, Any]:
     readers = [split.reader for split in dataset.values()]
     directories = {str(reader.cache.directory) for reader in readers if reader.cache is not None}
     if not directories:
         return {}
     local = [shard for reader in readers for number, shard in enumerate(reader.shards) if reader.is_local(number)]
-    return {"in_cache_bytes": total_bytes(local), "cache": directories.pop()}
+    return {"in_cache_bytes": tar_bytes(dataset, local), "cache": directories.pop()}
 
 
 def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -> Iterator[tuple[str, str]]:
@@ -90,9 +106,12 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
         line = f"{name:{width}}  {samples:{digits},} {nouns[0]}  {shards:6,} {nouns[1]}  {megabytes(size):>12}"
         yield "" if number else "splits", line
     if described["roots"]:
-        yield "tars", f"where they are: {', '.join(root['url'] for root in described['roots'].values())}"
+        roots = ", ".join(root["url"] for root in described["roots"].values())
+        used = min(1.0, described["bytes"] / max(described["tar_bytes"], 1))
+        yield "tars", f"{megabytes(described['tar_bytes'])}, of which {used:.0%} are used, where they are: {roots}"
     else:
         yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, with tar headers"
+    yield from _part_lines(described["parts"])
     classes = described["classes"]
     no_labels = "none: the samples have no labels"
     yield "classes", no_labels if classes is None else f"{len(classes):,}: {first_few(classes, _CLASSES_SHOWN)}"
@@ -107,8 +126,18 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     yield "fingerprint", described["fingerprint"]
     yield "tools", _pairs(described["tools"])
     if "cache" in described:
-        share = described["in_cache_bytes"] / max(described["bytes"], 1)
-        yield "in cache", f"{share:.0%} of {megabytes(described['bytes'])}, {described['cache']}"
+        share = described["in_cache_bytes"] / max(described["tar_bytes"], 1)
+        yield "in cache", f"{share:.0%} of {megabytes(described['tar_bytes'])}, {described['cache']}"
+
+
+def _part_lines(parts: Mapping[str, Sequence[str] | None]) -> Iterator[tuple[str, str]]:
+    lines = {
+        name: "not known: an index is missing" if each is None else ", ".join(each) for name, each in parts.items()
+    }
+    if len(set(lines.values())) == 1:
+        yield "parts", next(iter(lines.values()))
+    else:
+        yield from (("parts", f"{name}: {line}") for name, line in lines.items())
 
 
 def _statistics(statistics: Mapping[str, Statistics]) -> Iterator[tuple[str, str]]:

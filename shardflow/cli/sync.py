@@ -8,9 +8,12 @@ import click
 
 import shardflow
 from shardflow._wording import plural
+from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 
 from .options import PathOrUrl
 from .output import megabytes, shard_bar
+
+_MOST_IS_USED = 0.9
 
 
 @click.command()
@@ -23,13 +26,23 @@ def sync(src: str, dst: str) -> None:
     command again to resume a copy, or to restore missing files of a finished one. It does not detect damage inside
     files of DST: use `shardflow verify`.
 
+    The tars of a virtual dataset, as `subset` and `split` make it, are copied whole. To copy its samples alone, pack
+    them again: `shardflow pack SRC DST --preset original`.
+
     \b
     Examples:
       shardflow sync s3://bucket/photos256 /data/photos256
       shardflow sync photos256/ s3://bucket/photos256
     """
     started = time.perf_counter()
-    shards = shardflow.open(src).shards
+    dataset = shardflow.open(src)
+    shards = dataset.shards
+    if dataset.manifest.roots:
+        used, whole = sum(used_bytes(dataset, split) for split in dataset), tar_bytes(dataset, shards)
+        if used < _MOST_IS_USED * whole:
+            remedy = f"`shardflow pack {src} {dst} --preset original` copies the samples alone"
+            note = f"the tars are copied whole: {megabytes(whole)}, of which the samples take {megabytes(used)}"
+            click.echo(f"{note}; {remedy}", err=True)
     with shard_bar(shards, "copying") as progress:
         report = shardflow.sync(src, dst, progress=progress)
     seconds = time.perf_counter() - started

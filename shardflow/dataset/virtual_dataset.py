@@ -15,9 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from shardflow._version import __version__
 from shardflow.errors import ConfigError, DatasetExistsError
-from shardflow.formats import manifest, shard_index
+from shardflow.formats import manifest, shard_index, ustar
 from shardflow.formats.manifest import Manifest, Shard
 from shardflow.formats.roots import Root, split_shard_name
 from shardflow.formats.shard_index import Index
@@ -28,6 +30,7 @@ from shardflow.storage.virtual import relative_root, root_url
 from shardflow.storage.write_lock import refuse_dataset
 
 from .dataset import Dataset
+from .shard_rows import read_index
 
 _FILES_AT_A_TIME = 8
 
@@ -76,6 +79,27 @@ def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
         name, path = split_shard_name(shard.name) if roots else ("", shard.name)
         locations.append(TarLocation(*roots.get(name, own), path, shard.bytes, shard.sha256))
     return locations
+
+
+def tar_bytes(dataset: Dataset, shards: Iterable[Shard]) -> int:
+    """Return the size of the tars of shards; a tar that several shards of a virtual dataset share counts once."""
+    return sum({dataset.storage.url(shard.name): shard.bytes for shard in shards}.values())
+
+
+def used_bytes(dataset: Dataset, split: str) -> int:
+    """Return how many bytes of its tars the samples of a split take, with the headers of the members.
+
+    The tars of a virtual dataset can hold other samples as well, so its indexes are read.
+    """
+    shards = dataset[split].shards
+    if not dataset.manifest.roots:
+        return sum(shard.bytes for shard in shards)
+    with ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:
+        indexes = pool.map(lambda shard: read_index(dataset.storage, shard), shards)
+        return sum(
+            int((ustar.BLOCK + index["size"].astype(np.int64) + -index["size"].astype(np.int64) % ustar.BLOCK).sum())
+            for index in (each[each["part"] != shard_index.KEY_PART] for each in indexes)
+        )
 
 
 def build_virtual_dataset(

@@ -19,7 +19,7 @@ from shardflow.cli.info import info
 from shardflow.formats.manifest import FILE_NAME, from_bytes
 from tests.helpers.command import COMMAND
 from tests.helpers.folders import encoded, photo, turned, write_tree
-from tests.helpers.making import make_dataset
+from tests.helpers.making import make_dataset, write_dataset
 
 
 def test_lists_the_manifest(tmp_path: Path) -> None:
@@ -47,6 +47,24 @@ def test_json_holds_the_same(tmp_path: Path) -> None:
     assert described["classes"] == [f"class{n}" for n in range(12)]
     assert (described["inputs"], described["quarantined"]) == (12, 0)
     assert described["fingerprint"] == shardflow.open(dataset).fingerprint
+
+
+def test_lists_the_parts(tmp_path: Path) -> None:
+    """The parts of the samples, which can be fields of a loader, are listed, by split where they differ."""
+    shards = {"train": [[("0", {"jpg": photo(1), "cls": b"0", "txt": b"x"})]], "val": [[("0", {"jpg": photo(1)})]]}
+    write_dataset(tmp_path / "data", shards)
+    assert "\nparts         train: cls, jpg, txt\nparts         val: jpg\n" in _printed(tmp_path / "data")
+    described = json.loads(_printed(tmp_path / "data", "--json"))
+    assert described["parts"] == {"train": ["cls", "jpg", "txt"], "val": ["jpg"]}
+    assert "\nparts         cls, jpg\n" in _printed(make_dataset(tmp_path / "same", {"train": [2], "val": [3]}))
+    (tmp_path / "data/val/000000.npy").unlink()
+    assert "\nparts         val: not known: an index is missing\n" in _printed(tmp_path / "data")
+
+
+def _printed(*arguments: object) -> str:
+    result = CliRunner().invoke(info, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
 
 
 def test_shows_how_a_dataset_was_packed(tmp_path: Path) -> None:
@@ -100,7 +118,7 @@ def test_shows_statistics(tmp_path: Path) -> None:
 
 
 def test_shows_how_much_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a URL, the share of the shards in the user's cache is shown, and nothing is fetched."""
+    """For a URL, the share of the shards in the user's cache is shown, and no shard is fetched."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     dataset = make_dataset(tmp_path / "data", {"train": [5, 7], "val": [3]})
     sizes = [path.stat().st_size for path in sorted(dataset.glob("*/*.tar"))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,33 @@ def test_subset(dataset: Path, tmp_path: Path) -> None:
     )
     assert "reading: 100%" in result.stderr
     _, printed = run("info", few)
-    assert "tars          where they are: ../set\n" in printed
+    whole = sum(path.stat().st_size for path in dataset.rglob("*.tar"))
+    assert re.search(r"tars +0\.\d MB, of which \d+% are used, where they are: \.\./set\n", printed)
     assert "made by subset of sha256:" in printed
     _, printed = run("info", few, "--json")
-    assert json.loads(printed)["roots"]["0"]["url"] == "../set"
+    described = json.loads(printed)
+    assert described["roots"]["0"]["url"] == "../set"
+    assert described["tar_bytes"] == whole
+    assert described["splits"]["train"]["bytes"] == sum(
+        512 + -(-len(payload) // 512) * 512
+        for sample in sf.open(few)["train"]
+        for part, payload in sample.items()
+        if not part.startswith("__")
+    )
+
+
+def test_bytes_of_views(dataset: Path, tmp_path: Path) -> None:
+    """Bytes of splits over the same tars add up to those of the tars; `sync` says what it copies besides samples."""
+    run("split", dataset, tmp_path / "parted", "--val", "0.4")
+    described = json.loads(run("info", tmp_path / "parted", "--json")[1])
+    ends = 2 * 1024  # of the two tars
+    assert described["bytes"] == described["tar_bytes"] - ends
+    assert described["bytes"] == sum(split["bytes"] for split in described["splits"].values())
+    run("subset", dataset, tmp_path / "few", "--limit", 2)
+    copied = CliRunner().invoke(shardflow, ["sync", str(tmp_path / "few"), str(tmp_path / "copy")])
+    assert "the tars are copied whole: 0.1 MB, of which the samples take 0.0 MB; `shardflow pack " in copied.stderr
+    whole = CliRunner().invoke(shardflow, ["sync", str(tmp_path / "parted"), str(tmp_path / "again")])
+    assert "copied whole" not in whole.stderr
 
 
 def test_split_and_merge(dataset: Path, tmp_path: Path) -> None:
