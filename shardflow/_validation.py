@@ -24,6 +24,13 @@ def check_integer(name: str, value: SupportsIndex, least: int | None = None) -> 
     return number
 
 
+def check_share(name: str, value: float) -> float:
+    """Return the value if it is a share: above 0 and below 1."""
+    if not isinstance(value, Real) or not 0 < value < 1:
+        raise ConfigError(f"{name} must be above 0 and below 1, found {value!r}")
+    return value
+
+
 def check_probability(name: str, value: float, *, most: float = 1) -> float:
     """Return the value if it is within 0 … `most`."""
     if not isinstance(value, Real) or not 0 <= value <= most:

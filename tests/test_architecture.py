@@ -18,7 +18,7 @@ import pytest
 import shardflow
 
 LAYERS = [
-    {"errors", "_cores", "_version"},
+    {"errors", "_cores", "_version", "_wording"},
     {"_validation"},
     {"order", "formats", "native"},
     {"storage"},
@@ -31,7 +31,7 @@ LAYERS = [
 ]
 """A module imports from its own room and from lower layers; rooms of one layer never import each other."""
 
-PURE = {"order", "formats", "errors", "_validation"}
+PURE = {"order", "formats", "errors", "_validation", "_wording"}
 """Rooms without I/O: they import numpy and what of the standard library reaches no file, thread, process or clock."""
 
 IMPURE_MODULES = {

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from shardflow._wording import plural
 
-from .loader_options import loader_factory, loader_options, user_code_errors
+from .loader_options import check_chosen, loader_factory, loader_options, user_code_errors
 from .options import PathOrUrl, json_option, picture_file
 from .output import print_json, print_lines
 from .signals import ending_at_once
@@ -40,6 +40,7 @@ def bench(
       shardflow bench photos256/ --batch-size 256 --step-ms 180 --plot bench.png
       shardflow bench --loader train.py:make_loader
     """
+    check_chosen(**chosen)
     with ending_at_once():  # here, because torch takes seconds to import
         from shardflow.diagnostics import bench as benchmark
         from shardflow.diagnostics.chart import draw_bench

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ShardflowError
 
 from .options import PathOrUrl, option_group
@@ -35,16 +36,37 @@ loader_options = option_group(
 )
 
 
+def check_chosen(*, url: str | None, split: str, user_function: str | None, **_others: object) -> None:
+    """Check that the options choose a dataset or a file that exists, before the import of torch, which is slow."""
+    if (url is None) == (user_function is None):
+        raise click.UsageError("give either the URL of a dataset or --loader FILE.py:FUNCTION")
+    if url is not None:
+        _ = open_dataset(url)[split]
+    elif user_function is not None:
+        _split_function(user_function)
+
+
+def _split_function(user_function: str) -> tuple[Path, str]:
+    """Return the file and the name of "FILE.py:FUNCTION"."""
+    file, _, name = user_function.rpartition(":")
+    if not file or not name:
+        example = user_function.strip(":") or "train.py"
+        raise click.UsageError(f"--loader {user_function}: expected FILE.py:FUNCTION, such as {example}:make_loader")
+    path = Path(file).expanduser().resolve()
+    if path.suffix != ".py" or not path.is_file():
+        raise click.UsageError(f"--loader {user_function}: there is no Python file {file!r}; expected FILE.py:FUNCTION")
+    return path, name
+
+
 def loader_factory(
     url: str | None, *, split: str, batch_size: int, size: int, user_function: str | None
 ) -> tuple[Callable[..., Any], str]:
     """Return a function from settings to a loader, and a description of the loader."""
     import shardflow
 
-    if user_function is not None and url is None:
+    if url is None:
+        assert user_function is not None  # `check_chosen` has made sure of one of them
         return load_function(user_function), user_function
-    if user_function is not None or url is None:
-        raise click.UsageError("give either the URL of a dataset or --loader FILE.py:FUNCTION")
     make_loader = functools.partial(
         shardflow.Loader,
         url,
@@ -58,14 +80,14 @@ def loader_factory(
 
 def load_function(user_function: str) -> Callable[..., Any]:
     """Return the function of "FILE.py:FUNCTION". The file is executed: the user has named it for that."""
+    path, name = _split_function(user_function)
+
     from shardflow import Loader
 
-    file, _, name = user_function.rpartition(":")
-    path = Path(file).expanduser().resolve()
     # Under its own module name, so that a worker that was not forked can import it.
-    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
-    if spec is None or spec.loader is None:
-        raise click.UsageError(f"--loader {user_function}: there is no Python file {file!r}; expected FILE.py:FUNCTION")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # of a file that ends in .py
+    assert spec.loader is not None
     if getattr(sys.modules.get(path.stem), "__file__", str(path)) != str(path):
         raise click.UsageError(f"--loader {user_function}: another module is named {path.stem!r}; rename the file")
     module = importlib.util.module_from_spec(spec)
@@ -75,7 +97,7 @@ def load_function(user_function: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
-        raise click.UsageError(f"--loader {user_function}: {file} has no function {name!r}")
+        raise click.UsageError(f"--loader {user_function}: {path} has no function {name!r}")
 
     def make_loader(**settings: Any) -> Loader:
         loader = function(**settings)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from .loader_options import loader_factory, loader_options, user_code_errors
+from .loader_options import check_chosen, loader_factory, loader_options, user_code_errors
 from .options import json_option
 from .output import print_json, print_lines
 from .signals import ending_at_once
@@ -34,6 +34,7 @@ def tune(seconds: float, as_json: bool, **chosen: Any) -> None:
       shardflow tune s3://bucket/photos256 --batch-size 512 --seconds 120
       shardflow tune --loader train.py:make_loader
     """
+    check_chosen(**chosen)
     with ending_at_once():  # here, because torch takes seconds to import
         from shardflow.diagnostics.tuning import tune as find_settings
 

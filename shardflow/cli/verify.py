@@ -18,7 +18,7 @@ from .output import megabytes, print_json, shard_bar, total_bytes
 
 
 @click.command()
-@click.argument("url", type=PathOrUrl())
+@click.argument("url", type=PathOrUrl(), required=False)
 @json_option
 @click.option(
     "--repair",
@@ -33,14 +33,14 @@ from .output import megabytes, print_json, shard_bar, total_bytes
     "--source",
     "sources",
     multiple=True,
-    type=click.Path(),
+    type=PathOrUrl(),
     metavar="SRC",
     help="Compare some images and labels with what they were packed from; repeat it for what DST was extended from.",
 )
 @click.option(
     "--images", default=IMAGES, show_default=True, type=click.IntRange(1), help="Images to compare with --source."
 )
-def verify(url: str, as_json: bool, source: str | None, sources: tuple[str, ...], images: int) -> int:
+def verify(url: str | None, as_json: bool, source: str | None, sources: tuple[str, ...], images: int) -> int:
     """Read a whole dataset, and report or repair all damage.
 
     Checks the manifest, the size, SHA-256, tar structure and index of each shard, and the CRC-32 and label of each
@@ -54,6 +54,10 @@ def verify(url: str, as_json: bool, source: str | None, sources: tuple[str, ...]
       shardflow verify photos256/ --repair photos/
       shardflow verify photos256/ --source photos/
     """
+    if url is None:
+        if source:
+            raise click.UsageError(f"--repair took {source!r} for FROM: write `shardflow verify {source} --repair`")
+        raise click.UsageError("give the URL of a dataset")
     started = time.perf_counter()
     dataset = shardflow.open(url)
     shards, size = dataset.shards, total_bytes(dataset.shards)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._validation import check_integer
 from shardflow.errors import BucketNotFoundError, ConfigError, ManifestError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.storage.cache import Cache, as_cache
@@ -49,9 +50,14 @@ class Split:
 
         Raises:
             IndexError: There is no such sample.
+            ConfigError: It is no number.
             IntegrityError: Its bytes are damaged.
         """
-        sample = self.reader.read(*self.locate(number))
+        if isinstance(number, slice):
+            raise ConfigError(
+                f"{self.name}[{number.start}:{number.stop}]: samples are read one by one, by their numbers"
+            )
+        sample = self.reader.read(*self.locate(check_integer("the number of a sample", number)))
         parts = {part: bytes(payload) for part, payload in sample.parts.items()}
         return {"__key__": sample.key, "__url__": sample.url, **parts}
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardflow._validation import check_integer
+from shardflow._wording import plural
 from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError
 from shardflow.formats.manifest import SPLITS, is_name
 from shardflow.formats.quarantine import Quarantined
@@ -94,6 +96,7 @@ def index(
         PackIncompleteError: More than `max_bad` samples cannot be used.
         StoreError: A tar cannot be read, or the manifest cannot be written.
     """
+    max_bad = check_integer("max_bad", max_bad, 0)
     patterns = [urls] if isinstance(urls, str | os.PathLike) else urls
     tars = [tar for pattern in patterns for tar in _find_tars(pattern, src_options)]
     if len({tar.url for tar in tars}) < len(tars):
@@ -117,6 +120,9 @@ def index(
             f"samples that cannot be used: {len(bad)}, allowed are {max_bad}: {shown}{more}. "
             f"Leave them out with --max-bad {len(bad)}"
         )
+    if not any(map(len, indexes)):
+        message = f"{' '.join(map(str, patterns))}: no sample that can be read in {plural(len(tars), 'tar')}"
+        raise ConfigError(f"{message}; a sample is files that begin alike, one of them an image: 17.jpg, 17.cls")
     report = build_virtual_dataset(
         dst,
         (rows for split in SPLITS for rows in _selected_rows(tars, scans, indexes, split)),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._validation import check_integer
+from shardflow._validation import check_integer, check_share
 from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Shard
 from shardflow.order import keyed_rng
@@ -54,8 +54,8 @@ def split(
         DatasetExistsError: `dst` holds a dataset.
         StoreError: `src` cannot be read, or `dst` cannot be written.
     """
-    if not 0 < val < 1:
-        raise ConfigError(f"val must be above 0 and below 1, found {val}")
+    check_share("val", val)
+    seed = check_integer("seed", seed)
     dataset = _open_without_val(src, src_options)
     hashes = sample_hashes(dataset, "train", seed)
     held_out = _stratified(_first_classes(dataset, progress), hashes, val, seed)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from shardflow._validation import check_integer, check_share
 from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Shard
 
@@ -63,10 +64,14 @@ def subset(
     """
     if all(condition is None for condition in (classes, samples, fraction, limit)):
         raise ConfigError("nothing says which samples to keep; give classes, samples, fraction or limit")
-    if fraction is not None and not 0 < fraction < 1:
-        raise ConfigError(f"fraction must be above 0 and below 1, found {fraction}")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be 1 or more, found {limit}")
+    for name, names in (("classes", classes), ("samples", samples)):
+        if isinstance(names, str):
+            raise ConfigError(f"{name} must be a list of names, found {names!r}")
+    if fraction is not None:
+        check_share("fraction", fraction)
+    if limit is not None:
+        limit = check_integer("limit", limit, 1)
+    seed = check_integer("seed", seed)
     dataset = open_dataset(src, storage_options=src_options)
     masks = {split: np.ones(len(dataset[split]), dtype=np.bool_) for split in dataset}
     if classes is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardflow._validation import check_integer
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError
 from shardflow.formats import manifest
@@ -61,8 +62,7 @@ def count_pack(
 ) -> DryRun:
     """Return the counts of a `pack` with the same arguments. Nothing is written, and no image is read."""
     recipe = make_recipe(preset, **settings)
-    if shard_samples < 1:
-        raise ConfigError(f"shard_samples is {shard_samples}; 1 is the least")
+    shard_samples, seed = check_integer("shard_samples", shard_samples, 1), check_integer("seed", seed)
     ledger = Ledger(open_storage(dst, storage_options))
     with list_source(src, shared_options(src, dst, storage_options)) as source:
         jobs = plan_jobs(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._validation import check_integer
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError, FormatError, NotFoundError
 from shardflow.formats import quarantine
@@ -118,8 +119,7 @@ def extend(
     make_executor = executor_maker(executor, workers, ray_address)
     if on_conflict not in ON_CONFLICT:
         raise ConfigError(f"on_conflict is {on_conflict!r}; allowed are {', '.join(ON_CONFLICT)}")
-    if max_bad < 0:
-        raise ConfigError(f"max_bad is {max_bad}; 0 is the least")
+    max_bad = check_integer("max_bad", max_bad, 0)
     started = time.monotonic()
     storage = open_storage(dst, storage_options)
     open_dataset(dst, storage_options=storage_options)  # before a directory is made for a missing one

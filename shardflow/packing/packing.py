@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardflow.errors import ConfigError
+from shardflow._validation import check_integer
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import url_text
 
@@ -83,9 +83,8 @@ def pack(
     """
     recipe = make_recipe(preset, **settings)
     make_executor = executor_maker(executor, workers, ray_address)
-    for name, value, least in (("shard_samples", shard_samples, 1), ("max_bad", max_bad, 0)):
-        if value < least:
-            raise ConfigError(f"{name} is {value}; {least} is the least")
+    shard_samples = check_integer("shard_samples", shard_samples, 1)
+    seed, max_bad = check_integer("seed", seed), check_integer("max_bad", max_bad, 0)
     started = time.monotonic()
     storage = open_storage(dst, storage_options)
     ledger, totals = Ledger(storage), Totals()

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, DecodeError, EncodeError
 from shardflow.formats.manifest import Manifest
 
@@ -67,13 +68,13 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, side in (("short_side", self.short_side), ("long_side", self.long_side)):
-            if side is not None and not 1 <= side <= MAX_SIDE:
+            if side is not None and not 1 <= check_integer(name, side) <= MAX_SIDE:
                 raise ConfigError(f"{name} is {side}; allowed are 1 to {MAX_SIDE} pixels")
-        if not 1 <= self.quality <= 100:
+        if not 1 <= check_integer("quality", self.quality) <= 100:
             raise ConfigError(f"quality is {self.quality}; allowed are 1 to 100")
         choices = {"filter": FILTERS, "format": (*FORMATS, KEEP), "subsampling": SUBSAMPLINGS}
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
+            if getattr(self, name) not in tuple(allowed):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
         self._refuse_contradictions()
 

@@ -7,10 +7,8 @@ that no font has is drawn as its escape, such as \\u732b, because a box in its p
 from __future__ import annotations
 
 import functools
-import importlib.util
 import unicodedata
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from PIL import ImageDraw, ImageFont
 
@@ -94,17 +92,13 @@ def _load(number: int, size: int) -> Font:
 @functools.cache
 def _loaders() -> tuple[Callable[[int], Font], ...]:
     """Return for each font a function from a size to the font; the first is Pillow's own."""
-    return ImageFont.load_default, *(functools.partial(ImageFont.truetype, str(path)) for path in _found())
+    return ImageFont.load_default, *(functools.partial(ImageFont.truetype, name) for name in _found())
 
 
-def _found() -> Iterator[str | Path]:
+def _found() -> Iterator[str]:
     for name in _FONTS:
         try:
             ImageFont.truetype(name)
         except (OSError, ImportError):
             continue
         yield name
-    if (matplotlib := importlib.util.find_spec("matplotlib")) is not None and matplotlib.origin is not None:
-        path = Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
-        if path.is_file():
-            yield path

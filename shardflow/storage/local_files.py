@@ -60,6 +60,8 @@ def map_os_errors(path: Path) -> Iterator[None]:
         raise NotFoundError(f"{error.filename or path} does not exist; check the path") from error
     except PermissionError as error:
         raise AccessDeniedError(f"{error.filename or path}: permission denied; check the owner and mode") from error
+    except FileExistsError as error:
+        raise StoreError(f"{error.filename or path} is a file, and no directory; choose another path") from error
     except OSError as error:
         remedy = "free some space and run the same command again" if error.errno == errno.ENOSPC else "check the disk"
         raise StoreError(f"{error.filename or path}: {error.strerror or error}; {remedy}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -85,6 +86,21 @@ def test_tune_prints_the_line_to_paste(url: Path) -> None:
     assert any(f"shardflow.Loader({str(url)!r}, split='train', batch_size=8, num_workers=" in line for line in lines)
 
 
+def test_a_mistake_costs_no_import_of_torch(tmp_path: Path) -> None:
+    """A dataset that does not exist is an error before torch, whose import takes seconds."""
+    code = f"""
+import sys
+from shardflow.cli.main import main
+try:
+    main([{{command!r}}, {str(tmp_path / "none")!r}])
+finally:
+    print(sorted({{{{"torch", "torchvision"}}}} & sys.modules.keys()))
+"""
+    for command in ("bench", "tune"):
+        done = subprocess.run([sys.executable, "-c", code.format(command=command)], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (4, "[]\n"), done.stderr
+
+
 def test_wrong_usage_is_one_line(url: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every mistake is reported in one line, with the line of the user's own code; never with a traceback."""
     file, taken = tmp_path / "their_loader.py", tmp_path / "other" / "json.py"
@@ -99,6 +115,9 @@ def test_wrong_usage_is_one_line(url: Path, tmp_path: Path, capsys: pytest.Captu
         (["bench"], 2, "either the URL"),
         (["tune", str(url), "--loader", "x.py:f"], 2, "either the URL"),
         (["tune", "--loader", "x.py:f"], 2, "no Python file"),
+        (["tune", "--loader", "x.py"], 2, "expected FILE.py:FUNCTION, such as x.py:make_loader"),
+        (["bench", "--loader", ":f"], 2, "expected FILE.py:FUNCTION"),
+        (["bench", str(url), "--split", "none"], 2, "has no split 'none'"),
         (["tune", "--loader", f"{file}:absent"], 2, "no function 'absent'"),
         (["tune", "--loader", f"{file}:nothing"], 2, "line 9: ZeroDivisionError"),
         (["bench", "--loader", f"{file}:other"], 2, "must return a shardflow.Loader"),

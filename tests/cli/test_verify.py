@@ -31,6 +31,16 @@ def test_an_undamaged_dataset_exits_0(tmp_path: Path) -> None:
     assert "no damage: 2 shards, 12 samples, " in answer.output
 
 
+def test_repair_before_the_dataset(tmp_path: Path) -> None:
+    """Where `--repair` takes the dataset for FROM, the message has the command in its right order."""
+    dataset = str(make_dataset(tmp_path / "data", [5]))
+    for arguments in (["verify", "--repair", dataset], ["verify", f"--repair={dataset}"]):
+        answer = run(*arguments)
+        assert answer.returncode == 2
+        assert f"--repair took '{dataset}' for FROM: write `shardflow verify {dataset} --repair`" in answer.stderr
+    assert "give the URL of a dataset" in run("verify", "--repair").stderr
+
+
 def test_every_flipped_bit_is_named(tmp_path: Path) -> None:
     """Damage in two shards is reported with shard and sample, one finding per line, and the exit code is 1."""
     dataset = make_dataset(tmp_path / "data", [5, 7])

@@ -130,7 +130,10 @@ def test_exports(dataset: Path) -> None:
         (["split", "SET", "NEW", "--val", "2"], 2, "above 0 and below 1"),
         (["merge", "SET", "NEW"], 2, "two or more datasets"),
         (["index", "NEW"], 4, "does not exist"),
+        (["subset", "SET", "SET", "--classes", "class1, class2"], 3, "already holds a dataset"),
         (["index", "TARS"], 1, "--max-bad 1"),
+        (["index", "EMPTY.tar"], 2, "EMPTY.tar: no sample that can be read in 1 tar; a sample is files that begin"),
+        (["pack", "EMPTY.tar", "NEW"], 2, "no sample in 1 tar, such as 'EMPTY.tar'; a sample is files that begin"),
         (["diff", "SET", "NEW"], 4, "does not exist"),
         (["export", "energon", "NEW"], 4, "does not exist"),
         (["info", "NEW"], 4, "does not exist"),
@@ -144,7 +147,9 @@ def test_errors_are_one_line(
     """Every error is one line with the reason, and the documented exit code."""
     write_tar(tmp_path / "tars/00.tar", [("bad.txt", b"x")])
     write_tree(tmp_path / "broken", {FILE_NAME: b"{}"})
+    write_tar(tmp_path / "EMPTY.tar", [])
     places = {name: str(tmp_path / name.lower()) for name in ("SET", "NEW", "TARS", "BROKEN")}
+    places["EMPTY.tar"] = str(tmp_path / "EMPTY.tar")
     assert exit_code(*(places.get(argument, argument) for argument in arguments)) == code
     printed, errors = capsys.readouterr()
     lines = errors.splitlines()

@@ -91,8 +91,9 @@ def test_what_cannot_be_split(tmp_path: Path) -> None:
     single = make_dataset(tmp_path / "single", [4])
     with pytest.raises(ConfigError, match="leaves train or val empty"):
         sf.split(single, tmp_path / "virtual", val=0.01)
-    with pytest.raises(ConfigError, match="above 0 and below 1"):
-        sf.split(single, tmp_path / "virtual", val=1)
+    for val in (1, "0.1"):
+        with pytest.raises(ConfigError, match="val must be above 0 and below 1"):
+            sf.split(single, tmp_path / "virtual", val=val)  # type: ignore[arg-type]
 
 
 def test_bad_labels_are_named(tmp_path: Path) -> None:

@@ -107,6 +107,9 @@ def test_wrong_arguments(dataset: Path, tmp_path: Path) -> None:
         ({}, "nothing says which samples to keep"),
         ({"fraction": 1.0}, "above 0 and below 1"),
         ({"limit": 0}, "1 or more"),
+        ({"fraction": "0.1"}, "fraction must be above 0 and below 1, found '0.1'"),
+        ({"limit": "3"}, "limit must be a whole number, found '3'"),
+        ({"classes": "class1"}, "classes must be a list of names, found 'class1'"),
         ({"classes": ["nothing"]}, "has no class 'nothing'"),
         ({"fraction": 0.001}, "no sample is selected"),
     ):

@@ -410,10 +410,21 @@ def test_statistics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"workers": 0}, {"shard_samples": 0}, {"max_bad": -1}, {"executor": "threads"}, {"quality": 0}]
+    "wrong",
+    [
+        *({"workers": 0}, {"shard_samples": 0}, {"max_bad": -1}, {"executor": "threads"}, {"quality": 0}),
+        *({"workers": "2"}, {"shard_samples": "64"}, {"max_bad": "3"}, {"seed": None}, {"short_side": "256"}),
+    ],
 )
 def test_arguments_are_checked_first(tmp_path: Path, wrong: dict[str, Any]) -> None:
     """A wrong argument is named before anything is read or written."""
-    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is "):
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} (is|must be) "):
         sf.pack(tmp_path / "src", tmp_path / "dst", **wrong)
     assert not (tmp_path / "dst").exists()
+
+
+def test_a_file_in_place_of_the_destination(tmp_path: Path) -> None:
+    """A destination that is a file is named as such, and the disk is not blamed."""
+    src = write_tree(tmp_path, {"src/1.jpg": photo(1), "notes.txt": b""}) / "src"
+    with pytest.raises(StoreError, match=r"notes\.txt is a file, and no directory; choose another path"):
+        sf.pack(src, tmp_path / "notes.txt", **SMALL)

@@ -112,7 +112,7 @@ def test_sound_dataset(packed: Path) -> None:
 
 def test_wrong_number_of_workers(packed: Path, damaged: Path) -> None:
     """A number of workers that cannot be is refused before anything is read."""
-    with pytest.raises(ConfigError, match="workers is -1; 1 is the least"):
+    with pytest.raises(ConfigError, match="workers must be 1 or more, found -1"):
         sf.repair(damaged, packed / "src", workers=-1)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
 
+from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 from shardflow.packing.jobs import Done, Finish, Job
 
@@ -57,8 +58,8 @@ def executor_maker(name: str, workers: int | None = None, ray_address: str | Non
     """Return a function that makes the executor of a name once the destination is locked."""
     if name not in EXECUTORS:
         raise ConfigError(f"executor is {name!r}; allowed are {', '.join(EXECUTORS)}")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers is {workers}; 1 is the least")
+    if workers is not None:
+        workers = check_integer("workers", workers, 1)
     makers: dict[str, ExecutorMaker] = {
         "processes": lambda lock: Processes(workers, (lock,)),
         "ray": lambda _: Ray(workers, address=ray_address),

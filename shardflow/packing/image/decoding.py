@@ -29,10 +29,13 @@ from shardflow.formats.image_types import IMAGE_TYPES, ImageType, image_type, is
 from .colour import to_8_bits
 from .geometry import Size
 
-with contextlib.suppress(ImportError):
+try:
     import pillow_heif
-
+except ImportError:
+    HEIF_VERSION = None
+else:
     pillow_heif.register_heif_opener()
+    HEIF_VERSION = pillow_heif.__version__
 
 
 def _missing_codec(kind: ImageType) -> str:

@@ -5,8 +5,6 @@ JPEGs are baseline with libjpeg's standard Huffman tables: optimised ones save 3
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import io
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ from shardflow import native
 from shardflow.formats.labels import Label
 from shardflow.formats.statistics import PixelSums, Statistics
 
+from .decoding import HEIF_VERSION
 from .geometry import Geometry
 
 SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
@@ -111,6 +110,6 @@ def codec_versions() -> dict[str, str]:
         "zlib": ("zlib_ng", "zlib"),
     }
     found = {library: next(filter(None, map(features.version, known)), "none") for library, known in names.items()}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["pillow-heif"] = importlib.metadata.version("pillow-heif")
+    if HEIF_VERSION is not None:
+        found["pillow-heif"] = HEIF_VERSION
     return {"pillow": PIL.__version__, **found, "kernel": native.version()}

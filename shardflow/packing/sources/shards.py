@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from shardflow._wording import plural
 from shardflow.dataset.label_numbering import Classes, Named
 from shardflow.dataset.shard_rows import read_index
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError, SampleError
@@ -107,7 +108,8 @@ class Shards:
             for draft in _tar_samples(storage, name, tag, name.partition("/")[0].lower() if in_splits else "train")
         )
         if not drafts:
-            raise ConfigError(f"{storage}: no samples in {len(tags)} shards, such as {next(iter(tags))!r}")
+            message = f"{storage}: no sample in {plural(len(tags), 'tar')}, such as {next(iter(tags))!r}"
+            raise ConfigError(f"{message}; a sample is files that begin alike, one of them an image: 17.jpg, 17.cls")
         return number_labels(drafts, self.classes, storage, reader)
 
 
