@@ -69,7 +69,7 @@ def cache(ctx: click.Context, cache_dir: str | None, as_json: bool) -> None:
         "directory": found.directory,
         "shards": f"{plural(len(blobs), 'file')}, {megabytes(described['bytes'])}",
         "decoded": f"{plural(len(decoded), 'file')}, {megabytes(described['decoded_bytes'])}",
-        "limit": f"{megabytes(found.limit_bytes)} by default; a loader may set another",
+        "limit": f"{megabytes(found.limit_bytes)}, unless a loader sets another limit",
         "disk": f"{megabytes(described['disk_free_bytes'])} free",
     }
     print_lines(lines.items(), 11)

@@ -23,8 +23,9 @@ _NAMED = 5
 def diff(a: str, b: str, as_json: bool) -> int:
     """Compare two datasets: recipe, classes, splits, shards, samples.
 
-    Only indexes are read, no shards. Samples are matched by the paths of their inputs if both datasets have their
-    receipts, and by their images otherwise. The exit code is 0 if the datasets are the same, and 1 if they differ.
+    Only indexes are read, no shards. Samples are matched by the paths of their inputs if both datasets have the .json
+    files beside their shards, and by their images otherwise. The exit code is 0 if the datasets are the same, and 1 if
+    they differ.
 
     \b
     Example:

@@ -62,8 +62,8 @@ def total_bytes(shards: Sequence[Shard]) -> int:
 
 
 def megabytes(count: int) -> str:
-    """Return a number of bytes in megabytes."""
-    return f"{count / 1e6:,.1f} MB"
+    """Return a number of bytes in megabytes, or in gigabytes from ten of them."""
+    return f"{count / 1e6:,.1f} MB" if count < 10e9 else f"{count / 1e9:,.1f} GB"
 
 
 def first_few(names: Sequence[str], most: int) -> str:

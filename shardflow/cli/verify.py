@@ -18,7 +18,7 @@ from .output import megabytes, print_json, shard_bar, total_bytes
 
 
 @click.command()
-@click.argument("url", type=PathOrUrl(), required=False)
+@click.argument("url", type=PathOrUrl(), required=False, metavar="URL")
 @json_option
 @click.option(
     "--repair",
@@ -75,7 +75,7 @@ def verify(url: str | None, as_json: bool, source: str | None, sources: tuple[st
     if as_json:
         checked = {"shards": len(shards), "samples": samples, "bytes": size, "compared": compared.compared}
         listed = list(map(asdict, [*findings, *compared.findings]))
-        print_json({**checked, "sound": not listed, "findings": listed, **repairs})
+        print_json({**checked, "ok": not listed, "findings": listed, **repairs})
         return 1 if listed else 0
     if source is not None:
         for name in report.repaired:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,14 +191,24 @@ def open_dataset(
         root = storage.local_path("")
         if root is None or root.is_dir():
             reason = f"holds no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing it was not finished"
-        else:
-            reason = "does not exist"
-        raise NotFoundError(f"{storage} {reason}; pack one with `shardflow pack SRC {storage}`") from error
+            raise NotFoundError(
+                f"{storage} {reason}; check the path, or run `shardflow pack` again to finish"
+            ) from error
+        raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from error
     if version is not None and version != content.fingerprint:
         content = _read_version(storage, version)
     storage = virtual_storage(storage, content.roots, storage_options)
     shards = (shard for shards in content.splits.values() for shard in shards)
     return Dataset(storage, content, None if are_local(storage, shards) else as_cache(cache))
+
+
+def _similar(path: Path) -> str:
+    """Return which dataset beside a path that does not exist may be meant, "" if none has a similar name."""
+    with contextlib.suppress(OSError):
+        others = [other.parent.name for other in path.parent.glob(f"*/{manifest.FILE_NAME}")]
+        if names := difflib.get_close_matches(path.name, others, 1):
+            return f"did you mean {path.parent / names[0]}?"
+    return ""
 
 
 def _read_version(storage: Storage, version: str) -> manifest.Manifest:

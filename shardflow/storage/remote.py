@@ -45,6 +45,19 @@ PIECE_BYTES = 8 << 20
 PIECES = 4
 _CANCEL_TIMEOUT_S = 10.0
 _LOOP_TIMEOUT_S = 60.0
+_PACKAGES = {
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
+    **dict.fromkeys(("http", "https"), "requests aiohttp"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    "hf": "huggingface_hub",
+    "oci": "ocifs",
+    "oss": "ossfs",
+    "smb": "smbprotocol",
+    "webdav": "webdav4",
+}
+"""Scheme of a URL → the packages by which fsspec serves it."""
+
 _SAME_BYTES = 4  # times in a row, after which wrong bytes are taken for what is stored
 
 
@@ -259,7 +272,9 @@ class RemoteStorage:
                 return S3Transport(fs, path, self._classify, policy, self._piece_bytes)
             return FsspecTransport(fs, path, str(self), self._classify, policy)
         except ImportError as error:
-            failure = ConfigError(f"{self}: {error}; install the package that it names")
+            package = _PACKAGES.get(url.scheme)
+            remedy = f"pip install {package}" if package is not None else f"{error}; install it with pip"
+            failure = ConfigError(f"{self}: {url.scheme}:// URLs need another package: {remedy}")
         except Exception as error:
             failure = ConfigError(f"{self._classify(error, f'{self} with these storage_options').error}")
         raise failure  # outside of the handlers, so that the cause, which may hold secrets, is not attached

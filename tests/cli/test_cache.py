@@ -49,7 +49,7 @@ def test_shows_what_it_holds(far: str, directory: Path) -> None:
     printed = run()
     assert str(directory) in printed
     assert re.search(r"shards +4 files, 0\.0 MB", printed)
-    assert re.search(r"limit +100,000\.0 MB", printed)
+    assert re.search(r"limit +100\.0 GB, unless a loader sets another limit", printed)
 
 
 def test_warm_fetches_what_is_missing(far: str, directory: Path, tmp_path: Path) -> None:

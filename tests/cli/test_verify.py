@@ -84,6 +84,6 @@ def test_json_lists_the_findings(tmp_path: Path) -> None:
     assert answer.returncode == 1
     assert not answer.stderr
     checked = json.loads(answer.stdout)
-    assert (checked["shards"], checked["samples"], checked["sound"]) == (1, 5, False)
+    assert (checked["shards"], checked["samples"], checked["ok"]) == (1, 5, False)
     assert {finding["file"] for finding in checked["findings"]} == {"train/000000.tar"}
     assert {finding["key"] for finding in checked["findings"]} == {None, "000000003"}

@@ -166,5 +166,5 @@ def test_command(packed: Path, damaged: Path) -> None:
     whole = CliRunner().invoke(shardflow, arguments, standalone_mode=False)
     assert whole.return_value == 0
     told = json.loads(whole.stdout)
-    assert told["sound"] is True
+    assert told["ok"] is True
     assert set(told["repaired"]) == set(BROKEN) - {"train/000002.npy"}

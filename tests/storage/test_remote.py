@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fsspec.asyn import get_loop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardflow.errors import DeadlineError
+from shardflow.errors import ConfigError, DeadlineError
 from shardflow.storage import remote
 from shardflow.storage.remote import PIECE_BYTES, RemoteStorage, _ranges
 
@@ -63,3 +64,11 @@ def test_a_slow_answer_is_not_a_blocked_loop(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(remote, "_LOOP_TIMEOUT_S", 0.2)
     slow = asyncio.run_coroutine_threadsafe(asyncio.sleep(0.7, 7), get_loop())
     assert remote._wait_for(slow) == 7
+
+
+def test_the_package_for_a_scheme() -> None:
+    """A URL that needs a package which is not installed says which: by its name, or in the words of fsspec."""
+    for url, remedy in (("gs://bucket/x", "pip install gcsfs"), ("lakefs://x/y", "lakefs-spec")):
+        if find_spec(remedy.split()[-1].replace("-", "_")) is None:
+            with pytest.raises(ConfigError, match=rf"{url}: {url.partition(':')[0]}:// URLs need .*{remedy}"):
+                RemoteStorage(url).read("a")
