@@ -104,7 +104,11 @@ _DESTINATIONS = {
 def _dry_run_lines(counts: DryRun, dst: str) -> Iterator[tuple[str, str]]:
     for split, inputs in counts.inputs.items():
         sizes = counts.classes.get(split)
-        classes = f" in {len(sizes)} classes of {_range(sizes.values())}" if sizes else ""
+        classes = (
+            f" in {len(sizes):,} {'class' if len(sizes) == 1 else 'classes'} of {_range(sizes.values())}"
+            if sizes
+            else ""
+        )
         yield split, f"{plural(inputs, 'input')}{classes}"
     yield "would write", plural(counts.shards, "shard")
     if counts.skipped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 import shardflow
+from shardflow._wording import plural
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.errors import ConfigError
@@ -131,7 +132,7 @@ def _sample_sheet(dataset: Dataset, split: str, count: int, class_name: str | No
         numbers = reader.spread_samples(count)
         title = f"{dataset.url.rstrip('/').rpartition('/')[2]}, {split}"
     tiles = list(sample_tiles(reader.samples(numbers), dataset.classes))
-    return ContactSheet(title, f"{len(tiles)} of {len(reader.split):,} samples", tiles)
+    return ContactSheet(title, f"{len(tiles)} of {plural(len(reader.split), 'sample')}", tiles)
 
 
 def _quarantine_sheet(dataset: Dataset, count: int, source: str | None) -> ContactSheet:
@@ -139,7 +140,7 @@ def _quarantine_sheet(dataset: Dataset, count: int, source: str | None) -> Conta
     if not inputs:
         raise ConfigError(f"{dataset.url} has no input in quarantine: every input was packed")
     tiles = list(quarantine_tiles(inputs[:count], None if source is None else open_storage(source)))
-    subtitle = f"{len(tiles)} of {len(inputs):,} inputs that could not be packed, of {dataset.manifest.inputs:,}"
+    subtitle = f"{len(tiles)} of {plural(len(inputs), 'input')} that were not packed, of {dataset.manifest.inputs:,}"
     return ContactSheet("Quarantine", subtitle, tiles)
 
 

@@ -48,7 +48,7 @@ class LabelNumbering:
         if unknown:
             raise ConfigError(f"{where} has the class {unknown[0]!r}, not one of the {len(known)} given")
         if numbers and max(numbers) >= len(known):
-            raise ConfigError(f"{where} has the label {max(numbers)}, but only {len(known)} classes were given")
+            raise ConfigError(f"{where} has the label {max(numbers)}, but {len(known)} classes were given")
 
     def number(self, label: Named) -> Label:
         """Return the number of a class, or the ascending numbers of several."""

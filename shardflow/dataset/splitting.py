@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import check_integer, check_share
+from shardflow._wording import plural
 from shardflow.errors import ConfigError
 from shardflow.formats.manifest import Shard
 from shardflow.order import keyed_rng
+from shardflow.storage.urls import url_text
 
 from .class_labels import read_labels
 from .dataset import Dataset, open_dataset
@@ -60,7 +62,8 @@ def split(
     hashes = sample_hashes(dataset, "train", seed)
     held_out = _stratified(_first_classes(dataset, progress), hashes, val, seed)
     if not held_out.any() or held_out.all():
-        raise ConfigError(f"val={val} of {len(held_out)} samples leaves train or val empty; choose another share")
+        message = f"val={val} of {plural(len(held_out), 'sample')} leaves train or val empty"
+        raise ConfigError(f"{message}; choose another share")
     return _hold_out(dataset, held_out, dst, made_by=f"val {val}, seed {seed}", dst_options=dst_options)
 
 
@@ -96,14 +99,14 @@ def split_folds(
     folds = check_integer("folds", folds, 2)
     dataset = _open_without_val(src, src_options)
     if len(dataset["train"]) < folds:
-        raise ConfigError(f"{len(dataset['train'])} training samples cannot be split into {folds} folds")
+        raise ConfigError(f"{plural(len(dataset['train']), 'training sample')} cannot be split into {folds} folds")
     hashes = sample_hashes(dataset, "train", seed)
     fold_of = _folds(_first_classes(dataset, progress), hashes, folds)
     return tuple(
         _hold_out(
             dataset,
             fold_of == fold,
-            f"{os.fspath(dst).rstrip('/')}/fold{fold}",
+            f"{url_text(dst).rstrip('/')}/fold{fold}",
             made_by=f"fold {fold} of {folds}, seed {seed}",
             dst_options=dst_options,
         )
@@ -114,7 +117,7 @@ def split_folds(
 def _open_without_val(src: str | os.PathLike[str], src_options: Mapping[str, Any] | None) -> Dataset:
     dataset = open_dataset(src, storage_options=src_options)
     if "val" in dataset:
-        raise ConfigError(f"{dataset.url} already has a split val, with {len(dataset['val'])} samples")
+        raise ConfigError(f"{dataset.url} already has a split val, with {plural(len(dataset['val']), 'sample')}")
     return dataset
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import shardflow
 from shardflow._cores import allowed_cores
+from shardflow._wording import plural
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.preview.augmentation import augment_with_loader
@@ -117,10 +118,9 @@ def _pack(images: Path, url: Path, workers: int, report: Report, *, shard_sample
     report("pack", f"resizing {images} to a short side of 256 pixels, as shards in {url}")
     # Bad files do not end the demo, they are reported.
     packed = shardflow.pack(images, url, workers=max(1, workers), shard_samples=shard_samples, max_bad=1 << 62)
-    shards = "1 shard" if packed.shards == 1 else f"{packed.shards} shards"
     sizes = f"{packed.bytes_in / 1e6:.1f} -> {packed.bytes_out / 1e6:.1f} MB"
     speed = f"in {packed.seconds:.1f} s: {packed.inputs / packed.seconds:.0f} images/s"
-    report("", f"{packed.packed} of {packed.inputs} images in {shards}, {sizes} {speed}")
+    report("", f"{packed.packed} of {packed.inputs} images in {plural(packed.shards, 'shard')}, {sizes} {speed}")
     if packed.packed < packed.inputs:
         report("", f"{packed.inputs - packed.packed} could not be packed, see {url / 'quarantine.jsonl'}")
 
@@ -132,7 +132,7 @@ def _verify(url: Path, report: Report, failures: list[str]) -> None:
     for finding in findings:
         report("", str(finding))
     if findings:
-        failures.append(f"the dataset that was just packed is damaged: {len(findings)} findings")
+        failures.append(f"the dataset that was just packed is damaged: {plural(len(findings), 'finding')}")
     else:
         seconds = time.perf_counter() - started
         size = sum(shard.bytes for shard in shardflow.open(url).shards)

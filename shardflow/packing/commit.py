@@ -181,8 +181,10 @@ def _refusal(ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, ma
     more = f"; {len(quarantined) - _NAMED} more" if len(quarantined) > _NAMED else ""
     listed = f"{named}{more}, all listed in {ledger.storage.url(manifest.QUARANTINE_NAME)}"
     if len(quarantined) == inputs:
-        return f"none of the {inputs} inputs could be packed: {listed}; is this the right directory?"
+        none = "the only input could not" if inputs == 1 else f"none of the {inputs} inputs could"
+        return f"{none} be packed: {listed}; is this the right directory?"
+    allowed = f"{max_bad} {'is' if max_bad == 1 else 'are'} allowed"
     return (
-        f"{len(quarantined)} of {inputs} inputs could not be packed, {max_bad} are allowed: {listed}. Repair or remove "
+        f"{len(quarantined)} of {inputs} inputs could not be packed, {allowed}: {listed}. Repair or remove "
         f"them, or allow them with --max-bad {len(quarantined)}, then run the same command again: the packed ones stay"
     )

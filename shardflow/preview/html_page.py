@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from shardflow._wording import plural
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import Finding
 from shardflow.formats.image_types import IMAGE_PARTS
@@ -204,7 +205,7 @@ def _verification(findings: Sequence[Finding] | None) -> str:
         content = '<p class="good">No damage: every shard, index and member is as it was packed.</p>'
     else:
         rows = table([(each.where, each.problem) for each in findings[:_MOST_ROWS]])
-        number = "1 finding" if len(findings) == 1 else f"{len(findings):,} findings"
+        number = plural(len(findings), "finding")
         more = f", of which the first {_MOST_ROWS}" if len(findings) > _MOST_ROWS else ""
         content = f'<p class="bad">{number}{more}:</p>{rows}'
     return section("Verification", content)
@@ -215,7 +216,7 @@ def _quarantine(dataset: Dataset) -> str:
     if not inputs:
         return section("Quarantine", "<p>Empty: every input was packed.</p>")
     reasons = Counter(f"{each.stage}: {each.reason}" for each in inputs).most_common(_MOST_ROWS)
-    text = f"<p>{len(inputs):,} of {dataset.manifest.inputs:,} inputs could not be packed:</p>"
+    text = f"<p>{len(inputs):,} of {dataset.manifest.inputs:,} inputs were not packed:</p>"
     return section("Quarantine", text + table([(f"{number:,}", reason) for reason, number in reasons], "counts"))
 
 

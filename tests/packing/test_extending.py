@@ -302,7 +302,7 @@ def test_bad_inputs(dst: Path, tmp_path: Path) -> None:
     """Too many new bad inputs leave the old version; allowed, each is named in the ledger beside the old ones."""
     src = write_tree(tmp_path / "new", {"a/good.jpg": photo(1), "a/worse.jpg": b"", "b/ugly.jpg": b"x"})
     old = sf.open(dst).fingerprint
-    with pytest.raises(PackIncompleteError, match=r"2 of 3 inputs could not be packed, 1 are allowed.*--max-bad 2"):
+    with pytest.raises(PackIncompleteError, match=r"2 of 3 inputs could not be packed, 1 is allowed.*--max-bad 2"):
         sf.extend(src, dst, executor="serial", max_bad=1)
     assert sf.open(dst).fingerprint == old
     report = sf.extend(src, dst, executor="serial", max_bad=2)
