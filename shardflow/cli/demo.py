@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import click
 
+from shardflow._cores import allowed_cores
+from shardflow.demo.pictures import make_pictures
+from shardflow.demo.scenes import SCENES
+from shardflow.errors import ConfigError
+from shardflow.storage.local_files import map_os_errors
+
 from .options import PathOrUrl
+
+_TRAIN, _VAL = 10, 2  # pictures of each class that --draw makes
 
 
 @click.command()
 @click.option("--images", type=PathOrUrl(), metavar="DIR", help="Folder of images.  [default: pictures drawn now]")
 @click.option("--output", type=PathOrUrl(), default="demo-output", show_default=True, help="Folder for the results.")
+@click.option("--draw", type=PathOrUrl(), metavar="DIR", help="Draw 96 pictures into this new folder, and do no more.")
 @click.option("--epochs", default=12, show_default=True, help="Training epochs; 0 skips the training.")
 @click.option("--workers", type=int, help="Number of processes.  [default: one per core, at most 8]")
-def demo(images: str | None, output: str, epochs: int, workers: int | None) -> int:
+def demo(images: str | None, output: str, draw: str | None, epochs: int, workers: int | None) -> int:
     """Show every step on a few hundred pictures: pack, verify, stream, resume, train, and draw a contact sheet.
 
     Nothing is overwritten: if the output folder is in use, a new folder in it is used.
 
     \b
-    Example:
+    Examples:
       shardflow demo --images photos/ --output demo-output/
+      shardflow demo --draw photos/
     """
+    if draw is not None:
+        return _draw(draw)
     click.echo("shardflow demo")
     started = time.perf_counter()
 
@@ -33,6 +46,16 @@ def demo(images: str | None, output: str, epochs: int, workers: int | None) -> i
         click.echo(f"shardflow: {failure}", err=True)
     _report("done", f"in {time.perf_counter() - started:.0f} s")
     return 1 if result.failures else 0
+
+
+def _draw(folder: str) -> int:
+    path = Path(folder)
+    if path.exists():
+        raise ConfigError(f"{folder} exists already; choose a new folder")
+    with map_os_errors(path):
+        made = make_pictures(path, train=_TRAIN, val=_VAL, workers=allowed_cores())
+    click.echo(f"drew {made:,} pictures of {len(SCENES)} classes in {folder}: {', '.join(SCENES)}")
+    return 0
 
 
 def _report(step: str, line: str) -> None:

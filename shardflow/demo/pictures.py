@@ -16,8 +16,8 @@ from .scenes import SCENES, Pixels
 _SHORT_SIDE = 272, 352  # range in pixels: above 256, so that packing has something to resize
 
 
-def make_pictures(folder: Path, *, train: int, val: int, workers: int) -> None:
-    """Write `folder/{train,val}/CLASS/NNNN.jpg`, so many pictures per class in each split, in several threads."""
+def make_pictures(folder: Path, *, train: int, val: int, workers: int) -> int:
+    """Write `folder/{train,val}/CLASS/NNNN.jpg`, so many pictures per class in each split; return their number."""
     jobs = []
     for split, numbers in (("train", range(train)), ("val", range(train, train + val))):
         for name in SCENES:
@@ -30,6 +30,7 @@ def make_pictures(folder: Path, *, train: int, val: int, workers: int) -> None:
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(write, jobs))  # raises the exception of a thread
+    return len(jobs)
 
 
 def draw(name: str, number: int, seed: int = 0) -> Image.Image:

@@ -30,6 +30,15 @@ def test_uses_the_users_folder(tmp_path: Path) -> None:
     assert not (output / "pictures").exists()
 
 
+def test_draws_pictures_alone(tmp_path: Path) -> None:
+    """`--draw` makes a new folder of pictures, and refuses one that exists."""
+    result = CliRunner().invoke(demo, ["--draw", str(tmp_path / "a")])
+    assert result.exit_code == 0, result.output
+    assert f"drew 96 pictures of 8 classes in {tmp_path / 'a'}: bricks, city, " in result.output
+    assert len(list((tmp_path / "a").glob("train/*/*.jpg"))) == 80
+    assert "exists already" in str(CliRunner().invoke(demo, ["--draw", str(tmp_path)]).exception)
+
+
 @pytest.mark.parametrize("option", ["--epochs", "--workers"])
 def test_a_negative_number_is_refused(tmp_path: Path, option: str) -> None:
     """It is refused before anything is written."""

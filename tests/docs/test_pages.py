@@ -13,7 +13,18 @@ import webdataset as wds
 
 import shardflow
 from tests.helpers.making import jpeg
-from tests.helpers.pages import PAGES, PROJECT, blocks, commands, few, on_this_machine, run_command, run_page
+from tests.helpers.pages import (
+    PAGES,
+    PROJECT,
+    alternatives,
+    blocks,
+    commands,
+    few,
+    is_shown,
+    on_this_machine,
+    run_command,
+    run_page,
+)
 from tests.helpers.s3_fixtures import prefix, server
 from tests.helpers.s3_server import Server
 
@@ -45,7 +56,8 @@ def test_pages_run(
     code = "".join(block.code for block in blocks(text) if block.kind in ("python", "console"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shutil.copytree(photos, "photos")
+    if "demo --draw photos/" not in code:
+        shutil.copytree(photos, "photos")
     if "pack photos/ photos256" not in code:
         shutil.copytree(photos.parent / "photos256", "photos256")
     translated = on_this_machine
@@ -54,6 +66,25 @@ def test_pages_run(
         if not re.search(r"(pack|sync) \S+ s3://bucket/photos256", code):
             shardflow.sync(photos.parent / "photos256", translated("s3://bucket/photos256"))
     run_page(PAGES[page], _names(), translated)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/loading.md"])
+def test_options_in_comments_run(page: str, photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a comment offers in place of an argument can be pasted there: the loader gives a first batch."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(photos.parent / "photos256", "photos256")
+    for block in blocks(PAGES[page].read_text(encoding="utf-8")):
+        for option, code in alternatives(block.code) if block.kind == "python" else ():
+            names = _names()
+            exec(code.replace("num_workers=None", "num_workers=0"), names)
+            assert len(next(iter(names["loader"]))[0]), option
+
+
+def test_alternatives_are_found() -> None:
+    """Each alternative in a comment gives the block with it in place of the value shown."""
+    code = "f(\n    a=1,  # or 2, or g(3, 4)\n    b=2,  # more or less: this, or 5\n)\n"
+    assert [option for option, _ in alternatives(code)] == ["2", "g(3, 4)", "5"]
+    assert [changed for _, changed in alternatives(code)][1] == code.replace("1,  # or 2, or g(3, 4)", "g(3, 4),")
 
 
 def _with_bucket(server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
@@ -86,11 +117,25 @@ def test_what_does_not_run_is_found(tmp_path: Path, photos: Path) -> None:
         run_page(page, {}, str)
     for command, shown, message in (
         (f"shardflow info {tmp_path}/none", [], "exit code 4"),
-        (f"shardflow info {photos.parent}/photos256", ["dataset", "nothing"], "no line like 'nothing'"),
+        (f"shardflow info {photos.parent}/photos256", ["dataset …", "nothing"], "in place of\ndataset …\nnothing"),
         ("python examples/none.py", [], r"there is no examples/none\.py"),
     ):
         with pytest.raises(AssertionError, match=message):
             run_command(command, shown, "here")
+
+
+def test_output_is_compared() -> None:
+    """Output is compared line by line, but for figures that no two machines share, and what a page leaves out."""
+    printed = ["packed   3 of 3 inputs", "time  0.9 s, 1,200 images/s", "fingerprint  sha256:ab", "next  verify"]
+    for shown in (
+        printed,
+        ["packed 3 of 3 inputs", "time 12.5 s, 7 images/s", "fingerprint sha256:…", "next  verify"],
+        ["packed …", "…", "next  verify"],
+        ["…"],
+    ):
+        assert is_shown(printed, shown)
+    for shown in (printed[:3], printed[1:], ["packed 2 of 3 inputs", "…"], ["…", "time", "…"], [*printed, "more"]):
+        assert not is_shown(printed, shown)
 
 
 def test_links_lead_somewhere() -> None:

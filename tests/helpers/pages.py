@@ -2,7 +2,7 @@
 
 ```python           run, all blocks of a page in one namespace; saved as well if it begins with `# NAME.py`
 ```python peer      code for another library: it must compile
-```console          lines with `$ shardflow ...` are run, and each line of output shown must begin as one that came;
+```console          lines with `$ shardflow ...` are run, and the output shown must be what they print, see `is_shown`;
                     of other commands, whatever they name of the project must exist
 """
 
@@ -62,6 +62,16 @@ def run_page(path: Path, names: Mapping[str, Any], translated: Callable[[str], s
                 run_command(translated(command), shown, f"{path.name}:{line}")
 
 
+def alternatives(code: str) -> Iterator[tuple[str, str]]:
+    """Yield each option that a comment offers in a block, with the block in which it is in the place of the one shown.
+
+    Such a line is `name=shown,  # or this, or that`: each alternative is an expression.
+    """
+    for match in re.finditer(r"^( +\w+=).*,  # (.*)\n", code, re.MULTILINE):
+        for option in re.split(r"(?:^|, )or ", match[2])[1:]:
+            yield option, f"{code[: match.start()]}{match[1]}{option},\n{code[match.end() :]}"
+
+
 def commands(code: str) -> Iterator[tuple[str, list[str]]]:
     """Yield each command of a console block, without its comment, and the lines of output that are shown below it."""
     for part in re.split(r"^\$ ", code.replace("\\\n", ""), flags=re.MULTILINE)[1:]:
@@ -77,13 +87,31 @@ def run_command(command: str, shown: list[str], where: str) -> None:
             if word.startswith(("tools/", "examples/", "tests/")):
                 assert (PROJECT / word).exists(), f"{where}: there is no {word}"
         return
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+    printed, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         code = exit_code(*arguments, *SHORTER.get(arguments[0], ()))
-    assert code == 0, f"{where}: {command}: exit code {code}\n{printed.getvalue()}"
-    came = {line.split()[0] for line in printed.getvalue().splitlines() if line.strip()}
-    for line in shown:
-        assert line.split()[0] in came, f"{where}: {command} printed no line like {line!r}:\n{printed.getvalue()}"
+    assert code == 0, f"{where}: {command}: exit code {code}\n{errors.getvalue()}"
+    lines = printed.getvalue().splitlines()
+    assert not shown or is_shown(lines, shown), "\n".join(
+        [f"{where}: {command} printed", *lines, "in place of", *shown]
+    )
+
+
+def is_shown(printed: list[str], shown: list[str]) -> bool:
+    """Return whether a page shows what a command printed.
+
+    Figures that differ from machine to machine are the same: numbers with a point, images/s, and digests. "…" is the
+    rest of a line, or as a line of its own any number of lines.
+    """
+    patterns = [re.escape(_comparable(line)).replace("…", ".*") for line in shown]
+    pattern = "".join("(.*\n)*" if line == ".*" else f"{line}\n" for line in patterns)
+    return re.fullmatch(pattern, "".join(f"{_comparable(line)}\n" for line in printed)) is not None
+
+
+def _comparable(line: str) -> str:
+    line = re.sub(r"sha256:\S+", "DIGEST", line)
+    line = re.sub(r"\d[\d,]*\.\d+|[\d,]+(?= images/s)", "N", line)
+    return " ".join(line.split())
 
 
 def few(*bounds: int) -> range:
