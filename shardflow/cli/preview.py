@@ -12,7 +12,7 @@ from shardflow.errors import ConfigError
 from shardflow.loading.provenance import describe_versions
 from shardflow.preview.contact_sheet import ContactSheet, draw_contact_sheet, sample_tiles
 from shardflow.preview.html_page import write_page
-from shardflow.preview.quarantine import quarantine_tiles, read_quarantine
+from shardflow.preview.quarantine import quarantine_tiles
 from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.resolve import open_storage
 
@@ -136,7 +136,7 @@ def _sample_sheet(dataset: Dataset, split: str, count: int, class_name: str | No
 
 
 def _quarantine_sheet(dataset: Dataset, count: int, source: str | None) -> ContactSheet:
-    inputs = read_quarantine(dataset)
+    inputs = dataset.quarantine()
     if not inputs:
         raise ConfigError(f"{dataset.url} has no input in quarantine: every input was packed")
     tiles = list(quarantine_tiles(inputs[:count], None if source is None else open_storage(source)))

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import check_integer
-from shardflow.errors import BucketNotFoundError, ConfigError, ManifestError, NotFoundError
-from shardflow.formats import manifest
+from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, ManifestError, NotFoundError
+from shardflow.formats import manifest, quarantine
+from shardflow.formats.quarantine import Quarantined
 from shardflow.storage.cache import Cache, as_cache
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
@@ -139,6 +140,19 @@ class Dataset(Mapping[str, Split]):
             return self.storage.size(manifest.kept_name(fingerprint)) is not None
         except ConfigError:
             return False
+
+    def quarantine(self) -> list[Quarantined]:
+        """Return the inputs that were not packed, each with path, stage and reason; [] where there is no record.
+
+        Raises:
+            FormatError: The record is damaged.
+        """
+        try:
+            return quarantine.from_bytes(self.storage.read(quarantine.FILE_NAME))
+        except NotFoundError:  # a copy may lack it
+            return []
+        except FormatError as error:
+            raise error.at(shard=self.storage.url(quarantine.FILE_NAME)) from error
 
     def __getitem__(self, split: str) -> Split:
         if split not in self._splits:

@@ -132,7 +132,7 @@ def index(
         ).classes,
         recipe={},
         made_by="index of existing tars",
-        bad=[entry._asdict() for entry in bad],
+        bad=bad,
         storage_options=dst_options if to is not None else src_options,
     )
     return IndexReport(url=url_text(dst), bad=tuple(bad), **asdict(report))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
-from shardflow.formats import manifest
+from shardflow.formats import manifest, quarantine
 from shardflow.formats.manifest import Shard
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.resolve import open_storage
@@ -118,7 +118,7 @@ def sync(
                 with contextlib.suppress(NotFoundError):
                     target.put(name, source.read(name))
             with contextlib.suppress(NotFoundError):
-                lock.put(manifest.QUARANTINE_NAME, source.read(manifest.QUARANTINE_NAME))
+                lock.put(quarantine.FILE_NAME, source.read(quarantine.FILE_NAME))
             lock.check()
             abort_uploads(target, {shard.name for shard in shards})
             target.put_new(manifest.FILE_NAME, replace(dataset.manifest, roots=roots).to_bytes())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,9 @@ import numpy as np
 
 from shardflow._version import __version__
 from shardflow.errors import ConfigError, DatasetExistsError
-from shardflow.formats import manifest, shard_index, ustar
+from shardflow.formats import manifest, quarantine, shard_index, ustar
 from shardflow.formats.manifest import Manifest, Shard
+from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.roots import Root, split_shard_name
 from shardflow.formats.shard_index import Index
 from shardflow.storage.resolve import open_storage
@@ -110,12 +110,12 @@ def build_virtual_dataset(
     classes: tuple[str, ...] | None,
     recipe: Mapping[str, Any],
     made_by: str,
-    bad: Sequence[Mapping[str, str]] = (),
+    bad: Sequence[Quarantined] = (),
     storage_options: Mapping[str, Any] | None = None,
 ) -> VirtualReport:
     """Write the indexes of a virtual dataset and, at the end, its manifest. A split without samples is left out.
 
-    `bad` are the lines of `quarantine.jsonl`; the file is not written if there are none.
+    `bad` are the samples that were left out; `quarantine.jsonl` is not written if there are none.
     """
     storage = open_storage(dst, storage_options)
     names: dict[str, str] = {}  # root → its name in the manifest
@@ -139,7 +139,7 @@ def build_virtual_dataset(
             shards[split].append(shard)
             yield shard.index_name, data
         if bad:
-            yield manifest.QUARANTINE_NAME, "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in bad).encode()
+            yield quarantine.FILE_NAME, quarantine.to_bytes(bad)
 
     refuse_dataset(storage)
     unwritten = files()

@@ -23,7 +23,6 @@ from .sharding import Sharding
 from .statistics import Statistics
 
 FILE_NAME = "shardflow.json"
-QUARANTINE_NAME = "quarantine.jsonl"
 VERSION = 1
 SPLITS = ("train", "val", "valid", "validation", "test")
 """Names of folders that are splits, not classes."""

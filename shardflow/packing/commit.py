@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from shardflow._version import __version__
 from shardflow.errors import DatasetExistsError, IntegrityError, PackIncompleteError
-from shardflow.formats import manifest
+from shardflow.formats import manifest, quarantine
 from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.formats.receipt import Receipt
 from shardflow.formats.sharding import Sharding
@@ -179,7 +179,7 @@ def _reasons(quarantined: Sequence[Quarantined]) -> dict[str, int]:
 def _refusal(ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, max_bad: int) -> str:
     named = "; ".join(f"{bad.path!r} ({bad.stage}: {bad.reason})" for bad in quarantined[:_NAMED])
     more = f"; {len(quarantined) - _NAMED} more" if len(quarantined) > _NAMED else ""
-    listed = f"{named}{more}, all listed in {ledger.storage.url(manifest.QUARANTINE_NAME)}"
+    listed = f"{named}{more}, all listed in {ledger.storage.url(quarantine.FILE_NAME)}"
     if len(quarantined) == inputs:
         none = "the only input could not" if inputs == 1 else f"none of the {inputs} inputs could"
         return f"{none} be packed: {listed}; is this the right directory?"

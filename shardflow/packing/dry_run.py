@@ -12,7 +12,7 @@ from typing import Any
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError
-from shardflow.formats import manifest
+from shardflow.formats import manifest, quarantine
 from shardflow.formats.quarantine import Quarantined
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import url_text
@@ -75,7 +75,7 @@ def count_pack(
             shuffle=shuffle,
             storage_options=storage_options,
         )
-        files = {manifest.FILE_NAME: "dataset", manifest.QUARANTINE_NAME: "unfinished"}
+        files = {manifest.FILE_NAME: "dataset", quarantine.FILE_NAME: "unfinished"}
         otherwise = "occupied" if ledger.listing else "free"
         destination = next((state for name, state in files.items() if name in ledger.listing), otherwise)
         names = source.classes or ()

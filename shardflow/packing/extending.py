@@ -19,9 +19,8 @@ import numpy.typing as npt
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError, FormatError, NotFoundError
-from shardflow.formats import quarantine
 from shardflow.formats.manifest import Manifest
-from shardflow.formats.quarantine import Quarantined
+from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.storage.resolve import open_storage
@@ -125,7 +124,8 @@ def extend(
     open_dataset(dst, storage_options=storage_options)  # before a directory is made for a missing one
     options = shared_options(src, dst, storage_options)
     with list_source(src, options) as source, storage.exclusive_writer() as writer:
-        old = open_dataset(dst, storage_options=storage_options).manifest
+        dataset = open_dataset(dst, storage_options=storage_options)
+        old = dataset.manifest
         extension = plan_extension(source, storage, old)
         if on_conflict == "error" and extension.conflicting:
             raise ConfigError(_refusal(extension))
@@ -136,7 +136,7 @@ def extend(
             conflicting=len(extension.conflicting),
         )
         fresh = extension.fresh(add_conflicting=on_conflict == "add")
-        skipped = _skipped(storage)
+        skipped = [bad for bad in dataset.quarantine() if bad.stage == SKIPPED]
         skipped_before = {bad.path for bad in skipped}
         fresh = replace(fresh, skipped=[bad for bad in fresh.skipped if bad.path not in skipped_before])
         fresh.refuse_skipped(max_bad)
@@ -298,17 +298,6 @@ def _refuse_other_dataset(source: Source, receipts: Mapping[str, Receipt]) -> No
 
 def _of_split(receipts: Mapping[str, Receipt], split: str) -> Iterator[tuple[str, Receipt]]:
     return ((name, receipt) for name, receipt in receipts.items() if name.partition("/")[0] == split)
-
-
-def _skipped(storage: Storage) -> list[Quarantined]:
-    """Return the images that are not in the dataset because their kind was not read."""
-    try:
-        listed = quarantine.from_bytes(storage.read(quarantine.FILE_NAME))
-    except NotFoundError:  # a copy may lack it
-        return []
-    except FormatError as error:
-        raise error.at(shard=storage.url(quarantine.FILE_NAME)) from error
-    return [bad for bad in listed if bad.stage == quarantine.SKIPPED]
 
 
 def _still_skipped(skipped: Sequence[Quarantined], fresh: Source) -> list[Quarantined]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
 from shardflow.formats import quarantine
-from shardflow.formats.manifest import QUARANTINE_NAME as QUARANTINE
 from shardflow.formats.manifest import SPLITS, Shard
+from shardflow.formats.quarantine import FILE_NAME as QUARANTINE
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.storage.local_files import map_os_errors

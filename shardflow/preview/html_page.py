@@ -18,7 +18,6 @@ from shardflow.storage.local_files import map_os_errors
 from .contact_sheet import ContactSheet, sample_tiles
 from .markup import bar_chart, data_url, note, rank_chart, section, sheet, size_histogram, table
 from .mixing import Mixing, measure_mixing
-from .quarantine import read_quarantine
 from .sample_reader import SampleReader
 
 _MOST_BARS = 40
@@ -212,7 +211,7 @@ def _verification(findings: Sequence[Finding] | None) -> str:
 
 
 def _quarantine(dataset: Dataset) -> str:
-    inputs = read_quarantine(dataset)
+    inputs = dataset.quarantine()
     if not inputs:
         return section("Quarantine", "<p>Empty: every input was packed.</p>")
     reasons = Counter(f"{each.stage}: {each.reason}" for each in inputs).most_common(_MOST_ROWS)

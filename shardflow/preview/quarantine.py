@@ -1,19 +1,16 @@
-"""The quarantine: inputs that were not packed, with their reasons and, if the source is known, their pictures."""
+"""The pictures of the quarantine: inputs that were not packed, read from their source."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from PIL import Image, ImageFile
 
-from shardflow.dataset.dataset import Dataset
-from shardflow.errors import FormatError, NotFoundError, ShardflowError
-from shardflow.formats.manifest import QUARANTINE_NAME
+from shardflow.errors import ShardflowError
+from shardflow.formats.quarantine import Quarantined
 from shardflow.storage.storage import Storage
 
 from .contact_sheet import Tile, decode_picture, format_size
@@ -21,28 +18,7 @@ from .contact_sheet import Tile, decode_picture, format_size
 _MOST_BYTES = 64_000_000  # that are read of a quarantined file
 
 
-class QuarantinedInput(NamedTuple):
-    """An input that was not packed: its path below the source, the stage that refused it, and the reason."""
-
-    path: str
-    stage: str
-    reason: str
-
-
-def read_quarantine(dataset: Dataset) -> list[QuarantinedInput]:
-    """Return all inputs that were not packed; an empty list if the dataset has no record of them."""
-    try:
-        lines = dataset.storage.read(QUARANTINE_NAME).splitlines()
-    except NotFoundError:
-        return []
-    try:
-        return [QuarantinedInput(each["path"], each["stage"], each["reason"]) for each in map(json.loads, lines)]
-    except (ValueError, KeyError, TypeError) as error:
-        url = dataset.storage.url(QUARANTINE_NAME)
-        raise FormatError(f"{url} is damaged ({type(error).__name__}: {error}); restore it from a copy") from error
-
-
-def quarantine_tiles(inputs: Sequence[QuarantinedInput], source: Storage | None) -> Iterator[Tile]:
+def quarantine_tiles(inputs: Sequence[Quarantined], source: Storage | None) -> Iterator[Tile]:
     """Yield the tile of each input; its picture is read from the source, if that is known."""
     for each in inputs:
         picture, detail = None, each.stage

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from shardflow.cli.preview import preview
-from shardflow.formats.manifest import QUARANTINE_NAME
+from shardflow.formats.quarantine import FILE_NAME as QUARANTINE_NAME
 from tests.helpers.command import exit_code
 from tests.helpers.folders import encoded, write_tree
 from tests.helpers.making import make_dataset

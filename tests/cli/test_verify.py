@@ -73,7 +73,7 @@ def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     assert lines[2].startswith("no damage: ")
     arguments = ["verify", "--json", str(dst), "--source", str(src)]
     told = json.loads(CliRunner().invoke(main.shardflow, arguments, standalone_mode=False).stdout)
-    assert (told["sound"], told["compared"], len(told["findings"])) == (False, 6, 1)
+    assert (told["ok"], told["compared"], len(told["findings"])) == (False, 6, 1)
 
 
 def test_json_lists_the_findings(tmp_path: Path) -> None:

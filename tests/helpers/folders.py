@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, TiffImagePlugin, TiffTags
 
-from shardflow.formats.manifest import QUARANTINE_NAME
+from shardflow.formats.quarantine import FILE_NAME as QUARANTINE_NAME
 from shardflow.packing.image.encoding import EncodedImage
 from shardflow.packing.recipe import Recipe
 from tests.helpers.making import jpeg
