@@ -48,7 +48,8 @@ class LabelNumbering:
         if unknown:
             raise ConfigError(f"{where} has the class {unknown[0]!r}, not one of the {len(known)} given")
         if numbers and max(numbers) >= len(known):
-            raise ConfigError(f"{where} has the label {max(numbers)}, but {len(known)} classes were given")
+            given = "one class was" if len(known) == 1 else f"{len(known)} classes were"
+            raise ConfigError(f"{where} has the label {max(numbers)}, but only {given} given")
 
     def number(self, label: Named) -> Label:
         """Return the number of a class, or the ascending numbers of several."""
