@@ -11,6 +11,7 @@ import shardflow
 from shardflow._wording import plural
 from shardflow.packing.dry_run import ExtendDryRun, count_extension
 from shardflow.packing.extending import ON_CONFLICT
+from shardflow.packing.sources.source import describe_skipped
 
 from .options import PathOrUrl, executor_options, source_of, source_options
 from .output import PackBar, first_few, print_lines
@@ -79,6 +80,8 @@ def _dry_run_lines(counts: ExtendDryRun, on_conflict: str) -> Iterator[tuple[str
     if counts.conflicting:
         paths = first_few([*map(repr, counts.conflicting)], 3)
         yield "conflicting", f"{_conflicting(len(counts.conflicting))}: {paths}"
+    if counts.skipped:
+        yield "skipped", f"{describe_skipped(counts.skipped)}; or leave them out with --max-bad {len(counts.skipped)}"
     if counts.classes:
         yield "new classes", ", ".join(counts.classes)
     if counts.conflicting and on_conflict == "error":

@@ -45,6 +45,7 @@ class ExtendDryRun:
     known: int  # inputs that the dataset has
     conflicting: Sequence[str]  # paths of the inputs that conflict with one of the dataset
     inputs: Mapping[str, int]  # split → number of inputs that would be packed
+    skipped: Sequence[Quarantined]  # new images of kinds that are not read
     classes: tuple[str, ...]  # names of the new classes
     shards: int
 
@@ -105,12 +106,13 @@ def count_extension(
         raise ConfigError(f"on_conflict is {on_conflict!r}; allowed are {', '.join(ON_CONFLICT)}")
     dataset = open_dataset(dst, storage_options=storage_options)
     with list_source(src, shared_options(src, dst, storage_options)) as source:
-        extension = plan_extension(source, dataset.storage, dataset.manifest)
+        extension = plan_extension(source, dataset)
         fresh = extension.fresh(add_conflicting=on_conflict == "add")
         return ExtendDryRun(
             known=extension.known,
             conflicting=extension.conflicting,
             inputs={split: len(items) for split, items in fresh.splits.items()},
+            skipped=fresh.skipped,
             classes=extension.new_classes,
             shards=len(extension.jobs(fresh, dst=url_text(dst), staging=Path())),
         )

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import check_integer
-from shardflow.dataset.dataset import open_dataset
+from shardflow.dataset.dataset import Dataset, open_dataset
 from shardflow.errors import ConfigError, FormatError, NotFoundError
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.quarantine import SKIPPED, Quarantined
@@ -126,7 +126,7 @@ def extend(
     with list_source(src, options) as source, storage.exclusive_writer() as writer:
         dataset = open_dataset(dst, storage_options=storage_options)
         old = dataset.manifest
-        extension = plan_extension(source, storage, old)
+        extension = plan_extension(source, dataset)
         if on_conflict == "error" and extension.conflicting:
             raise ConfigError(_refusal(extension))
         report = ExtendReport(
@@ -136,9 +136,6 @@ def extend(
             conflicting=len(extension.conflicting),
         )
         fresh = extension.fresh(add_conflicting=on_conflict == "add")
-        skipped = [bad for bad in dataset.quarantine() if bad.stage == SKIPPED]
-        skipped_before = {bad.path for bad in skipped}
-        fresh = replace(fresh, skipped=[bad for bad in fresh.skipped if bad.path not in skipped_before])
         fresh.refuse_skipped(max_bad)
         if not fresh.inputs:
             clean_up(storage)
@@ -164,7 +161,7 @@ def extend(
             ignored=fresh.ignored,
             replacing=old,
             replaced_receipts=extension.receipts,
-            replaced_skipped=_still_skipped(skipped, fresh),
+            replaced_skipped=extension.still_skipped(fresh),
         )
     packed = whole.packed - old.samples
     return replace(
@@ -187,6 +184,7 @@ class Extension:
 
     Attributes:
         old: The manifest of the dataset; `sharding`, `recipe` and `receipts` are the dataset's as well.
+        skipped: Images that are not in the dataset because their kind was not read.
         source: All inputs of the source; its labels continue the numbering of the dataset.
         states: Split → the `State` of each of its inputs, int8 [inputs].
     """
@@ -195,6 +193,7 @@ class Extension:
     sharding: Sharding
     recipe: Recipe
     receipts: Mapping[str, Receipt]
+    skipped: Sequence[Quarantined]
     source: Source
     states: Mapping[str, npt.NDArray[np.int8]]
 
@@ -214,9 +213,16 @@ class Extension:
         return (self.source.classes or ())[len(self.old.classes or ()) :]
 
     def fresh(self, *, add_conflicting: bool) -> Source:
-        """Return the source of the inputs that have to be packed."""
+        """Return the source of the inputs that have to be packed, and of the images that are skipped since."""
         fresh = self._inputs(State.NEW, *([State.CHANGED] if add_conflicting else []))
-        return replace(self.source, splits={split: items for split, items in fresh.items() if items})
+        before = {bad.path for bad in self.skipped}
+        skipped = [bad for bad in self.source.skipped if bad.path not in before]
+        return replace(self.source, splits={split: items for split, items in fresh.items() if items}, skipped=skipped)
+
+    def still_skipped(self, fresh: Source) -> list[Quarantined]:
+        """Return the images that were skipped before but those that are inputs now, because their kind is read now."""
+        read = {item.path for items in fresh.splits.values() for item in items} if self.skipped else set()
+        return [bad for bad in self.skipped if bad.path not in read]
 
     def jobs(self, fresh: Source, **place: Any) -> list[Job]:
         """Return the jobs of these inputs, numbered after the old ones."""
@@ -240,8 +246,9 @@ class Extension:
         return {split: items.take(np.isin(self.states[split], states)) for split, items in self.source.splits.items()}
 
 
-def plan_extension(source: Source, storage: Storage, old: Manifest) -> Extension:
-    """Compare a source with the dataset of a manifest; see `extend` for the errors."""
+def plan_extension(source: Source, dataset: Dataset) -> Extension:
+    """Compare a source with a dataset; see `extend` for the errors."""
+    storage, old = dataset.storage, dataset.manifest
     if (sharding := old.sharding) is None:
         message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
         raise ConfigError(f"{message}; pack it again")
@@ -259,7 +266,15 @@ def plan_extension(source: Source, storage: Storage, old: Manifest) -> Extension
             "since could not be compared",
             unchecked,
         )
-    return Extension(old=old, sharding=sharding, recipe=recipe, receipts=receipts, source=source, states=states)
+    return Extension(
+        old=old,
+        sharding=sharding,
+        recipe=recipe,
+        receipts=receipts,
+        skipped=[bad for bad in dataset.quarantine() if bad.stage == SKIPPED],
+        source=source,
+        states=states,
+    )
 
 
 def _refusal(extension: Extension) -> str:
@@ -277,8 +292,8 @@ def _receipts(storage: Storage, sharding: Sharding) -> dict[str, Receipt]:
     try:
         return {name: from_bytes(storage.read(f"{name}.json")) for name in sharding.names()}
     except (NotFoundError, FormatError) as error:
-        message = f"extending needs all receipts, which name the inputs of the dataset ({error})"
-        raise NotFoundError(f"{message}; restore the .json files beside the shards from where it was packed") from error
+        message = f"extending needs the .json file beside each shard, the list of its inputs ({error})"
+        raise NotFoundError(f"{message}; restore them from where it was packed") from error
 
 
 def _refuse_other_dataset(source: Source, receipts: Mapping[str, Receipt]) -> None:
@@ -298,9 +313,3 @@ def _refuse_other_dataset(source: Source, receipts: Mapping[str, Receipt]) -> No
 
 def _of_split(receipts: Mapping[str, Receipt], split: str) -> Iterator[tuple[str, Receipt]]:
     return ((name, receipt) for name, receipt in receipts.items() if name.partition("/")[0] == split)
-
-
-def _still_skipped(skipped: Sequence[Quarantined], fresh: Source) -> list[Quarantined]:
-    """Return the skipped images but those that are inputs now, because their kind is read by now."""
-    read = {item.path for items in fresh.splits.values() for item in items} if skipped else set()
-    return [bad for bad in skipped if bad.path not in read]

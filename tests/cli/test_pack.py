@@ -139,6 +139,8 @@ def test_extending_by_images_that_are_not_read(tmp_path: Path, monkeypatch: pyte
         patch.setitem(MISSING_CODECS, "AVIF", "AVIF is not read here")
         shardflow.pack(src, dst, short_side=32, executor="serial", max_bad=2)
     write_tree(src, {"a/3.psd": b"", "a/new.jpg": photo(2)})
+    dry = CliRunner().invoke(main.shardflow, ["extend", str(src), str(dst), "--dry-run"]).output
+    assert "skipped      1 .psd, such as 'a/3.psd' (convert them to JPEG or PNG); or leave them out with" in dry
     with pytest.raises(PackIncompleteError, match=r"1 image of a kind that is not read: 1 \.psd, such as 'a/3.psd'"):
         shardflow.extend(src, dst, executor="serial")
     report = shardflow.extend(src, dst, executor="serial", max_bad=1)
