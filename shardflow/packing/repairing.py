@@ -122,7 +122,7 @@ def _open_source(
             return _copy_shards(open_dataset(source, storage_options=options))
         except NotFoundError:  # not a copy, so a source
             pass
-    return _Repacker(dataset, stack.enter_context(list_source(source, options)), make_executor)
+    return _Repacker(dataset, stack.enter_context(list_source(source, options, parts=())), make_executor)
 
 
 def _copy_shards(copy: Dataset) -> RepairSource:

@@ -104,7 +104,7 @@ def open_sources(
         raise ConfigError(f"{dataset.url} was not made by packing: nothing says which input became which sample")
     with contextlib.ExitStack() as stack:
         yield [
-            append_classes(stack.enter_context(list_source(source, source_options)), dataset.classes)
+            append_classes(stack.enter_context(list_source(source, source_options, parts=())), dataset.classes)
             for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
         ]
 

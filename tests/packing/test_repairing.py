@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 import shardflow as sf
 from shardflow.cli.main import shardflow
 from shardflow.errors import ConfigError, StoreError
 from shardflow.formats.receipt import from_bytes
 from shardflow.storage.local import LocalStorage
-from tests.helpers.folders import contents, image_folder, photo, write_tree
+from tests.helpers.folders import contents, encoded, image_folder, photo, write_tree
 from tests.helpers.making import flip
 from tests.helpers.s3_fixtures import prefix, server
 from tests.helpers.s3_server import Server
@@ -100,6 +101,15 @@ def test_what_is_not_what_was_packed_is_not_accepted(packed: Path, damaged: Path
     assert f"{first[0]!r} is not the input from which train/000000.tar was packed" in report.failed["train/000000.tar"]
     assert "000001.json does not exist" in report.failed["train/000001.tar"]
     assert report.repaired == ()
+
+
+def test_a_source_with_files_that_look_like_masks(tmp_path: Path) -> None:
+    """A dataset that was packed with each file as an image is repaired from its folder by name."""
+    src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "a/1.png": encoded(Image.new("RGB", (40, 40)), "PNG")})
+    sf.pack(sf.Folder(src, parts=()), tmp_path / "dst", executor="serial")
+    (tmp_path / "dst/train/000000.tar").unlink()
+    report = sf.repair(tmp_path / "dst", src, workers=1)
+    assert (report.repaired, report.left) == (("train/000000.tar",), ())
 
 
 def test_sound_dataset(packed: Path) -> None:

@@ -21,10 +21,15 @@ KINDS: tuple[type[SourceKind], ...] = (Table, Shards, Folder)
 """The kinds that a path or URL can name; the first that recognizes it is chosen. Other objects are a `Collection`."""
 
 
-def list_source(src: Any, storage_options: Mapping[str, Any] | None = None) -> Source:
-    """List the inputs of a path, a URL, an object of one of `KINDS`, or samples as objects. Close it after use."""
+def list_source(
+    src: Any, storage_options: Mapping[str, Any] | None = None, *, parts: tuple[str, ...] | None = None
+) -> Source:
+    """List the inputs of a path, a URL, an object of one of `KINDS`, or samples as objects. Close it after use.
+
+    `parts` is for a path or URL that is a folder, as of `Folder`.
+    """
     if isinstance(src, str | os.PathLike):
-        return DetectedSource(src, storage_options=storage_options).list()
+        return DetectedSource(src, parts=parts, storage_options=storage_options).list()
     named: Any = src if isinstance(src, (DetectedSource, Collection, *KINDS)) else Collection(src)
     source: Source = named.list()
     return source
@@ -54,6 +59,7 @@ class DetectedSource:
 
     url: str | os.PathLike[str]
     _: KW_ONLY
+    parts: tuple[str, ...] | None = None
     classes: Classes = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -63,6 +69,8 @@ class DetectedSource:
         options = remote_options(url, self.storage_options)
         kind = next(kind for kind in KINDS if kind.recognizes(url, options))
         try:
+            if kind is Folder:
+                return Folder(url, parts=self.parts, classes=self.classes, storage_options=options).list()
             return kind(url, classes=self.classes, storage_options=options).list()
         except NoImagesError as error:
             if ".tar" not in error.ignored:
