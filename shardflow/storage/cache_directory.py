@@ -173,6 +173,7 @@ class CacheDirectory:
                     is_stuck = self._is_stuck(name, descriptor)
             except OSError as error:  # it was deleted just now, or its owner was changed
                 os.close(descriptor)
+                error.filename = path  # which `os.utime` leaves out
                 if isinstance(error, FileNotFoundError) or (self.is_unusable(error) and self.remove(path)):
                     continue
                 raise
