@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 import operator
 import re
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any, SupportsIndex
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 from .errors import ConfigError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -50,6 +57,34 @@ def check_range(
         within = "above 0" if most == math.inf else f"within {'[' if or_zero else '('}0, {most}]"
         raise ConfigError(f"{name} must be a range (low, high) {within}, found {value}")
     return value
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Return " (did you mean …?)" for the word that is most like a mistyped one, or nothing."""
+    close = difflib.get_close_matches(word, list(words), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def explain_unknown_arguments(elsewhere: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a function refuse keyword arguments that it lacks with a `ConfigError` that says what to use instead.
+
+    `elsewhere` has the remedy for arguments that users know from other libraries.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        own = [name for name in inspect.signature(function).parameters if name != "self"]
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            for name in kwargs:
+                if name not in own:
+                    why = f"; {elsewhere[name]}" if name in elsewhere else did_you_mean(name, own)
+                    raise ConfigError(f"there is no argument {name!r}{why or '; there are ' + ', '.join(own)}")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def check_callable(name: str, value: Any) -> None:

@@ -99,7 +99,7 @@ def preview(
                 raise click.UsageError(f"{name} cannot be used with --loader: the loader has its own")
         with user_code_errors(user_function):
             loader = load_function(user_function)()
-        dataset, split = loader.dataset, loader.split.name
+        dataset, split = loader.dataset.dataset, loader.split.name
     elif url is not None:
         dataset = shardflow.open(url)
         split = split or ("train" if "train" in dataset else next(iter(dataset)))

@@ -43,6 +43,10 @@ class ShardRows(NamedTuple):
         """Return the rows of a record's members."""
         return self.members[self.bounds[record] : self.bounds[record + 1]]
 
+    def parts(self) -> set[str]:
+        """Return the parts that the samples have, each of them or some."""
+        return {row[1].decode() for row in self.members}
+
     def image_sizes(self) -> npt.NDArray[np.int64]:
         """Return width and height of each sample's image: int64 [samples, 2], zeros if there is none or unknown."""
         sizes = np.zeros((len(self.bounds) - 1, 2), dtype=np.int64)

@@ -209,7 +209,7 @@ def draw_samples(
         num_workers=0,
         seed=seed,
     )
-    samples = loader.dataset[split]
+    samples = loader.split
     numbers = _samples_to_show(samples)
     tiles = [tile for number in numbers for tile in augment_with_loader(loader, number, epochs=COLUMNS - 1).tiles]
     subtitle = f"{len(numbers)} of {len(samples):,} samples in {split!r}: as packed, and as augmented in each epoch"

@@ -6,19 +6,21 @@ handed out; workers receive the start of an iteration and compute everything els
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import webdataset as wds
 from torch.utils.data import DataLoader
 
-from shardflow._validation import check_callable, check_integer
+from shardflow._validation import check_callable, check_integer, explain_unknown_arguments
 from shardflow.dataset.dataset import open_dataset
-from shardflow.errors import ConfigError, IntegrityError, WorkerError
+from shardflow.errors import ConfigError
 from shardflow.order.class_batches import ClassBatches
 from shardflow.order.schedule import Schedule
 from shardflow.order.weights import Weights
@@ -26,19 +28,37 @@ from shardflow.storage.cache import Cache
 
 from . import checkpoint
 from .aspect_buckets import AspectBucketDecoder, sample_buckets
+from .batch_run import BatchRun
 from .checkpoint import Cursor
-from .decoders import CenterCropDecoder, Decoder, RandomResizedCropDecoder, warn_without_kernel
-from .pipeline import build_pipeline
+from .decoders import CenterCropDecoder, Decoder, ImageDecoder, RandomResizedCropDecoder, warn_without_kernel
+from .fields import check_stackable, resolve_fields
+from .map_dataset import MapDataset
+from .pipeline import PipelineSource, build_pipeline, describe_batches
 from .pixel_cache import PixelCache
 from .provenance import describe_dataset, describe_object, describe_versions
 from .sample_weights import WeightsLike, class_labels, make_weights
 from .sampler import Buckets, EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from .shared_memory import SLOTS_BEYOND_PREFETCH
-from .stats import Stats, StatsRecorder
+from .stats import Stats
 from .topology import check_equal_on_ranks, resolve_rank, usable_cores
-from .workers import WorkerPool
+from .workers import WorkerPool, check_sendable
 
-logger = logging.getLogger(__name__)
+_ELSEWHERE = {
+    "batch_sampler": "batch_size and shuffle decide what a batch is",
+    "collate_fn": "batch_transform is called with the fields of each batch",
+    "dataset": "the first argument is the path or URL of a packed dataset",
+    "drop_last": "tail='drop' leaves the last incomplete batch out, tail='short' keeps it",
+    "generator": "seed decides all that is random",
+    "in_order": "batches always come in order",
+    "pin_memory_device": "pin_memory serves every device",
+    "sampler": "every rank gets its own share: shuffle and seed decide the order, rank and world_size the share",
+    "target_transform": "batch_transform gets the labels of each batch",
+    "timeout": "waits for storage and workers have limits of their own",
+    "transforms": "use transform, called with each image, or batch_transform",
+    "worker_init_fn": "transforms are seeded for each sample, so workers need none",
+    "workers": "use num_workers",
+}
+"""What arguments of PyTorch's loaders and datasets are here."""
 
 _KERNEL_DECODERS = (RandomResizedCropDecoder, CenterCropDecoder, AspectBucketDecoder)
 
@@ -68,21 +88,25 @@ class Loader:
         batch_size: Samples per batch and rank, 1 or more.
         decoder: Decodes and crops the images of a batch, as the protocol `loading.decoders.Decoder` describes. By
             default `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`. To decode on the
-            device, `EncodedDecoder()` here and `DecodeJpeg` among the stages of `DevicePrefetcher`.
-        transform: Called with each image, a uint8 tensor [3, H, W]; any torchvision v2 transform. Random numbers that
-            it draws from torch's, Python's or numpy's global generator depend on (seed, epoch, sample) alone.
-        batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch.
+            device, `EncodedDecoder()` here and `DecodeJpeg` among the transforms of `DevicePrefetcher`.
+        transform: Called with each image, a uint8 tensor [3, H, W]; returns a tensor. Any torchvision v2 transform.
+            Random numbers that it draws from torch's, Python's or numpy's global generator depend on (seed, epoch,
+            sample) alone.
+        batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
+            that it, `transform` or `decoder` raises arrives as it is, with a note (Python 3.11) that names the sample.
         fields: What a batch consists of, in order: "image", "label" (int64 [B], from `.cls`), "labels" (float32
             [B, classes], 1 for each class of a sample, from `.labels.json` or `.cls`), "key" (list of str),
             "valid" (bool [B], False for the repeats in a padded tail), "random_key" (int64 [B], from (seed, epoch,
-            sample) alone, for stages on a device), "index" (int64 [B], the samples' numbers in the split, as in
+            sample) alone, for transforms on a device), "index" (int64 [B], the samples' numbers in the split, as in
             `set_weights` and `Subset`), and the name of any part: "txt" (list of str),
             "json" (list of parsed values), others (list of bytes). By default image and label, or image and key for a
             dataset without labels; with tail="pad", "valid" comes third.
         shuffle: True, False for the split's own order, or `Shuffle(window=..., lanes=...)`.
         seed: Seed of the order and of all augmentation.
         tail: How to treat samples that do not fill a last global batch: "drop" omits them, "pad" fills the batch with
-            samples from the start of the epoch, "short" distributes them (a rank may get an empty batch).
+            samples from the start of the epoch, "short" distributes them (a rank may get an empty batch). All ranks
+            make the same number of steps in each. By default "drop" when shuffling, as for training, else "short", so
+            that an evaluation has each sample exactly once.
         limit: Use only the first `limit` samples of the split, for a trial run.
         samples_per_epoch: Length of an epoch over all ranks, for runs that count steps: each iteration hands out that
             many samples and the next one continues after them, from pass to pass over the split without a gap. By
@@ -113,18 +137,23 @@ class Loader:
         storage_options: Options of fsspec's file system (`endpoint_url`, `anon`, …); not for directories.
 
     Attributes:
-        dataset, split: The open dataset, and the split that is read.
+        dataset: The samples as PyTorch's map-style datasets are: `len(loader.dataset)` of them, `loader.dataset[i]` is
+            (image, label), uint8 [3, H, W] and int. Its `dataset` is the open dataset with all of its splits.
+        split: The split that is read.
         fields: What a batch consists of.
+        batch_size, num_workers, max_bad: As given, or chosen.
+        order: The order of the epochs.
+        persistent: Whether workers are kept from epoch to epoch.
+        is_mixed: Whether a `Mix` takes samples of it.
         decoder: The decoder in use.
         pixel_cache: The cache of decoded images; None without one.
-        substituted: The problem of each sample that was replaced by another.
-
     Raises:
-        ConfigError: An argument is wrong.
+        ConfigError: An argument is wrong, or the dataset lacks a field.
         NotFoundError: There is no dataset at `url`.
         StoreError: The dataset cannot be reached.
     """
 
+    @explain_unknown_arguments(_ELSEWHERE)
     def __init__(
         self,
         url: str | os.PathLike[str],
@@ -138,7 +167,7 @@ class Loader:
         fields: Sequence[str] | None = None,
         shuffle: bool | Shuffle = True,
         seed: int = 0,
-        tail: str = "drop",
+        tail: str | None = None,
         limit: int | None = None,
         samples_per_epoch: int | None = None,
         weights: WeightsLike = None,
@@ -159,21 +188,23 @@ class Loader:
         prefetch_factor = check_integer("prefetch_factor", prefetch_factor, 1)
         for name, value in (("decoder", decoder), ("transform", transform), ("batch_transform", batch_transform)):
             check_callable(name, value)
-        self._max_bad = check_integer("max_bad", max_bad, 0)
-        self._transform, self._batch_transform, self._persistent = transform, batch_transform, persistent_workers
+        self.max_bad = check_integer("max_bad", max_bad, 0)
+        self._transform, self._batch_transform, self.persistent = transform, batch_transform, persistent_workers
 
-        self.dataset = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
-        self.split = self.dataset[split]
+        self._opened = open_dataset(url, storage_options=storage_options, cache=cache, version=version)
+        self.split = self._opened[split]
         rank, world_size = resolve_rank(rank, world_size)
-        self._order = EpochOrder(
+        self.order = EpochOrder(
             self.split, seed=seed, shuffle=shuffle, limit=limit, samples_per_epoch=samples_per_epoch
         )
         if weights is not None:
-            self._order.set_weights(self._make_weights(weights))
+            self.order.set_weights(self._make_weights(weights))
         if samples_per_class is not None:
-            self._order.set_class_batches(self._make_class_batches(batch_size, samples_per_class))
+            self.order.set_class_batches(self._make_class_batches(batch_size, samples_per_class))
+        if tail is None:
+            tail = "drop" if self.order.shuffle else "short"
         self._schedule = Schedule(
-            length=self._order.length,
+            length=self.order.length,
             batch_size=batch_size,
             rank=rank,
             world_size=world_size,
@@ -181,52 +212,81 @@ class Loader:
             contiguous=samples_per_class is not None,
         )
         self._check_epoch()
-        self._lanes = self._order.default_lanes(world_size)
+        self._lanes = self.order.default_lanes(world_size)
+        self.is_mixed = False
         self._cursor = Cursor()
         self._control = WorkerControl(num_workers)
-        self._sampler = PlanSampler(self._order, self._schedule, self._control)
+        self._sampler = PlanSampler(self.order, self._schedule, self._control)
 
-        if fields is None:
-            fields = ("image", "key" if self.dataset.classes is None else "label", *["valid"] * (tail == "pad"))
-        elif isinstance(fields, str) or len(set(fields)) != len(fields):
-            raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {fields!r}")
-        self.fields = tuple(fields)
+        self.dataset = MapDataset(self._opened, self.split, self.order.samples)
+        self.fields = resolve_fields(fields, self._opened, self.split, pad=tail == "pad")
+        self.batch_size, self.num_workers = batch_size, num_workers
         if decoder is None:
-            decoder = RandomResizedCropDecoder() if self._order.shuffle else CenterCropDecoder()
+            decoder = RandomResizedCropDecoder() if self.order.shuffle else CenterCropDecoder()
         self.decoder = decoder
         if isinstance(decoder, AspectBucketDecoder):
-            self._order.set_buckets(self._make_buckets(decoder, samples_per_class))
+            self.order.set_buckets(self._make_buckets(decoder, samples_per_class))
         if "image" in self.fields and isinstance(decoder, _KERNEL_DECODERS):
             warn_without_kernel()
+        if type(decoder) is ImageDecoder and transform is None and "image" in self.fields:
+            check_stackable(self.split, min(batch_size, self.order.samples))
         self.pixel_cache: PixelCache | None = None
         if isinstance(cache, Cache) and cache.pixel_limit_bytes is not None:
             if "image" not in self.fields:
                 raise ConfigError(f"Cache(pixels=...) needs 'image' among the fields, found {self.fields}")
             self.pixel_cache = PixelCache(self.split, cache, decoder)
-        self.substituted: set[str] = set()
-        self._stats = StatsRecorder()
-        self._workers = WorkerPool(
-            build_pipeline(
+        if num_workers:
+            check_sendable(
+                multiprocessing_context, decoder=decoder, transform=transform, batch_transform=batch_transform
+            )
+        self._pool_options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "prefetch_factor": prefetch_factor,
+            "pin_memory": pin_memory,
+            "multiprocessing_context": multiprocessing_context,
+        }
+        self._workers = self.new_workers(
+            partial(
+                build_pipeline,
                 self._sampler,
-                self.split,
+                [self.pipeline_source()],
                 fields=self.fields,
-                classes=len(self.dataset.classes or ()),
-                decoder=decoder,
-                pixel_cache=self.pixel_cache,
-                transform=transform,
+                classes=len(self._opened.classes or ()),
                 batch_transform=batch_transform,
-                substitute=max_bad > 0,
-                slots=prefetch_factor + SLOTS_BEYOND_PREFETCH,
-            ),
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            pin_memory=pin_memory,
-            multiprocessing_context=multiprocessing_context,
+                substitute=self.max_bad > 0,
+            )
         )
+        self._run = BatchRun(self._workers, self._control, max_bad=self.max_bad, what="loader")
+
+    def new_workers(self, pipeline: Callable[..., wds.DataPipeline]) -> WorkerPool:
+        """Return workers with the settings of this loader for a pipeline, which is called with the number of slots."""
+        slots = self._pool_options["prefetch_factor"] + SLOTS_BEYOND_PREFETCH
+        return WorkerPool(pipeline(slots=slots), **self._pool_options)
+
+    def mix_settings(self) -> dict[str, Any]:
+        """Return what must be equal for samples of several loaders to come in one batch."""
+        return {
+            "batch_size": self.batch_size,
+            "rank": self._schedule.rank,
+            "world_size": self._schedule.world_size,
+            "batch_transform": self._batch_transform,
+            **({"classes": self.classes} if "labels" in self.fields else {}),
+        }
+
+    def pipeline_source(self) -> PipelineSource:
+        """Return how the samples of this loader are read, decoded and transformed, in its workers or in a mix's."""
+        return PipelineSource(
+            split=self.split, decoder=self.decoder, pixel_cache=self.pixel_cache, transform=self._transform
+        )
+
+    @property
+    def substituted(self) -> set[str]:
+        """The problem of each sample that was replaced by another."""
+        return self._run.substituted
 
     def _check_epoch(self) -> None:
         """Check that an epoch has a batch for each rank, and that none of its samples is lost at a border."""
-        order, schedule = self._order, self._schedule
+        order, schedule = self.order, self._schedule
         if order.samples_per_epoch is not None and not order.pass_length:
             raise ConfigError(f"split {self.split.name!r} has no samples to form epochs of; choose another split")
         if not len(self):
@@ -241,11 +301,11 @@ class Loader:
             )
 
     def _make_weights(self, weights: WeightsLike) -> Weights:
-        return make_weights(weights, self.split, self.dataset.classes, self._order.samples)
+        return make_weights(weights, self.split, self._opened.classes, self.order.samples)
 
     def _make_class_batches(self, batch_size: int, samples_per_class: int) -> ClassBatches:
         samples_per_class = check_integer("samples_per_class", samples_per_class, 1)
-        order = self._order
+        order = self.order
         for wrong, reason in (
             (batch_size % samples_per_class, f"batch_size={batch_size} is no multiple of it"),
             (order.weights is not None, "weights would have no effect"),
@@ -254,11 +314,11 @@ class Loader:
         ):
             if wrong:
                 raise ConfigError(f"samples_per_class={samples_per_class}: {reason}; change one of them")
-        labels = class_labels(self.split, self.dataset.classes)[: order.samples]
+        labels = class_labels(self.split, self._opened.classes)[: order.samples]
         return ClassBatches(labels, batch_size // samples_per_class, samples_per_class)
 
     def _make_buckets(self, decoder: AspectBucketDecoder, samples_per_class: int | None) -> Buckets:
-        order, schedule = self._order, self._schedule
+        order, schedule = self.order, self._schedule
         if samples_per_class is not None or order.samples_per_epoch is not None or "image" not in self.fields:
             raise ConfigError(
                 "AspectBucketDecoder groups samples into batches of one shape; it needs 'image' among the fields, and "
@@ -271,8 +331,41 @@ class Loader:
         )
 
     def __len__(self) -> int:
-        """Return the number of batches that each rank gets in a whole epoch."""
+        """Return the number of batches that each rank gets in a whole epoch, also after a resume: see `remaining`."""
         return self._schedule.steps()
+
+    def __repr__(self) -> str:
+        order, schedule = self.order, self._schedule
+        how = "in the split's order"
+        if order.shuffle:
+            how = f"shuffled with seed {order.seed} ({self._lanes} lanes, window {order.window})"
+        epoch = "" if order.samples_per_epoch is None else f", {order.samples_per_epoch} per epoch"
+        return (
+            f"<shardflow.Loader of {self._opened.url}, split {self.split.name!r}: {order.samples} samples{epoch} "
+            f"in {len(self.split.shards)} shards, {how}; {len(self)} batches of {self.batch_size} x "
+            f"({', '.join(self.fields)}), tail {schedule.tail!r}; rank {schedule.rank} of {schedule.world_size}, "
+            f"{self.num_workers} workers; epoch {self.epoch}, {self.remaining} batches left>"
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch that was handed out last; before the first, the one that iterating begins with."""
+        return self._cursor.epoch
+
+    @property
+    def remaining(self) -> int:
+        """The batches of this epoch that are not handed out yet: all of them before it begins, fewer after a resume."""
+        return self._schedule.steps(self._cursor.position)
+
+    @property
+    def classes(self) -> list[str]:
+        """The class names, label 0 first; empty without labels."""
+        return self.dataset.classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The label of each class name."""
+        return self.dataset.class_to_idx
 
     def __iter__(self) -> Iterator[Any]:
         """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
@@ -282,73 +375,31 @@ class Loader:
         """
         if self._cursor.begun:
             self._cursor.set(self._cursor.epoch + 1)
-        if (weights := self._order.weights) is not None:
+        if (weights := self.order.weights) is not None:
             check_equal_on_ranks("weights", weights.digest, self._schedule.world_size)
         start = EpochStart(self._cursor.epoch, self._cursor.position, self._lanes)
         iteration = self._control.begin(start)
-        steps = self._schedule.steps(start.position)
-        handed_out = 0
-        batches = self._workers.batches()
-        try:
-            for output in self._stats.timed(batches):
-                if output.substituted:
-                    self._record_substituted(output.substituted)
-                handed_out += 1
+        batches = self._run.batches(
+            iteration, self._schedule.steps(start.position), partial(self._batches_in_progress, start)
+        )
+        with contextlib.closing(batches):
+            for handed_out, columns in batches:
                 self._cursor.advance(self._schedule.after(start.position, handed_out))
-                yield output.columns
-                if self._control.iteration() != iteration:
-                    break
-            else:
-                if handed_out != steps:
-                    raise WorkerError(
-                        f"the workers ended after {handed_out} of {steps} batches; start the iteration again"
-                    )
-        except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
-            raise
-        except Exception as error:
-            self._workers.end()  # their state is unknown
-            if isinstance(error, WorkerError):
-                raise WorkerError(f"{error}. {self._batches_in_progress(start)}") from error
-            raise
-        finally:
-            batches.close()
+                yield columns
         if self._control.iteration() != iteration:
-            if handed_out < steps:
-                raise ConfigError(
-                    "the loader was iterated again, or moved by set_epoch or load_state_dict, which ended this "
-                    "iteration; move it between iterations, and use two loaders for two at once"
-                )
             return
         self._cursor.set(start.epoch + 1)
-        if not self._persistent:
+        if not self.persistent:
             self._workers.end()
-
-    def _record_substituted(self, problems: Sequence[str]) -> None:
-        for problem in problems:
-            if problem not in self.substituted:
-                self.substituted.add(problem)
-                logger.warning("substituted: %s", problem)
-        if len(self.substituted) > self._max_bad:
-            raise IntegrityError(
-                f"{len(self.substituted)} samples are damaged, {self._max_bad} are allowed (max_bad); the last: "
-                f"{problems[-1]}"
-            )
 
     def _batches_in_progress(self, start: EpochStart) -> str:
         """Describe the batches that the workers began last: a dead worker died on one of them."""
-        batches, reader = [], self.split.reader
-        for worker, step in self._control.steps_begun().items():
-            batch = self._sampler.batch(start, step)
-            shard, record = int(batch.shards[0]), int(batch.records[0])
-            # A missing shard may be what the worker died of: an error message must not wait for it.
-            sample = f"sample {reader.key(shard, record)}" if reader.is_local(shard) else f"record {record}"
-            others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
-            batches.append(f"worker {worker}: {reader.url(shard)}, {sample}{others}")
-        return f"Batches in progress: {'; '.join(batches)}" if batches else "No batch was in progress"
+        steps = self._control.steps_begun()
+        return describe_batches({n: self._sampler.batch(start, step) for n, step in steps.items()}, [self.split])
 
     def stats(self) -> Stats:
         """Return where the time went since the iteration began; its `str` says what to do about it."""
-        return self._stats.stats()
+        return self._run.stats.stats()
 
     def describe(self) -> dict[str, Any]:
         """Return what a run's log needs to name its data and to load it again: plain JSON, without credentials.
@@ -357,10 +408,10 @@ class Loader:
 
         >>> mlflow.log_dict(loader.describe(), "data.json")      # doctest: +SKIP
         """
-        plan = checkpoint.identity(self.dataset, self._order, self._lanes)
+        plan = checkpoint.identity(self._opened, self.order, self._lanes)
         del plan["version"]
         return {
-            **describe_dataset(self.dataset),
+            **describe_dataset(self._opened),
             "fields": list(self.fields),
             "decoder": describe_object(self.decoder),
             "transform": describe_object(self._transform),
@@ -368,10 +419,10 @@ class Loader:
             "batch_size": self._schedule.batch_size,
             "world_size": self._schedule.world_size,
             "tail": self._schedule.tail,
-            "max_bad": self._max_bad,
-            "num_workers": self.data_loader.num_workers,
+            "max_bad": self.max_bad,
+            "num_workers": self.num_workers,
             **plan,
-            "samples": self._order.pass_length,
+            "samples": self.order.pass_length,
             "versions": {"python": platform.python_version(), **describe_versions()},
         }
 
@@ -398,10 +449,12 @@ class Loader:
         Raises:
             ConfigError: The weights do not fit, the loader was made without any, or stands in the middle of an epoch.
         """
-        if self._order.weights is None or weights is None:
+        if self.is_mixed:
+            raise ConfigError("a loader that is mixed by sample keeps its weights; use Mix(..., by='batch')")
+        if self.order.weights is None or weights is None:
             raise ConfigError("set_weights changes the weights of a loader that has some; make it with weights=1")
         made = self._make_weights(weights)
-        if made.digest == self._order.weights.digest:
+        if made.digest == self.order.weights.digest:
             return
         if self._cursor.begun:
             self._cursor.set(self._cursor.epoch + 1)
@@ -410,7 +463,7 @@ class Loader:
                 f"the loader stands at position {self._cursor.position} of an epoch with other weights; "
                 "call set_weights before load_state_dict"
             )
-        old = self._order.weights
+        old = self.order.weights
         self._set_weights(made)
         try:
             self._check_epoch()
@@ -419,8 +472,8 @@ class Loader:
             raise
 
     def _set_weights(self, weights: Weights) -> None:
-        self._order.set_weights(weights)
-        self._schedule = self._sampler.schedule = replace(self._schedule, length=self._order.length)
+        self.order.set_weights(weights)
+        self._schedule = self._sampler.schedule = replace(self._schedule, length=self.order.length)
         self._control.end()
         self._workers.end()  # they have the old ones
 
@@ -443,7 +496,7 @@ class Loader:
 
         Batches count when they are handed out, not when they are prefetched.
         """
-        return checkpoint.save(self.dataset, self._order, self._lanes, self._cursor)
+        return checkpoint.save(self._opened, self.order, self._lanes, self._cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration start where the state was saved; rank, world size, batch size and workers may differ.
@@ -455,7 +508,7 @@ class Loader:
 
     def start_of(self, state: Mapping[str, Any]) -> EpochStart:
         """Return where a saved state starts, without moving the loader; raises as `load_state_dict` does."""
-        return checkpoint.restore(state, self.dataset, self._order, self._lanes)
+        return checkpoint.restore(state, self._opened, self.order, self._lanes)
 
     def move_to(self, start: EpochStart) -> None:
         """Make the next iteration begin at this start."""

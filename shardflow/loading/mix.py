@@ -1,4 +1,4 @@
-"""A mix of several datasets: batches of each, interleaved by weight."""
+"""A mix of several datasets: their samples, or their batches, interleaved by weight."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,14 +15,16 @@ import numpy.typing as npt
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, ResumeMismatchError
 
+from .batch_run import BatchRun
 from .checkpoint import Cursor, compare, saved_integers
 from .loader import BatchSampler, Loader
-from .sampler import EpochStart
+from .mix_sampler import MixPlan, MixSampler, Shares, stream_position, stream_start
+from .pipeline import build_pipeline, describe_batches
+from .sampler import EpochStart, WorkerControl
 from .stats import Stats, StatsRecorder
 
 STATE_VERSION = 1
 
-_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, rounded to odd
 _CHUNK = 1 << 20
 
 
@@ -33,49 +36,66 @@ class _Origin(NamedTuple):
 
 
 class Mix:
-    """Interleaves whole batches of several loaders in proportion to their weights; usable wherever a loader is.
+    """Interleaves several loaders in proportion to their weights; usable wherever a loader is.
 
-    The loader of a step is a pure function of the step's number: the step's value in a Weyl sequence (k / golden ratio,
+    By default each batch is mixed: its samples come from all of the loaders. With `by="batch"` each batch comes from
+    one of them.
+
+    The loader of a sample (or batch) is a pure function of its number: its value in a Weyl sequence (k / golden ratio,
     modulo 1; Weyl, "Über die Gleichverteilung von Zahlen mod. Eins", 1916), looked up among the weights. Any section
-    of steps has the right shares to within a few batches, all ranks agree without communication, and any step can be
-    reached by arithmetic. Each loader runs through its own epochs, exactly.
+    has the right shares to within a few, all ranks agree without communication, and any step can be reached by
+    arithmetic. Each loader runs through its own epochs, exactly; mixed by sample, nothing is left out at their ends.
 
     >>> mix = shardflow.Mix([("photos256", 3), ("sketches256", 1)], batch_size=256)      # doctest: +SKIP
 
     Args:
         sources: Pairs (loader, weight) or (path or URL of a dataset, weight), with weights above 0.
-        steps_per_epoch: Batches per iteration, 1 or more; by default the sum of all loaders' epochs.
+        by: "sample" to mix samples within batches, "batch" to interleave whole batches. Loaders that are mixed by
+            sample have equal `batch_size`, `rank`, `world_size` and `batch_transform`; the first one's workers serve
+            all of them, so that there are not more processes than for one. Their `tail` has no effect.
+        steps_per_epoch: Batches per iteration, 1 or more; by default as many as all loaders' epochs have together.
         options: Arguments of `Loader`, for the sources that are paths or URLs.
 
     Raises:
-        ConfigError: There are no sources, a weight is not above 0, options have no effect, or fields differ.
+        ConfigError: There are no sources, a weight is not above 0, options have no effect, or what must be equal
+            differs.
     """
 
     def __init__(
         self,
         sources: Sequence[tuple[Loader | str | os.PathLike[str], float]],
         *,
+        by: str = "sample",
         steps_per_epoch: int | None = None,
         **options: Any,
     ) -> None:
         if not sources or not all(0 < weight < math.inf for _, weight in sources):
             raise ConfigError(f"a mix needs one or more sources with weights above 0, found {[w for _, w in sources]}")
+        if by not in ("sample", "batch"):
+            raise ConfigError(f"by must be 'sample' or 'batch', found {by!r}")
         if options and all(isinstance(source, Loader) for source, _ in sources):
             raise ConfigError(f"all sources are loaders already, so {', '.join(options)} would have no effect")
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer("steps_per_epoch", steps_per_epoch, 1)
+        if by == "sample":
+            if "tail" in options:
+                raise ConfigError("mixed by sample there is no tail: leave it out, or pass by='batch'")
+            options = {**options, "tail": "short"}  # a source may have fewer samples than a batch
         self.loaders = [source if isinstance(source, Loader) else Loader(source, **options) for source, _ in sources]
         if len(found := {loader.fields for loader in self.loaders}) > 1:
             raise ConfigError(f"the loaders' fields differ: {'; '.join(map(str, sorted(found)))}; make them equal")
         self._weights = [float(weight) for _, weight in sources]
-        shares = np.cumsum(self._weights) / sum(self._weights)
-        self._bounds = np.array([min(int(share * 2**64), 2**64 - 1) for share in shares[:-1]], dtype=np.uint64)
-        self._steps = steps_per_epoch or sum(len(loader) for loader in self.loaders)
+        self._shares = Shares(self._weights)
         self._cursor = Cursor()  # its position counts steps
         self._origin = self._starts()  # from where other steps are reached by arithmetic
         self._running: list[Iterator[Any] | None] = [None] * len(sources)
         self._iterations = 0
         self._stats = StatsRecorder()
+        self._samples = _Samples(self.loaders, self._shares, steps_per_epoch) if by == "sample" else None
+        self._steps = steps_per_epoch or sum(len(loader) for loader in self.loaders)
+        if self._samples is not None:
+            self._steps = self._samples.plan.steps
+        self._reached = self._origin  # the step that was computed last
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -85,17 +105,39 @@ class Mix:
     @property
     def substituted(self) -> set[str]:
         """The problem of each sample that was replaced by another."""
+        if self._samples is not None:
+            return self._samples.run.substituted
         return set().union(*(loader.substituted for loader in self.loaders))
+
+    @property
+    def batch_size(self) -> int:
+        """The samples per batch and rank, of the first loader."""
+        return self.loaders[0].batch_size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the mix, as for a loader."""
+        return self._cursor.epoch
+
+    @property
+    def remaining(self) -> int:
+        """The batches of this epoch that are not handed out yet."""
+        return self._steps - self._cursor.position
+
+    def __repr__(self) -> str:
+        by = "batches" if self._samples is None else "samples"
+        sources = "; ".join(
+            f"{weight:g} x {loader!r}" for weight, loader in zip(self._weights, self.loaders, strict=True)
+        )
+        return f"<shardflow.Mix of {by}: {len(self)} batches, epoch {self.epoch}, {self.remaining} left; {sources}>"
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch of the mix."""
         return self._steps
 
     def source_of(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the number of the loader of each step; steps are counted from the start of epoch 0."""
-        values = steps.astype(np.uint64) * np.uint64(_GOLDEN)
-        sources: npt.NDArray[np.int64] = np.searchsorted(self._bounds, values, side="right")
-        return sources
+        """Return the number of the loader of each step, or row of samples; both count from the start of epoch 0."""
+        return self._shares.source_of(steps)
 
     def __iter__(self) -> Iterator[Any]:
         """Start at the cursor that was set or loaded; after any iteration, at the start of the next epoch.
@@ -121,6 +163,10 @@ class Mix:
         self._cursor.set(epoch + 1)
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
+        if self._samples is not None:
+            starts = self._starts_at(epoch * self._steps + first)
+            yield from self._samples.batches(epoch, first, starts)
+            return
         for step in range(first, self._steps):
             (source,) = self.source_of(np.array([epoch * self._steps + step])).tolist()
             yield self._next(source)
@@ -137,7 +183,8 @@ class Mix:
     def describe(self) -> dict[str, Any]:
         """Return what a run's log needs to name its data: the description of each loader, and the weights."""
         sources = [loader.describe() for loader in self.loaders]
-        return {"weights": self._weights, "steps_per_epoch": self._steps, "sources": sources}
+        by = "batch" if self._samples is None else "sample"
+        return {"weights": self._weights, "by": by, "steps_per_epoch": self._steps, "sources": sources}
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration run through `epoch`, as for a loader."""
@@ -150,20 +197,28 @@ class Mix:
         return BatchSampler(sampler=self, batch_size=self.loaders[0].batch_sampler.batch_size)
 
     def _seek(self, epoch: int) -> None:
-        """Move every loader to where it is at the start of an epoch.
+        """Move every loader to where it is at the start of an epoch."""
+        for loader, start in zip(self.loaders, self._starts_at(epoch * self._steps), strict=True):
+            loader.move_to(start)
+        self._move(epoch)
+
+    def _starts_at(self, step: int) -> list[EpochStart]:
+        """Return where each loader is before a step, counted from the start of epoch 0.
 
         Steps are counted from the state that was loaded: those before it may have had another size.
         """
-        end = epoch * self._steps
-        if end < self._origin.step:
-            self._origin = self._starts()
+        if step < self._origin.step:
+            self._origin = self._reached = self._starts()
+        origin = self._reached if self._origin.step <= self._reached.step <= step else self._origin
+        size = 1 if self._samples is None else self._samples.plan.batch_size
         counts = np.zeros(len(self.loaders), dtype=np.int64)
-        for begin in range(self._origin.step, end, _CHUNK):
-            steps = np.arange(begin, min(begin + _CHUNK, end))
-            counts += np.bincount(self.source_of(steps), minlength=len(counts))
-        for loader, start, count in zip(self.loaders, self._origin.starts, counts.tolist(), strict=True):
-            loader.move_to(loader.after(start, count))
-        self._move(epoch)
+        for begin in range(origin.step * size, step * size, _CHUNK):
+            numbers = np.arange(begin, min(begin + _CHUNK, step * size))
+            counts += np.bincount(self.source_of(numbers), minlength=len(counts))
+        after = Loader.after if self._samples is None else self._samples.after
+        starts = [after(*each) for each in zip(self.loaders, origin.starts, counts.tolist(), strict=True)]
+        self._reached = _Origin(step, starts)
+        return starts
 
     def _starts(self) -> _Origin:
         return _Origin(0, [loader.first_start() for loader in self.loaders])
@@ -172,6 +227,8 @@ class Mix:
         self._cursor.set(epoch, position)
         self._running = [None] * len(self.loaders)
         self._iterations += 1
+        if self._samples is not None:
+            self._samples.control.end()
 
     def stats(self) -> Stats:
         """Return where the time went since the iteration began; its `str` says what to do about it."""
@@ -179,13 +236,20 @@ class Mix:
 
     def close(self) -> None:
         """End the worker processes of all loaders now; another iteration starts new ones."""
+        if self._samples is not None:
+            self._samples.workers.end()
         for loader in self.loaders:
             loader.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next batch starts, in the mix and in each of its loaders."""
+        if self._samples is not None:
+            starts = self._starts_at(self._cursor.epoch * self._steps + self._cursor.position)
+            for loader, start in zip(self.loaders, starts, strict=True):
+                loader.move_to(start)
         return {
             **self._identity(),
+            **({} if self._samples is None else {"by": "sample"}),
             "epoch": self._cursor.epoch,
             "position": self._cursor.position,
             "sources": [loader.state_dict() for loader in self.loaders],
@@ -201,7 +265,8 @@ class Mix:
         Raises:
             ResumeMismatchError: The state belongs to another mix.
         """
-        if differences := compare(state, self._identity()):
+        by = None if self._samples is None else "sample"
+        if differences := compare(state, {**self._identity(), "by": by}):
             raise ResumeMismatchError(f"the state belongs to another mix: {'; '.join(differences)}; make these equal")
         sources = state.get("sources", ())
         if len(sources) != len(self.loaders):
@@ -211,5 +276,77 @@ class Mix:
         starts = [loader.start_of(source) for loader, source in zip(self.loaders, sources, strict=True)]
         for loader, start in zip(self.loaders, starts, strict=True):
             loader.move_to(start)
-        self._origin = _Origin(epoch * self._steps + position, starts)
+        self._origin = self._reached = _Origin(epoch * self._steps + position, starts)
         self._move(epoch, position)
+
+
+class _Samples:
+    """The batches of a mix by sample: one set of workers reads the sources of all loaders."""
+
+    def __init__(self, loaders: Sequence[Loader], shares: Shares, steps_per_epoch: int | None) -> None:
+        settings = [loader.mix_settings() for loader in loaders]
+        for name, value in settings[0].items():
+            if any(other[name] != value for other in settings):
+                found = ", ".join(repr(other[name]) for other in settings)
+                raise ConfigError(f"the loaders' {name} differ: {found}; make them equal, or pass by='batch'")
+        if any((loader.order.class_batches, loader.order.buckets) != (None, None) for loader in loaders):
+            raise ConfigError("samples_per_class and AspectBucketDecoder compose whole batches; pass by='batch'")
+        for loader in loaders:
+            loader.is_mixed = True
+        first, splits = loaders[0], [loader.split for loader in loaders]
+        rank, world_size = settings[0]["rank"], settings[0]["world_size"]
+        orders = [loader.order for loader in loaders]
+        steps = steps_per_epoch or sum(order.length for order in orders) // (first.batch_size * world_size)
+        if not steps:
+            raise ConfigError(
+                f"all sources together have less than one batch of {first.batch_size} for each of {world_size} ranks; "
+                "lower batch_size, or set steps_per_epoch"
+            )
+        self.plan = MixPlan(
+            orders=orders,
+            shares=shares,
+            batch_size=first.batch_size,
+            steps=steps,
+            rank=rank,
+            world_size=world_size,
+        )
+        self.control = WorkerControl(first.num_workers, extra=2 * len(loaders))
+        self._sampler, self._splits, self._persistent = MixSampler(self.plan, self.control), splits, first.persistent
+        max_bad = sum(loader.max_bad for loader in loaders)
+        self.workers = first.new_workers(
+            partial(
+                build_pipeline,
+                self._sampler,
+                [loader.pipeline_source() for loader in loaders],
+                fields=first.fields,
+                classes=len(first.classes),
+                batch_transform=settings[0]["batch_transform"],
+                substitute=max_bad > 0,
+            )
+        )
+        self.run = BatchRun(self.workers, self.control, max_bad=max_bad, what="mix")
+
+    def batches(self, epoch: int, first: int, starts: Sequence[EpochStart]) -> Iterator[Any]:
+        """Yield the batches of an epoch from a step on, before which the sources are at `starts`."""
+        streams = zip(starts, self.plan.orders, strict=True)
+        extra = [number for start, order in streams for number in (stream_position(start, order), start.lanes)]
+        iteration = self.control.begin(EpochStart(epoch, first, 0), extra)
+        batches = self.run.batches(iteration, self.plan.steps - first, partial(self._in_progress, epoch, first))
+        with contextlib.closing(batches):
+            for _, columns in batches:
+                yield columns
+        if not self._persistent:
+            self.workers.end()
+
+    def after(self, loader: Loader, start: EpochStart, rows: int) -> EpochStart:
+        """Return where a source is, so many rows after a start."""
+        position = stream_position(start, loader.order) + rows * self.plan.world_size
+        return stream_start(position, loader.order, start.lanes)
+
+    def _in_progress(self, epoch: int, first: int) -> str:
+        positions, lanes = self._sampler.starts()
+        begin, batches = epoch * self.plan.steps + first, {}
+        for worker, step in self.control.steps_begun().items():
+            reached = self.plan.advance(positions, begin, step)
+            batches[worker] = self.plan.batch(reached, lanes, begin + step)
+        return describe_batches(batches, self._splits)

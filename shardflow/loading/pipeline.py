@@ -5,45 +5,70 @@ sampler → read → decode → augment → collate → send_errors → sender
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import webdataset as wds
+from torch.utils.data import IterableDataset
 
 from shardflow.dataset.dataset import Split
 
 from .decoders import Decoder, new
 from .pixel_cache import PixelCache
-from .sampler import PlanSampler
+from .sampler import Batch
 from .shared_memory import BatchSender, SlotPool
 from .stages import Augment, Collate, Decode, Read
 from .workers import send_errors
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSource:
+    """How the samples of one split are read, decoded and transformed. A mix has several."""
+
+    split: Split
+    decoder: Decoder
+    pixel_cache: PixelCache | None
+    transform: Callable[[torch.Tensor], Any] | None
+
+
 def build_pipeline(
-    sampler: PlanSampler,
-    split: Split,
+    sampler: IterableDataset[Batch],
+    sources: Sequence[PipelineSource],
     *,
     fields: Sequence[str],
     classes: int,
-    decoder: Decoder,
-    pixel_cache: PixelCache | None,
-    transform: Callable[[torch.Tensor], Any] | None,
     batch_transform: Callable[..., Any] | None,
     substitute: bool,
     slots: int,
 ) -> wds.DataPipeline:
     """Return the pipeline that each worker runs, with shared memory for as many batches as there are slots."""
     images, pool = "image" in fields, SlotPool(slots)
+    transforms, caches = [source.transform for source in sources], [source.pixel_cache for source in sources]
+    are_transformed = any(transform is not None for transform in transforms)
     # A transform may keep its input, so images that meet one are not decoded into memory on loan.
-    empty = pool.borrow if transform is None and batch_transform is None else new
+    empty = new if are_transformed or batch_transform is not None else pool.borrow
+    decoders = [source.decoder for source in sources]
     return wds.DataPipeline(
         sampler,
-        Read(split, fields=fields, substitute=substitute, pixel_cache=pixel_cache),
-        Decode(decoder, empty, substitute=substitute, pixel_cache=pixel_cache) if images else None,
-        Augment(transform) if images and transform is not None else None,
-        Collate(split, fields, batch_transform, classes),
+        Read([source.split for source in sources], fields=fields, substitute=substitute, pixel_caches=caches),
+        Decode(decoders, empty, substitute=substitute, pixel_caches=caches) if images else None,
+        Augment(transforms) if images and are_transformed else None,
+        Collate([source.split for source in sources], fields, batch_transform, classes),
         send_errors,
         BatchSender(pool),
     )
+
+
+def describe_batches(batches: Mapping[int, Batch], splits: Sequence[Split]) -> str:
+    """Return which batch each worker began last, by the number of the worker."""
+    described = []
+    for worker, batch in batches.items():
+        reader = splits[batch.sources[0] if batch.sources else 0].reader
+        shard, record = int(batch.shards[0]), int(batch.records[0])
+        # A missing shard may be what the worker died of: an error message must not wait for it.
+        sample = f"sample {reader.key(shard, record)}" if reader.is_local(shard) else f"record {record}"
+        others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
+        described.append(f"worker {worker}: {reader.url(shard)}, {sample}{others}")
+    return f"Batches in progress: {'; '.join(described)}" if described else "No batch was in progress"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -216,17 +216,19 @@ class EpochStart:
 class WorkerControl:
     """A few integers in shared memory, through which the training process and its workers talk.
 
-    The training process publishes the start of the current iteration; each worker publishes the step it works on.
+    The training process publishes the start of the current iteration, and `extra` integers that belong to it; each
+    worker publishes the step it works on.
     """
 
-    def __init__(self, workers: int) -> None:
-        values = torch.zeros(4 + max(1, workers), dtype=torch.int64)
+    def __init__(self, workers: int, extra: int = 0) -> None:
+        self._steps_at = 4 + extra
+        values = torch.zeros(self._steps_at + max(1, workers), dtype=torch.int64)
         self._values = values.share_memory_()  # type: ignore[no-untyped-call]
 
-    def begin(self, start: EpochStart) -> int:
+    def begin(self, start: EpochStart, extra: Sequence[int] = ()) -> int:
         """Publish the start of a new iteration, which ends the one before it, and return its number."""
-        self._values[1:4] = torch.tensor([start.epoch, start.position, start.lanes])
-        self._values[4:] = -1
+        self._values[1 : self._steps_at] = torch.tensor([start.epoch, start.position, start.lanes, *extra])
+        self._values[self._steps_at :] = -1
         self.end()
         return self.iteration()
 
@@ -242,13 +244,18 @@ class WorkerControl:
         """Return the start of the current iteration."""
         return EpochStart(*self._values[1:4].tolist())
 
+    def extra(self) -> list[int]:
+        """Return the integers that belong to it."""
+        values: list[int] = self._values[4 : self._steps_at].tolist()
+        return values
+
     def begin_step(self, worker: int, step: int) -> None:
         """Publish that a worker begins the batch of a step."""
-        self._values[4 + worker] = step
+        self._values[self._steps_at + worker] = step
 
     def steps_begun(self) -> dict[int, int]:
         """Return the step that each worker began last, without workers that began none."""
-        return {worker: step for worker, step in enumerate(self._values[4:].tolist()) if step >= 0}
+        return {worker: step for worker, step in enumerate(self._values[self._steps_at :].tolist()) if step >= 0}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -263,6 +270,7 @@ class Batch:
     records: I64
     valid: npt.NDArray[np.bool_]  # [B], False for the repeats that fill a padded tail
     empty: bool  # no sample for this rank: the batch carries one, for its shapes and dtypes, and `Collate` removes it
+    sources: list[int] | None = None  # [B], the number of each sample's dataset in a mix
     samples: list[Sample] = field(default_factory=list)
     pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)  # [H, W, 3], those in the pixel cache
     images: Any = None  # from the decoder, then from the transform

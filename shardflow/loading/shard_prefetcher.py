@@ -45,18 +45,18 @@ class ShardSpan(NamedTuple):
 
 @contextlib.contextmanager
 def prefetching(
-    split: Split, needs: Iterator[ShardSpan], *, workers: int, period: int
+    split: Split, needs: Iterator[ShardSpan], *, workers: int, period: int, sources: int = 1
 ) -> Iterator[Callable[[int, int], None]]:
     """Fetch shards in the background until the body ends; yield `ShardPrefetcher.advance`, to be called per batch.
 
     All `workers` of a rank prefetch the same shards, and after `period` positions all are needed again. Shards that are
-    read in place are not fetched.
+    read in place are not fetched. So many `sources` share the cache's limit.
     """
     cache = split.reader.cache
     if cache is None:
         yield lambda *_: None
         return
-    prefetcher = ShardPrefetcher(split, cache, needs, workers, period)
+    prefetcher = ShardPrefetcher(split, cache, needs, workers, period, sources)
     try:
         yield prefetcher.advance
     finally:
@@ -66,7 +66,9 @@ def prefetching(
 class ShardPrefetcher:
     """Fetches the shards of one iteration."""
 
-    def __init__(self, split: Split, cache: Cache, needs: Iterator[ShardSpan], workers: int, period: int) -> None:
+    def __init__(
+        self, split: Split, cache: Cache, needs: Iterator[ShardSpan], workers: int, period: int, sources: int = 1
+    ) -> None:
         self._split, self._needs, self._period = split, needs, period
         # A mapped shard keeps its bytes on the disk after it was evicted: a smaller cache would exceed its limit.
         self._keep_mapped = sum(shard.bytes for shard in split.shards) <= cache.limit_bytes
@@ -76,7 +78,7 @@ class ShardPrefetcher:
         if not self._keep_mapped:
             few = 2 * IN_FLIGHT * max(shard.bytes for shard in split.shards)
             budget = min(budget, max(few, cache.limit_bytes // 16))
-        self._budget_bytes = budget // local_ranks()
+        self._budget_bytes = budget // local_ranks() // sources
         self._spans = Counter[int]()  # shard → its spans that are unfinished; it can have two, in two lanes
         self._read = deque[tuple[int, int]]()  # (position, shard) of those that other workers may still read
         self._workers = workers

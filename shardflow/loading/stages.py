@@ -5,11 +5,15 @@ Each is a WebDataset pipeline stage: called with the iterator of the stage befor
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from shardflow.dataset.dataset import Split
@@ -18,10 +22,11 @@ from shardflow.errors import ConfigError, DecodeError, IntegrityError, Shardflow
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
 
-from .decoders import Decoder, Empty, Pixels
+from .decoders import Decoded, Decoder, Empty, Pixels, new
 from .fork_rng import fork_rng, reseed
 from .pixel_cache import PixelCache
 from .sampler import Batch
+from .worker_errors import noting
 
 Batches = Iterator[Batch]
 
@@ -29,29 +34,34 @@ _DAMAGED = Sample({}, (0, 0), 0, 0, "", "")  # in the place of a sample that cou
 
 
 class Read:
-    """Fills in `samples`, each part checked by its CRC-32, and `pixels`.
+    """Fills in `samples`, each part checked by its CRC-32, and `pixels`. Each source of a mix has a split and a cache.
 
     With the field "key", a sample whose key cannot be read is damaged. The encoded files of images in the pixel cache
     are not checked, unless they are among the fields.
     """
 
     def __init__(
-        self, split: Split, *, fields: Sequence[str] = (), substitute: bool, pixel_cache: PixelCache | None = None
+        self,
+        splits: Sequence[Split],
+        *,
+        fields: Sequence[str] = (),
+        substitute: bool,
+        pixel_caches: Sequence[PixelCache | None] = (None,),
     ) -> None:
-        self._reader, self._keys, self._substitute = split.reader, "key" in fields, substitute
-        self._pixel_cache, self._unused_parts = pixel_cache, IMAGE_PARTS.difference(fields)
+        self._readers, self._keys, self._substitute = [split.reader for split in splits], "key" in fields, substitute
+        self._pixel_caches, self._unused_parts = pixel_caches, IMAGE_PARTS.difference(fields)
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, read."""
         for batch in batches:
             failures: dict[int, ShardflowError] = {}
-            places = zip(batch.shards.tolist(), batch.records.tolist(), strict=True)
-            for index, (shard, record) in enumerate(places):
-                sample = _DAMAGED
-                pixels = None if self._pixel_cache is None else self._pixel_cache.read(shard, record, index)
+            places = zip(_sources(batch), batch.shards.tolist(), batch.records.tolist(), strict=False)
+            for index, (source, shard, record) in enumerate(places):
+                sample, pixel_cache = _DAMAGED, self._pixel_caches[source]
+                pixels = None if pixel_cache is None else pixel_cache.read(shard, record, index)
                 unchecked = () if pixels is None else self._unused_parts  # cached pixels come from checked bytes
                 try:
-                    sample = self._reader.read(shard, record, unchecked=unchecked, sequential=True)
+                    sample = self._readers[source].read(shard, record, unchecked=unchecked, sequential=True)
                     if self._keys:
                         sample.key  # noqa: B018 - reads the key, or raises
                 except IntegrityError as error:
@@ -65,35 +75,84 @@ class Read:
 
 
 class Decode:
-    """Fills in `images` and `geometry`. Images that the pixel cache lacks are decoded whole and added to it."""
+    """Fills in `images` and `geometry`. Images that the pixel cache lacks are decoded whole and added to it.
+
+    Sources with equal decoders are decoded together.
+    """
 
     def __init__(
-        self, decoder: Decoder, empty: Empty, *, substitute: bool, pixel_cache: PixelCache | None = None
+        self,
+        decoders: Sequence[Decoder],
+        empty: Empty,
+        *,
+        substitute: bool,
+        pixel_caches: Sequence[PixelCache | None] = (None,),
     ) -> None:
-        self._decoder, self._empty, self._substitute, self._pixel_cache = decoder, empty, substitute, pixel_cache
+        self._decoders, self._empty, self._substitute = decoders, empty, substitute
+        self._pixel_caches = pixel_caches
+        self._groups = [  # of equal ones, all have the number of the first
+            next(first for first in range(number + 1) if _are_equal(decoders[first], decoder))
+            for number, decoder in enumerate(decoders)
+        ]
+        if len(set(self._groups)) > 1 and any(hasattr(decoder, "copy_image") for decoder in decoders):
+            raise ConfigError(
+                "images that are not decoded here mix with their like alone: give all loaders one decoder"
+            )
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
         for batch in batches:
-            payloads = [self._payload(*read) for read in zip(batch.samples, batch.pixels, strict=True)]
+            reads = zip(_sources(batch), batch.samples, batch.pixels, strict=False)
+            payloads = [self._payload(*read) for read in reads]
             sizes = np.array([sample.image_size for sample in batch.samples], dtype=np.int64)
-            decoder = self._decoder
-            if at_epoch := getattr(decoder, "at_epoch", None):
-                decoder = at_epoch(batch.epoch)
-            if in_bucket := getattr(decoder, "in_bucket", None):
-                decoder = in_bucket(batch.bucket)
-            batch.images, batch.geometry, errors = decoder(payloads, sizes, batch.keys, self._empty)
+            with noting(partial(_batch_place, "the decoder", batch)):
+                decoded = self._decode(batch, payloads, sizes)
+            batch.images, batch.geometry, errors = decoded
             failures = {index: batch.samples[index].located(error) for index, error in errors.items()}
-            substitute(batch, failures, self._substitute, getattr(self._decoder, "copy_image", copy_row))
+            substitute(batch, failures, self._substitute, getattr(self._decoders[0], "copy_image", copy_row))
             yield batch
 
-    def _payload(self, sample: Sample, pixels: Pixels | None) -> Any:
+    def _decode(self, batch: Batch, payloads: list[Any], sizes: npt.NDArray[np.int64]) -> Decoded:
+        groups = [self._groups[source] for source in batch.sources or (0,)]
+        if len(kinds := set(groups)) == 1:
+            return self._decoder(groups[0], batch)(payloads, sizes, batch.keys, self._empty)
+        images: list[Any] = [None] * len(payloads)
+        failures: dict[int, DecodeError] = {}
+        for kind in sorted(kinds):
+            places = [place for place, group in enumerate(groups) if group == kind]
+            chosen = [payloads[place] for place in places]
+            decoded = self._decoder(kind, batch)(chosen, sizes[places], batch.keys[places], new)
+            for place, image in zip(places, decoded.images, strict=True):
+                images[place] = image
+            failures |= {places[index]: error for index, error in decoded.failures.items()}
+        return Decoded(images, None, failures)
+
+    def _decoder(self, number: int, batch: Batch) -> Decoder:
+        """Return a decoder as it is in the epoch and the bucket of a batch."""
+        decoder = self._decoders[number]
+        if at_epoch := getattr(decoder, "at_epoch", None):
+            decoder = at_epoch(batch.epoch)
+        if in_bucket := getattr(decoder, "in_bucket", None):
+            decoder = in_bucket(batch.bucket)
+        return decoder
+
+    def _payload(self, source: int, sample: Sample, pixels: Pixels | None) -> Any:
         if pixels is not None:
             return pixels
         payload = sample.parts[image_part(sample)]
-        if self._pixel_cache is not None:
-            pixels = self._pixel_cache.add(sample.shard, sample.record, payload)
+        if (pixel_cache := self._pixel_caches[source]) is not None:
+            pixels = pixel_cache.add(sample.shard, sample.record, payload)
         return payload if pixels is None else pixels
+
+
+def _are_equal(one: Decoder, other: Decoder) -> bool:
+    is_own = type(one).__module__.startswith("shardflow.")  # with settings in plain attributes
+    return one is other or (is_own and type(one) is type(other) and vars(one) == vars(other))
+
+
+def _sources(batch: Batch) -> Iterable[int]:
+    """Return the source of each sample."""
+    return itertools.repeat(0) if batch.sources is None else batch.sources
 
 
 def copy_row(images: Any, index: int, source: int) -> None:
@@ -120,6 +179,8 @@ def substitute(
     for index in failures:
         good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
         batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
+        if batch.sources is not None:
+            batch.sources[index] = batch.sources[good]
         if batch.images is not None:
             copy_image(batch.images, index, good)
         if batch.geometry is not None:
@@ -130,39 +191,84 @@ def substitute(
 class Augment:
     """Applies the transform to each image, with the random generators seeded by the sample's key."""
 
-    def __init__(self, transform: Callable[[torch.Tensor], Any]) -> None:
-        self._transform = transform
+    def __init__(self, transforms: Sequence[Callable[[torch.Tensor], Any] | None]) -> None:
+        self._transforms = transforms  # by source
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, transformed."""
         for batch in batches:
-            with fork_rng():
-                images = []
-                for image, key in zip(batch.images, batch.keys.tolist(), strict=True):
-                    reseed(key)
-                    images.append(self._transform(image))
+            images: list[torch.Tensor] = []
+            with fork_rng(), noting(partial(_next_place, batch, images), _tensor_remedy):
+                for source, image, key in zip(_sources(batch), batch.images, batch.keys.tolist(), strict=False):
+                    if (transform := self._transforms[source]) is not None:
+                        reseed(key)
+                        image = transform(image)
+                    if not isinstance(image, torch.Tensor):
+                        error = ConfigError(_not_a_tensor(image))
+                        raise batch.samples[len(images)].located(error) if batch.samples else error
+                    images.append(image)
             batch.images = images
             yield batch
+
+
+def _not_a_tensor(image: Any) -> str:
+    kind = type(image)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    remedy = "does it lack a `return`" if image is None else "end it with v2.ToImage() or torch.from_numpy"
+    return f"transform must return a tensor; got {'None' if image is None else name} ({remedy})"
+
+
+def _tensor_remedy(error: Exception) -> str | None:
+    if "PIL" in str(error) or "ndarray" in str(error):
+        return "a transform gets a uint8 tensor [3, H, W], not a PIL image: leave ToTensor, PILToTensor and ToImage out"
+    return None
+
+
+def _float_remedy(error: Exception) -> str | None:
+    if "can't be cast to" in str(error):
+        return (
+            "batches are uint8, and this transform computes in floats: v2.Compose([v2.ToDtype(torch.float32, "
+            "scale=True), ...]) converts the images before it"
+        )
+    return None
+
+
+def _place(sample: Sample) -> str:
+    """Return how a note names a sample."""
+    with contextlib.suppress(IntegrityError):
+        return f"sample {sample.key} of {sample.url}"
+    return f"record {sample.record} of {sample.url}"
+
+
+def _next_place(batch: Batch, done: Sequence[torch.Tensor]) -> str:
+    return f"the transform, for {_place(batch.samples[len(done)])}" if batch.samples else "the transform"
+
+
+def _batch_place(what: str, batch: Batch) -> str:
+    others = f" and {len(batch.samples) - 1} more" if len(batch.samples) > 1 else ""
+    return f"{what}, for the batch of {_place(batch.samples[0])}{others}"
 
 
 class Collate:
     """Turns batches into tuples in the order of `fields`, and applies the batch transform to them."""
 
     def __init__(
-        self, split: Split, fields: Sequence[str], batch_transform: Callable[..., Any] | None, classes: int
+        self, splits: Sequence[Split], fields: Sequence[str], batch_transform: Callable[..., Any] | None, classes: int
     ) -> None:
-        self._split, self._fields, self._batch_transform, self._classes = split, fields, batch_transform, classes
+        self._splits, self._fields, self._batch_transform, self._classes = splits, fields, batch_transform, classes
 
     def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
         """Return finished batches."""
         for batch in batches:
-            columns = tuple(_column(field, batch, self._split, self._classes) for field in self._fields)
+            columns = tuple(_column(field, batch, self._splits, self._classes) for field in self._fields)
             if batch.empty:
                 columns = tuple(column[:0] for column in columns)
             if self._batch_transform is not None:
-                with fork_rng():
+                with fork_rng(), noting(partial(_batch_place, "batch_transform", batch), _float_remedy):
                     reseed(batch.key)
                     columns = self._batch_transform(*columns)
+                if columns is None:
+                    raise ConfigError("batch_transform must return the batch; got None (does it lack a `return`)")
             yield WorkerOutput(columns, batch.substituted)
 
 
@@ -182,7 +288,7 @@ def image_part(sample: Sample) -> str:
     raise sample.located(DecodeError(f"no image among the parts ({found}); leave 'image' out of `fields`"))
 
 
-def _column(field: str, batch: Batch, split: Split, classes: int) -> Any:
+def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> Any:
     """Return one field of a batch: a tensor, or a list with one entry per sample."""
     if field == "image":
         return _stack(batch.images)
@@ -192,21 +298,26 @@ def _column(field: str, batch: Batch, split: Split, classes: int) -> Any:
         return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
     if field == "index":
         shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
-        return torch.from_numpy(split.first_sample(shards) + records)
+        sources, numbers = np.array(batch.sources or [0] * len(shards)), np.empty_like(shards)
+        for source in set(sources.tolist()):
+            here = sources == source
+            numbers[here] = splits[source].first_sample(shards[here]) + records[here]
+        return torch.from_numpy(numbers)
     if field == "key":
         return [sample.key for sample in batch.samples]
     if field == "label":
-        return torch.tensor([_labels(sample, "cls")[0] for sample in batch.samples], dtype=torch.int64)
+        return torch.tensor([parsed_labels(sample, "cls")[0] for sample in batch.samples], dtype=torch.int64)
     if field == "labels":
         encoded = torch.zeros(len(batch.samples), classes)
         for row, sample in zip(encoded, batch.samples, strict=True):
             part = next((part for part in LABEL_PARTS if part in sample.parts), "cls")
-            row[list(_labels(sample, part, classes))] = 1
+            row[list(parsed_labels(sample, part, classes))] = 1
         return encoded
     return [_parsed(sample, field) for sample in batch.samples]
 
 
-def _labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int, ...]:
+def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int, ...]:
+    """Return the labels in a part of a sample."""
     try:
         return parse_labels(part, _payload(sample, part), classes=classes)
     except DecodeError as error:

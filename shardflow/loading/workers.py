@@ -9,19 +9,30 @@ import functools
 import gc
 import multiprocessing
 import os
-import re
+import pickletools
 import select
+import signal
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Generator, Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from shardflow.errors import ConfigError, ShardflowError, WorkerError
 
 from .shared_memory import forget
+from .worker_errors import SentError
+
+_RUN_AGAIN = 78  # the exit code of a worker that was about to start workers of its own
+_UNGUARDED = (
+    "workers that are not forked run the training script again, and it starts workers at once: put what starts the "
+    'training below `if __name__ == "__main__":`'
+)
 
 
 class WorkerPool:
@@ -44,39 +55,54 @@ class WorkerPool:
             raise ConfigError(
                 f"multiprocessing_context must be one of {', '.join(methods)}, found {multiprocessing_context!r}"
             )
-        self.data_loader: DataLoader[Any] = DataLoader(
-            pipeline,
-            batch_size=None,
-            collate_fn=_unchanged,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor if num_workers else None,
-            persistent_workers=num_workers > 0,
-            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
-            multiprocessing_context=multiprocessing_context if num_workers else None,
-            worker_init_fn=functools.partial(_start_worker, os.getpid()),
-            # A generator of its own: creating an iterator draws from it, and must not disturb the user's random state.
-            generator=torch.Generator(),
-        )
+        with warnings.catch_warnings():  # torch warns of many workers here, and again when it starts them
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            self.data_loader: DataLoader[Any] = DataLoader(
+                pipeline,
+                batch_size=None,
+                collate_fn=_unchanged,
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor if num_workers else None,
+                persistent_workers=num_workers > 0,
+                pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+                multiprocessing_context=multiprocessing_context if num_workers else None,
+                worker_init_fn=functools.partial(_start_worker, os.getpid()),
+                # A generator of its own: creating an iterator draws from it, and must not disturb the user's state.
+                generator=torch.Generator(),
+            )
 
     def batches(self) -> Generator[Any, None, None]:
-        """Yield the pipeline's batches, as one iteration; raise errors sent with `send_errors`, and the workers' death.
+        """Yield the pipeline's batches, as one iteration; raise the errors of workers, and their death.
 
         The DataLoader notices within five seconds that a worker died, or the thread that pins batches.
+
+        Raises:
+            WorkerError: One of them died.
+            ConfigError: The workers could not start, because the script lacks `if __name__ == "__main__"`.
         """
-        items = iter(self.data_loader)
+        if self.data_loader.num_workers and getattr(multiprocessing.current_process(), "_inheriting", False):
+            os._exit(_RUN_AGAIN)  # a worker that runs the user's script: the training process explains it
         try:
-            for item in items:
+            items = iter(self.data_loader)
+        except BrokenPipeError:  # it ended before it had read what it was sent
+            raise ConfigError(_UNGUARDED) from None
+        try:
+            while True:
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+                except RuntimeError as error:
+                    if not str(error).startswith(("DataLoader worker (pid", "Pin memory thread")):
+                        raise
+                    problem = _cause_of_death(items, str(error).rstrip(". "))
+                    raise problem from None
                 self._silence_signal_handler()
-                if isinstance(item, ShardflowError):
+                if isinstance(item, SentError):
+                    item = item.error()
+                if isinstance(item, Exception):
                     raise item
                 yield item
-        except RuntimeError as error:
-            if not re.search("DataLoader worker|Pin memory thread", str(error)):
-                raise
-            raise WorkerError(
-                f"{str(error).rstrip('. ')}; the usual reasons are too little memory or too small a /dev/shm. "
-                "The state is still right: save it and start again"
-            ) from error
         finally:
             del items  # an exception that the caller keeps must not keep the iteration alive
 
@@ -102,14 +128,52 @@ class WorkerPool:
             weakref.finalize(iterator, forget, set(self.pids()))
 
 
+def check_sendable(context: Any, **objects: Any) -> None:
+    """Check that workers with this start method can receive objects of the user, by the names of their arguments."""
+    method = context.get_start_method() if hasattr(context, "get_start_method") else context
+    method = method or multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    if method == "fork":
+        return
+    main = sys.modules["__main__"]
+    for name, value in objects.items():
+        where = f"workers that are started by {method!r}"
+        remedy = "define it in a module of its own and import it from there, or pass multiprocessing_context='fork'"
+        try:
+            sent = bytes(ForkingPickler.dumps(value))
+        except Exception as error:  # pickle's own, or nearly any other
+            raise ConfigError(f"{name} cannot be sent to {where} ({error}); {remedy}") from None
+        # As multiprocessing does it: a notebook and `python -c` have no file that a worker could run.
+        is_interactive = getattr(main, "__spec__", None) is None and getattr(main, "__file__", None) is None
+        if is_interactive and any(argument == "__main__" for _, argument, _ in pickletools.genops(sent)):
+            raise ConfigError(f"{name} is defined in this session, where {where} do not find it; {remedy}")
+
+
+def _cause_of_death(items: Any, message: str) -> ShardflowError:
+    """Return the error for workers of an iteration that ended, from their exit codes."""
+    codes = [worker.exitcode for worker in items._workers]
+    if _RUN_AGAIN in codes:
+        return ConfigError(_UNGUARDED)
+    signals = {signal.Signals(-code).name for code in codes if code is not None and code < 0}
+    remedy = "The state is still right: save it and start again"
+    if not signals and (ended := sorted({code for code in codes if code})):
+        reason = f"it ended by itself, with exit code {ended[0]}, and said why on its standard error"
+    elif not signals or signals & {"SIGKILL", "SIGBUS", "SIGTERM"}:
+        reason = "the usual reasons are too little memory or too small a /dev/shm"
+    else:
+        reason = f"native code crashed there ({', '.join(sorted(signals))}): a library that a transform calls, perhaps"
+    return WorkerError(f"{message}; {reason}. {remedy}")
+
+
 def send_errors(items: Iterator[Any]) -> Iterator[Any]:
-    """Send the project's own errors through the queue as values, so that they arrive as they were raised."""
+    """Send errors through the queue as values, so that they arrive as they were raised."""
     try:
         yield from items
     except GeneratorExit:  # must be first: at interpreter exit the name in the next clause no longer exists
         raise
     except ShardflowError as error:
         yield error
+    except Exception as error:
+        yield error if get_worker_info() is None else SentError(error)
 
 
 def exit_with_parent(pid: int) -> None:

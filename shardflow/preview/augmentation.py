@@ -34,7 +34,7 @@ def augment_with_loader(loader: Loader, number: int, *, epochs: int) -> ContactS
     device. If the loader has `samples_per_epoch`, the epochs are passes over the split.
     """
     described = loader.describe()
-    sample = _read_sample(loader.dataset, loader.split.name, number, described["samples"])
+    sample = _read_sample(loader.dataset.dataset, loader.split.name, number, described["samples"])
     stages = loader.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     transform = next((stage for stage in stages if isinstance(stage, Augment)), None)
     images = _augment(sample, loader.decoder, transform, described["seed"], epochs)
@@ -43,7 +43,7 @@ def augment_with_loader(loader: Loader, number: int, *, epochs: int) -> ContactS
         subtitle = "as packed, and as returned by the loader in each pass over the split (here called epoch)"
     if described["batch_transform"] is not None:
         subtitle += ", before batch_transform"
-    return _with_tiles(loader.dataset, loader.split.name, sample, images, subtitle)
+    return _with_tiles(loader.dataset.dataset, loader.split.name, sample, images, subtitle)
 
 
 def _read_sample(dataset: Dataset, split: str, number: int, total: int) -> RawSample:

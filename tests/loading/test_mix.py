@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torchvision.transforms import v2
 
 import shardflow
-from shardflow.errors import ConfigError, ResumeMismatchError
+from shardflow.errors import ConfigError, DecodeError, ResumeMismatchError
 from tests.helpers.making import make_dataset
 
 
@@ -21,12 +22,12 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def mix(datasets: list[Path], weights: tuple[float, ...] = (5, 1, 2), **options: Any) -> shardflow.Mix:
-    """A mix whose batches say which dataset they are from: by their length, 4, 5 and 6."""
+    """A mix by batch, whose batches say which dataset they are from: by their length, 4, 5 and 6."""
     loaders = [
         shardflow.Loader(url, batch_size=4 + n, fields=("label",), tail="drop", num_workers=options.pop("workers", 0))
         for n, url in enumerate(datasets)
     ]
-    return shardflow.Mix(list(zip(loaders, weights, strict=True)), **options)
+    return shardflow.Mix(list(zip(loaders, weights, strict=True)), **{"by": "batch", **options})
 
 
 def contents(batches: Any) -> list[list[int]]:
@@ -101,7 +102,7 @@ def test_leaving_early_after_an_elastic_resume_repeats_nothing(datasets: list[Pa
             shardflow.Loader(url, batch_size=(4 + n) // (1 + smaller), fields=("label",), num_workers=0)
             for n, url in enumerate(datasets)
         ]
-        some = shardflow.Mix(list(zip(loaders, (5, 1, 2), strict=True)), steps_per_epoch=13)
+        some = shardflow.Mix(list(zip(loaders, (5, 1, 2), strict=True)), by="batch", steps_per_epoch=13)
         some.load_state_dict(state)
         return some
 
@@ -130,6 +131,7 @@ def test_ranks_agree_without_talking(datasets: list[Path]) -> None:
             fields=("label",),
             num_workers=0,
             shuffle=shardflow.Shuffle(lanes=2),
+            by="batch",
         )
         for rank in range(2)
     ]
@@ -217,3 +219,149 @@ def test_a_mix_is_a_loader(datasets: list[Path]) -> None:
         shardflow.Mix(swapped)
     with pytest.raises(ConfigError, match="weights above 0"):
         shardflow.Mix([(datasets[0], float("inf"))], batch_size=4)
+
+
+SIZES = (40, 24, 60)
+
+
+def sample_mix(datasets: list[Path], rank: int = 0, world_size: int = 1, **options: Any) -> shardflow.Mix:
+    """A mix by sample, with weights 2, 1, 3."""
+    chosen = {"batch_size": 6, "fields": ("label",), "num_workers": 0, "shuffle": shardflow.Shuffle(lanes=2), **options}
+    sources = list(zip(datasets, (2, 1, 3), strict=True))
+    return shardflow.Mix(sources, rank=rank, world_size=world_size, **chosen)
+
+
+def streams(
+    rows: list[list[int]], some: shardflow.Mix, first_row: int = 0, begun: tuple[int, ...] = (0, 0, 0)
+) -> list[list[int]]:
+    """The labels of each source in the order of its stream, of which so many samples came before these rows."""
+    found: list[list[int]] = [[], [], []]
+    for row, labels in enumerate(rows, start=first_row):
+        source = int(some.source_of(np.array([row]))[0])
+        position = begun[source] + len(found[source])  # rank r has the position that is r modulo the number of ranks
+        found[source] += [labels[(position + place) % len(labels)] for place in range(len(labels))]
+    return found
+
+
+def rows(ranks: list[list[list[int]]]) -> list[list[int]]:
+    """The labels of all ranks, row by row: each row has one of each rank."""
+    return [list(row) for batches in zip(*ranks, strict=True) for row in zip(*batches, strict=True)]
+
+
+def test_samples_are_mixed_within_batches_by_default(datasets: list[Path]) -> None:
+    """Every batch has each source's share, to within two samples, and the epoch the length of all together."""
+    some = sample_mix(datasets, batch_size=12)
+    assert len(some) == sum(SIZES) // 12
+    assert [len(batch) for batch in contents(some)] == [12] * len(some)
+    for step in range(1000):
+        shares = np.bincount(some.source_of(np.arange(12 * step, 12 * step + 12)), minlength=3)
+        assert np.abs(shares - 12 * np.array([2, 1, 3]) / 6).max() <= 2
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_mixed_samples_come_once_per_pass(datasets: list[Path], world_size: int) -> None:
+    """Whatever the ranks, each pass over a source has each of its samples once, also where a batch spans two passes."""
+    ranks = [sample_mix(datasets, rank, world_size, steps_per_epoch=9) for rank in range(world_size)]
+    found = streams(rows([[batch for _ in range(5) for batch in contents(mix)] for mix in ranks]), ranks[0])
+    for labels, size in zip(found, SIZES, strict=True):
+        passes = [labels[begin : begin + size] for begin in range(0, len(labels), size)]
+        assert len(passes) > 1 or world_size == 1
+        assert all(len(set(one)) == len(one) for one in passes)
+        assert all(len(one) == size for one in passes[:-1])
+
+
+def test_a_mixed_source_has_the_samples_and_pixels_of_its_loader(datasets: list[Path]) -> None:
+    """Each source comes in its loader's own order, decoded and transformed as that loader does it."""
+    decoders = [shardflow.RandomResizedCropDecoder(8), shardflow.CenterCropDecoder(8), shardflow.CenterCropDecoder(8)]
+    transforms = [None, v2.RandomErasing(1.0), None]
+    settings = zip(datasets, decoders, transforms, strict=True)
+    loaders = [
+        shardflow.Loader(url, batch_size=6, num_workers=0, decoder=decoder, transform=transform)
+        for url, decoder, transform in settings
+    ]
+    some = shardflow.Mix(list(zip(loaders, (2, 1, 3), strict=True)))
+    found: list[list[bytes]] = [[], [], []]
+    for step, (images, _) in enumerate(some):
+        for image, source in zip(images, some.source_of(np.arange(6 * step, 6 * step + 6)), strict=True):
+            found[source].append(image.numpy().tobytes())
+    for loader, pixels in zip(loaders, found, strict=True):
+        loader.set_epoch(0)
+        expected = [image.numpy().tobytes() for images, _ in loader for image in images]
+        shared = min(len(pixels), len(expected))
+        assert shared > 12
+        assert pixels[:shared] == expected[:shared]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mix_of_samples_resumes_after_any_batch(datasets: list[Path], workers: int) -> None:
+    """A state gives exactly the rest and the next epoch; so do `set_epoch` and leaving early."""
+    whole = sample_mix(datasets, steps_per_epoch=8, num_workers=workers)
+    expected = [contents(whole) for _ in range(4)]
+    for epoch, stop in ((0, 0), (0, 5), (1, 7), (1, 8)):
+        stopped = sample_mix(datasets, steps_per_epoch=8)
+        stopped.set_epoch(epoch)
+        contents(itertools.islice(stopped, stop))
+        resumed = sample_mix(datasets, steps_per_epoch=8, num_workers=workers)
+        resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+        assert resumed.remaining == 8 - stop
+        assert contents(resumed) == expected[epoch][stop:]
+        assert contents(resumed) == expected[epoch + 1]
+        assert contents(stopped) == expected[epoch + (stop > 0)]
+    jumping = sample_mix(datasets, steps_per_epoch=8)
+    for epoch in (3, 1):
+        jumping.set_epoch(epoch)
+        assert contents(jumping) == expected[epoch]
+
+
+def test_a_mix_of_samples_is_elastic(datasets: list[Path]) -> None:
+    """On other ranks with other batches, each source goes on without a gap or a repeat, also after a `break`."""
+    begun = [sample_mix(datasets, rank, 2, steps_per_epoch=10) for rank in range(2)]
+    before = streams(rows([contents(itertools.islice(mix, 3)) for mix in begun]), begun[0])
+    state = begun[0].state_dict()
+    assert state == begun[1].state_dict()
+    resumed = [sample_mix(datasets, rank, 3, steps_per_epoch=10, batch_size=4) for rank in range(3)]
+    for mix in resumed:
+        mix.load_state_dict(state)
+    rest = [contents(mix) + contents(mix) for mix in resumed]
+    after = streams(rows(rest), resumed[0], first_row=3 * 4, begun=tuple(map(len, before)))
+    for early, late, size in zip(before, after, SIZES, strict=True):
+        stream = early + late
+        passes = [stream[begin : begin + size] for begin in range(0, len(stream), size)]
+        assert all(len(set(one)) == len(one) for one in passes)
+    left = sample_mix(datasets, 0, 3, steps_per_epoch=10, batch_size=4)
+    left.load_state_dict(state)
+    contents(itertools.islice(left, 2))
+    assert contents(left) == rest[0][7:]
+
+
+def test_damaged_samples_of_a_mix_are_replaced_across_sources(tmp_path: Path) -> None:
+    """With max_bad, a sample that cannot be decoded is replaced by another of its batch, of whichever source."""
+    urls = [
+        make_dataset(tmp_path / "good", [12]),
+        make_dataset(tmp_path / "bad", [6], undecodable=range(6)),
+    ]
+    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "decoder": shardflow.CenterCropDecoder(8)}
+    some = shardflow.Mix([(urls[0], 2), (urls[1], 1)], max_bad=6, **options)
+    assert len(contents_of_images(some)) == len(some) == 3
+    assert len(some.substituted) >= 5
+    with pytest.raises(DecodeError):
+        contents_of_images(shardflow.Mix([(urls[0], 2), (urls[1], 1)], **options))
+
+
+def contents_of_images(batches: Any) -> list[Any]:
+    """The images of each batch."""
+    return [images for images, _ in batches]
+
+
+def test_mixes_of_samples_that_cannot_be_are_refused(datasets: list[Path]) -> None:
+    """What must be equal is named, and a state of a mix by batch is refused by one by sample."""
+    loaders = [shardflow.Loader(datasets[0], batch_size=size, num_workers=0) for size in (4, 5)]
+    with pytest.raises(ConfigError, match=r"batch_size differ: 4, 5; make them equal, or pass by='batch'"):
+        shardflow.Mix([(loader, 1) for loader in loaders])
+    with pytest.raises(ConfigError, match="by must be 'sample' or 'batch'"):
+        shardflow.Mix([(loaders[0], 1)], by="shard")
+    with pytest.raises(ConfigError, match="there is no tail"):
+        sample_mix(datasets, tail="drop")
+    with pytest.raises(ResumeMismatchError, match="by is 'sample' in the state and None here"):
+        sample_mix(datasets, by="batch").load_state_dict(sample_mix(datasets).state_dict())
+    assert "Mix of samples: 20 batches, epoch 0, 20 left; 2 x <shardflow.Loader of" in repr(sample_mix(datasets))

@@ -1,0 +1,76 @@
+"""The fields of a batch: which there are, and whether the samples of a split have them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from shardflow._validation import did_you_mean
+from shardflow.dataset.dataset import Dataset, Split
+from shardflow.dataset.shard_rows import ShardRows
+from shardflow.errors import ConfigError, ShardflowError
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
+
+COMPUTED = ("image", "label", "labels", "key", "valid", "random_key", "index")
+"""The fields that are not a part of the samples."""
+
+
+def resolve_fields(fields: Sequence[str] | None, dataset: Dataset, split: Split, *, pad: bool) -> tuple[str, ...]:
+    """Return the fields of a batch, by default image and label, with `valid` for a padded tail.
+
+    The parts of the samples are those in the index of the first shard, so that no tar is opened.
+
+    Raises:
+        ConfigError: They are not different names, or the samples of the first shard have no such part.
+    """
+    if fields is not None and (isinstance(fields, str) or len(set(fields)) != len(fields)):
+        raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {fields!r}")
+    rows = _first_rows(split)
+    parts = None if rows is None else rows.parts()
+    if fields is None:
+        label = "key" if dataset.classes is None else "label"
+        if label == "label" and parts is not None and CLASS_PART not in parts and parts.intersection(LABEL_PARTS):
+            label = "labels"  # samples with several classes
+        fields = ("image", label, *["valid"] * pad)
+    if parts is not None:
+        for field in fields:
+            if (problem := _problem(field, parts, dataset)) is not None:
+                raise ConfigError(f"{dataset.url}, split {split.name!r}: {problem}")
+    return tuple(fields)
+
+
+def check_stackable(split: Split, samples: int) -> None:
+    """Check that the first `samples` images, of the first shard at most, have one size; ConfigError if not."""
+    if (rows := _first_rows(split)) is not None:
+        sizes = {(width, height) for width, height in rows.image_sizes()[:samples].tolist() if width and height}
+        if len(sizes) > 1:
+            raise ConfigError(
+                f"images of sizes {sorted(sizes)[:3]} (width, height) do not stack to a batch; choose "
+                "RandomResizedCropDecoder or CenterCropDecoder, or a `transform` that ends in one size"
+            )
+
+
+def _first_rows(split: Split) -> ShardRows | None:
+    """Return the rows of the first shard; None where its index cannot be read."""
+    with contextlib.suppress(ShardflowError):  # raised when the shard is read, if it is needed at all
+        return split.reader.rows(0) if len(split.shards) else None
+    return None
+
+
+def _problem(field: str, parts: set[str], dataset: Dataset) -> str | None:
+    """Return why samples with these parts have no such field; None if they have it."""
+    part, remedy = field, f"{did_you_mean(field, [*COMPUTED, *parts])}; fields are {', '.join(COMPUTED)}, and any part"
+    if field == "image":
+        is_there, part, remedy = bool(parts & IMAGE_PARTS), "jpg", "; leave 'image' out of fields"
+    elif field == "label":
+        is_there, part = CLASS_PART in parts, CLASS_PART
+        remedy = "; use 'labels'" if parts.intersection(LABEL_PARTS) else "; leave 'label' out, or pack with labels"
+    elif field == "labels":
+        is_there, part = bool(parts.intersection(LABEL_PARTS)), CLASS_PART
+        remedy = "; leave 'labels' out, or pack with labels"
+        if is_there and dataset.classes is None:
+            return "the field 'labels' needs the number of classes, which this dataset does not know; use 'label'"
+    else:
+        is_there = field in COMPUTED or field in parts
+    return None if is_there else f"field {field!r}: has no part {part!r}, it has {', '.join(sorted(parts))}{remedy}"

@@ -1,0 +1,68 @@
+"""A split as PyTorch's map-style datasets are: `len(dataset)` samples, `dataset[i]` an image with its label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset as TorchDataset
+
+from shardflow._validation import check_integer
+from shardflow.dataset.dataset import Dataset, Split
+from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
+
+from .decoders import ImageDecoder
+from .stages import image_part, parsed_labels
+
+
+class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
+    """The samples that a loader reads, in the split's own order, whole and without any transform.
+
+    >>> image, label = loader.dataset[17]     # uint8 [3, H, W], int      # doctest: +SKIP
+    >>> accuracy = correct / len(val.dataset)                             # doctest: +SKIP
+
+    It is made for looking at samples; to train, iterate the loader, which reads shards in sequence.
+
+    Attributes:
+        dataset: The open dataset, with all of its splits, as `shardflow.open` returns it.
+        split: The split, whose `split[i]` are the undecoded parts of a sample.
+        classes: The class names, label 0 first; empty without labels.
+        class_to_idx: The label of each class name.
+    """
+
+    def __init__(self, dataset: Dataset, split: Split, samples: int) -> None:
+        self.dataset, self.split = dataset, split
+        self.classes = list(dataset.classes or ())
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, Any]:
+        """Return image and label of a sample; negative numbers count from the end.
+
+        Returns:
+            The image as it was packed, uint8 [3, H, W]. Its label: an int, a tuple of int where samples have several
+            classes, or None without labels.
+
+        Raises:
+            IndexError: There is no such sample.
+            IntegrityError: Its bytes are damaged.
+            DecodeError: It has no image, or one that cannot be decoded.
+        """
+        number = check_integer("the number of a sample", number)
+        if not -self._samples <= number < self._samples:
+            raise IndexError(f"sample {number} of {self._samples}")
+        sample = self.split.reader.read(*self.split.locate(number % self._samples))
+        size = np.array([sample.image_size], dtype=np.int64)
+        decoded = ImageDecoder()([sample.parts[image_part(sample)]], size, np.zeros(1, dtype=np.uint64))
+        if decoded.failures:
+            raise sample.located(decoded.failures[0])
+        part = next((part for part in LABEL_PARTS if part in sample.parts), None)
+        labels = None if part is None else parsed_labels(sample, part)
+        return decoded.images[0], labels[0] if part == CLASS_PART and labels else labels
+
+    def __repr__(self) -> str:
+        return f"MapDataset({self.dataset.url!r}, split={self.split.name!r}): {len(self)} samples"

@@ -1,0 +1,52 @@
+"""`loader.dataset`: a split as PyTorch's map-style datasets are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import shardflow
+from shardflow.errors import ConfigError
+from tests.helpers.making import jpeg, make_dataset, write_dataset
+
+
+def test_samples_are_counted_and_looked_up(tmp_path: Path) -> None:
+    """Its length is that of what the loader reads, limit included; sample i is the whole image and its label."""
+    url = make_dataset(tmp_path / "set", [5, 4])
+    loader = shardflow.Loader(url, batch_size=2, num_workers=0, limit=7)
+    samples = loader.dataset
+    assert len(samples) == 7
+    assert [samples[number][1] for number in range(7)] == list(range(7))
+    image, label = samples[-1]
+    assert (image.dtype, image.shape[0], label) == (torch.uint8, 3, 6)
+    for number in (7, -8):
+        with pytest.raises(IndexError):
+            samples[number]
+    with pytest.raises(ConfigError, match="must be a whole number"):
+        samples["a"]  # type: ignore[index]
+    assert repr(samples) == f"MapDataset({str(url)!r}, split='train'): 7 samples"
+    assert len(samples.dataset["train"]) == 9
+    assert len(next(iter(DataLoader(samples, batch_size=None)))) == 2  # what PyTorch's own loader takes
+
+
+def test_classes_are_torchvisions(tmp_path: Path) -> None:
+    """Classes and their numbers are there as ImageFolder has them, on the loader too."""
+    url = make_dataset(tmp_path / "set", [2])
+    loader = shardflow.Loader(url, batch_size=2, num_workers=0)
+    assert loader.dataset.classes == loader.classes == ["class0", "class1"]
+    assert loader.dataset.class_to_idx == loader.class_to_idx == {"class0": 0, "class1": 1}
+
+
+def test_labels_of_other_kinds(tmp_path: Path) -> None:
+    """Samples of several classes have a tuple, samples without labels None."""
+    several = [("a", {"jpg": jpeg(0), "labels.json": b"[0, 2]"})]
+    url = write_dataset(tmp_path / "several", {"train": [several]}, classes=("x", "y", "z"))
+    loader = shardflow.Loader(url, batch_size=1, num_workers=0)
+    assert loader.dataset[0][1] == (0, 2)
+    assert loader.fields == ("image", "labels")
+    bare = shardflow.Loader(make_dataset(tmp_path / "bare", [2], labelled=False), batch_size=1, num_workers=0)
+    assert bare.dataset[0][1] is None
+    assert bare.classes == []
