@@ -7,7 +7,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -49,18 +49,24 @@ class Split:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.shards) else 0
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    @overload
+    def __getitem__(self, number: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, number: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         """Return sample `number`, 0 … len-1: {"__key__", "__url__", part: bytes}; negative numbers count from the end.
+
+        A slice returns a list of samples.
 
         Raises:
             IndexError: There is no such sample.
-            ConfigError: It is no number.
+            ConfigError: It is not a whole number.
             IntegrityError: Its bytes are damaged.
         """
         if isinstance(number, slice):
-            raise ConfigError(
-                f"{self.name}[{number.start}:{number.stop}]: samples are read one by one, by their numbers"
-            )
+            return [self[each] for each in range(len(self))[number]]
         sample = self.reader.read(*self.locate(check_integer("the number of a sample", number)))
         parts = {part: bytes(payload) for part, payload in sample.parts.items()}
         return {"__key__": sample.key, "__url__": sample.url, **parts}
@@ -201,14 +207,12 @@ def open_dataset(
         content = _read_manifest(storage, manifest.FILE_NAME)
     except BucketNotFoundError:
         raise
-    except NotFoundError as error:
+    except NotFoundError:
         root = storage.local_path("")
         if root is None or root.is_dir():
             reason = f"holds no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing it was not finished"
-            raise NotFoundError(
-                f"{storage} {reason}; check the path, or run `shardflow pack` again to finish"
-            ) from error
-        raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from error
+            raise NotFoundError(f"{storage} {reason}; check the path, or run `shardflow pack` again to finish") from None
+        raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
         content = _read_version(storage, version)
     storage = virtual_storage(storage, content.roots, storage_options)
@@ -229,9 +233,9 @@ def _read_version(storage: Storage, version: str) -> manifest.Manifest:
     name = manifest.kept_name(version)
     try:
         content = _read_manifest(storage, name)
-    except NotFoundError as error:
+    except NotFoundError:
         message = f"{storage} is not {version} and has no {name}: it never was that version, or is a copy"
-        raise NotFoundError(f"{message}; `shardflow sync` copies only the newest version") from error
+        raise NotFoundError(f"{message}; `shardflow sync` copies only the newest version") from None
     if content.fingerprint != version:
         raise ManifestError(f"holds version {content.fingerprint}; restore it").at(shard=storage.url(name))
     return content

@@ -44,6 +44,8 @@ from .topology import check_equal_on_ranks, resolve_rank, usable_cores
 from .workers import WorkerPool, check_sendable
 
 _ELSEWHERE = {
+    "cache_dir": "use cache",
+    "cache_limit": "use cache=shardflow.Cache(directory, limit=...)",
     "batch_sampler": "batch_size and shuffle decide what a batch is",
     "collate_fn": "batch_transform is called with the fields of each batch",
     "dataset": "the first argument is the path or URL of a packed dataset",

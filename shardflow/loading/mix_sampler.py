@@ -122,7 +122,7 @@ class MixSampler(IterableDataset[Batch]):
                 positions, done = plan.advance(positions, first + done, step - done), step
                 after = plan.advance(positions, first + step, 1)
                 for advance, position, stop in zip(advances, positions.tolist(), after.tolist(), strict=True):
-                    advance(position, stop)
+                    advance(position, max(stop, position + plan.world_size))  # a step may have no row of a source
                 yield plan.batch(positions, lanes, first + step)
 
     def starts(self) -> tuple[I64, list[int]]:

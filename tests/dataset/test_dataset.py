@@ -62,6 +62,9 @@ def test_samples_from_the_end(root: Path) -> None:
     """Negative numbers count from the end."""
     split = shardflow.open(root)["train"]
     assert [split[number - TOTAL] for number in range(TOTAL)] == list(split)
+    assert split[1:7:2] == [split[number] for number in (1, 3, 5)]
+    with pytest.raises(ConfigError, match="the number of a sample must be a whole number, found 'a'"):
+        split["a"]  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("number", [TOTAL, -TOTAL - 1, 10**12])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -424,3 +425,84 @@ def test_missing_dataset_says_how_to_make_one(tmp_path: Path) -> None:
         loader(tmp_path)
     with pytest.raises(NotFoundError, match="does not exist"):
         loader(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("drop_last", "tail='drop' leaves the last incomplete batch out, tail='short' keeps it"),
+        ("collate_fn", "batch_transform is called with the fields of each batch"),
+        ("sampler", "shuffle and seed decide the order, rank and world_size the share"),
+        *((name, "") for name in ("batch_sampler", "worker_init_fn", "generator", "timeout", "cache_limit")),
+        ("batchsize", r"\(did you mean 'batch_size'\?\)"),
+        ("xyz", "there are url, split, version, batch_size"),
+    ],
+)
+def test_arguments_of_other_loaders_are_explained(dataset: Path, name: str, remedy: str) -> None:
+    """An argument of PyTorch's DataLoader gets the name that it has here, a mistyped one the right one."""
+    with pytest.raises(ConfigError, match=rf"^there is no argument '{name}'(;| \().*{remedy}"):
+        shardflow.Loader(dataset, **{"batch_size": 4, name: None})
+    with pytest.raises(ConfigError, match=f"there is no argument '{name}'"):
+        shardflow.Mix([(dataset, 1)], **{"batch_size": 4, name: None})
+
+
+def test_the_tail_is_dropped_when_shuffling_and_kept_otherwise(dataset: Path) -> None:
+    """By default training drops what fills no batch, and an evaluation has each sample exactly once."""
+    for shuffle, tail in ((True, "drop"), (shardflow.Shuffle(window=8), "drop"), (False, "short")):
+        some = loader(dataset, batch_size=64, shuffle=shuffle, num_workers=0, tail=None)
+        assert some.describe()["tail"] == tail
+        assert sum(len(batch[1]) for batch in some) == (len(some.dataset) // 64 * 64 if tail == "drop" else 150)
+
+
+def test_a_loader_says_what_it_does(dataset: Path) -> None:
+    """Its settings and its place in the epoch are there under PyTorch's names, and all of it in its repr."""
+    some = loader(dataset, batch_size=32, num_workers=0, tail="drop", seed=7)
+    assert (some.batch_size, some.num_workers, some.epoch, some.remaining, len(some)) == (32, 0, 0, 4, 4)
+    next(iter(some))
+    assert (some.epoch, some.remaining, len(some)) == (0, 3, 4)
+    resumed = loader(dataset, batch_size=16, num_workers=0, tail="drop", seed=7)
+    resumed.load_state_dict(some.state_dict())
+    assert (resumed.remaining, len(resumed)) == (7, 9)
+    assert len(list(resumed)) == 7
+    assert (resumed.epoch, resumed.remaining) == (1, 9)
+    for said in (f"of {dataset}, split 'train': 150 samples", "seed 7", "9 batches of 16 x (image, label)", "0 of 1"):
+        assert said in repr(resumed)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            ("image", "lable"),
+            r"field 'lable': has no part 'lable', it has cls, jpg \(did you mean 'label'\?\); fields are",
+        ),
+        (("image", "json"), "has no part 'json', it has cls, jpg"),
+    ],
+)
+def test_unknown_fields_are_named_when_the_loader_is_made(dataset: Path, fields: tuple[str, ...], message: str) -> None:
+    """A field that the samples lack is a ConfigError at once, with the parts that they have."""
+    with pytest.raises(ConfigError, match=message):
+        shardflow.Loader(dataset, batch_size=4, fields=fields)
+
+
+def test_missing_labels_are_named_when_the_loader_is_made(tmp_path: Path) -> None:
+    """A dataset without labels refuses the fields of labels before the first batch."""
+    bare = make_dataset(tmp_path / "bare", [4], labelled=False)
+    for field in ("label", "labels"):
+        with pytest.raises(ConfigError, match=f"field '{field}': has no part 'cls', it has jpg; leave '{field}' out"):
+            shardflow.Loader(bare, batch_size=2, fields=("image", field))
+
+
+def test_whole_images_of_several_sizes_are_refused_when_the_loader_is_made(dataset: Path) -> None:
+    """Without a transform they could not be stacked, which the index tells."""
+    with pytest.raises(ConfigError, match="do not stack to a batch; choose RandomResizedCropDecoder"):
+        shardflow.Loader(dataset, batch_size=4, decoder=shardflow.ImageDecoder())
+    shardflow.Loader(dataset, batch_size=1, decoder=shardflow.ImageDecoder())
+
+
+def test_torch_warns_once_of_many_workers(dataset: Path) -> None:
+    """Its warning of more workers than cores comes when they are started, and not when the loader is made as well."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader(dataset, num_workers=1000)
+    assert not caught
