@@ -197,15 +197,12 @@ class Augment:
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, transformed."""
         for batch in batches:
-            images: list[torch.Tensor] = []
+            images: list[Any] = []
             with fork_rng(), noting(partial(_next_place, batch, images), _tensor_remedy):
                 for source, image, key in zip(_sources(batch), batch.images, batch.keys.tolist(), strict=False):
                     if (transform := self._transforms[source]) is not None:
                         reseed(key)
                         image = transform(image)
-                    if not isinstance(image, torch.Tensor):
-                        error = ConfigError(_not_a_tensor(image))
-                        raise batch.samples[len(images)].located(error) if batch.samples else error
                     images.append(image)
             batch.images = images
             yield batch
@@ -240,7 +237,7 @@ def _place(sample: Sample) -> str:
     return f"record {sample.record} of {sample.url}"
 
 
-def _next_place(batch: Batch, done: Sequence[torch.Tensor]) -> str:
+def _next_place(batch: Batch, done: Sequence[Any]) -> str:
     return f"the transform, for {_place(batch.samples[len(done)])}" if batch.samples else "the transform"
 
 
@@ -291,7 +288,7 @@ def image_part(sample: Sample) -> str:
 def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> Any:
     """Return one field of a batch: a tensor, or a list with one entry per sample."""
     if field == "image":
-        return _stack(batch.images)
+        return _stack(batch.images, batch.samples)
     if field == "valid":
         return torch.from_numpy(batch.valid)
     if field == "random_key":
@@ -342,9 +339,12 @@ def _payload(sample: Sample, part: str) -> memoryview:
     return sample.parts[part]
 
 
-def _stack(images: Any) -> Any:
+def _stack(images: Any, samples: Sequence[Sample]) -> Any:
     if isinstance(images, torch.Tensor):
         return images
+    for sample, image in zip(samples, images, strict=True):
+        if not isinstance(image, torch.Tensor):
+            raise sample.located(ConfigError(_not_a_tensor(image)))
     if len(shapes := {tuple(image.shape) for image in images}) > 1:
         raise ConfigError(
             f"images of sizes {sorted(shapes)[:3]} do not stack; choose "
