@@ -52,7 +52,7 @@ def build_pipeline(
     decoders = [source.decoder for source in sources]
     return wds.DataPipeline(
         sampler,
-        Read([source.split for source in sources], fields=fields, substitute=substitute, pixel_caches=caches),
+        Read(*(source.split for source in sources), fields=fields, substitute=substitute, pixel_caches=caches),
         Decode(decoders, empty, substitute=substitute, pixel_caches=caches) if images else None,
         Augment(transforms) if images and are_transformed else None,
         Collate([source.split for source in sources], fields, batch_transform, classes),

@@ -42,14 +42,14 @@ class Read:
 
     def __init__(
         self,
-        splits: Sequence[Split],
-        *,
+        *splits: Split,
         fields: Sequence[str] = (),
         substitute: bool,
-        pixel_caches: Sequence[PixelCache | None] = (None,),
+        pixel_caches: Sequence[PixelCache | None] | None = None,
     ) -> None:
         self._readers, self._keys, self._substitute = [split.reader for split in splits], "key" in fields, substitute
-        self._pixel_caches, self._unused_parts = pixel_caches, IMAGE_PARTS.difference(fields)
+        self._pixel_caches = pixel_caches or [None] * len(splits)
+        self._unused_parts = IMAGE_PARTS.difference(fields)
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, read."""
