@@ -143,7 +143,7 @@ def test_errors_that_pickle_cannot_copy_arrive_too() -> None:
 @pytest.mark.parametrize(
     ("result", "found"),
     [(None, r"None \(does it lack a `return`\)"), (Image.new("RGB", (8, 8)), "PIL.Image.Image"), ([1], "list")],
-    ids=str,
+    ids=("nothing", "picture", "list"),
 )
 def test_a_transform_must_return_a_tensor(dataset: Path, result: Any, found: str) -> None:
     """Anything else is a ConfigError that names what came, and the sample."""
