@@ -211,7 +211,9 @@ def open_dataset(
         root = storage.local_path("")
         if root is None or root.is_dir():
             reason = f"holds no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing it was not finished"
-            raise NotFoundError(f"{storage} {reason}; check the path, or run `shardflow pack` again to finish") from None
+            raise NotFoundError(
+                f"{storage} {reason}; check the path, or run `shardflow pack` again to finish"
+            ) from None
         raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
         content = _read_version(storage, version)

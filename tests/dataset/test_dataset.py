@@ -74,10 +74,10 @@ def test_numbers_out_of_range(root: Path, number: int) -> None:
         shardflow.open(root)["train"][number]
 
 
-@pytest.mark.parametrize("number", [slice(0, 3), "0", 1.5, None])
+@pytest.mark.parametrize("number", ["0", 1.5, None])
 def test_what_is_no_number(root: Path, number: object) -> None:
-    """A sample is read by its number; a slice, or anything else, is refused with what is expected."""
-    with pytest.raises(ConfigError, match=r"samples are read one by one|the number of a sample must be a whole number"):
+    """A sample is read by its number; what is neither a number nor a slice is refused with what is expected."""
+    with pytest.raises(ConfigError, match="the number of a sample must be a whole number"):
         shardflow.open(root)["train"][number]  # type: ignore[index]
     assert shardflow.open(root)["train"][np.int64(1)]["__key__"] == shardflow.open(root)["train"][1]["__key__"]
 

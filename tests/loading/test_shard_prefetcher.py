@@ -386,7 +386,7 @@ def test_copy_damaged_on_the_disk_is_fetched_again(
     assert stream.storage.reads()["train/000001.tar"] == 2
     assert copy.read_bytes() == data
     (record,) = caplog.records
-    assert "train/000001.tar in the cache was damaged" in record.message
+    assert f"train/000001.tar in the cache {stream.cache.directory} is damaged: downloading it" in record.message
 
 
 def test_damage_at_the_source_is_an_error(tmp_path: Path) -> None:
@@ -523,4 +523,4 @@ def test_an_unused_dataset_makes_room(many: Path, tmp_path: Path) -> None:
         os.utime(path, ns=(0, time.time_ns() - 2 * 3600 * 10**9))
     _, *later = fetched_by_epoch(stream, [stream], 3)
     assert not any(path.exists() for path in old)
-    assert max(later) <= 0.55 * 400
+    assert max(later) <= 0.6 * 400
