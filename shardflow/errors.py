@@ -16,7 +16,8 @@
     │   └── DeadlineError          a wait reached its limit                         (TimeoutError)
     ├── SampleError                one sample, the others are fine                  (ValueError)
     │   ├── DecodeError            it cannot be decoded
-    │   └── EncodeError            it cannot be encoded
+    │   ├── EncodeError            it cannot be encoded
+    │   └── TooLargeError          decoding it would take too much memory or time
     ├── WorkerError                a worker process died                            (RuntimeError)
     ├── PackIncompleteError        packing stopped before the commit                (RuntimeError)
     └── DatasetExistsError         the destination already holds a dataset          (FileExistsError)
@@ -141,6 +142,14 @@ class DecodeError(SampleError):
 
 class EncodeError(SampleError):
     """An image cannot be encoded as the recipe asks. Change the recipe, or leave the image out."""
+
+
+class TooLargeError(SampleError):
+    """An image has more pixels, or needs more memory or passes over them, than is allowed; it was not decoded.
+
+    The message names its size and the limit. If it is meant to be so large, raise `max_pixels` of the decoder, or of
+    `pack`.
+    """
 
 
 class WorkerError(ShardflowError, RuntimeError):

@@ -20,7 +20,8 @@ import shardflow
 LAYERS = [
     {"errors", "_cores", "_version", "_wording"},
     {"_validation"},
-    {"order", "formats", "native"},
+    {"order", "formats"},
+    {"native", "_pillow"},
     {"storage"},
     {"dataset"},
     {"packing", "loading", "interop"},
@@ -49,7 +50,7 @@ LIBRARIES = {
     "ray": ("packing/executors/ray.py",),
     "datasets": ("packing/sources/huggingface.py",),
     "pyarrow": ("packing/sources/table.py",),
-    "PIL": ("packing/", "loading/", "diagnostics/", "preview/", "demo/", "cli/"),
+    "PIL": ("_pillow.py", "packing/", "loading/", "diagnostics/", "preview/", "demo/", "cli/"),
     "click": ("cli/",),
     "tqdm": ("cli/",),
     "importlib": ("__init__.py", "cli/", "native/", "loading/provenance.py"),

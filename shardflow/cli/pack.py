@@ -41,6 +41,7 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 )
 @click.option("--quality", type=int, help="JPEG or WebP quality, 1 to 100.  [default: preset]")
 @click.option("--subsampling", type=click.Choice(SUBSAMPLINGS), help="JPEG chroma subsampling.  [default: preset]")
+@click.option("--max-pixels", type=int, help="Largest image that is decoded, in pixels.  [default: 110,000,000]")
 @click.option("--no-shuffle", is_flag=True, help="Keep the inputs in the order of the source.")
 @click.option("--seed", default=0, show_default=True, help="Shuffle seed.")
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")

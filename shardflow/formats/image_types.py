@@ -30,6 +30,8 @@ class ImageType:
         in_shards: Whether readers of a dataset take such a part for the image of a sample. `pack` takes all of them.
         animated: Whether a file can hold an animation or several pages, of which the first is packed.
         for_masks: Whether a mask can be such a file: it has to be lossless.
+        decode_bytes: Memory that decoding takes at its peak, in bytes per pixel, the pixels included. JPEGs of several
+            scans take more (`image_limits`).
         pillow_feature: Pillow's name of the codec, if some builds of Pillow lack it.
         extra: The extra of shardflow without which Pillow cannot read the format: "heic".
     """
@@ -41,6 +43,7 @@ class ImageType:
     in_shards: bool = False
     animated: bool = False
     for_masks: bool = False
+    decode_bytes: int = 8
     pillow_feature: str | None = None
     extra: str | None = None
 
@@ -76,7 +79,9 @@ def _png_size(payload: memoryview | bytes) -> tuple[int, int]:
 
 
 IMAGE_TYPES = (
-    ImageType(name="JPEG", parts=("jpg", "jpeg"), signature=_JPEG, read_size=_jpeg_size, in_shards=True),
+    ImageType(
+        name="JPEG", parts=("jpg", "jpeg"), signature=_JPEG, read_size=_jpeg_size, in_shards=True, decode_bytes=4
+    ),
     ImageType(
         name="PNG",
         parts=("png",),
@@ -86,7 +91,14 @@ IMAGE_TYPES = (
         animated=True,
         for_masks=True,
     ),
-    ImageType(name="WEBP", parts=("webp",), signature=re.compile(rb"(?s)RIFF....WEBP"), in_shards=True, animated=True),
+    ImageType(
+        name="WEBP",
+        parts=("webp",),
+        signature=re.compile(rb"(?s)RIFF....WEBP"),
+        in_shards=True,
+        animated=True,
+        decode_bytes=16,
+    ),
     ImageType(name="BMP", parts=("bmp",), signature=re.compile(rb"(?s)BM....\0{4}"), for_masks=True),
     ImageType(name="GIF", parts=("gif",), signature=re.compile(rb"GIF8[79]a"), animated=True, for_masks=True),
     ImageType(
@@ -99,6 +111,7 @@ IMAGE_TYPES = (
         signature=re.compile(rb"(?s)....ftypavi[fs]"),
         in_shards=True,
         animated=True,
+        decode_bytes=16,
         pillow_feature="avif",
     ),
     ImageType(
@@ -106,6 +119,7 @@ IMAGE_TYPES = (
         parts=("heic", "heif", "hif"),
         signature=re.compile(rb"(?s)....ftyp(hei[cmsx]|hev[cx]|mif1|msf1)"),
         animated=True,
+        decode_bytes=16,
         extra="heic",
     ),
 )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from shardflow._validation import check_integer, check_probability
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
+from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.order import keyed_rng
 from shardflow.order.keyed_rng import U64
 
@@ -30,6 +31,7 @@ class AspectBucketDecoder:
         sizes: Shapes of the buckets, (height, width) in pixels.
         random: Crop at random along the side that is too long; otherwise in the middle.
         hflip: Probability of a horizontal flip, 0 … 1.
+        max_pixels: As for `RandomResizedCropDecoder`.
 
     Attributes:
         sizes: The shapes, from the tallest to the widest.
@@ -38,7 +40,14 @@ class AspectBucketDecoder:
         ConfigError: There is no size, or a value is out of its range.
     """
 
-    def __init__(self, sizes: Sequence[tuple[int, int]], *, random: bool = True, hflip: float = 0.5) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[tuple[int, int]],
+        *,
+        random: bool = True,
+        hflip: float = 0.5,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
         try:
             pairs = [(height, width) for height, width in sizes]
         except (TypeError, ValueError):
@@ -48,6 +57,7 @@ class AspectBucketDecoder:
             raise ConfigError("sizes must have one pair of height and width or more")
         self.sizes = tuple(sorted(found, key=lambda size: (size[1] / size[0], size)))
         self.random, self.hflip = bool(random), check_probability("hflip", hflip)
+        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
         self._bucket: int | None = None
 
     def __repr__(self) -> str:

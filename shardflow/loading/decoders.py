@@ -1,14 +1,14 @@
 """Decoders: from encoded images to uint8 tensors, a batch at a time, cropping included.
 
 Decoding and cropping are one step, so that a crop can be decoded without decoding the rest of its image. An image that
-does not decode is a failure of its own; the other images of the batch are not affected.
+does not decode is a failure of its own; the other images of the batch are not affected. One that is too large for
+`formats.image_limits` is refused by all decoders alike, before memory is allocated for it.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import io
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +19,13 @@ import numpy.typing as npt
 import PIL
 import torch
 import torchvision
-from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardflow import native
+from shardflow._pillow import map_codec_errors, open_image, rgb_pixels
 from shardflow._validation import check_integer, check_probability, check_range
-from shardflow.errors import ConfigError, DecodeError
+from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
+from shardflow.formats.image_limits import MAX_PIXELS, check_image
 from shardflow.formats.image_types import image_size, is_jpeg
 from shardflow.order.keyed_rng import U64
 
@@ -62,7 +63,7 @@ class Decoded(NamedTuple):
 
     images: Images
     geometry: Geometry | None
-    failures: dict[int, DecodeError]
+    failures: dict[int, SampleError]
 
 
 class Decoder(Protocol):
@@ -97,6 +98,8 @@ class RandomResizedCropDecoder:
         scale: Range of the crop's share of the image's area, within (0, 1].
         ratio: Range of the crop's width / height, above 0.
         hflip: Probability of a horizontal flip, 0 … 1.
+        max_pixels: Larger images are failures (`TooLargeError`), as are those that need more memory or scans than the
+            limits that follow from it. 110 million pixels take up to 0.99 GB.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -109,11 +112,13 @@ class RandomResizedCropDecoder:
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         hflip: float = 0.5,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         self._sizes = size_by_epoch(size)
         self.size = self._sizes[0]
         self.scale, self.ratio = check_range("scale", scale, most=1), check_range("ratio", ratio)
         self.hflip = check_probability("hflip", hflip)
+        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
 
     def __call__(self, payloads: Sequence[Payload], sizes: Sizes, keys: U64, empty: Empty = new) -> Decoded:
         """Return uint8 [B, 3, size, size]."""
@@ -160,16 +165,18 @@ class CenterCropDecoder:
     Args:
         size: Height and width of the result in pixels, 1 or more.
         resize: Short side before the crop, `size` or more; by default 8/7 of `size` (256 for 224).
+        max_pixels: As for `RandomResizedCropDecoder`.
 
     Raises:
         ConfigError: A value is out of its range.
     """
 
-    def __init__(self, size: int = 224, *, resize: int | None = None) -> None:
+    def __init__(self, size: int = 224, *, resize: int | None = None, max_pixels: int = MAX_PIXELS) -> None:
         self.size = size
         self.resize = math.ceil(size * 8 / 7) if resize is None else resize
         if not 1 <= self.size <= self.resize:
             raise ConfigError(f"size must be 1 … resize, found size {self.size} and resize {self.resize}")
+        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
 
     def __call__(self, payloads: Sequence[Payload], sizes: Sizes, keys: U64, empty: Empty = new) -> Decoded:
         """Return uint8 [B, 3, size, size]."""
@@ -189,7 +196,17 @@ class CenterCropDecoder:
 
 
 class ImageDecoder:
-    """Whole images as they are; the loader's `transform` then has to end in one size."""
+    """Whole images as they are; the loader's `transform` then has to end in one size.
+
+    Args:
+        max_pixels: As for `RandomResizedCropDecoder`.
+
+    Raises:
+        ConfigError: `max_pixels` is no positive integer.
+    """
+
+    def __init__(self, *, max_pixels: int = MAX_PIXELS) -> None:
+        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
 
     def __call__(
         self,
@@ -199,43 +216,53 @@ class ImageDecoder:
         empty: Empty = new,  # noqa: ARG002 - images of different sizes
     ) -> Decoded:
         """Return a list of uint8 [3, H, W]."""
-        images, failures = [], {}
+        images: list[torch.Tensor] = []
+        failures: dict[int, SampleError] = {}
         for index, payload in enumerate(payloads):
             try:
-                image = _decode(payload)
+                image = _decode(payload, self.max_pixels)
                 # Pixels from the pixel cache are overwritten by the next batch, and a transform may keep this image.
                 images.append(image.clone() if isinstance(payload, np.ndarray) else image)
-            except DecodeError as error:
+            except SampleError as error:
                 images.append(torch.zeros((3, 1, 1), dtype=torch.uint8))
                 failures[index] = error
         return Decoded(images, None, failures)
 
 
+BuiltinDecoder = RandomResizedCropDecoder | CenterCropDecoder | ImageDecoder
+"""A decoder that accepts pixels in the place of encoded images."""
+
+
 def decoder_versions(decoder: Decoder) -> str | None:
-    """Return the versions that `decode_whole` depends on; None for a decoder that does not accept pixels."""
+    """Return versions and limit that `decode_whole` depends on; None for a decoder that does not accept pixels."""
     if type(decoder) not in (RandomResizedCropDecoder, CenterCropDecoder, ImageDecoder):
         return None  # nor subclasses, which may expect bytes
+    assert isinstance(decoder, BuiltinDecoder)
     kernel = native.version() if _uses_kernel(decoder) else "none"
-    return f"kernel {kernel}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}"
+    return f"kernel {kernel}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}, {decoder.max_pixels}"
 
 
-def decode_whole(decoder: Decoder, payload: memoryview, width: int, height: int) -> Pixels | None:
+def decode_whole(decoder: BuiltinDecoder, payload: memoryview, width: int, height: int) -> Pixels | None:
     """Return the pixels of an encoded image; None when it is damaged or not of that size.
 
     Called with the pixels instead of the encoded image, the decoder returns the same crop, bit by bit.
     """
     if image_size(payload) != (width, height):
         return None
+    try:
+        check_image(payload, decoder.max_pixels)
+    except TooLargeError:
+        return None
     if _uses_kernel(decoder):
         pixels = np.empty((height, width, 3), dtype=np.uint8)
-        problem = native.decode_resized(payload, pixels, oversampling=0)
+        problem = native.decode_resized(payload, pixels, oversampling=0, max_pixels=decoder.max_pixels)
         if problem is None:
             return pixels
         if is_jpeg(payload) and problem.status is not native.Status.UNSUPPORTED:
             return None
     try:
-        image = _decode(payload)
-    except DecodeError:
+        image = _decode(payload, decoder.max_pixels)
+    except SampleError:
         return None
     return np.ascontiguousarray(image.permute(1, 2, 0).numpy()) if image.shape[1:] == (height, width) else None
 
@@ -254,6 +281,8 @@ def _uses_kernel(decoder: Decoder) -> bool:
 class CropDecoder(Decoder, Protocol):
     """A decoder whose crops depend on the sizes of the images and on their keys alone."""
 
+    max_pixels: int
+
     def geometry(self, sizes: Sizes, keys: U64) -> Geometry:
         """Return the crops of images of these sizes."""
 
@@ -269,9 +298,10 @@ def decode_crops(
     expected = _complete_sizes(payloads, sizes)
     geometry = decoder.geometry(expected, keys)
     images = empty((len(payloads), 3, *geometry.size[::-1]))
-    failures: dict[int, DecodeError] = {}
-    for index, status in _decode_in_kernel(payloads, expected, geometry, images).items():
-        if status is native.Status.WRONG_SIZE and sizes[index].all():  # the index is wrong: the header decides
+    failures: dict[int, SampleError] = {}
+    for index, problem in _decode_in_kernel(decoder, payloads, expected, geometry, images).items():
+        if problem is not None and problem.status is native.Status.WRONG_SIZE and sizes[index].all():
+            # The index is wrong: the header decides.
             alone = decode_crops(decoder, [payloads[index]], np.zeros_like(sizes[:1]), keys[index : index + 1], new)
             assert alone.geometry is not None
             images[index] = alone.images[0]
@@ -280,15 +310,15 @@ def decode_crops(
                 failures[index] = alone.failures[0]
             continue
         try:
-            image = _decode(payloads[index])
-        except DecodeError as error:
+            image = _decode(payloads[index], decoder.max_pixels, problem)
+            size = np.array([image.shape[:0:-1]])
+            if (size != expected[index]).any():  # the size was not known, or the header is wrong
+                geometry.copy_row(index, decoder.geometry(size, keys[index : index + 1]), 0)
+            _check_resized(geometry.resized[index].tolist(), decoder.max_pixels)
+            images[index] = geometry.crop(index, image, _resize)
+        except SampleError as error:
             images[index] = 0
             failures[index] = error
-            continue
-        size = np.array([image.shape[:0:-1]])
-        if (size != expected[index]).any():  # the size was not known, or the header is wrong
-            geometry.copy_row(index, decoder.geometry(size, keys[index : index + 1]), 0)
-        images[index] = geometry.crop(index, image, _resize)
     return Decoded(images, geometry, failures)
 
 
@@ -305,8 +335,12 @@ def _complete_sizes(payloads: Sequence[Payload], sizes: Sizes) -> Sizes:
 
 
 def _decode_in_kernel(
-    payloads: Sequence[Payload], sizes: Sizes, geometry: Geometry, images: torch.Tensor
-) -> dict[int, native.Status | None]:
+    decoder: CropDecoder,
+    payloads: Sequence[Payload],
+    sizes: Sizes,
+    geometry: Geometry,
+    images: torch.Tensor,
+) -> dict[int, native.Problem | None]:
     """Decode into `images` with the native kernel, and return the images that remain, with the kernel's reason."""
     if not native.available():
         return dict.fromkeys(range(len(payloads)))
@@ -318,27 +352,44 @@ def _decode_in_kernel(
         images.numpy(),
         resized=np.concatenate([geometry.resized, geometry.window], axis=1),
         expected=sizes.astype(np.int32),
+        max_pixels=decoder.max_pixels,
     )
     # The crop of a JPEG whose header does not say its size was planned for an image of 1 x 1.
-    remaining: dict[int, native.Status | None] = dict.fromkeys(np.flatnonzero(~sizes.all(axis=1)).tolist())
+    remaining: dict[int, native.Problem | None] = dict.fromkeys(np.flatnonzero(~sizes.all(axis=1)).tolist())
     # Corrupt data that decodes all the same is accepted, as torchvision and Pillow do: the CRC says it was packed so.
-    remaining |= {found.index: found.status for found in problems if found.status is not native.Status.DAMAGED}
+    remaining |= {found.index: found for found in problems if found.status is not native.Status.DAMAGED}
     return dict(sorted(remaining.items()))
 
 
-def _decode(payload: Payload) -> torch.Tensor:
+def _decode(payload: Payload, max_pixels: int, problem: native.Problem | None = None) -> torch.Tensor:
+    """Return a whole image, [3, H, W]; `problem` is what the native kernel found, if it was asked."""
     if isinstance(payload, np.ndarray):
         return torch.from_numpy(payload).permute(2, 0, 1)
     try:
-        if is_jpeg(payload):
-            image: torch.Tensor = decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8), mode=ImageReadMode.RGB)
-            return image
-        # Not torchvision's PNG decoder: damaged files can end the process there.
-        with Image.open(io.BytesIO(payload)) as opened:
-            return torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1)
-    # torchvision raises RuntimeError; Pillow nearly anything, SyntaxError included.
-    except Exception as error:
+        check_image(payload, max_pixels)
+        if problem is not None and problem.status is native.Status.TOO_LARGE:
+            raise TooLargeError(problem.message)
+        with map_codec_errors(DecodeError):  # torchvision raises RuntimeError; Pillow nearly anything
+            if is_jpeg(payload):
+                image: torch.Tensor = decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8), mode=ImageReadMode.RGB)
+                return image
+            # Not torchvision's PNG decoder: damaged files can end the process there.
+            with open_image(payload, max_pixels=max_pixels) as opened:
+                return torch.from_numpy(rgb_pixels(opened)).permute(2, 0, 1)
+    except TooLargeError as error:
+        raise TooLargeError(f"the image {error}") from error
+    except DecodeError as error:
         raise DecodeError(f"the image cannot be decoded: {str(error).splitlines()[0]}") from error
+
+
+def _check_resized(size: Sequence[int], max_pixels: int) -> None:
+    """Refuse an image so long and thin that it would be enlarged to gigabytes on the way to its crop."""
+    width, height = size
+    if width * height > max_pixels:
+        raise TooLargeError(
+            f"the image would be resized to {width:,} x {height:,} pixels; the limit is {max_pixels:,} pixels; leave "
+            "it out, or raise max_pixels"
+        )
 
 
 def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:

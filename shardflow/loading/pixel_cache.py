@@ -35,7 +35,7 @@ from shardflow.errors import ConfigError
 from shardflow.storage.cache import Cache
 from shardflow.storage.cache_eviction import spare_bytes
 
-from .decoders import Decoder, Pixels, decode_whole, decoder_versions
+from .decoders import BuiltinDecoder, Decoder, Pixels, decode_whole, decoder_versions
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class PixelCache:
                 f"Cache(pixels=...): {type(decoder).__name__} accepts encoded images only; use "
                 "RandomResizedCropDecoder, CenterCropDecoder or ImageDecoder themselves, or leave pixels out"
             )
+        assert isinstance(decoder, BuiltinDecoder)
         self._split, self._directory, self._limit_bytes = split, cache.decoded_directory, cache.pixel_limit_bytes or 0
         self._decoder, self._versions = decoder, hashlib.sha256(versions.encode()).hexdigest()[:16]
         self._files: OrderedDict[str, _ShardPixels | None] = OrderedDict()

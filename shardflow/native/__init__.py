@@ -28,12 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardflow.errors import ConfigError
+from shardflow.formats.image_limits import MAX_PIXELS, limits
 
 from . import binding
 from .binding import FILTERS, Header, Payload, Problem, Status
 
 __all__ = [
-    "MAX_PIXELS",
     "Header",
     "Interpolation",
     "Payload",
@@ -46,9 +46,6 @@ __all__ = [
     "read_header",
     "version",
 ]
-
-MAX_PIXELS = 100_000_000
-"""Pixels of an image that are decoded by default: 600 MB in the worst case, progressive without chroma subsampling."""
 
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 
@@ -102,7 +99,8 @@ def decode_crops(
         oversampling: 0 decodes at full scale, which gives torchvision's pixels. n > 0 decodes at the smallest of the
             scales 1, 1/2, 1/4 and 1/8 at which the crop is still n times as large as wanted, each way. 2 saves a third
             of the time on photographs of 12 megapixels, and pixels differ by a few levels (54 dB).
-        max_pixels: Larger images are refused before memory is allocated for them.
+        max_pixels: Larger images are `Status.TOO_LARGE` before memory is allocated for them, as are those that exceed a
+            limit that follows from it (`formats.image_limits`).
 
     Returns:
         The images with a problem, by ascending index.
@@ -141,7 +139,7 @@ def decode_crops(
         sizes=ctypes.addressof(sizes),
         out=out.ctypes.data,
         image_stride=out.strides[0] if count > 1 else 0,
-        max_pixels=max_pixels,
+        limits=binding.Limits(*limits(max_pixels)),
         count=count,
         width=out.shape[3],
         height=out.shape[2],

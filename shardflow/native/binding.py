@@ -30,7 +30,7 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
 FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
 
-_ABI = 4  # SF_ABI
+_ABI = 5  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 
 # pip would install the wheel that it built and kept when there was no compiler.
@@ -77,6 +77,12 @@ class Header:
     progressive: bool
 
 
+class Limits(ctypes.Structure):
+    """sf_limits of kernel.h: `formats.image_limits.Limits`."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("pixels", "memory_bytes", "scan_pixels", "scans"))
+
+
 class Batch(ctypes.Structure):
     """sf_batch of kernel.h."""
 
@@ -86,7 +92,7 @@ class Batch(ctypes.Structure):
             for name in ["images", "sizes", "boxes", "resized", "decoded", "expected", "flips", "out"]
         ),
         ("image_stride", ctypes.c_size_t),
-        ("max_pixels", ctypes.c_int64),
+        ("limits", Limits),
         *((name, ctypes.c_int32) for name in ["count", "width", "height", "interleaved", "filter", "oversampling"]),
     )
 

@@ -4,9 +4,15 @@
 
 enum {
     END = 64, /* by how much the index of the next coefficient moves on when a block ends early */
-    /* More than the bytes of an MCU, which is read whole before anyone asks whether they were there. */
-    ZERO_BYTES = 4 * 64 * D_MAX_BLOCKS_IN_MCU + 8,
+    /* How many bytes an MCU takes at most: it is read whole before anyone asks whether they were there. A block has up
+     * to 64 symbols, of a code of up to 16 bits and a value of up to 15. */
+    SYMBOL_BITS = 16 + 15,
+    BLOCK_BYTES = 64 * SYMBOL_BITS / 8,
+    REFILL_BYTES = 8, /* read at once, */
+    AHEAD_BYTES = 7,  /* and so many before they are needed */
+    ZERO_BYTES = D_MAX_BLOCKS_IN_MCU * BLOCK_BYTES + AHEAD_BYTES + REFILL_BYTES,
 };
+_Static_assert(64 * SYMBOL_BITS % 8 == 0, "BLOCK_BYTES is not rounded down");
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define RARE(condition) __builtin_expect(condition, 0)
@@ -211,6 +217,10 @@ static void begin(sf_entropy *e) {
 /* Go on behind the restart marker that has to be next. */
 static bool restart(sf_entropy *e) {
     struct jpeg_source_mgr *const source = e->source;
+    while (source->bytes_in_buffer >= 2 && source->next_input_byte[1] == 0xFF) { /* fill bytes before the marker */
+        source->next_input_byte++;
+        source->bytes_in_buffer--;
+    }
     if (bits_left(e) >= 8 || source->bytes_in_buffer < 2) return false;
     if (source->next_input_byte[1] != JPEG_RST0 + e->restarts) return false;
     e->restarts = (e->restarts + 1) % 8;

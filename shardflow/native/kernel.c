@@ -16,10 +16,15 @@ enum {
     /* Fancy chroma upsampling looks at a neighbour, and partial decoding takes the first column and row it is asked for
      * as the image's edge. Two pixels more make the crop's pixels those of a full decode. */
     MARGIN = 2,
+    /* Where scans are missing, progressive images are smoothed across neighbouring blocks, two to each side, and the
+     * first decoded column is taken for the image's edge as well. So many iMCUs more are enough for that and MARGIN. */
+    SMOOTHED_IMCUS = 3,
     /* libjpeg-turbo hands out at most one row group per call, which is up to four rows. */
     ROWS_PER_READ = 4,
-    /* A progressive file of a few kilobytes can ask for thousands of passes over all its pixels. */
-    MAX_SCANS = 500,
+    /* What a decoder of whole images takes of each pixel: four bytes, and two more of each component where coefficients
+     * are kept from scan to scan. Not all of it is taken here; but which images are too large must not depend on it. */
+    PIXEL_BYTES = 4,
+    COEFFICIENT_BYTES = 2,
     /* How many images share a decompressor; see open_image. */
     IMAGES_PER_DECOMPRESSOR = 16,
     /* What one image may leave behind for the next; a giant one returns its memory. */
@@ -40,7 +45,8 @@ struct sf_decoder {
     struct jpeg_progress_mgr progress;
     int32_t images_left; /* before `info` is made anew; 0: there is none */
     jmp_buf escape;
-    sf_problem *problem; /* of the image at hand */
+    const sf_limits *limits; /* of the image at hand */
+    sf_problem *problem;
     const uint8_t *image_end;
     sf_axis horizontal, vertical;
     sf_buffer rows, ring, pointers;
@@ -64,6 +70,9 @@ static void on_error(j_common_ptr info) {
     sf_decoder *d = info->client_data;
     char text[JMSG_LENGTH_MAX];
     info->err->format_message(info, text);
+    /* Frames that it does not know, such as lossless ones, and what it was built without. By their words: the numbers of
+     * its messages differ from version to version. */
+    if (strstr(text, "Unsupported JPEG process") || strstr(text, "not implemented")) FAIL(d, SF_UNSUPPORTED, "%s", text);
     FAIL(d, SF_CORRUPT, "not a decodable JPEG: %s", text);
 }
 
@@ -77,9 +86,15 @@ static void on_message(j_common_ptr info, int level) {
 
 static void on_output(j_common_ptr info) { (void)info; /* a library does not print */ }
 
+static int64_t pixels_of(const sf_decoder *d) { return (int64_t)d->info.image_width * d->info.image_height; }
+
 static void on_progress(j_common_ptr info) {
     sf_decoder *d = info->client_data;
-    if (d->info.input_scan_number > MAX_SCANS) FAIL(d, SF_TOO_LARGE, "more than %d scans", MAX_SCANS);
+    const int64_t scans = d->info.input_scan_number;
+    if (scans <= d->limits->scans && scans * pixels_of(d) <= d->limits->scan_pixels) return;
+    FAIL(d, SF_TOO_LARGE, "has %u x %u pixels in %lld scans or more; the limits are %lld scans, and %lld pixels in all",
+         d->info.image_width, d->info.image_height, (long long)scans, (long long)d->limits->scans,
+         (long long)d->limits->scan_pixels);
 }
 
 /* ---- source: the image's bytes, where they are ---- */
@@ -109,7 +124,7 @@ static void on_source_skip(j_decompress_ptr info, long bytes) {
  * a virtual machine. What libjpeg keeps from the image before are its tables, so that a file without tables of its own
  * would be decoded with its neighbour's. Forgotten, they stay allocated (about 2 KB) until the decompressor goes, and
  * lengthen a list that every allocation walks: hence few images per decompressor. */
-static void open_image(sf_decoder *d, const uint8_t *image, size_t size, int64_t max_pixels) {
+static void open_image(sf_decoder *d, const uint8_t *image, size_t size) {
     struct jpeg_decompress_struct *info = &d->info;
     d->image_end = image + size;
     if (d->images_left == 0) {
@@ -130,9 +145,9 @@ static void open_image(sf_decoder *d, const uint8_t *image, size_t size, int64_t
     };
     info->src = &d->source;
     d->jpeg->jpeg_read_header(info, TRUE);
-    if ((int64_t)info->image_width * info->image_height > max_pixels) {
-        FAIL(d, SF_TOO_LARGE, "%u x %u pixels, more than the %lld allowed", info->image_width, info->image_height,
-             (long long)max_pixels);
+    if (pixels_of(d) > d->limits->pixels) {
+        FAIL(d, SF_TOO_LARGE, "has %u x %u pixels; the limit is %lld", info->image_width, info->image_height,
+             (long long)d->limits->pixels);
     }
 }
 
@@ -146,7 +161,8 @@ static void close_image(sf_decoder *d) {
     }
 }
 
-static void prepare(sf_decoder *d, sf_problem *problem) {
+static void prepare(sf_decoder *d, const sf_limits *limits, sf_problem *problem) {
+    d->limits = limits;
     d->problem = problem;
     problem->status = SF_OK;
     problem->message[0] = 0;
@@ -197,7 +213,23 @@ static void check_coding(sf_decoder *d) {
         FAIL(d, SF_UNSUPPORTED, "%d components that are neither grey nor RGB (CMYK?)", info->num_components);
     }
     if (info->data_precision != 8) FAIL(d, SF_UNSUPPORTED, "%d bits per component, not 8", info->data_precision);
-    if (sf_coding_of(d->jpeg, info).arithmetic) FAIL(d, SF_UNSUPPORTED, "arithmetic coding");
+    const sf_coding coding = sf_coding_of(d->jpeg, info);
+    if (coding.arithmetic) FAIL(d, SF_UNSUPPORTED, "arithmetic coding");
+    /* Their scans have no coefficients, but a predictor in place of the first one's number. */
+    if (!coding.progressive && coding.Ss > 0 && coding.Se == 0) FAIL(d, SF_UNSUPPORTED, "lossless coding");
+}
+
+/* Whether the image comes in several scans. */
+static bool has_several_scans(const sf_decoder *d) {
+    const sf_coding coding = sf_coding_of(d->jpeg, &d->info);
+    return coding.progressive || coding.comps_in_scan < d->info.num_components;
+}
+
+static void check_scans(sf_decoder *d) {
+    const int64_t bytes = pixels_of(d) * (PIXEL_BYTES + COEFFICIENT_BYTES * d->info.num_components);
+    if (bytes <= d->limits->memory_bytes) return;
+    FAIL(d, SF_TOO_LARGE, "has %u x %u pixels in several scans, which take %lld bytes to decode; the limit is %lld",
+         d->info.image_width, d->info.image_height, (long long)bytes, (long long)d->limits->memory_bytes);
 }
 
 /* The position of a crop on one axis of the (reduced) image. */
@@ -257,47 +289,45 @@ static boolean on_mcu(j_decompress_ptr info, JBLOCKROW *into) {
     return TRUE;
 }
 
-/* Begin to decode; returns by how much the image is reduced, and says whether it comes in several scans. */
-static int32_t start_image(sf_decoder *d, const sf_task *task, bool *several_scans) {
+/* The pixels that a task's image is made of: the part of an image that carries weight. */
+typedef struct {
+    int32_t reduction;     /* by which the image is decoded */
+    int32_t width, height; /* of the (reduced) image */
+    bool several_scans;
+    int32_t left, right, top, bottom; /* columns and lines that carry weight, the last ones excluded */
+    int32_t column, columns;          /* that are decoded: the first one, and how many */
+    int32_t line;                     /* the next one */
+    size_t row_bytes;                 /* of a decoded row, RGBX */
+    uint8_t *rows[ROWS_PER_READ];
+} sf_source;
+
+/* Begin to decode an encoded image. */
+static void start_image(sf_decoder *d, const sf_task *task, sf_source *source) {
     struct jpeg_decompress_struct *info = &d->info;
     check_coding(d);
-    const sf_coding coding = sf_coding_of(d->jpeg, info);
-    *several_scans = coding.progressive || coding.comps_in_scan < info->num_components;
-    if (*several_scans) {
+    source->several_scans = has_several_scans(d);
+    if (source->several_scans) {
+        check_scans(d);
         d->progress = (struct jpeg_progress_mgr){.progress_monitor = on_progress};
         info->progress = &d->progress;
     }
-    const int32_t reduction = choose_reduction(task);
+    source->reduction = choose_reduction(task);
     info->scale_num = 1;
-    info->scale_denom = (unsigned)reduction;
+    info->scale_denom = (unsigned)source->reduction;
     info->out_color_space = JCS_EXT_RGBX; /* grey is replicated; four bytes per pixel suit the vector loops */
     d->jpeg->jpeg_start_decompress(info);
-    if (d->own_entropy && !d->found_fault && !*several_scans) {
+    if (d->own_entropy && !d->found_fault && !source->several_scans) {
         sf_entropy_start(&d->entropy, info, sf_coding_of(d->jpeg, info), on_mcu);
     }
-    return reduction;
+    source->width = (int32_t)info->output_width;
+    source->height = (int32_t)info->output_height;
 }
 
-static void decode(sf_decoder *d, sf_task *task) {
-    struct jpeg_decompress_struct *info = &d->info;
-    if (!task->box) {
-        task->whole[2] = task->width;
-        task->whole[3] = task->height;
-        task->box = task->whole;
-    }
-    const struct sf_library *jpeg = d->jpeg;
+/* Set the filters of both axes, which say what columns and lines carry weight. */
+static void set_axes(sf_decoder *d, const sf_task *task, sf_source *source) {
     const sf_batch *batch = task->batch;
-    const sf_loops *loops = d->loops;
-    check_task(d, task);
-
-    const uint8_t *const pixels = task->pixels;
-    bool several_scans = false;
-    const int32_t reduction = pixels ? 1 : start_image(d, task, &several_scans);
-    const int32_t width = pixels ? task->width : (int32_t)info->output_width;
-    const int32_t height = pixels ? task->height : (int32_t)info->output_height;
-    const extent across = reduce(task->box[0], task->box[2], reduction, width);
-    const extent down = reduce(task->box[1], task->box[3], reduction, height);
-    sf_axis *horizontal = &d->horizontal, *vertical = &d->vertical;
+    const extent across = reduce(task->box[0], task->box[2], source->reduction, source->width);
+    const extent down = reduce(task->box[1], task->box[3], source->reduction, source->height);
     const sf_span columns = {
         .filter = batch->filter, .origin = across.offset, .length = across.length, .high = across.pixels,
         .resized = task->resized[0], .first = task->resized[2], .count = batch->width, .mirrored = task->mirrored,
@@ -306,40 +336,68 @@ static void decode(sf_decoder *d, sf_task *task) {
         .filter = batch->filter, .origin = down.offset, .length = down.length, .high = down.pixels,
         .resized = task->resized[1], .first = task->resized[3], .count = batch->height,
     };
-    need(d, sf_axis_set(horizontal, &columns, loops->packed) && sf_axis_set(vertical, &lines, false));
+    need(d, sf_axis_set(&d->horizontal, &columns, d->loops->packed) && sf_axis_set(&d->vertical, &lines, false));
+    source->left = across.start + d->horizontal.low;
+    source->right = across.start + d->horizontal.high;
+    source->top = down.start + d->vertical.low;
+    source->bottom = down.start + d->vertical.high;
+}
 
-    /* Decode only the columns that carry weight; libjpeg widens them to the left to whole blocks. */
-    const int32_t left = across.start + horizontal->low, right = across.start + horizontal->high;
-    JDIMENSION column = left > MARGIN ? (JDIMENSION)(left - MARGIN) : 0;
-    JDIMENSION decoded_width = (JDIMENSION)right + MARGIN;
-    if (decoded_width > (JDIMENSION)width) decoded_width = (JDIMENSION)width;
-    decoded_width -= column;
-    if (!pixels) jpeg->jpeg_crop_scanline(info, &column, &decoded_width);
-
-    /* And only the lines. Those above are skipped in whole row groups and even numbers, so that each read gives a whole
-     * group, and an odd line is never taken for the first of the two that share a line of chroma. */
-    const int32_t top = down.start + vertical->low, bottom = down.start + vertical->high;
-    int32_t line = top;
-    if (!pixels) {
-        const int32_t factor = sf_coding_of(jpeg, info).max_v_samp_factor, group = factor * (factor % 2 ? 2 : 1);
-        line = top > MARGIN ? (top - MARGIN) / group * group : 0;
-        if (line > 0) jpeg->jpeg_skip_scanlines(info, (JDIMENSION)line);
+/* Decode only the columns that carry weight; libjpeg widens them to the left to whole blocks. And only the lines: those
+ * above are skipped in whole row groups and even numbers, so that each read gives a whole group, and an odd line is never
+ * taken for the first of the two that share a line of chroma. */
+static void narrow(sf_decoder *d, const sf_task *task, sf_source *source) {
+    struct jpeg_decompress_struct *info = &d->info;
+    int32_t margin = MARGIN;
+    if (source->several_scans) {
+        margin += SMOOTHED_IMCUS * sf_coding_of(d->jpeg, info).max_h_samp_factor * DCTSIZE / source->reduction;
     }
+    JDIMENSION column = source->left > margin ? (JDIMENSION)(source->left - margin) : 0;
+    JDIMENSION columns = (JDIMENSION)source->right + MARGIN;
+    if (columns > (JDIMENSION)source->width) columns = (JDIMENSION)source->width;
+    columns -= column;
+    source->line = source->top;
+    if (!task->pixels) {
+        d->jpeg->jpeg_crop_scanline(info, &column, &columns);
+        const int32_t factor = sf_coding_of(d->jpeg, info).max_v_samp_factor, group = factor * (factor % 2 ? 2 : 1);
+        source->line = source->top > MARGIN ? (source->top - MARGIN) / group * group : 0;
+        if (source->line > 0) d->jpeg->jpeg_skip_scanlines(info, (JDIMENSION)source->line);
+    }
+    source->column = (int32_t)column;
+    source->columns = (int32_t)columns;
+}
 
-    /* The colour conversion of libjpeg-turbo uses non-temporal stores on 32-byte aligned rows, which push the row out
-     * of the cache it is about to be read from: two thirds of the speed. 16 bytes off is enough to avoid it. */
-    const size_t slack = 4 * ((size_t)horizontal->taps + 8);
-    const size_t row_bytes = ((4 * (size_t)decoded_width + slack + 31) & ~(size_t)31);
-    need(d, sf_reserve(&d->rows, 16 + ROWS_PER_READ * row_bytes));
-    JSAMPROW rows[ROWS_PER_READ];
+/* The colour conversion of libjpeg-turbo uses non-temporal stores on 32-byte aligned rows, which push the row out of the
+ * cache it is about to be read from: two thirds of the speed. 16 bytes off is enough to avoid it. */
+static void reserve_rows(sf_decoder *d, sf_source *source) {
+    const size_t slack = 4 * ((size_t)d->horizontal.taps + 8);
+    source->row_bytes = (4 * (size_t)source->columns + slack + 31) & ~(size_t)31;
+    need(d, sf_reserve(&d->rows, 16 + ROWS_PER_READ * source->row_bytes));
     for (int i = 0; i < ROWS_PER_READ; i++) {
-        rows[i] = (uint8_t *)d->rows.data + 16 + i * row_bytes;
-        memset(rows[i] + row_bytes - slack, 0, slack); /* read with zero weight */
+        source->rows[i] = (uint8_t *)d->rows.data + 16 + i * source->row_bytes;
+        memset(source->rows[i] + source->row_bytes - slack, 0, slack); /* read with zero weight */
     }
-    const size_t shift = 4 * ((size_t)left - column);
+}
 
-    /* Rows that went through the horizontal pass live in a ring, in the layout of the caller's image, which leaves out
-     * the fourth byte: less to do for the vertical pass, which then writes the image itself. */
+/* Fill `rows` with the next lines; returns how many. */
+static int32_t read_rows(sf_decoder *d, const sf_task *task, sf_source *source) {
+    if (task->pixels) {
+        const size_t first = (size_t)source->line * (size_t)source->width + (size_t)source->column;
+        widen(task->pixels + 3 * first, source->columns, source->rows[0]);
+        return 1;
+    }
+    const int32_t left = source->bottom - source->line, wanted = left < ROWS_PER_READ ? left : ROWS_PER_READ;
+    const int32_t got = (int32_t)d->jpeg->jpeg_read_scanlines(&d->info, source->rows, (JDIMENSION)wanted);
+    if (got <= 0) FAIL(d, SF_CORRUPT, "not a decodable JPEG: it gave no more lines at %d", source->line);
+    return got;
+}
+
+/* Read, resize and write. Rows that went through the horizontal pass live in a ring, in the layout of the caller's image,
+ * which leaves out the fourth byte: less to do for the vertical pass, which then writes the image itself. */
+static void resize(sf_decoder *d, const sf_task *task, sf_source *source) {
+    const sf_batch *batch = task->batch;
+    const sf_loops *loops = d->loops;
+    const sf_axis *horizontal = &d->horizontal, *vertical = &d->vertical;
     size_t ring_rows = 1; /* a power of two that holds a filter's length and what a read may add */
     while (ring_rows < (size_t)vertical->taps + ROWS_PER_READ) ring_rows *= 2;
     const size_t plane_bytes = SF_BLOCK * (((size_t)batch->width + SF_BLOCK - 1) / SF_BLOCK);
@@ -348,24 +406,17 @@ static void decode(sf_decoder *d, sf_task *task) {
     need(d, sf_reserve(&d->pointers, sizeof(uint8_t *) * (size_t)vertical->taps));
     uint8_t *const ring = d->ring.data, *const mixed = ring + made_bytes * ring_rows;
     const uint8_t **const taps = d->pointers.data;
-
+    const size_t shift = 4 * ((size_t)source->left - (size_t)source->column);
     const size_t row_out = (batch->interleaved ? 3 : 1) * (size_t)batch->width, plane = row_out * (size_t)batch->height;
     for (int32_t y = 0; y < batch->height; y++) {
-        const int32_t start = top + vertical->starts[y];
-        const int32_t end = start + vertical->taps < bottom ? start + vertical->taps : bottom;
-        while (line < end) {
-            const int32_t wanted = bottom - line < ROWS_PER_READ ? bottom - line : ROWS_PER_READ;
-            int32_t got = 1;
-            if (pixels) {
-                widen(pixels + 3 * ((size_t)line * (size_t)width + column), (int32_t)decoded_width, rows[0]);
-            } else {
-                got = (int32_t)jpeg->jpeg_read_scanlines(info, rows, (JDIMENSION)wanted);
-            }
-            if (got <= 0) FAIL(d, SF_CORRUPT, "not a decodable JPEG: it gave no more lines at %d", line);
-            for (int32_t i = 0; i < got; i++, line++) {
-                if (line < start) continue; /* of the margin, or between two outputs of an extreme reduction */
-                uint8_t *const made = ring + made_bytes * ((size_t)line & (ring_rows - 1));
-                loops->horizontal(horizontal, rows[i] + shift, mixed);
+        const int32_t start = source->top + vertical->starts[y];
+        const int32_t end = start + vertical->taps < source->bottom ? start + vertical->taps : source->bottom;
+        while (source->line < end) {
+            const int32_t got = read_rows(d, task, source);
+            for (int32_t i = 0; i < got; i++, source->line++) {
+                if (source->line < start) continue; /* of the margin, or between two outputs of an extreme reduction */
+                uint8_t *const made = ring + made_bytes * ((size_t)source->line & (ring_rows - 1));
+                loops->horizontal(horizontal, source->rows[i] + shift, mixed);
                 if (batch->interleaved) loops->squeeze(mixed, batch->width, made);
                 else loops->split(mixed, batch->width, plane_bytes, made);
             }
@@ -380,15 +431,30 @@ static void decode(sf_decoder *d, sf_task *task) {
                             task->out + plane * part + row_out * (size_t)y);
         }
     }
-    if (!pixels && !several_scans && !has_end_marker(d)) on_source_empty(info);
+}
+
+static void decode(sf_decoder *d, sf_task *task) {
+    if (!task->box) {
+        task->whole[2] = task->width;
+        task->whole[3] = task->height;
+        task->box = task->whole;
+    }
+    check_task(d, task);
+    sf_source source = {.reduction = 1, .width = task->width, .height = task->height};
+    if (!task->pixels) start_image(d, task, &source);
+    set_axes(d, task, &source);
+    narrow(d, task, &source);
+    reserve_rows(d, &source);
+    resize(d, task, &source);
+    if (!task->pixels && !source.several_scans && !has_end_marker(d)) on_source_empty(&d->info);
 }
 
 /* setjmp is called in functions without locals of their own, so that none is indeterminate after a longjmp. */
 static void try_to_decode(sf_decoder *d, const uint8_t *image, size_t size, sf_task *task, sf_problem *problem) {
-    prepare(d, problem);
+    prepare(d, &task->batch->limits, problem);
     if (!setjmp(d->escape)) {
         if (!task->pixels) {
-            open_image(d, image, size, task->batch->max_pixels);
+            open_image(d, image, size);
             task->width = (int32_t)d->info.image_width;
             task->height = (int32_t)d->info.image_height;
         }
@@ -405,9 +471,17 @@ static void decode_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_
     try_to_decode(d, image, size, task, problem); /* libjpeg-turbo says what it is, and what there is to see */
 }
 
-static void read_header_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_problem *problem) {
-    prepare(d, problem);
-    if (!setjmp(d->escape)) open_image(d, image, size, INT64_MAX);
+static void read_header_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_header *header,
+                                sf_problem *problem) {
+    static const sf_limits none = {.pixels = INT64_MAX};
+    prepare(d, &none, problem);
+    if (!setjmp(d->escape)) {
+        open_image(d, image, size);
+        header->width = (int32_t)d->info.image_width;
+        header->height = (int32_t)d->info.image_height;
+        header->components = d->info.num_components;
+        header->progressive = sf_coding_of(d->jpeg, &d->info).progressive;
+    }
     close_image(d);
 }
 
@@ -476,13 +550,7 @@ int32_t sf_decode(sf_decoder *d, const sf_batch *batch, sf_problem *problems) {
 }
 
 int32_t sf_read_header(sf_decoder *d, const uint8_t *image, size_t size, sf_header *header, sf_problem *problem) {
-    read_header_guarded(d, image, size, problem);
+    read_header_guarded(d, image, size, header, problem);
     if (problem->status == SF_DAMAGED) problem->status = SF_OK; /* a warning about the header concerns the decoder */
-    if (problem->status == SF_OK) {
-        header->width = (int32_t)d->info.image_width;
-        header->height = (int32_t)d->info.image_height;
-        header->components = d->info.num_components;
-        header->progressive = sf_coding_of(d->jpeg, &d->info).progressive;
-    }
     return problem->status;
 }

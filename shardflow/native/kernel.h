@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 4
+#define SF_ABI 5
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -40,6 +40,14 @@ typedef struct {
     int32_t progressive;
 } sf_header;
 
+/* What an image may ask for; checked before anything is allocated for it. With one scan `pixels` alone counts. */
+typedef struct {
+    int64_t pixels;
+    int64_t memory_bytes; /* of an image in several scans, whose coefficients are kept from one to the next */
+    int64_t scan_pixels;  /* pixels times scans */
+    int64_t scans;
+} sf_limits;
+
 /* Image i, encoded or, where `decoded` has its size, RGB pixels row by row, is cropped to boxes[i] = (x, y, width,
  * height), the crop is resized to resized[i] = (width, height, left, top), and of that the window of batch width x
  * height pixels at (left, top) is written, mirrored when flips[i] is not zero. Without `boxes` crops are whole images;
@@ -55,7 +63,7 @@ typedef struct {
     const uint8_t *flips;
     uint8_t *out;
     size_t image_stride;   /* bytes between the first bytes of neighbouring images in `out` */
-    int64_t max_pixels;    /* of an encoded image; checked before anything is allocated for it */
+    sf_limits limits;      /* of an encoded image */
     int32_t count;
     int32_t width, height;
     int32_t interleaved;   /* 0: three planes of height x width; 1: height x width x RGB */

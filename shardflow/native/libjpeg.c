@@ -57,7 +57,8 @@ sf_coding sf_coding_of(const struct sf_library *library, const struct jpeg_decom
 #define SF_CODING(later)                                                                                      \
     (sf_coding) {                                                                                             \
         .progressive = later.progressive_mode, .arithmetic = later.arith_code,                                \
-        .restart_interval = later.restart_interval, .max_v_samp_factor = later.max_v_samp_factor,             \
+        .restart_interval = later.restart_interval, .max_h_samp_factor = later.max_h_samp_factor,             \
+        .max_v_samp_factor = later.max_v_samp_factor,                                                         \
         .comps_in_scan = later.comps_in_scan, .blocks_in_MCU = later.blocks_in_MCU, .Ss = later.Ss,           \
         .Se = later.Se, .Ah = later.Ah, .Al = later.Al, .unread_marker = later.unread_marker,                 \
         .cur_comp_info = later.cur_comp_info, .MCU_membership = later.MCU_membership, .entropy = later.entropy, \

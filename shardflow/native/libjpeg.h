@@ -19,6 +19,7 @@
 /* ---- the declarations, with the names of jpeglib.h ---- */
 
 enum {
+    DCTSIZE = 8,
     DCTSIZE2 = 64,
     NUM_QUANT_TBLS = 4,
     NUM_HUFF_TBLS = 4,
@@ -203,7 +204,7 @@ void sf_create_decompress(const struct sf_library *library, j_decompress_ptr inf
 typedef struct {
     bool progressive, arithmetic;
     unsigned restart_interval;
-    int max_v_samp_factor, comps_in_scan, blocks_in_MCU, Ss, Se, Ah, Al, unread_marker;
+    int max_h_samp_factor, max_v_samp_factor, comps_in_scan, blocks_in_MCU, Ss, Se, Ah, Al, unread_marker;
     jpeg_component_info *const *cur_comp_info;
     const int *MCU_membership;
     struct jpeg_entropy_decoder *entropy;

@@ -29,12 +29,13 @@ from typing import Any
 
 from PIL import Image
 
-from shardflow.errors import DecodeError
+from shardflow._pillow import map_codec_errors, open_image
+from shardflow.errors import DecodeError, TooLargeError
+from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS, IMAGE_TYPES
 from shardflow.formats.labels import LABEL_PARTS, Label, format_label
 
 from .image.colour import BITS_TAG
-from .image.decoding import map_codec_errors, safe_open
 from .image.geometry import Geometry
 
 MASK_FORMATS = tuple(each.name for each in IMAGE_TYPES if each.for_masks)
@@ -44,8 +45,10 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 _DIGITS = 3
 
 
-def transform_parts(parts: Mapping[str, bytes], label: Label, geometry: Geometry) -> dict[str, bytes]:
-    """Return the parts that stand beside an image in its sample."""
+def transform_parts(
+    parts: Mapping[str, bytes], label: Label, geometry: Geometry, *, max_pixels: int = MAX_PIXELS
+) -> dict[str, bytes]:
+    """Return the parts that stand beside an image in its sample; masks have the limit of images."""
     for part in parts:
         if not _NAME.fullmatch(part):
             raise DecodeError(f"part {part!r}: names of parts are up to 16 letters, digits and ._-")
@@ -53,15 +56,16 @@ def transform_parts(parts: Mapping[str, bytes], label: Label, geometry: Geometry
             raise DecodeError(f"part {part!r} would be a second image; rename it, for example to second.{part}")
         if part in LABEL_PARTS:
             raise DecodeError(f"part {part!r} is reserved for the labels; rename it")
-    return {part: _transform(part, data, geometry) for part, data in parts.items()} | format_label(label)
+    transformed = {part: _transform(part, data, geometry, max_pixels) for part, data in parts.items()}
+    return transformed | format_label(label)
 
 
-def transform_mask(data: bytes, geometry: Geometry) -> bytes:
+def transform_mask(data: bytes, geometry: Geometry, max_pixels: int = MAX_PIXELS) -> bytes:
     """Return a mask of the upright image as a PNG for the packed one.
 
     By nearest neighbour, because labels must not be mixed. Bilevel, 8- and 16-bit grey, palette and RGB values stay.
     """
-    with map_codec_errors(DecodeError), safe_open(data, MASK_FORMATS) as image:
+    with map_codec_errors(DecodeError), open_image(data, max_pixels=max_pixels, formats=MASK_FORMATS) as image:
         if image.size != geometry.upright:
             found, expected = ("{}x{}".format(*size) for size in (image.size, geometry.upright))
             message = f"the mask has {found} pixels, the upright image {expected}"
@@ -84,14 +88,16 @@ def _is_rescaled(image: Image.Image, data: bytes) -> bool:
     return getattr(image, "tag_v2", {}).get(BITS_TAG, (8,))[0] in (2, 4)
 
 
-def _transform(part: str, data: bytes, geometry: Geometry) -> bytes:
+def _transform(part: str, data: bytes, geometry: Geometry, max_pixels: int) -> bytes:
     try:
         if part.endswith(".png"):
-            return transform_mask(data, geometry)
+            return transform_mask(data, geometry, max_pixels)
         if (part == "json" or part.endswith(".json")) and any(f'"{name}"'.encode() in data for name in _COORDINATES):
             return json.dumps(_transform_json(json.loads(data), geometry), ensure_ascii=False).encode()
     except (DecodeError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise DecodeError(f"part {part!r}: {error}") from error
+    except TooLargeError as error:
+        raise TooLargeError(f"part {part!r} {error}") from error
     return data
 
 

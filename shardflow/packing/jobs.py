@@ -18,7 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardflow.errors import DecodeError, EncodeError, FormatError, NotFoundError, SampleError, StoreError
+from shardflow.errors import (
+    DecodeError,
+    EncodeError,
+    FormatError,
+    NotFoundError,
+    SampleError,
+    StoreError,
+    TooLargeError,
+)
 from shardflow.formats import manifest
 from shardflow.formats.labels import Label
 from shardflow.formats.quarantine import Quarantined
@@ -196,11 +204,12 @@ class Piece:
             return Quarantined(item.path, "read", str(error))
 
     def _process(self, item: Item, found: Input) -> tuple[EncodedImage, Mapping[str, bytes]] | Quarantined:
+        recipe = self.job.recipe
         try:
-            image = self.job.recipe.process(found.image)
-            return image, transform_parts(found.parts, item.label, image.geometry)
+            image = recipe.process(found.image)
+            return image, transform_parts(found.parts, item.label, image.geometry, max_pixels=recipe.max_pixels)
         except SampleError as error:
-            stages = {DecodeError: "decode", EncodeError: "encode"}
+            stages = {DecodeError: "decode", EncodeError: "encode", TooLargeError: "decode"}
             return Quarantined(item.path, stages.get(type(error), "read"), str(error))
 
 

@@ -67,8 +67,8 @@ def pack(
             needs in the environment; they are for `src` as well when that is a URL of the same scheme.
         progress: Called in this thread, now and then.
         settings: Settings of the recipe that differ from the preset: short_side=256, long_side=None, square=False,
-            enlarge=False, filter="bicubic", format="jpeg", quality=90, subsampling="4:2:0"; see
-            `packing.recipe.Recipe`.
+            enlarge=False, filter="bicubic", format="jpeg", quality=90, subsampling="4:2:0",
+            max_pixels=110_000_000; see `packing.recipe.Recipe`.
 
     Raises:
         ConfigError: An argument is wrong, `src` has no images or is not a source, or `dst` holds other files.

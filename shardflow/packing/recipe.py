@@ -1,6 +1,6 @@
 """The recipe: how the bytes of one source image become the image that is packed.
 
-    open     only known formats, and no more pixels than allowed, checked before any are allocated (`decoding`)
+    open     only known formats, and no more pixels than allowed, checked before any are allocated (`_pillow`)
     decode   JPEGs at a reduced scale where that is enough (`decoding`); of several frames the first
     8 bits   16 bits are scaled, alpha is composited on white, palettes and CMYK are converted (`colour`)
     resize   antialiased, aspect ratio kept
@@ -21,12 +21,14 @@ from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from shardflow._pillow import map_codec_errors, open_image
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, DecodeError, EncodeError
+from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.manifest import Manifest
 
 from .image.colour import profile_conversion
-from .image.decoding import FILTERS, MAX_PIXELS, Filter, decode_resized, has_more_frames, map_codec_errors, safe_open
+from .image.decoding import FILTERS, Filter, decode_resized, has_more_frames
 from .image.encoding import FORMATS, SUBSAMPLINGS, EncodedImage, Format, can_copy, codec_versions, encode, pixel_sums
 from .image.geometry import Geometry, Size, Window
 from .image.orientation import apply_orientation, load_tiff, orientation_of
@@ -52,6 +54,8 @@ class Recipe:
             PNG, and a file in which nothing has to be changed is copied byte for byte, its metadata included.
         quality: Quality of JPEG and WebP, 1 … 100.
         subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0".
+        max_pixels: Images with more pixels are quarantined, as are those that need more memory or scans than the limits
+            that follow from it (`formats.image_limits`). 110 million pixels take up to 0.99 GB.
 
     Raises:
         ConfigError: A value is out of its range, or contradicts another.
@@ -65,6 +69,7 @@ class Recipe:
     format: str = "jpeg"
     quality: int = 90
     subsampling: str = "4:2:0"
+    max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
         for name, side in (("short_side", self.short_side), ("long_side", self.long_side)):
@@ -72,6 +77,8 @@ class Recipe:
                 raise ConfigError(f"{name} is {side}; allowed are 1 to {MAX_SIDE} pixels")
         if not 1 <= check_integer("quality", self.quality) <= 100:
             raise ConfigError(f"quality is {self.quality}; allowed are 1 to 100")
+        if check_integer("max_pixels", self.max_pixels) < 1:
+            raise ConfigError(f"max_pixels is {self.max_pixels}; 1 is the least")
         choices = {"filter": FILTERS, "format": (*FORMATS, KEEP), "subsampling": SUBSAMPLINGS}
         for name, allowed in choices.items():
             if getattr(self, name) not in tuple(allowed):
@@ -93,8 +100,11 @@ class Recipe:
             raise ConfigError(f"subsampling is {self.subsampling}, which only jpeg offers; leave it out, or use jpeg")
 
     def describe(self) -> dict[str, Any]:
-        """Return the recipe as a manifest describes it."""
-        return {"background": "white", "colour": "sRGB", **asdict(self)}
+        """Return the recipe as a manifest describes it; the limit only where it is not the default."""
+        settings = asdict(self)
+        if self.max_pixels == MAX_PIXELS:
+            del settings["max_pixels"]
+        return {"background": "white", "colour": "sRGB", **settings}
 
     @property
     def digest(self) -> str:
@@ -103,16 +113,19 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def process(self, data: bytes) -> EncodedImage:
-        """Pack an image file; raise `DecodeError` or `EncodeError` if it cannot be."""
-        with map_codec_errors(DecodeError), safe_open(data) as image:
+        """Pack an image file; raise `DecodeError`, `EncodeError` or `TooLargeError` if it cannot be."""
+        with map_codec_errors(DecodeError), open_image(data, max_pixels=self.max_pixels) as image:
             loaded_upright = image.format == "TIFF" and load_tiff(image)
             stored = image.size
             target = FORMATS[_KEPT_AS.get(image.format or "", "png") if self.format == KEEP else self.format]
             resized = self._resized(stored)
             window = self._window(resized)
-            _refuse_too_large(resized, window, target)
-            conversion, more_frames = profile_conversion(image), has_more_frames(image, data)
-            pixels = decode_resized(image, data, resized, self.filter, as_cmyk=conversion.mode == "CMYK")
+            self._refuse_too_large(resized, window, target)
+            conversion = profile_conversion(image)
+            more_frames = has_more_frames(image, data, self.max_pixels)
+            pixels = decode_resized(
+                image, data, resized, self.filter, as_cmyk=conversion.mode == "CMYK", max_pixels=self.max_pixels
+            )
             orientation = 1 if loaded_upright else orientation_of(image)
             changed = (window[2:] != stored, orientation != 1, conversion.transform is not None, more_frames)
             kept = self.format == KEEP and not any(changed) and can_copy(image, data)
@@ -159,13 +172,12 @@ class Recipe:
         left, top = ((own - side) // 2 for own in size)
         return left, top, left + side, top + side
 
-
-def _refuse_too_large(resized: Size, window: Window, target: Format) -> None:
-    if resized[0] * resized[1] > MAX_PIXELS:
-        raise EncodeError(f"would be enlarged to {resized[0]}x{resized[1]} pixels, more than {MAX_PIXELS}")
-    width, height = window[2] - window[0], window[3] - window[1]
-    if max(width, height) > target.longest:
-        raise EncodeError(f"would have {width}x{height} pixels; {target.longest} a side is {target.codec}'s limit")
+    def _refuse_too_large(self, resized: Size, window: Window, target: Format) -> None:
+        if resized[0] * resized[1] > self.max_pixels:
+            raise EncodeError(f"would be enlarged to {resized[0]}x{resized[1]} pixels, more than {self.max_pixels}")
+        width, height = window[2] - window[0], window[3] - window[1]
+        if max(width, height) > target.longest:
+            raise EncodeError(f"would have {width}x{height} pixels; {target.longest} a side is {target.codec}'s limit")
 
 
 class Preset(NamedTuple):

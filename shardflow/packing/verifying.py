@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._cores import allowed_cores
+from shardflow._pillow import map_codec_errors, open_image, rgb_pixels
 from shardflow.dataset.dataset import Dataset, open_dataset
 from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.verifying import Finding, verify_dataset
@@ -29,7 +30,6 @@ from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.order import keyed_rng
 
 from .annotations import transform_parts
-from .image.decoding import map_codec_errors, safe_open
 from .jobs import content_digits
 from .recipe import Recipe, recipe_of
 from .sources.items import Item
@@ -255,23 +255,25 @@ class _Check:
                 return f"has the label {labels[0]}, its input {item.path!r} has {labels[1]}"
             read = source.reader.read(item)
             image = self.recipe.process(read.image)
-            expected = {image.part: image.image, **transform_parts(read.parts, item.label, image.geometry)}
+            most = self.recipe.max_pixels
+            parts = transform_parts(read.parts, item.label, image.geometry, max_pixels=most)
+            expected = {image.part: image.image, **parts}
         except SampleError as error:
             return f"its input {item.path!r} cannot be packed again: {error}"
         same_codecs = sample.recipe_sha256 == self.recipe.digest
         for part in sorted({*packed, *expected} - {*LABEL_PARTS}):
-            if not _is_same(part, packed.get(part), expected.get(part), same_codecs=same_codecs):
+            if not _is_same(part, packed.get(part), expected.get(part), same_codecs=same_codecs, max_pixels=most):
                 is_input = sample.content in (None, content_digits(read, item.label))
                 why = "" if is_input else ", which has changed since it was packed"
                 return f"its part {part!r} is not what is packed from {item.path!r}{why}"
         return ""
 
 
-def _is_same(part: str, packed: bytes | None, expected: bytes | None, *, same_codecs: bool) -> bool:
+def _is_same(part: str, packed: bytes | None, expected: bytes | None, *, same_codecs: bool, max_pixels: int) -> bool:
     """Whether a part is what was expected; an image that other codecs have made may differ a little."""
     if packed == expected or packed is None or expected is None or same_codecs:
         return packed == expected
-    return (part in IMAGE_PARTS or part.endswith(".png")) and _difference(packed, expected) <= _LEVELS
+    return (part in IMAGE_PARTS or part.endswith(".png")) and _difference(packed, expected, max_pixels) <= _LEVELS
 
 
 def _named(label: Label, source: Source) -> str:
@@ -281,15 +283,15 @@ def _named(label: Label, source: Source) -> str:
     return ", ".join(repr(names[one]) if one < len(names) else str(one) for one in numbers) or "no class"
 
 
-def _difference(one: bytes, other: bytes) -> float:
+def _difference(one: bytes, other: bytes, max_pixels: int) -> float:
     """Return the mean difference of the pixels of two images, 0 … 255; the greatest if they cannot be compared."""
     try:
-        first, second = _pixels(one), _pixels(other)
-    except DecodeError:
+        first, second = _pixels(one, max_pixels), _pixels(other, max_pixels)
+    except SampleError:
         return 255.0
     return float(np.abs(first - second).mean()) if first.shape == second.shape else 255.0
 
 
-def _pixels(data: bytes) -> npt.NDArray[np.int16]:
-    with map_codec_errors(DecodeError), safe_open(data) as image:
-        return np.asarray(image.convert("RGB")).astype(np.int16)
+def _pixels(data: bytes, max_pixels: int) -> npt.NDArray[np.int16]:
+    with map_codec_errors(DecodeError), open_image(data, max_pixels=max_pixels) as image:
+        return rgb_pixels(image).astype(np.int16)

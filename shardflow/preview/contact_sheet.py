@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 import textwrap
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image, ImageDraw
 
-from shardflow.errors import ConfigError
+from shardflow._pillow import bands, map_codec_errors, open_image
+from shardflow.errors import ConfigError, DecodeError, TooLargeError
 from shardflow.storage.local_files import map_os_errors
 
 from .lettering import write
@@ -49,8 +48,12 @@ class ContactSheet(NamedTuple):
 def sample_tiles(samples: Iterable[RawSample], classes: Sequence[str] | None) -> Iterator[Tile]:
     """Yield the tile of each sample, with the names of its classes as the title."""
     for sample in samples:
-        payload = sample.image
-        decoded = None if payload is None else decode_picture(payload)
+        payload, problem = sample.image, sample.problem
+        decoded = None
+        try:
+            decoded = None if payload is None else decode_picture(payload)
+        except TooLargeError as error:
+            problem = problem or f"the image {error}"
         if sample.problem:
             detail = "damaged or missing"
         elif payload is None:
@@ -61,19 +64,23 @@ def sample_tiles(samples: Iterable[RawSample], classes: Sequence[str] | None) ->
             detail = f"{decoded[1][0]} x {decoded[1][1]}, {format_size(payload)}"
         names = [classes[label] for label in sample.labels if label < len(classes)] if classes is not None else []
         title = ", ".join(names) or f"sample {sample.number}"
-        yield Tile(title, detail, None if decoded is None else decoded[0], sample.problem)
+        yield Tile(title, detail, None if decoded is None else decoded[0], problem)
 
 
 def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
-    """Return an encoded image, decoded no larger than tiles need, and its size; None if it cannot be decoded."""
+    """Return an encoded image, decoded no larger than tiles need, and its size; None if it cannot be decoded.
+
+    Raises:
+        TooLargeError: It is larger than is decoded by default.
+    """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(payload)) as image:
-                size = image.size
-                image.draft("RGB", (SIDE, SIDE))
-                picture = image.convert("RGB")
-    except Exception:  # Pillow raises nearly anything, even SyntaxError
+        with map_codec_errors(DecodeError), open_image(payload) as image:
+            size = image.size
+            image.draft("RGB", (SIDE, SIDE))
+            picture = Image.new("RGB", image.size)  # of what the draft leaves
+            for top, band in bands(image):
+                picture.paste(band.convert("RGB"), (0, top))
+    except DecodeError:
         return None
     picture.thumbnail((2 * SIDE, 2 * SIDE), Image.Resampling.LANCZOS)
     return picture, size

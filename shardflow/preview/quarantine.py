@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from PIL import Image, ImageFile
 
-from shardflow.errors import ShardflowError
+from shardflow.errors import ShardflowError, TooLargeError
 from shardflow.formats.quarantine import Quarantined
 from shardflow.storage.storage import Storage
 
@@ -25,9 +25,11 @@ def quarantine_tiles(inputs: Sequence[Quarantined], source: Storage | None) -> I
         if source is not None:
             try:
                 payload = source.read_range(each.path, 0, _MOST_BYTES)
+                detail = f"{each.stage}, {format_size(payload)}"
                 decoded = _decode_truncated(payload)
                 picture = None if decoded is None else decoded[0]
-                detail = f"{each.stage}, {format_size(payload)}"
+            except TooLargeError:
+                pass  # most likely the reason why it was not packed
             except (ShardflowError, ValueError):  # ValueError: a path that a storage refuses
                 detail = f"{each.stage}, no longer in the source"
         yield Tile(each.path.rpartition("/")[2], detail, picture, each.reason)

@@ -16,7 +16,7 @@ import shardflow
 from shardflow.cli import main
 from shardflow.cli.pack import pack
 from shardflow.errors import ConfigError, PackIncompleteError
-from shardflow.packing.image.decoding import MISSING_CODECS
+from shardflow._pillow import MISSING_CODECS
 from shardflow.packing.recipe import PRESETS
 from tests.helpers import command
 from tests.helpers.command import run

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import functools
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageCms
 
+from shardflow._pillow import bands
 from shardflow.errors import DecodeError
 
 BITS_TAG = 258
@@ -36,20 +38,38 @@ def to_8_bits(image: Image.Image) -> Image.Image:
     if image.mode == "I" or image.mode.startswith("I;16"):
         return _scaled(image)
     if image.has_transparency_data:
-        canvas = Image.new("RGB", image.size, "white")
-        image = image.convert("RGBA")
-        canvas.paste(image, mask=image.getchannel("A"))
-        return canvas
-    return image if image.mode in ("L", "RGB") else image.convert("RGB")
+        return _in_bands(image, "RGB", _on_white)
+    return image if image.mode in ("L", "RGB") else _in_bands(image, "RGB", lambda band: band.convert("RGB"))
+
+
+def _in_bands(image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Return an image, converted band by band: at once, it would be in memory several times over."""
+    converted = Image.new(mode, image.size)
+    for top, band in bands(image):
+        converted.paste(convert(band), (0, top))
+    return converted
+
+
+def _on_white(band: Image.Image) -> Image.Image:
+    canvas = Image.new("RGB", band.size, "white")
+    band = band.convert("RGBA")
+    canvas.paste(band, mask=band.getchannel("A"))
+    return canvas
 
 
 def _scaled(image: Image.Image) -> Image.Image:
     bits = getattr(image, "tag_v2", {}).get(BITS_TAG, (16,))[0]
-    values = np.asarray(image).astype(np.int64)
     most = (1 << min(bits, 16)) - 1
-    if values.min() < 0 or values.max() > most:
-        raise DecodeError(f"integer pixels from {values.min()} to {values.max()} have no defined range")
-    return Image.fromarray(((values * 255 + most // 2) // most).astype(np.uint8))
+    extremes = [(values.min(), values.max()) for values in (np.asarray(band) for _, band in bands(image))]
+    low, high = min(each[0] for each in extremes), max(each[1] for each in extremes)
+    if low < 0 or high > most:
+        raise DecodeError(f"integer pixels from {low} to {high} have no defined range")
+
+    def scale(band: Image.Image) -> Image.Image:
+        values = np.asarray(band).astype(np.int64)
+        return Image.fromarray(((values * 255 + most // 2) // most).astype(np.uint8))
+
+    return _in_bands(image, "L", scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

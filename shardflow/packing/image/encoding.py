@@ -14,10 +14,11 @@ import PIL
 from PIL import Image, features
 
 from shardflow import native
+from shardflow._pillow import HEIF_VERSION
 from shardflow.formats.labels import Label
 from shardflow.formats.statistics import PixelSums, Statistics
 
-from .decoding import HEIF_VERSION
+
 from .geometry import Geometry
 
 SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")

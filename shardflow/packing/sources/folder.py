@@ -29,7 +29,7 @@ from shardflow.formats.image_types import IMAGE_TYPES, UNREAD_EXTENSIONS, image_
 from shardflow.formats.labels import Label
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import SKIPPED, Quarantined
-from shardflow.packing.image.decoding import MISSING_CODECS
+from shardflow._pillow import MISSING_CODECS
 from shardflow.storage.file_names import name_bytes, name_of
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image, features
 
 import shardflow as sf
+from shardflow import _pillow
 from shardflow.errors import DecodeError
-from shardflow.packing.image import decoding
 from shardflow.packing.recipe import Recipe
 from tests.helpers import profiles
 from tests.helpers.folders import encoded, photo, png16, quarantined, turned, write_tree, xmp_file
@@ -164,9 +164,9 @@ def test_avif_is_read_where_it_lies(tmp_path: Path) -> None:
 def test_avif_that_pillow_cannot_read_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without AVIF in Pillow such an image is quarantined, and the report counts it with the remedy."""
     reason = "this build of Pillow cannot read AVIF; install a newer Pillow"
-    monkeypatch.setitem(decoding.MISSING_CODECS, "AVIF", reason)
-    formats = tuple(name for name in decoding.FORMATS if name != "AVIF")
-    monkeypatch.setattr(decoding.safe_open, "__defaults__", (formats,))
+    monkeypatch.setitem(_pillow.MISSING_CODECS, "AVIF", reason)
+    formats = tuple(name for name in _pillow.FORMATS if name != "AVIF")
+    monkeypatch.setitem(_pillow.open_image.__kwdefaults__, "formats", formats)
     files = {"a.avif": encoded(RGB, "AVIF"), "b.jpg": photo(1), "t.csv": b"image\na.avif\nb.jpg\n"}
     src = write_tree(tmp_path / "src", files) / "t.csv"
     report = sf.pack(src, tmp_path / "dst", executor="serial", max_bad=1)

@@ -1,0 +1,120 @@
+"""Pillow: the one place that opens image files with it, for packing, loading and previews.
+
+Few formats are opened, within the limits of `formats.image_limits`, and anything that a codec raises on hostile bytes
+becomes one kind of error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageFile, UnidentifiedImageError, features
+
+from .errors import DecodeError, SampleError, TooLargeError
+from .formats.image_limits import MAX_PIXELS, check_image, check_size
+from .formats.image_types import IMAGE_TYPES, ImageType, image_type
+
+try:
+    import pillow_heif
+except ImportError:
+    HEIF_VERSION = None
+else:
+    pillow_heif.register_heif_opener()
+    HEIF_VERSION = pillow_heif.__version__
+
+
+def _missing_codec(kind: ImageType) -> str:
+    """Return why Pillow cannot read a format here, and the remedy; "" when it can."""
+    if kind.extra is not None and kind.name not in Image.OPEN:
+        return f"{kind.name} is read after pip install 'shardflow[{kind.extra}]'"
+    if kind.pillow_feature is not None and not features.version(kind.pillow_feature):
+        return f"this build of Pillow cannot read {kind.name}; install a newer Pillow"
+    return ""
+
+
+MISSING_CODECS = {each.name: reason for each in IMAGE_TYPES if (reason := _missing_codec(each))}
+"""Formats that cannot be read here → why, and the remedy."""
+
+FORMATS = tuple(each.name for each in IMAGE_TYPES if each.name not in MISSING_CODECS)
+"""Pillow's names of the formats that can be read here."""
+
+BAND_ROWS = 256
+"""Images are converted in bands of so many rows, so that no second copy of a whole image is made on the way."""
+
+_TYPES = {each.name: each for each in IMAGE_TYPES}
+_TILE_TAGS = 322, 323  # TIFF 6.0, section 15: TileWidth, TileLength
+
+
+def open_image(
+    data: bytes | memoryview, *, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = FORMATS
+) -> ImageFile.ImageFile:
+    """Return an image whose header was read, and of which no pixel is decoded yet. Call it in `map_codec_errors`.
+
+    Raises:
+        DecodeError: It is not an image in one of the formats.
+        TooLargeError: It has more pixels, or needs more memory or scans, than is allowed.
+    """
+    if not data:
+        raise DecodeError("the file is empty")
+    check_image(data, max_pixels)
+    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels  # asked for: Pillow would refuse what is allowed here
+    try:
+        image = Image.open(io.BytesIO(data), formats=formats)
+    except UnidentifiedImageError as error:
+        found = image_type(data)
+        if found is not None and found.name in MISSING_CODECS:
+            raise DecodeError(MISSING_CODECS[found.name]) from error
+        raise DecodeError(f"not an image in one of the formats {', '.join(formats)}") from error
+    try:
+        kind = _TYPES.get(image.format or "", _TYPES["JPEG"])  # or MPO, which is JPEG
+        check_size(kind, *image.size, max_pixels)
+        if kind.name == "TIFF":  # a tile is decoded whole, however small the image is
+            width, height = (int(image.tag_v2.get(tag, 0)) for tag in _TILE_TAGS)  # type: ignore[attr-defined]
+            check_size(kind, width, height, max_pixels)
+    except BaseException:
+        image.close()
+        raise
+    return image
+
+
+@contextlib.contextmanager
+def map_codec_errors(kind: type[SampleError]) -> Iterator[None]:
+    """Turn anything that a codec raises into `kind`, and drop its warnings: on hostile bytes it may raise anything."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except SampleError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise TooLargeError(f"is larger than Pillow allows, PIL.Image.MAX_IMAGE_PIXELS: {error}") from error
+    except Exception as error:
+        message = re.sub(r" at 0x[0-9a-f]+", "", str(error))  # equal inputs have equal reasons
+        if re.fullmatch(r"((de|en)coder error )?-?\d+", message):  # the number of a codec, and nothing else
+            message = f"the data is damaged ({message})"
+        raise kind(message or type(error).__name__) from error
+
+
+def rgb_pixels(image: Image.Image) -> npt.NDArray[np.uint8]:
+    """Return the pixels of an image as Pillow converts them to RGB: uint8 [H, W, 3]."""
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for top, band in bands(image):
+        pixels[top : top + band.height] = np.asarray(band.convert("RGB"))
+    return pixels
+
+
+def bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Yield the image in bands: the first row of each, and the band."""
+    image.load()
+    if image.height <= BAND_ROWS:
+        yield 0, image
+        return
+    for top in range(0, image.height, BAND_ROWS):
+        yield top, image.crop((0, top, image.width, min(top + BAND_ROWS, image.height)))

@@ -1,0 +1,157 @@
+"""Image limits: how large an image may be, decided from its header, before anything is allocated for it.
+
+A few hundred bytes can announce gigabytes of pixels, or thousands of passes over them. So every decoder asks here
+first, whether it is the native kernel, torchvision, Pillow or a GPU, and one number, `max_pixels`, scales all limits:
+
+    pixels           `max_pixels`, by default 110 million: phones take 108
+    memory           9 bytes for each allowed pixel, by default 0.99 GB; the formats differ in what they need
+    pixels x scans   10 for each allowed pixel: progressive JPEGs are decoded in passes, of which most have 10
+    scans            500, however small the image is
+
+Of TIFF, BMP, PPM and AVIF only Pillow knows the size; it is checked between opening and decoding (`_pillow`).
+
+Sources: ITU-T T.81, B.2 (JPEG); RFC 9649 (WebP); GIF89a specification, section 18.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shardflow.errors import TooLargeError
+
+from .image_types import ImageType, image_size, image_type
+
+MAX_PIXELS = 110_000_000
+"""Pixels of an image that are decoded by default."""
+
+_BYTES_PER_PIXEL = 9
+_SCANS_PER_PIXEL = 10
+_MAX_SCANS = 500
+
+_REMEDY = "raise max_pixels if the image is meant to be so large"
+
+
+class Limits(NamedTuple):
+    """The limits that follow from `max_pixels`; an image with several scans has to keep all of them."""
+
+    pixels: int
+    memory_bytes: int
+    scan_pixels: int
+    scans: int
+
+
+def limits(max_pixels: int) -> Limits:
+    """Return the limits of an image."""
+    return Limits(max_pixels, _BYTES_PER_PIXEL * max_pixels, _SCANS_PER_PIXEL * max_pixels, _MAX_SCANS)
+
+
+def check_size(kind: ImageType, width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
+    """Raise TooLargeError if an image of this format and size must not be decoded."""
+    _check(width, height, kind.decode_bytes * width * height, max_pixels)
+
+
+def check_image(payload: memoryview | bytes, max_pixels: int = MAX_PIXELS) -> None:
+    """Raise TooLargeError if an encoded image must not be decoded, as far as its header says."""
+    kind = image_type(payload)
+    if kind is None:
+        return
+    if kind.name == "JPEG":
+        _check_jpeg(kind, payload, max_pixels)
+    elif kind.name == "WEBP":
+        check_size(kind, *_webp_size(payload), max_pixels)
+    elif kind.name == "GIF":
+        width, height = (int.from_bytes(payload[at : at + 2], "little") for at in (6, 8))
+        check_size(kind, width, height, max_pixels)
+    else:
+        check_size(kind, *image_size(payload), max_pixels)
+
+
+def _check(width: int, height: int, memory_bytes: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise TooLargeError(f"has {width:,} x {height:,} pixels; the limit is {max_pixels:,} pixels; {_REMEDY}")
+    most = _BYTES_PER_PIXEL * max_pixels
+    if memory_bytes > most:
+        raise TooLargeError(
+            f"has {width:,} x {height:,} pixels, which take {memory_bytes:,} bytes to decode in its coding; the limit "
+            f"is {most:,} bytes; {_REMEDY}"
+        )
+
+
+# ---- JPEG ----
+
+# A marker that a segment follows, or SOI or EOI; the others, TEM and RSTn, stand alone.
+_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
+_SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
+
+
+def _check_jpeg(kind: ImageType, payload: memoryview | bytes, max_pixels: int) -> None:
+    frame, scans = None, 0
+    for marker, segment in _jpeg_segments(payload):
+        if marker in _FRAMES and frame is None and len(segment) > 7:
+            height, width = (int.from_bytes(segment[at : at + 2], "big") for at in (3, 5))
+            frame = _Frame(width, height, components=segment[7], is_progressive=marker in _PROGRESSIVE)
+            check_size(kind, width, height, max_pixels)
+        elif marker == _SOS and frame is not None:
+            scans += 1
+            if scans == 1 and not frame.is_progressive and segment[2:3] == bytes([frame.components]):
+                return  # decoded row by row
+            # Two bytes of each component are kept from scan to scan; that subsampling saves some of them is ignored.
+            bytes_per_pixel = kind.decode_bytes + 2 * frame.components
+            _check(frame.width, frame.height, bytes_per_pixel * frame.pixels, max_pixels)
+            _check_scans(frame, scans, max_pixels)
+
+
+def _check_scans(frame: _Frame, scans: int, max_pixels: int) -> None:
+    if scans > _MAX_SCANS:
+        size = f"{frame.width:,} x {frame.height:,} pixels"
+        raise TooLargeError(f"has {size} in more than {_MAX_SCANS} scans, which is the limit; encode it anew")
+    if scans * frame.pixels > _SCANS_PER_PIXEL * max_pixels:
+        raise TooLargeError(
+            f"has {frame.width:,} x {frame.height:,} pixels in {scans} scans or more; the limit for all scans is "
+            f"{_SCANS_PER_PIXEL * max_pixels:,} pixels; {_REMEDY}"
+        )
+
+
+def _jpeg_segments(payload: memoryview | bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield marker and contents of each segment, its length included; other bytes are passed over, as by libjpeg."""
+    position = 2
+    while found := _MARKER.search(payload, position):
+        marker, position = found[1][0], found.end()
+        if marker in (_SOI, _EOI):
+            return
+        length = int.from_bytes(payload[position : position + 2], "big")
+        yield marker, bytes(payload[position : position + length])
+        position += max(2, length)
+
+
+class _Frame(NamedTuple):
+    width: int
+    height: int
+    components: int
+    is_progressive: bool
+
+    @property
+    def pixels(self) -> int:
+        return self.width * self.height
+
+
+# ---- WebP ----
+
+
+def _webp_size(payload: memoryview | bytes) -> tuple[int, int]:
+    """Return width and height of the canvas; (0, 0) where the first chunk is none that an image begins with."""
+    chunk, data = bytes(payload[12:16]), bytes(payload[20:30])
+    if len(data) < 10:
+        return 0, 0
+    if chunk == b"VP8X":
+        return 1 + int.from_bytes(data[4:7], "little"), 1 + int.from_bytes(data[7:10], "little")
+    if chunk == b"VP8L":
+        bits = int.from_bytes(data[1:5], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if chunk == b"VP8 ":
+        return int.from_bytes(data[6:8], "little") & 0x3FFF, int.from_bytes(data[8:10], "little") & 0x3FFF
+    return 0, 0
