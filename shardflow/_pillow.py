@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image, ImageFile, UnidentifiedImageError, features
 
 from .errors import DecodeError, SampleError, TooLargeError
-from .formats.image_limits import MAX_PIXELS, check_image, check_size
+from .formats.image_limits import MAX_PIXELS, REMEDY, check_image, check_size
 from .formats.image_types import IMAGE_TYPES, ImageType, image_type
 
 try:
@@ -67,6 +67,9 @@ def open_image(
         Image.MAX_IMAGE_PIXELS = max_pixels  # asked for: Pillow would refuse what is allowed here
     try:
         image = Image.open(io.BytesIO(data), formats=formats)
+    except Image.DecompressionBombError as error:  # its limit is not below `max_pixels`
+        pixels = int(re.findall(r"\d+", str(error))[0])
+        raise TooLargeError(f"has {pixels:,} pixels; the limit is {max_pixels:,} pixels; {REMEDY}") from error
     except UnidentifiedImageError as error:
         found = image_type(data)
         if found is not None and found.name in MISSING_CODECS:
@@ -94,7 +97,7 @@ def map_codec_errors(kind: type[SampleError]) -> Iterator[None]:
     except SampleError:
         raise
     except Image.DecompressionBombError as error:
-        raise TooLargeError(f"is larger than Pillow allows, PIL.Image.MAX_IMAGE_PIXELS: {error}") from error
+        raise TooLargeError(f"is larger than PIL.Image.MAX_IMAGE_PIXELS allows: {error}") from error
     except Exception as error:
         message = re.sub(r" at 0x[0-9a-f]+", "", str(error))  # equal inputs have equal reasons
         if re.fullmatch(r"((de|en)coder error )?-?\d+", message):  # the number of a codec, and nothing else

@@ -26,11 +26,12 @@ from .image_types import ImageType, image_size, image_type
 MAX_PIXELS = 110_000_000
 """Pixels of an image that are decoded by default."""
 
+REMEDY = "raise max_pixels if the image is meant to be so large"
+"""What messages about the limit advise."""
+
 _BYTES_PER_PIXEL = 9
 _SCANS_PER_PIXEL = 10
 _MAX_SCANS = 500
-
-_REMEDY = "raise max_pixels if the image is meant to be so large"
 
 
 class Limits(NamedTuple):
@@ -70,12 +71,12 @@ def check_image(payload: memoryview | bytes, max_pixels: int = MAX_PIXELS) -> No
 
 def _check(width: int, height: int, memory_bytes: int, max_pixels: int) -> None:
     if width * height > max_pixels:
-        raise TooLargeError(f"has {width:,} x {height:,} pixels; the limit is {max_pixels:,} pixels; {_REMEDY}")
+        raise TooLargeError(f"has {width:,} x {height:,} pixels; the limit is {max_pixels:,} pixels; {REMEDY}")
     most = _BYTES_PER_PIXEL * max_pixels
     if memory_bytes > most:
         raise TooLargeError(
             f"has {width:,} x {height:,} pixels, which take {memory_bytes:,} bytes to decode in its coding; the limit "
-            f"is {most:,} bytes; {_REMEDY}"
+            f"is {most:,} bytes; {REMEDY}"
         )
 
 
@@ -112,7 +113,7 @@ def _check_scans(frame: _Frame, scans: int, max_pixels: int) -> None:
     if scans * frame.pixels > _SCANS_PER_PIXEL * max_pixels:
         raise TooLargeError(
             f"has {frame.width:,} x {frame.height:,} pixels in {scans} scans or more; the limit for all scans is "
-            f"{_SCANS_PER_PIXEL * max_pixels:,} pixels; {_REMEDY}"
+            f"{_SCANS_PER_PIXEL * max_pixels:,} pixels; {REMEDY}"
         )
 
 

@@ -1,4 +1,4 @@
-"""An encoder of grey baseline JPEGs that takes any coefficients and any Huffman tables, as no library does."""
+"""An encoder of baseline JPEGs that takes any coefficients, Huffman tables and sampling, as no library does."""
 
 from __future__ import annotations
 
@@ -49,33 +49,115 @@ def random_tables(rng: random.Random) -> tuple[Table, Table]:
 
 
 def encode(blocks: Sequence[Sequence[int]], dc: Table, ac: Table, *, restart: int | None = None) -> bytes:
-    """Return a JPEG of one row of blocks: 64 coefficients each, in the order of files, of which the first is absolute.
+    """Return a grey JPEG of one row of blocks: 64 coefficients each, in the order of files; the first is absolute.
 
     A block of more than 64 is a fault. `restart` is the number of blocks between two restart markers.
     """
-    interval, codes = restart or len(blocks), (dc.codes(), ac.codes())
-    scan = b""
-    for number, begin in enumerate(range(0, len(blocks), interval)):
-        scan += bytes([0xFF, 0xD0 + (number - 1) % 8]) if number else b""
-        scan += _interval(blocks[begin : begin + interval], *codes)
+    grey = Component(1, 1, [blocks])
+    return encode_components([grey], (8 * len(blocks), 8), dc, ac, restart=restart)
+
+
+@dataclass(frozen=True)
+class Component:
+    """A component: its sampling factors, and its blocks, row by row, as many as whole MCUs need."""
+
+    across: int
+    down: int
+    blocks: Sequence[Sequence[Sequence[int]]]
+
+
+def random_components(
+    rng: random.Random, size: tuple[int, int], sampling: Sequence[tuple[int, int]]
+) -> list[Component]:
+    """Return components of random shades that an image of this size needs."""
+    columns, rows = _mcus(size, sampling)
+
+    def block() -> list[int]:
+        return [rng.randint(-60, 60), *(rng.randint(-12, 12) for _ in range(5)), *[0] * 58]
+
+    return [
+        Component(across, down, [[block() for _ in range(columns * across)] for _ in range(rows * down)])
+        for across, down in sampling
+    ]
+
+
+def encode_components(
+    components: Sequence[Component],
+    size: tuple[int, int],
+    dc: Table,
+    ac: Table,
+    *,
+    restart: int | None = None,
+    interleaved: bool = True,
+    ids: Sequence[int] = (1, 2, 3, 4),
+) -> bytes:
+    """Return a JPEG; of width and height. Not `interleaved`, each component has a scan of its own.
+
+    The identifiers 82, 71 and 66 ("RGB") say that the components are no YCbCr.
+    """
+    sampling, codes = [(each.across, each.down) for each in components], (dc.codes(), ac.codes())
+    header = b"".join(struct.pack(">BBB", ids[n], h << 4 | v, 0) for n, (h, v) in enumerate(sampling))
+    scans = [range(len(components))] if interleaved else [range(n, n + 1) for n in range(len(components))]
     return (
         b"\xff\xd8"
         + _segment(0xDB, bytes([0, *[1] * 64]))
-        + _segment(0xC0, struct.pack(">BHHBBBB", 8, 8, 8 * len(blocks), 1, 1, 0x11, 0))
+        + _segment(0xC0, struct.pack(">BHHB", 8, size[1], size[0], len(components)) + header)
         + _segment(0xC4, bytes([0x00, *dc.lengths, *dc.symbols]))
         + _segment(0xC4, bytes([0x10, *ac.lengths, *ac.symbols]))
         + (_segment(0xDD, struct.pack(">H", restart)) if restart else b"")
-        + _segment(0xDA, bytes([1, 1, 0x00, 0, 63, 0]))
-        + scan
+        + b"".join(_scan(components, scan, size, codes, restart, ids) for scan in scans)
         + b"\xff\xd9"
     )
 
 
-def _interval(blocks: Sequence[Sequence[int]], dc: dict[int, str], ac: dict[int, str]) -> bytes:
-    bits, before = [], 0
-    for block in blocks:
-        bits += [*_coded(dc, 0, block[0] - before)]
-        before, run = block[0], 0
+def _mcus(size: tuple[int, int], sampling: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    across, down = (max(factors) for factors in zip(*sampling, strict=True))
+    return -(-size[0] // (8 * across)), -(-size[1] // (8 * down))
+
+
+def _scan(
+    components: Sequence[Component],
+    members: Sequence[int],
+    size: tuple[int, int],
+    codes: tuple[dict[int, str], dict[int, str]],
+    restart: int | None,
+    ids: Sequence[int],
+) -> bytes:
+    """Return a scan of some of the components (T.81, A.2: the order of the blocks)."""
+    sampling = [(each.across, each.down) for each in components]
+    if len(members) == 1:  # without the blocks that only fill up whole MCUs
+        (number,) = members
+        one = components[number]
+        most = [max(factors) for factors in zip(*sampling, strict=True)]
+        width, height = -(-size[0] * one.across // most[0]), -(-size[1] * one.down // most[1])
+        units = [[(number, block)] for row in one.blocks[: -(-height // 8)] for block in row[: -(-width // 8)]]
+    else:
+        columns, rows = _mcus(size, sampling)
+        units = [
+            [
+                (number, components[number].blocks[row * v + y][column * h + x])
+                for number in members
+                for h, v in [sampling[number]]
+                for y in range(v)
+                for x in range(h)
+            ]
+            for row in range(rows)
+            for column in range(columns)
+        ]
+    interval, data = restart or len(units), b""
+    for number, begin in enumerate(range(0, len(units), interval)):
+        data += bytes([0xFF, 0xD0 + (number - 1) % 8]) if number else b""
+        data += _interval([block for unit in units[begin : begin + interval] for block in unit], *codes)
+    header = bytes([len(members), *(byte for number in members for byte in (ids[number], 0x00)), 0, 63, 0])
+    return _segment(0xDA, header) + data
+
+
+def _interval(blocks: Sequence[tuple[int, Sequence[int]]], dc: dict[int, str], ac: dict[int, str]) -> bytes:
+    bits: list[str] = []
+    before: dict[int, int] = {}
+    for component, block in blocks:
+        bits += [*_coded(dc, 0, block[0] - before.get(component, 0))]
+        before[component], run = block[0], 0
         last = max((i for i in range(1, len(block)) if block[i]), default=0)
         for value in block[1 : last + 1]:
             if not value:

@@ -92,3 +92,16 @@ def decoder(*, fast: bool, kernel: binding.Kernel | str | None = None) -> Iterat
         yield decoder
     finally:
         del binding._threads.decoder
+
+
+def segments(payload: bytes) -> list[tuple[int, bytes]]:
+    """Return the segments of a JPEG, each a marker and everything up to the next one, entropy-coded data included."""
+    found, at = [], 2
+    while payload[at + 1] != 0xD9:
+        end = at + 2 + struct.unpack(">H", payload[at + 2 : at + 4])[0]
+        if payload[at + 1] == 0xDA:
+            while payload[end] != 0xFF or payload[end + 1] in (0, *range(0xD0, 0xD8)):
+                end += 1
+        found.append((payload[at + 1], payload[at:end]))
+        at = end
+    return found
