@@ -75,7 +75,7 @@ def _check(width: int, height: int, memory_bytes: int, max_pixels: int) -> None:
     most = _BYTES_PER_PIXEL * max_pixels
     if memory_bytes > most:
         raise TooLargeError(
-            f"has {width:,} x {height:,} pixels, which take {memory_bytes:,} bytes to decode in its coding; the limit "
+            f"has {width:,} x {height:,} pixels, which take {memory_bytes:,} bytes to decode in this coding; the limit "
             f"is {most:,} bytes; {REMEDY}"
         )
 

@@ -73,7 +73,7 @@ def random_components(
     columns, rows = _mcus(size, sampling)
 
     def block() -> list[int]:
-        return [rng.randint(-60, 60), *(rng.randint(-12, 12) for _ in range(5)), *[0] * 58]
+        return [rng.randint(-300, 300), *(rng.randint(-40, 40) for _ in range(5)), *[0] * 58]
 
     return [
         Component(across, down, [[block() for _ in range(columns * across)] for _ in range(rows * down)])
@@ -106,6 +106,20 @@ def encode_components(
         + _segment(0xC4, bytes([0x10, *ac.lengths, *ac.symbols]))
         + (_segment(0xDD, struct.pack(">H", restart)) if restart else b"")
         + b"".join(_scan(components, scan, size, codes, restart, ids) for scan in scans)
+        + b"\xff\xd9"
+    )
+
+
+def lossless(width: int, height: int) -> bytes:
+    """Return a lossless JPEG of even grey (T.81, annex H): each sample is as predicted: one bit."""
+    table = Table([1] + [0] * 15, [0])
+    bits = "0" * (width * height) + "1" * (-width * height % 8)
+    return (
+        b"\xff\xd8"
+        + _segment(0xC3, struct.pack(">BHHBBBB", 8, height, width, 1, 1, 0x11, 0))
+        + _segment(0xC4, bytes([0x00, *table.lengths, *table.symbols]))
+        + _segment(0xDA, bytes([1, 1, 0x00, 1, 0, 0]))  # the first predictor
+        + int(bits, 2).to_bytes(len(bits) // 8, "big")
         + b"\xff\xd9"
     )
 
