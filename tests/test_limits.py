@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image, features
 
 import shardflow as sf
 from shardflow import native
 from shardflow.device.transforms import decode_jpeg
 from shardflow.device.transforms.decode_jpeg import STEP_BYTES, JpegBuffer
 from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
-from shardflow.errors import TooLargeError
+from shardflow.errors import ConfigError, TooLargeError
 from shardflow.loading.decoders import Decoder
+from shardflow.packing.recipe import make_recipe
 from shardflow.preview.augmentation import augment_sample
 from shardflow.preview.contact_sheet import sample_tiles
 from shardflow.preview.html_page import write_page
@@ -25,7 +31,8 @@ from shardflow.preview.quarantine import quarantine_tiles, read_quarantine
 from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.local import LocalStorage
 from tests.helpers import bombs
-from tests.helpers.folders import photo, quarantined, write_tree
+from tests.helpers.folders import encoded, photo, quarantined, turned, write_tree
+from tests.helpers.hostile import picture
 from tests.helpers.kernel import without_kernel
 from tests.helpers.tars import write_tar
 
@@ -128,29 +135,125 @@ def every_door(root: Path, way: str) -> None:
     pack(root)
     for cache in (None, sf.Cache(root / "cache", pixels="100GB")):
         load(root, cache)
-    if way == "with the kernel":
+    if way == "kernel":
         decode_on_device()
         look(root)
 
 
-@pytest.mark.parametrize("way", ["with the kernel", "without"])
-def test_bombs(tmp_path: Path, way: str) -> None:
-    """In a process that may take 1 GB and a minute of CPU, all doors refuse all bombs, with a size and the limit."""
-    if way == "with the kernel" and not native.available():
-        pytest.skip(native.describe())
-    source(tmp_path)
-    code = "import sys; from tests import test_limits; test_limits.alone(*sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path, way], capture_output=True, text=True, timeout=300, check=False
-    )
+def run_alone(function: str, *arguments: object) -> None:
+    """Call a function of this module in a process of its own."""
+    code = f"import sys; from tests import test_limits; test_limits.{function}(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "DecompressionBomb" not in done.stderr
 
 
-def alone(root: str, way: str) -> None:
+@pytest.mark.parametrize("way", ["kernel", "none"])
+def test_bombs(tmp_path: Path, way: str) -> None:
+    """In a process that may take 1 GB and a minute of CPU, all doors refuse all bombs, with a size and the limit."""
+    source(tmp_path)
+    run_alone("meet_bombs", tmp_path, way)
+
+
+def meet_bombs(root: str, way: str) -> None:
     """Run `every_door`, with the kernel or without."""
-    if way == "without":
-        with without_kernel():
-            every_door(Path(root), way)
-    else:
+    with contextlib.nullcontext() if way == "kernel" else without_kernel():
+        assert native.available() == (way == "kernel")
         every_door(Path(root), way)
+
+
+def test_the_largest_images() -> None:
+    """Images as large as allowed decode within the memory that the limit names, in every format and at every door."""
+    run_alone("decode_largest")
+
+
+def decode_largest() -> None:
+    """Decode images that a limit of 4 million pixels just allows, in 9 bytes for each and 20 MB more."""
+    torch.set_num_threads(1)
+    most = 4_000_000
+    small, large = ({name: make(side) for name, make in LARGEST.items()} for side in (64, 1 << 30))
+    recipes = [make_recipe(preset, max_pixels=most) for preset in ("imagenet", "original")]
+    whole = sf.ImageDecoder(max_pixels=most)
+    crops = [sf.RandomResizedCropDecoder(64, max_pixels=most), sf.CenterCropDecoder(64, max_pixels=most)]
+    for files, limited in ((small, False), (large, True)):  # the first time, codecs are loaded
+        if limited:
+            bombs.enter_limits(9 * most + 20_000_000)
+        for name, data in files.items():
+            for decoder in (whole, *crops):
+                for way in (contextlib.nullcontext(), without_kernel()):
+                    with way:
+                        failures = decoder([memoryview(data)], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64))[2]
+                    assert failures == {}, (name, failures)
+            for recipe in recipes:
+                recipe.process(bytes(data))
+
+
+def largest(mode: str, kind: str, bytes_per_pixel: int, **options: Any) -> Callable[[int], bytearray]:
+    """Return a function that makes a square image, as large as 9 bytes for each of 4 million pixels allow, or less."""
+
+    def make(side: int) -> bytearray:
+        side = min(side, math.isqrt(min(4_000_000, 9 * 4_000_000 // bytes_per_pixel)))
+        return bytearray(encoded(Image.radial_gradient("L").convert(mode).resize((side, side)), kind, **options))
+
+    return make
+
+
+LARGEST = {
+    "JPEG": largest("RGB", "JPEG", 4),
+    "JPEG of CMYK": largest("CMYK", "JPEG", 4),
+    "turned JPEG": largest("RGB", "JPEG", 4, exif=turned(6)),
+    "progressive JPEG": largest("RGB", "JPEG", 10, progressive=True, subsampling=0),
+    "progressive JPEG of CMYK": largest("CMYK", "JPEG", 12, progressive=True),
+    "PNG": largest("RGBA", "PNG", 8),
+    "PNG of 16 bits": largest("I;16", "PNG", 8),
+    "palette": largest("P", "GIF", 8),
+    "TIFF in one strip": largest("RGBA", "TIFF", 8, compression="tiff_adobe_deflate", strip_size=1 << 30),
+    "BMP": largest("RGB", "BMP", 8),
+    "WebP": largest("RGBA", "WEBP", 16, quality=20, method=0),
+    **({"AVIF": largest("RGBA", "AVIF", 16, speed=10)} if features.version("avif") else {}),
+}
+
+
+@pytest.mark.parametrize("way", ["kernel", "none"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_the_limit_is_an_argument(way: str, kind: str, tmp_path: Path) -> None:
+    """Every decoder and `pack` take the limit: as many pixels as an image has are enough, one less is too few."""
+    data = memoryview(bytearray(encoded(picture(60, 40), kind)))
+    sizes, keys = np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)
+    src = write_tree(tmp_path / "src", {f"1.{kind.lower()}": bytes(data), "2.png": encoded(picture(3, 2), "PNG")})
+    with contextlib.nullcontext() if way == "kernel" else without_kernel():
+        for decoder in (sf.RandomResizedCropDecoder, sf.CenterCropDecoder, sf.ImageDecoder, sf.EncodedDecoder):
+            arguments = (8,) if "Crop" in decoder.__name__ else ()
+            assert decoder(*arguments, max_pixels=60 * 40)([data], sizes, keys).failures == {}
+            ((index, error),) = decoder(*arguments, max_pixels=60 * 40 - 1)([data], sizes, keys).failures.items()
+            assert index == 0
+            assert isinstance(error, TooLargeError)
+            assert "60 x 40 pixels; the limit is 2,399 pixels" in str(error)
+            with pytest.raises(ConfigError, match="max_pixels must be 1 or more"):
+                decoder(max_pixels=0)
+        for most, packed in ((60 * 40, 2), (60 * 40 - 1, 1)):
+            report = sf.pack(src, tmp_path / f"{most}", max_pixels=most, short_side=8, executor="serial", max_bad=1)
+            assert report.packed == packed
+            assert sf.open(tmp_path / f"{most}").manifest.recipe["max_pixels"] == most
+
+
+def test_long_and_thin_images_are_not_enlarged_without_a_limit() -> None:
+    """A line of pixels, whose short side would become 64 pixels and its long side millions, is too large."""
+    line = memoryview(bytearray(encoded(Image.new("RGB", (65_000, 1)), "JPEG")))
+    (error,) = sf.CenterCropDecoder(64)([line], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)).failures.values()
+    assert isinstance(error, TooLargeError)
+    assert "would be resized to 4,810,000 x 74 pixels" in str(error)
+
+
+def test_gigapixels_pass_pillow_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's own limit neither stops what `max_pixels` allows, nor warns of it."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    payload = memoryview(bytearray(encoded(picture(60, 40), "TIFF")))
+    sizes, keys = np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sf.ImageDecoder(max_pixels=2700)([payload], sizes, keys).failures == {}
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1500)  # Pillow warns from here on, and raises from 3000
+        assert sf.ImageDecoder(max_pixels=2700)([payload], sizes, keys).failures == {}
+        assert Image.MAX_IMAGE_PIXELS == 1500

@@ -5,7 +5,7 @@ first, whether it is the native kernel, torchvision, Pillow or a GPU, and one nu
 
     pixels           `max_pixels`, by default 110 million: phones take 108
     memory           9 bytes for each allowed pixel, by default 0.99 GB; the formats differ in what they need
-    pixels x scans   10 for each allowed pixel: progressive JPEGs are decoded in passes, of which most have 10
+    pixels x scans   15 for each allowed pixel: progressive JPEGs are decoded in passes, most in 10, those of CMYK in 18
     scans            500, however small the image is
 
 Of TIFF, BMP, PPM and AVIF only Pillow knows the size; it is checked between opening and decoding (`_pillow`).
@@ -30,7 +30,7 @@ REMEDY = "raise max_pixels if the image is meant to be so large"
 """What messages about the limit advise."""
 
 _BYTES_PER_PIXEL = 9
-_SCANS_PER_PIXEL = 10
+_SCANS_PER_PIXEL = 15
 _MAX_SCANS = 500
 
 

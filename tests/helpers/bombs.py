@@ -66,10 +66,10 @@ def burdens() -> dict[str, bytes]:
     }
 
 
-def enter_limits() -> None:
-    """Allow this process 1 GB and a minute more than it has used so far."""
+def enter_limits(memory_bytes: int = MEMORY_BYTES) -> None:
+    """Allow this process so much memory, and a minute, more than it has used so far."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (size + memory_bytes, resource.RLIM_INFINITY))
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + CPU_S
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
