@@ -33,6 +33,9 @@ FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf
 _ABI = 5  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 
+_KNOWN_LAYOUTS = r"libjpeg-turbo ([12]\.|3\.[0-2]\.)"
+"""Versions whose source was read: their private structures begin as libjpeg.h says. Raise it after reading the next."""
+
 # pip would install the wheel that it built and kept when there was no compiler.
 _AGAIN = "install shardflow again, with pip's --no-cache-dir --force-reinstall --no-deps"
 
@@ -110,19 +113,17 @@ class _Header(ctypes.Structure):  # sf_header
 
 
 class Kernel:
-    """The loaded kernel and the libjpeg-turbo it uses."""
+    """The loaded kernel, and the libjpeg-turbo it uses, with its file and its version."""
 
     def __init__(self, dll: ctypes.CDLL, library: int, libjpeg: str) -> None:
         self.dll = dll
         self.library = library
         self.libjpeg = libjpeg
+        found = re.search(rb"libjpeg-turbo version ([\d.]+)", Path(libjpeg).read_bytes())
+        self.version = f"libjpeg-turbo {found[1].decode() if found else '(unknown version)'}"
+        if re.match(_KNOWN_LAYOUTS, self.version):
+            dll.sf_library_know_layout(library)
         self.about = Decoder(self).about
-
-    @functools.cached_property
-    def version(self) -> str:
-        """Name and version of the library."""
-        found = re.search(rb"libjpeg-turbo version ([\d.]+)", Path(self.libjpeg).read_bytes())
-        return f"libjpeg-turbo {found[1].decode() if found else '(unknown version)'}"
 
 
 class Decoder:
@@ -238,6 +239,7 @@ def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
     pointer, integer = ctypes.c_void_p, ctypes.c_int32
     dll.sf_abi.argtypes = []
     dll.sf_library_open.argtypes, dll.sf_library_open.restype = [ctypes.c_char_p, ctypes.c_char_p], pointer
+    dll.sf_library_know_layout.argtypes, dll.sf_library_know_layout.restype = [pointer], None
     dll.sf_decoder_new.argtypes, dll.sf_decoder_new.restype = [pointer, integer], pointer
     dll.sf_decoder_free.argtypes, dll.sf_decoder_free.restype = [pointer], None
     dll.sf_decoder_about.argtypes, dll.sf_decoder_about.restype = [pointer], ctypes.c_char_p

@@ -32,7 +32,7 @@ enum sf_status {
 
 enum sf_filter { SF_TRIANGLE = 0, SF_BICUBIC = 1, SF_LANCZOS3 = 2 };
 
-typedef struct sf_library sf_library; /* one loaded libjpeg-turbo; immutable, lives as long as the process */
+typedef struct sf_library sf_library; /* one loaded libjpeg-turbo; lives as long as the process */
 typedef struct sf_decoder sf_decoder; /* working memory of one thread */
 
 typedef struct {
@@ -82,6 +82,10 @@ SF_API int32_t sf_abi(void);
 /* Load libjpeg-turbo from `path`. NULL with the reason in `message` when it cannot be used with this build.
  * On success `message` names the file that was loaded. */
 SF_API sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYTES]);
+
+/* Decode Huffman codes in the library's place, if it then asks for each MCU as it should. Only for a version whose private
+ * structures are known to begin as in libjpeg.h; called once, before there is a decoder. */
+SF_API void sf_library_know_layout(sf_library *library);
 
 /* NULL when out of memory. `fast` 0 asks for the plain C loops and for libjpeg-turbo's Huffman decoding; the pixels and
  * the problems are the same. */

@@ -87,6 +87,7 @@ static void decode_counting(const struct sf_library *library, j_decompress_ptr i
     library->jpeg_read_header(info, TRUE);
     library->jpeg_start_decompress(info);
     struct jpeg_entropy_decoder *const entropy = sf_coding_of(library, info).entropy;
+    if (!entropy) return; /* a library with the same interface, but another structure behind it */
     attempt->decode_mcu = entropy->decode_mcu;
     entropy->decode_mcu = count_mcu;
     library->jpeg_read_scanlines(info, &line, 1);
@@ -143,9 +144,10 @@ struct sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYT
         dlclose(handle);
         return NULL;
     }
-    library->asks_for_mcus = asks_for_mcus(library);
     Dl_info where;
     int known = dladdr(*(void **)&library->jpeg_read_header, &where) != 0;
     snprintf(message, SF_MESSAGE_BYTES, "%s", known ? where.dli_fname : path);
     return library;
 }
+
+void sf_library_know_layout(struct sf_library *library) { library->asks_for_mcus = asks_for_mcus(library); }

@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef SF_SANITIZED
+#include <sanitizer/asan_interface.h>
+#endif
+
 #if defined(__x86_64__) && defined(__GNUC__)
 #define SF_HAVE_AVX2 1
 #include <cpuid.h>
@@ -18,14 +22,26 @@
 /* An image within the pixel limit needs far less; this stops extreme ratios (one tall column, one wide output row). */
 static const size_t LIMIT_BYTES = (size_t)1 << 30;
 
+/* Have a sanitizer see any access beyond the bytes that were asked for: buffers are larger, and are used again. */
+static void fence(const sf_buffer *buffer, size_t bytes) {
+#ifdef SF_SANITIZED
+    ASAN_UNPOISON_MEMORY_REGION(buffer->data, buffer->bytes);
+    ASAN_POISON_MEMORY_REGION((uint8_t *)buffer->data + bytes, buffer->bytes - bytes);
+#endif
+    (void)buffer;
+    (void)bytes;
+}
+
 bool sf_reserve(sf_buffer *buffer, size_t bytes) {
-    if (bytes <= buffer->bytes) return true;
-    if (bytes > LIMIT_BYTES) return false;
-    sf_release(buffer);
-    size_t rounded = (bytes + 4095) & ~(size_t)4095;
-    buffer->data = aligned_alloc(64, rounded);
-    if (!buffer->data) return false;
-    buffer->bytes = rounded;
+    if (bytes > buffer->bytes) {
+        if (bytes > LIMIT_BYTES) return false;
+        sf_release(buffer);
+        size_t rounded = (bytes + 4095) & ~(size_t)4095;
+        buffer->data = aligned_alloc(64, rounded);
+        if (!buffer->data) return false;
+        buffer->bytes = rounded;
+    }
+    fence(buffer, bytes);
     return true;
 }
 

@@ -109,6 +109,20 @@ def test_both_interface_versions_are_tried() -> None:
     assert {version for name in names for version in (".so.62", ".so.8") if version in name} == {".so.62", ".so.8"}
 
 
+def test_private_structures_are_left_alone_in_unknown_versions(tmp_path: Path) -> None:
+    """A libjpeg-turbo whose private structures nobody has read is used through its interface alone."""
+    kernel = binding.load()
+    assert isinstance(kernel, binding.Kernel)
+    known = kernel.version.removeprefix("libjpeg-turbo ").encode()
+    changed = tmp_path / "libjpeg.so"
+    changed.write_bytes(Path(kernel.libjpeg).read_bytes().replace(b"version " + known, b"version 9" + known[1:]))
+    other = binding.open_kernel(HERE, [str(changed)])
+    assert isinstance(other, binding.Kernel)
+    assert other.version == f"libjpeg-turbo 9{known[1:].decode()}"
+    assert "Huffman" in kernel.about
+    assert "Huffman" not in other.about
+
+
 def test_python_goes_on_without_it() -> None:
     """The module imports, and its functions raise the reason, where there is no kernel."""
     code = (
