@@ -6,6 +6,7 @@ import gc
 import io
 import random
 import threading
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardflow import native
-from shardflow.errors import ConfigError, DecodeError
+from shardflow.errors import ConfigError, DecodeError, TooLargeError
+from shardflow.formats import image_limits
 from shardflow.native import Status
 from tests.helpers import jpegs
 
@@ -144,6 +146,30 @@ def test_pixel_limit() -> None:
     (problem,) = native.decode_crops([GOOD], boxes, flips, out, max_pixels=64 * 48 - 1)
     assert problem.status == Status.TOO_LARGE
     assert "64 x 48" in problem.message
+
+
+@pytest.mark.parametrize("how", [{}, {"progressive": True}, {"mode": "L", "progressive": True}], ids=str)
+def test_limits_are_those_of_the_header_check(how: dict[str, object]) -> None:
+    """What the kernel decodes passes the check that other decoders rely on, whatever is damaged and allowed."""
+    payload, rng = jpegs.make(1, 64, 48, **how), random.Random(5)
+    out, boxes, flips = np.zeros((1, 3, 8, 8), np.uint8), np.array([(0, 0, 1, 1)], np.int32), np.zeros(1, np.bool_)
+    agreed = Counter[bool]()
+    for _ in range(1500):
+        data = jpegs.flipped(payload[: rng.choice((400, 650))], rng, rng.choice((1, 2, 3))) + payload[650:]
+        most = rng.choice((64 * 48 - 1, 64 * 48, 64 * 48 * 10 // 9, 64 * 48 * 10 // 9 + 1, 10_000, 20_000))
+        problems = native.decode_crops([data], boxes, flips, out, max_pixels=most)
+        status = problems[0].status if problems else None
+        try:
+            image_limits.check_image(data, most)
+            allowed = True
+        except TooLargeError:
+            allowed = False
+        agreed[allowed] += 1
+        if status in (None, Status.DAMAGED, Status.BAD_BOX):
+            assert allowed
+        elif status == Status.TOO_LARGE:
+            assert not allowed
+    assert min(agreed.values()) > 100
 
 
 def test_endless_scans_are_refused() -> None:

@@ -1,4 +1,4 @@
-/* libFuzzer's entry: the input is 16 bytes that choose a crop and its settings, and a JPEG.
+/* libFuzzer's entry: the input is 16 bytes that choose a crop and its settings, and a JPEG, or pixels.
  *
  * One decoder lives through all inputs, as in a worker process, so that what an image leaves behind is tested with the
  * next one. Inputs are decoded by the fast code and by the plain code, which must agree, and every fourth between two
@@ -33,6 +33,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     good_size = fread(good, 1, sizeof good, file);
     fclose(file);
     sf_problem problem;
+    sf_library_know_layout(library);
     for (int fast = 0; fast < 2; fast++) decoders[fast] = sf_decoder_new(library, fast);
     if (sf_read_header(decoders[0], good, good_size, &good_header, &problem) != SF_OK) exit(2);
     return 0;
@@ -62,7 +63,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 
     sf_header header = {.width = 1, .height = 1};
     sf_problem problem;
-    sf_read_header(decoders[0], image, image_size, &header, &problem);
+    int32_t decoded[6] = {0}; /* every eighth input is pixels, as those of the loader's cache */
+    const int is_pixels = (choice[15] & 28) == 28 && image_size >= 3;
+    if (is_pixels) {
+        const int32_t pixels = (int32_t)(image_size / 3);
+        decoded[2] = header.width = 1 + choice[15] / 32 * 9 % pixels;
+        decoded[3] = header.height = pixels / header.width;
+    } else {
+        sf_read_header(decoders[0], image, image_size, &header, &problem);
+    }
+    /* The limits as the loader scales them, often so tight that images meet them. */
+    const int64_t least = (int64_t)good_header.width * good_header.height;
+    const int64_t pixels_allowed = choice[15] & 32 ? 1 << 18 : least + choice[12] * choice[14] / 4;
+    const sf_limits limits = {pixels_allowed, 9 * pixels_allowed, 15 * pixels_allowed, choice[15] & 64 ? 500 : 4};
 
     const int32_t width = 1 + choice[0] % 40, height = 1 + choice[1] % 40;
     int32_t boxes[12] = {0, 0, good_header.width, good_header.height, 0, 0, 0, 0,
@@ -98,7 +111,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             .flips = flips + first,
             .out = out[fast],
             .image_stride = image_bytes,
-            .max_pixels = 1 << 18,
+            .decoded = decoded + 2 * first,
+            .limits = limits,
             .count = count,
             .width = width,
             .height = height,
@@ -111,6 +125,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     check(found[0] == found[1] && found[0] <= 1, "at most the one image has a problem");
     check(!memcmp(out[0], out[1], (size_t)count * image_bytes), "both ways write the same");
     check(!memcmp(out[0], out[0] + (size_t)(count - 1) * image_bytes, image_bytes), "the neighbours are as without it");
+    const int64_t pixels = (int64_t)header.width * header.height;
+    const int status = found[0] ? problems[0][0].status : SF_OK;
+    if (!is_pixels && pixels > limits.pixels) check(status != SF_OK && status != SF_DAMAGED, "the limit is kept");
+    if (is_pixels) check(status == SF_OK || status == SF_BAD_BOX, "pixels have no other problem");
     if (found[0]) {
         check(problems[0][0].index == count / 2, "the problem is its own");
         check(problems[0][0].status == problems[1][0].status, "both ways find the same");

@@ -16,7 +16,7 @@ work=${WORK:-$here/../../build/fuzz}
 
 mkdir -p "$work"
 "${PYTHON:-python3}" "$here/seeds.py" "$work"
-"${CLANG:-clang}" -std=c11 -g -O2 -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined \
+"${CLANG:-clang}" -std=c11 -g -O2 -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -DSF_SANITIZED \
     -fno-sanitize-recover=undefined -I "$native" \
     "$here/fuzz_decode.c" "$native/entropy.c" "$native/kernel.c" "$native/libjpeg.c" "$native/resample.c" \
     -ldl -lm -o "$work/fuzz_decode"
