@@ -205,11 +205,11 @@ LARGEST = {
     "turned JPEG": largest("RGB", "JPEG", 4, exif=turned(6)),
     "progressive JPEG": largest("RGB", "JPEG", 10, progressive=True, subsampling=0),
     "progressive JPEG of CMYK": largest("CMYK", "JPEG", 12, progressive=True),
-    "PNG": largest("RGBA", "PNG", 8),
-    "PNG of 16 bits": largest("I;16", "PNG", 8),
-    "palette": largest("P", "GIF", 8),
-    "TIFF in one strip": largest("RGBA", "TIFF", 8, compression="tiff_adobe_deflate", strip_size=1 << 30),
-    "BMP": largest("RGB", "BMP", 8),
+    "PNG": largest("RGBA", "PNG", 10),
+    "PNG of 16 bits": largest("I;16", "PNG", 10),
+    "palette": largest("P", "GIF", 10),
+    "TIFF in one strip": largest("RGBA", "TIFF", 10, compression="tiff_adobe_deflate", strip_size=1 << 30),
+    "BMP": largest("RGB", "BMP", 10),
     "WebP": largest("RGBA", "WEBP", 16, quality=20, method=0),
     **({"AVIF": largest("RGBA", "AVIF", 16, speed=10)} if features.version("avif") else {}),
 }
@@ -218,21 +218,27 @@ LARGEST = {
 @pytest.mark.parametrize("way", ["kernel", "none"])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_the_limit_is_an_argument(way: str, kind: str, tmp_path: Path) -> None:
-    """Every decoder and `pack` take the limit: as many pixels as an image has are enough, one less is too few."""
+    """Every decoder and `pack` take the limit: as many pixels as a JPEG has are enough, one less is too few."""
     data = memoryview(bytearray(encoded(picture(60, 40), kind)))
     sizes, keys = np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)
+    enough = 60 * 40 if kind == "JPEG" else -(-60 * 40 * 10 // 9)
     src = write_tree(tmp_path / "src", {f"1.{kind.lower()}": bytes(data), "2.png": encoded(picture(3, 2), "PNG")})
     with contextlib.nullcontext() if way == "kernel" else without_kernel():
-        for decoder in (sf.RandomResizedCropDecoder, sf.CenterCropDecoder, sf.ImageDecoder, sf.EncodedDecoder):
-            arguments = (8,) if "Crop" in decoder.__name__ else ()
-            assert decoder(*arguments, max_pixels=60 * 40)([data], sizes, keys).failures == {}
+        for decoder, arguments in (
+            (sf.RandomResizedCropDecoder, (8,)),
+            (sf.CenterCropDecoder, (8,)),
+            (sf.AspectBucketDecoder, ([(8, 8), (8, 12)],)),
+            (sf.ImageDecoder, ()),
+            (sf.EncodedDecoder, ()),
+        ):
+            assert decoder(*arguments, max_pixels=enough)([data], sizes, keys).failures == {}
             ((index, error),) = decoder(*arguments, max_pixels=60 * 40 - 1)([data], sizes, keys).failures.items()
             assert index == 0
             assert isinstance(error, TooLargeError)
             assert "60 x 40 pixels; the limit is 2,399 pixels" in str(error)
             with pytest.raises(ConfigError, match="max_pixels must be 1 or more"):
-                decoder(max_pixels=0)
-        for most, packed in ((60 * 40, 2), (60 * 40 - 1, 1)):
+                decoder(*arguments, max_pixels=0)
+        for most, packed in ((enough, 2), (60 * 40 - 1, 1)):
             report = sf.pack(src, tmp_path / f"{most}", max_pixels=most, short_side=8, executor="serial", max_bad=1)
             assert report.packed == packed
             assert sf.open(tmp_path / f"{most}").manifest.recipe["max_pixels"] == most

@@ -30,8 +30,8 @@ class ImageType:
         in_shards: Whether readers of a dataset take such a part for the image of a sample. `pack` takes all of them.
         animated: Whether a file can hold an animation or several pages, of which the first is packed.
         for_masks: Whether a mask can be such a file: it has to be lossless.
-        decode_bytes: Memory that decoding takes at its peak, in bytes per pixel, the pixels included. JPEGs of several
-            scans take more (`image_limits`).
+        decode_bytes: Memory that decoding and cropping take at their peak, in bytes per pixel. JPEGs of several scans
+            take more (`image_limits`).
         pillow_feature: Pillow's name of the codec, if some builds of Pillow lack it.
         extra: The extra of shardflow without which Pillow cannot read the format: "heic".
     """
@@ -43,7 +43,7 @@ class ImageType:
     in_shards: bool = False
     animated: bool = False
     for_masks: bool = False
-    decode_bytes: int = 8
+    decode_bytes: int = 10
     pillow_feature: str | None = None
     extra: str | None = None
 

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 import shardflow
+from shardflow._pillow import MISSING_CODECS
 from shardflow.cli import main
 from shardflow.cli.pack import pack
 from shardflow.errors import ConfigError, PackIncompleteError
-from shardflow._pillow import MISSING_CODECS
 from shardflow.packing.recipe import PRESETS
 from tests.helpers import command
 from tests.helpers.command import run

@@ -18,7 +18,6 @@ from shardflow._pillow import HEIF_VERSION
 from shardflow.formats.labels import Label
 from shardflow.formats.statistics import PixelSums, Statistics
 
-
 from .geometry import Geometry
 
 SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")

@@ -23,13 +23,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from shardflow._pillow import MISSING_CODECS
 from shardflow.dataset.label_numbering import Classes, LabelNumbering
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.image_types import IMAGE_TYPES, UNREAD_EXTENSIONS, image_type, type_of_part
 from shardflow.formats.labels import Label
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import SKIPPED, Quarantined
-from shardflow._pillow import MISSING_CODECS
 from shardflow.storage.file_names import name_bytes, name_of
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage

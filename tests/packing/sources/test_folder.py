@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import shardflow as sf
-from shardflow.errors import ConfigError, NotFoundError, SampleError
 from shardflow._pillow import MISSING_CODECS
+from shardflow.errors import ConfigError, NotFoundError, SampleError
 from shardflow.packing.sources.folder import NoImagesError
 from shardflow.packing.sources.items import Item
 from shardflow.packing.sources.resolve import list_source
