@@ -39,7 +39,8 @@ static uint64_t digest_crops(sf_decoder *decoder, uint8_t *bytes, size_t size) {
         const int32_t width = 1 + below(SIDE_MAX), height = 1 + below(SIDE_MAX), interleaved = below(2);
         const int32_t filter = below(3), oversampling = below(3), at = below((int32_t)size);
         const sf_batch batch = {
-            .images = &image, .sizes = &size, .boxes = box, .flips = &flip, .out = out, .max_pixels = 1 << 20,
+            .images = &image, .sizes = &size, .boxes = box, .flips = &flip, .out = out,
+            .limits = {.pixels = 1 << 20, .memory_bytes = 9 << 20, .scan_pixels = 15 << 20, .scans = 500},
             .count = 1, .width = width, .height = height, .interleaved = interleaved, .filter = filter,
             .oversampling = oversampling,
         };
@@ -56,6 +57,7 @@ static uint64_t digest_crops(sf_decoder *decoder, uint8_t *bytes, size_t size) {
 int main(int count, char **arguments) {
     char message[SF_MESSAGE_BYTES] = "usage: kernel_digests LIBJPEG FILE...";
     sf_library *library = count > 2 ? sf_library_open(arguments[1], message) : NULL;
+    if (library) sf_library_know_layout(library);
     sf_decoder *plain = library ? sf_decoder_new(library, 0) : NULL, *fast = library ? sf_decoder_new(library, 1) : NULL;
     if (!plain || !fast) {
         fprintf(stderr, "%s\n", message);

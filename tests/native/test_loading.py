@@ -123,6 +123,39 @@ def test_private_structures_are_left_alone_in_unknown_versions(tmp_path: Path) -
     assert "Huffman" not in other.about
 
 
+OTHER_LIBRARY = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include "libjpeg.h"
+
+boolean jpeg_start_decompress(j_decompress_ptr info) {
+    boolean (*real)(j_decompress_ptr) = dlsym(dlopen(REAL, RTLD_NOW), "jpeg_start_decompress");
+    const boolean done = real(info);
+    info->later.API.entropy = NULL;
+    return done;
+}
+"""
+"""A library in front of libjpeg-turbo that keeps nothing where that keeps its entropy decoder, as jpegli does."""
+
+
+def test_a_library_without_those_structures_is_used_without_them(tmp_path: Path) -> None:
+    """Another library behind the same interface does not end the process."""
+    kernel = binding.load()
+    assert isinstance(kernel, binding.Kernel)
+    real, shim = Path(kernel.libjpeg), tmp_path / "libjpeg.so"
+    api = "api62" if ".so.62" in real.name else "api80"
+    command = ["cc", "-shared", "-fPIC", f'-DREAL="{real}"', f"-DAPI={api}", "-I", HERE, "-x", "c", "-", "-x", "none"]
+    command += ["-Wl,--no-as-needed", real, f"-Wl,-rpath,{real.parent}", "-o", shim]
+    subprocess.run(command, input=OTHER_LIBRARY, text=True, check=True, timeout=60)
+    code = (
+        "import pathlib, sys\nfrom shardflow.native import binding\n"
+        "print(binding.open_kernel(pathlib.Path(binding.__file__).parent, sys.argv[1:]).about)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, shim], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout
+    assert "Huffman" not in done.stdout
+
+
 def test_python_goes_on_without_it() -> None:
     """The module imports, and its functions raise the reason, where there is no kernel."""
     code = (
