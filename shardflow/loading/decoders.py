@@ -314,7 +314,7 @@ def decode_crops(
             size = np.array([image.shape[:0:-1]])
             if (size != expected[index]).any():  # the size was not known, or the header is wrong
                 geometry.copy_row(index, decoder.geometry(size, keys[index : index + 1]), 0)
-            _check_resized(geometry.resized[index].tolist(), decoder.max_pixels)
+            check_resized(geometry.resized[index].tolist(), decoder.max_pixels)
             images[index] = geometry.crop(index, image, _resize)
         except SampleError as error:
             images[index] = 0
@@ -382,7 +382,7 @@ def _decode(payload: Payload, max_pixels: int, problem: native.Problem | None = 
         raise DecodeError(f"the image cannot be decoded: {str(error).splitlines()[0]}") from error
 
 
-def _check_resized(size: Sequence[int], max_pixels: int) -> None:
+def check_resized(size: Sequence[int], max_pixels: int) -> None:
     """Refuse an image so long and thin that it would be enlarged to gigabytes on the way to its crop."""
     width, height = size
     if width * height > max_pixels:

@@ -7,6 +7,7 @@ Both crop the boxes that the decoder in the worker would crop.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import re
@@ -17,9 +18,20 @@ import numpy.typing as npt
 import torch
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from shardflow.errors import ConfigError, DecodeError
-from shardflow.formats.image_types import jpeg_components
-from shardflow.loading.decoders import CenterCropDecoder, Decoded, Empty, ImageDecoder, RandomResizedCropDecoder, new
+from shardflow._pillow import map_codec_errors, open_image
+from shardflow._validation import check_integer
+from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
+from shardflow.formats.image_limits import MAX_PIXELS, check_image
+from shardflow.formats.image_types import is_jpeg, jpeg_components
+from shardflow.loading.decoders import (
+    CenterCropDecoder,
+    Decoded,
+    Empty,
+    ImageDecoder,
+    RandomResizedCropDecoder,
+    check_resized,
+    new,
+)
 from shardflow.loading.geometry import Sizes
 from shardflow.order.keyed_rng import U64
 
@@ -90,9 +102,16 @@ class JpegBuffer:
 class EncodedDecoder:
     """Hands the encoded images on, for `DecodeJpeg` to decode on the device.
 
+    Args:
+        max_pixels: As for `RandomResizedCropDecoder`. Images that are too large are failures here already, so that the
+            loader's `max_bad` counts them. Give the crop of `DecodeJpeg` the same limit.
+
     >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=shardflow.EncodedDecoder())  # doctest: +SKIP
     >>> batches = shardflow.DevicePrefetcher(loader, "cuda", [shardflow.DecodeJpeg()])              # doctest: +SKIP
     """
+
+    def __init__(self, *, max_pixels: int = MAX_PIXELS) -> None:
+        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
 
     def __repr__(self) -> str:
         return "EncodedDecoder()"
@@ -105,7 +124,14 @@ class EncodedDecoder:
         empty: Empty = new,
     ) -> Decoded:
         """Return uint8 [B, row length], laid out as `JpegBuffer`."""
-        return Decoded(JpegBuffer.pack(payloads, keys, empty), None, {})
+        failures: dict[int, SampleError] = {}
+        for index, payload in enumerate(payloads):
+            try:
+                _check(payload, self.max_pixels)
+            except TooLargeError as error:
+                failures[index] = error
+        kept = [memoryview(b"") if index in failures else payload for index, payload in enumerate(payloads)]
+        return Decoded(JpegBuffer.pack(kept, keys, empty), None, failures)
 
     def copy_image(self, rows: torch.Tensor, index: int, source: int) -> None:
         """Replace an encoded image by another one of the batch; see `loading.stages.substitute`."""
@@ -144,6 +170,7 @@ class DecodeJpeg:
 
         Raises:
             DecodeError: An image does not decode.
+            TooLargeError: An image is larger than `crop.max_pixels` allows.
             ConfigError: The batch is not from an `EncodedDecoder`, or nvJPEG is missing or does not start.
             torch.cuda.OutOfMemoryError: The images do not fit into the device's memory.
         """
@@ -164,25 +191,36 @@ class DecodeJpeg:
     def _crop(self, images: list[torch.Tensor], keys: U64) -> torch.Tensor:
         """Return crops of whole images, uint8 [3, H, W], on the device of the images: uint8 [B, 3, size, size]."""
         geometry = self.crop.geometry(np.array([image.shape[:0:-1] for image in images]), keys)
+        for index, size in enumerate(geometry.resized.tolist()):
+            try:
+                check_resized(size, self.crop.max_pixels)
+            except TooLargeError as error:
+                raise TooLargeError(f"image {index} of the batch: {error}") from error
         crops = torch.stack([geometry.crop(index, image, _resize) for index, image in enumerate(images)])
         return crops.round_().clamp_(0, 255).to(torch.uint8)
 
     def _decode_on_gpu(self, files: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         """Return the whole images, uint8 [3, H, W], of encoded images."""
+        payloads = [file.numpy().data for file in files]
+        for index, payload in enumerate(payloads):
+            try:
+                _check(payload, self.crop.max_pixels)
+            except TooLargeError as error:
+                raise TooLargeError(f"image {index} of the batch: {error}") from error
         if device.type == "cuda":
             # torchvision decodes on a stream of its own, which does not wait for the current one, into memory that the
             # current one has freed. Work that is queued here may still read images of the previous batch there.
             queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             queued.record(torch.cuda.current_stream(device))
             queued.synchronize()
-        payloads = [file.numpy().data for file in files]
         # One file that nvJPEG refuses costs the others of its batch their place, so the known ones are sorted out.
         jpegs = [index for index, payload in enumerate(payloads) if jpeg_components(payload) in (1, 3)]
         images = self._decode_with_nvjpeg([files[index] for index in jpegs], device)
         decoded = {index: image for index, image in zip(jpegs, images, strict=True) if image is not None}
         if remaining := [index for index in range(len(files)) if index not in decoded]:
             sizes, keys = np.zeros((len(remaining), 2), dtype=np.int64), np.zeros(len(remaining), dtype=np.uint64)
-            others, _, failures = ImageDecoder()([payloads[index] for index in remaining], sizes, keys)
+            decoder = ImageDecoder(max_pixels=self.crop.max_pixels)
+            others, _, failures = decoder([payloads[index] for index in remaining], sizes, keys)
             _raise_first(failures, remaining)
             decoded |= {index: image.to(device) for index, image in zip(remaining, others, strict=True)}
         return [decoded[index] for index in range(len(files))]
@@ -223,8 +261,21 @@ def _resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
     )[0]
 
 
-def _raise_first(failures: Mapping[int, DecodeError], indexes: Sequence[int]) -> None:
+def _check(payload: memoryview, max_pixels: int) -> None:
+    """Raise TooLargeError if an image must not be decoded; whether it can be is found out later."""
+    try:
+        if is_jpeg(payload):
+            check_image(payload, max_pixels)
+        else:
+            with contextlib.suppress(DecodeError), map_codec_errors(DecodeError):
+                open_image(payload, max_pixels=max_pixels).close()
+    except TooLargeError as error:
+        raise TooLargeError(f"the image {error}") from error
+
+
+def _raise_first(failures: Mapping[int, SampleError], indexes: Sequence[int]) -> None:
     """Raise the first failure, if any; image i of the failures is image `indexes[i]` of the batch."""
     if failures:
         first = min(failures)
-        raise DecodeError(f"image {indexes[first]} of the batch: {failures[first]}") from failures[first]
+        error = failures[first]
+        raise type(error)(f"image {indexes[first]} of the batch: {error}") from error
