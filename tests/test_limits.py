@@ -21,12 +21,13 @@ from shardflow import native
 from shardflow.device.transforms.decode_jpeg import JpegBuffer
 from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
 from shardflow.errors import ConfigError, TooLargeError
+from shardflow.formats import quarantine
 from shardflow.loading.decoders import Decoder
 from shardflow.packing.recipe import make_recipe
 from shardflow.preview.augmentation import augment_sample
 from shardflow.preview.contact_sheet import sample_tiles
 from shardflow.preview.html_page import write_page
-from shardflow.preview.quarantine import quarantine_tiles, read_quarantine
+from shardflow.preview.quarantine import quarantine_tiles
 from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.local import LocalStorage
 from tests.helpers import bombs
@@ -68,7 +69,9 @@ def pack(root: Path) -> None:
         for name in BOMBS:
             assert rows[name]["stage"] == "decode"
             assert_too_large(rows[name]["reason"])
-    tiles = quarantine_tiles(read_quarantine(sf.open(root / preset)), LocalStorage(root / "src"))
+    tiles = quarantine_tiles(
+        quarantine.from_bytes((root / preset / "quarantine.jsonl").read_bytes()), LocalStorage(root / "src")
+    )
     assert all(tile.picture is None for tile in tiles if tile.title in BOMBS)
 
 
