@@ -91,7 +91,7 @@ def load(root: Path, cache: sf.Cache | None) -> None:
             assert "0.tar" in problem
             assert_too_large(problem)
         with pytest.raises(TooLargeError) as caught:
-            next(iter(sf.Loader(root / "indexed", batch_size=2, **options)))
+            next(iter(sf.Loader(root / "indexed", batch_size=2, **options, **whole)))
         assert caught.value.key is not None
 
 

@@ -18,7 +18,7 @@ import torch
 
 from shardflow.dataset.dataset import Split
 from shardflow.dataset.sample import Sample
-from shardflow.errors import ConfigError, DecodeError, IntegrityError, ShardflowError
+from shardflow.errors import ConfigError, DecodeError, IntegrityError, SampleError, ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
 
@@ -117,7 +117,7 @@ class Decode:
         if len(kinds := set(groups)) == 1:
             return self._decoder(groups[0], batch)(payloads, sizes, batch.keys, self._empty)
         images: list[Any] = [None] * len(payloads)
-        failures: dict[int, DecodeError] = {}
+        failures: dict[int, SampleError] = {}
         for kind in sorted(kinds):
             places = [place for place, group in enumerate(groups) if group == kind]
             chosen = [payloads[place] for place in places]
