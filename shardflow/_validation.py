@@ -88,9 +88,11 @@ def explain_unknown_arguments(elsewhere: Mapping[str, str]) -> Callable[[Callabl
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Check that an optional argument is None or callable."""
+    """Check that an optional argument is None or callable, and no class whose objects are to be called."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name} must be callable, found {value!r}")
+    if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
+        raise ConfigError(f"{name} must be an object, such as {value.__name__}() with parentheses, found the class")
 
 
 def size_in_bytes(size: int | str) -> int:

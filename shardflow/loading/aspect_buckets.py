@@ -51,7 +51,9 @@ class AspectBucketDecoder:
         try:
             pairs = [(height, width) for height, width in sizes]
         except (TypeError, ValueError):
-            raise ConfigError(f"sizes must be pairs of height and width, found {sizes!r}") from None
+            raise ConfigError(
+                f"sizes must be a list of pairs of height and width, as [(224, 224), (192, 256)]; found {sizes!r}"
+            ) from None
         found = {(check_integer("height", height, 1), check_integer("width", width, 1)) for height, width in pairs}
         if not found:
             raise ConfigError("sizes must have one pair of height and width or more")

@@ -19,6 +19,7 @@ import webdataset as wds
 from torch.utils.data import DataLoader
 
 from shardflow._validation import check_callable, check_integer, explain_unknown_arguments
+from shardflow._wording import plural
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError
 from shardflow.order.class_batches import ClassBatches
@@ -190,6 +191,11 @@ class Loader:
         prefetch_factor = check_integer("prefetch_factor", prefetch_factor, 1)
         for name, value in (("decoder", decoder), ("transform", transform), ("batch_transform", batch_transform)):
             check_callable(name, value)
+            if name != "decoder" and type(value).__module__.startswith("shardflow.device."):
+                raise ConfigError(
+                    f"{type(value).__name__} is no {name} of a loader: put it into the transforms of a "
+                    "DevicePrefetcher, which takes device='cpu' too"
+                )
         self.max_bad = check_integer("max_bad", max_bad, 0)
         self._transform, self._batch_transform, self.persistent = transform, batch_transform, persistent_workers
 
@@ -292,9 +298,11 @@ class Loader:
         if order.samples_per_epoch is not None and not order.pass_length:
             raise ConfigError(f"split {self.split.name!r} has no samples to form epochs of; choose another split")
         if not len(self):
+            whose = f" for each of {schedule.world_size} ranks" if schedule.world_size > 1 else ""
             raise ConfigError(
-                f"split {self.split.name!r} has {order.length} samples, less than one batch of {schedule.batch_size} "
-                f"for each of {schedule.world_size} ranks; lower batch_size or set tail='pad' or 'short'"
+                f"an epoch of split {self.split.name!r} has {plural(order.length, 'sample')}, less than one batch of "
+                f"{schedule.batch_size}{whose}; lower batch_size, or set tail='short' or 'pad' (shuffle=False, for "
+                "evaluation, implies 'short')"
             )
         if order.samples_per_epoch is not None and schedule.tail == "drop" and order.length % schedule.global_batch:
             raise ConfigError(
@@ -344,9 +352,9 @@ class Loader:
         epoch = "" if order.samples_per_epoch is None else f", {order.samples_per_epoch} per epoch"
         return (
             f"<shardflow.Loader of {self._opened.url}, split {self.split.name!r}: {order.samples} samples{epoch} "
-            f"in {len(self.split.shards)} shards, {how}; {len(self)} batches of {self.batch_size} x "
+            f"in {plural(len(self.split.shards), 'shard')}, {how}; {len(self)} batches of {self.batch_size} x "
             f"({', '.join(self.fields)}), tail {schedule.tail!r}; rank {schedule.rank} of {schedule.world_size}, "
-            f"{self.num_workers} workers; epoch {self.epoch}, {self.remaining} batches left>"
+            f"{plural(self.num_workers, 'worker')}; epoch {self.epoch}, {self.remaining} of its batches left>"
         )
 
     @property

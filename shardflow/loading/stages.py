@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -198,7 +199,7 @@ class Augment:
         """Return the batches, transformed."""
         for batch in batches:
             images: list[Any] = []
-            with fork_rng(), noting(partial(_next_place, batch, images), _tensor_remedy):
+            with fork_rng(), noting(partial(_next_place, batch, images), _tensor_remedy, _image_remedy):
                 for source, image, key in zip(_sources(batch), batch.images, batch.keys.tolist(), strict=False):
                     if (transform := self._transforms[source]) is not None:
                         reseed(key)
@@ -211,14 +212,43 @@ class Augment:
 def _not_a_tensor(image: Any) -> str:
     kind = type(image)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    remedy = "does it lack a `return`" if image is None else "end it with v2.ToImage() or torch.from_numpy"
-    return f"transform must return a tensor; got {'None' if image is None else name} ({remedy})"
+    remedy = ""
+    if image is None:
+        remedy = " (does it lack a `return`?)"
+    elif not isinstance(image, (int, float, str, tuple, list, dict)):
+        remedy = " (end it with v2.ToImage() or torch.from_numpy)"
+    return f"transform must return a tensor; got {'None' if image is None else name}{remedy}"
 
 
 def _tensor_remedy(error: Exception) -> str | None:
-    if "PIL" in str(error) or "ndarray" in str(error):
+    if "PIL" in str(error) or "ndarray" in str(error) or "'Tensor' object has no attribute" in str(error):
         return "a transform gets a uint8 tensor [3, H, W], not a PIL image: leave ToTensor, PILToTensor and ToImage out"
     return None
+
+
+def _image_remedy(error: Exception) -> str | None:
+    if "should be a float tensor" in str(error):
+        return (
+            "images are uint8: normalise batches on the device, by shardflow.Normalize() in a DevicePrefetcher, or "
+            "put v2.ToDtype(torch.float32, scale=True) before it"
+        )
+    if "labels should be index based" in str(error):
+        return "a transform gets one image: what mixes the images of a batch is a batch_transform"
+    if _is_about_arguments(error):
+        return "a transform gets one image; batch_transform gets the fields of a batch, as images, labels"
+    return None
+
+
+def _arguments_remedy(error: Exception) -> str | None:
+    if _is_about_arguments(error):
+        return "batch_transform gets each field of a batch as an argument, as images, labels, collated"
+    return None
+
+
+def _is_about_arguments(error: Exception) -> bool:
+    """Return whether the call from here was wrong, not one within the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, TypeError) and "positional argument" in str(error) and frames[-1].filename == __file__
 
 
 def _float_remedy(error: Exception) -> str | None:
@@ -261,11 +291,14 @@ class Collate:
             if batch.empty:
                 columns = tuple(column[:0] for column in columns)
             if self._batch_transform is not None:
-                with fork_rng(), noting(partial(_batch_place, "batch_transform", batch), _float_remedy):
+                with (
+                    fork_rng(),
+                    noting(partial(_batch_place, "batch_transform", batch), _float_remedy, _arguments_remedy),
+                ):
                     reseed(batch.key)
                     columns = self._batch_transform(*columns)
                 if columns is None:
-                    raise ConfigError("batch_transform must return the batch; got None (does it lack a `return`)")
+                    raise ConfigError("batch_transform must return the batch; got None (does it lack a `return`?)")
             yield WorkerOutput(columns, batch.substituted)
 
 

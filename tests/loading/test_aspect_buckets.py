@@ -126,7 +126,12 @@ def test_weights_and_limits_count(dataset: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [([], "one pair of height and width or more"), ([5], "must be pairs"), ([(0, 5)], "height must be 1 or more")],
+    [
+        ([], "one pair of height and width or more"),
+        ([5], "must be a list of pairs"),
+        (224, "must be a list of pairs"),
+        ([(0, 5)], "height must be 1 or more"),
+    ],
 )
 def test_wrong_sizes_are_named(sizes: Any, message: str) -> None:
     """Sizes that are none are an error."""

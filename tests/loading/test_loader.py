@@ -377,7 +377,7 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
     ("options", "error", "message"),
     [
         ({"batch_size": 0}, ConfigError, "batch_size must be 1 or more"),
-        ({"batch_size": 151}, ConfigError, "less than one batch"),
+        ({"batch_size": 151}, ConfigError, "has 150 samples, less than one batch of 151; lower batch_size"),
         ({"tail": "wrap"}, ConfigError, "drop, pad, short"),
         ({"shuffle": 8192}, ConfigError, r"shuffle must be True, False or Shuffle\(...\), found 8192"),
         ({"rank": 1}, ConfigError, "go together"),
@@ -392,6 +392,17 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         ({"max_bad": -1}, ConfigError, "max_bad must be 0 or more"),
         ({"decoder": "device"}, ConfigError, "decoder must be callable, found 'device'"),
         ({"transform": 3}, ConfigError, "transform must be callable, found 3"),
+        (
+            {"decoder": shardflow.ImageDecoder},
+            ConfigError,
+            r"such as ImageDecoder\(\) with parentheses",
+        ),
+        (
+            {"transform": shardflow.Normalize()},
+            ConfigError,
+            r"Normalize is no transform of a loader: put it",
+        ),
+        ({"batch_transform": shardflow.MixUp()}, ConfigError, "MixUp is no batch_transform of a loader"),
         ({"fields": "image"}, ConfigError, "fields must be different names, such as"),
         ({"fields": ("image", "image")}, ConfigError, "fields must be different names, such as"),
         ({"num_workers": 1, "multiprocessing_context": "foo"}, ConfigError, "must be one of fork, spawn, forkserver"),

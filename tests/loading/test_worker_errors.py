@@ -55,6 +55,18 @@ class Fails:
         raise self.error
 
 
+def _to_rgb(image: Any) -> Any:
+    return image.convert("RGB")
+
+
+def _pair(image: torch.Tensor, label: int) -> tuple[torch.Tensor, int]:
+    return image, label
+
+
+def _calls_wrongly(image: torch.Tensor) -> Any:
+    return _pair(image)  # type: ignore[call-arg] # it is the mistake
+
+
 class Returns:
     """A transform with a certain result."""
 
@@ -142,7 +154,7 @@ def test_errors_that_pickle_cannot_copy_arrive_too() -> None:
 
 @pytest.mark.parametrize(
     ("result", "found"),
-    [(None, r"None \(does it lack a `return`\)"), (Image.new("RGB", (8, 8)), "PIL.Image.Image"), ([1], "list")],
+    [(None, r"None \(does it lack a `return`\?\)"), (Image.new("RGB", (8, 8)), "PIL.Image.Image"), ([1], "list$")],
     ids=("nothing", "picture", "list"),
 )
 def test_a_transform_must_return_a_tensor(dataset: Path, result: Any, found: str) -> None:
@@ -166,6 +178,19 @@ def test_well_known_mistakes_get_the_remedy(dataset: Path) -> None:
     with pytest.raises(RuntimeError, match="can't be cast") as caught_mixing:
         list(loader(dataset, batch_transform=v2.MixUp(num_classes=12)))
     assert "v2.ToDtype(torch.float32, scale=True)" in caught_mixing.value.__notes__[-1]
+    for option, function, remedy in (
+        ("transform", v2.Normalize([0.5] * 3, [0.5] * 3), "v2.ToDtype(torch.float32, scale=True) before it"),
+        ("transform", v2.MixUp(num_classes=12), "is a batch_transform"),
+        ("transform", _to_rgb, "not a PIL image"),
+        ("transform", _pair, "batch_transform gets the fields of a batch"),
+        ("batch_transform", torch.utils.data.default_collate, "gets each field of a batch as an argument"),
+    ):
+        with pytest.raises((TypeError, ValueError, AttributeError)) as caught_other:
+            list(loader(dataset, **{option: function}))
+        assert remedy in caught_other.value.__notes__[-1]
+    with pytest.raises(TypeError, match="positional argument") as caught_within:
+        list(loader(dataset, transform=_calls_wrongly))
+    assert "batch_transform" not in caught_within.value.__notes__[-1]
     to_float: Sequence[Any] = [v2.ToDtype(torch.float32, scale=True), v2.MixUp(num_classes=12)]
     images, labels = next(iter(loader(dataset, batch_transform=v2.Compose(to_float))))
     assert (images.dtype, tuple(labels.shape)) == (torch.float32, (4, 12))
