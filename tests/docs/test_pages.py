@@ -30,7 +30,7 @@ from tests.helpers.s3_server import Server
 
 __all__ = ["prefix", "server"]
 
-CLASSES = ("cat", "dog", "owl")
+CLASSES = ("city", "dunes", "sea")
 ROWS = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", PAGES["docs/glossary.md"].read_text(encoding="utf-8"), re.M)
 TRAIN, VAL = 270, 30  # so many pictures that a batch of 256 is full
 
