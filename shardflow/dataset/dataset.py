@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -211,15 +212,26 @@ def open_dataset(
         root = storage.local_path("")
         if root is None or root.is_dir():
             reason = f"holds no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing it was not finished"
-            raise NotFoundError(
-                f"{storage} {reason}; check the path, or run `shardflow pack` again to finish"
-            ) from None
+            remedy = "check the path, or run `shardflow pack` again to finish"
+            if root is not None and _holds_pictures(root):
+                reason, remedy = "holds pictures, not a dataset", f"run `shardflow pack {root} DST` and open DST"
+            raise NotFoundError(f"{storage} {reason}; {remedy}") from None
         raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
         content = _read_version(storage, version)
     storage = virtual_storage(storage, content.roots, storage_options)
     shards = (shard for shards in content.splits.values() for shard in shards)
     return Dataset(storage, content, None if are_local(storage, shards) else as_cache(cache))
+
+
+def _holds_pictures(folder: Path) -> bool:
+    """Return whether a folder looks like pictures in folders of classes, or of splits and classes."""
+    with contextlib.suppress(OSError):
+        for pattern in ("*", "*/*", "*/*/*"):
+            some = itertools.islice(folder.glob(pattern), 1000)
+            if any(path.suffix.lower() in (".jpg", ".jpeg", ".png", ".webp") for path in some):
+                return True
+    return False
 
 
 def _similar(path: Path) -> str:

@@ -130,6 +130,13 @@ def test_missing_dataset_is_named(root: Path, tmp_path: Path) -> None:
     (root / FILE_NAME).unlink()
     with pytest.raises(NotFoundError, match=r"holds no shardflow\.json: it is not a shardflow dataset, or packing it"):
         shardflow.open(root)
+    picture = tmp_path / "photos/train/sea/0.JPG"
+    picture.parent.mkdir(parents=True)
+    picture.touch()
+    with pytest.raises(
+        NotFoundError, match=r"holds pictures, not a dataset; run `shardflow pack .*/photos DST` and open"
+    ):
+        shardflow.open(tmp_path / "photos")
 
 
 def test_damaged_manifest_is_named(root: Path) -> None:
