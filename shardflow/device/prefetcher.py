@@ -91,6 +91,11 @@ class DevicePrefetcher:
         self._thread: PrefetchThread | None = None
         self._iterations = 0
 
+    @property
+    def dataset(self) -> Any:
+        """The `dataset` of the loader, as `len(batches.dataset)`."""
+        return self.loader.dataset  # type: ignore[attr-defined] # otherwise an AttributeError says so
+
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch, if the loader knows it."""
         return len(self.loader)  # type: ignore[arg-type] # otherwise a TypeError says so

@@ -61,6 +61,7 @@ def test_batches_are_the_loaders(dataset: Path, buffers: int) -> None:
     expected = contents(plain) + contents(plain)
     batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", buffers=buffers)
     assert len(batches) == len(plain)
+    assert len(batches.dataset) == len(plain.dataset)
     kept = [*batches, *batches]
     assert contents(kept) == expected
     assert threads() == []
