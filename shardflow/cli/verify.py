@@ -11,7 +11,7 @@ import click
 import shardflow
 from shardflow._wording import plural
 from shardflow.dataset.verifying import verify_dataset
-from shardflow.packing.verifying import IMAGES, compare_with_sources, open_sources
+from shardflow.packing.verifying import IMAGES, NOT_IN_SOURCES, compare_with_sources, open_sources
 
 from .options import PathOrUrl, json_option
 from .output import megabytes, print_json, shard_bar, total_bytes
@@ -88,6 +88,11 @@ def verify(url: str | None, as_json: bool, source: str | None, sources: tuple[st
         how = f"{plural(compared.compared, 'image')} compared with {', '.join(sources)}"
         differing = compared.findings and f"not as its source: {plural(len(compared.findings), 'finding')} in {how}"
         click.echo(differing or f"as its source: {how}")
+        absent = [finding for finding in compared.findings if finding.problem.startswith(NOT_IN_SOURCES)]
+        if absent and len(absent) == compared.compared:
+            click.echo(
+                f"none of them is in {', '.join(sources)}: --source takes what `pack` took, not a folder in or above it"
+            )
     seconds = time.perf_counter() - started
     read = f"{plural(len(shards), 'shard')}, {plural(samples, 'sample')}, {megabytes(size)} in {seconds:.1f} s"
     if not findings:

@@ -40,6 +40,9 @@ from .sources.source import Source
 IMAGES = 300
 """How many images are compared with their sources by default."""
 
+NOT_IN_SOURCES = "the sources have no input"
+"""How the problem of a sample begins whose input is gone."""
+
 _LEVELS = 4.0
 """Mean difference, of 255, up to which two images count as packed from one file by other versions of the codecs.
 
@@ -231,7 +234,7 @@ class _Check:
         """Return what is wrong with a sample; "" if there is nothing."""
         candidates = self.inputs.of(sample)
         if not candidates:
-            return f"the sources have no input {sample.path!r}"
+            return f"{NOT_IN_SOURCES} {sample.path!r}"
         try:
             packed = self._read(sample)
         except ShardflowError as error:

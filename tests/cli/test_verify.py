@@ -71,6 +71,10 @@ def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     assert "part 'jpg' is not what is packed from 'a/0003.jpg'" in lines[0]
     assert lines[1] == f"not as its source: 1 finding in 6 images compared with {src}"
     assert lines[2].startswith("no damage: ")
+    elsewhere = image_folder(tmp_path / "elsewhere/src", 6).parent
+    answer = CliRunner().invoke(main.shardflow, ["verify", str(dst), "--source", str(elsewhere)], standalone_mode=False)
+    hint = f"none of them is in {elsewhere}: --source takes what `pack` took, not a folder in or above it"
+    assert answer.stdout.splitlines()[-2] == hint
     arguments = ["verify", "--json", str(dst), "--source", str(src)]
     told = json.loads(CliRunner().invoke(main.shardflow, arguments, standalone_mode=False).stdout)
     assert (told["ok"], told["compared"], len(told["findings"])) == (False, 6, 1)
