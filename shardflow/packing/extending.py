@@ -282,8 +282,8 @@ def _refusal(extension: Extension) -> str:
     named = ", ".join(map(repr, paths[:_NAMED])) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
     return (
         f"{len(paths)} of {extension.source.inputs} inputs have the path of one in the dataset and another content: "
-        f"{named}. Pack them as further samples with --on-conflict add, leave them out with --on-conflict skip, or "
-        "rename them"
+        f"{named}. Pack them as further samples with --on-conflict add, leave them out with --on-conflict skip, "
+        "rename them, or pack all into a new dataset to have them in place of the old ones"
     )
 
 
