@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import click
 
 from shardflow.packing.executors import EXECUTORS
 from shardflow.packing.sources.resolve import describe_source
+from shardflow.packing.sources.table import Table
 from shardflow.preview.contact_sheet import picture_format
 from shardflow.storage.urls import url_text
 
@@ -52,7 +53,7 @@ def picture_file(ctx: click.Context, param: click.Parameter, value: str | None) 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
-source_options = option_group(
+column_options = option_group(
     click.option(
         "--image-column",
         metavar="NAME",
@@ -62,6 +63,11 @@ source_options = option_group(
     click.option("--split-column", metavar="NAME", help="Column with train, val, … (tables only).  [default: split]"),
     click.option("--caption-column", metavar="NAME", help="Column with captions, for .txt (tables only)."),
     click.option("--mask-column", metavar="NAME", help="Column with mask paths or URLs, for .mask.png (tables only)."),
+)
+"""The columns of a table; `with_columns` reads them."""
+
+source_options = option_group(
+    column_options,
     click.option(
         "--parts",
         metavar="PARTS",
@@ -89,7 +95,23 @@ executor_options = option_group(
 
 def source_of(src: str, settings: dict[str, Any]) -> Any:
     """Return the source that `source_options` describe, and remove them from the settings."""
-    columns = {name: column for name in _COLUMNS if (column := settings.pop(f"{name}_column")) is not None}
+    columns = _columns(settings)
     parts = settings.pop("parts")
     names = None if parts is None else tuple(part.lstrip(".") for part in split_names(parts) if part != "none")
     return describe_source(src, columns=columns, parts=names, classes=settings.pop("classes"))
+
+
+def with_columns(sources: Sequence[str], settings: dict[str, Any]) -> list[Any]:
+    """Return the sources of a dataset, the tables among them with the columns that `column_options` name."""
+    columns = _columns(settings)
+    tables = [Table.recognizes(source, None) for source in sources]
+    if columns and not any(tables):
+        raise click.UsageError(f"--{next(iter(columns))}-column is for a table, and no source is one")
+    return [
+        Table(source, **columns) if columns and table else source for source, table in zip(sources, tables, strict=True)
+    ]
+
+
+def _columns(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns that are named, by the arguments of `Table`, and remove them from the settings."""
+    return {name: column for name in _COLUMNS if (column := settings.pop(f"{name}_column")) is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -13,7 +14,7 @@ from shardflow._wording import plural
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.packing.verifying import IMAGES, NOT_IN_SOURCES, compare_with_sources, open_sources
 
-from .options import PathOrUrl, json_option
+from .options import PathOrUrl, column_options, json_option, with_columns
 from .output import megabytes, print_json, shard_bar, total_bytes
 
 
@@ -40,12 +41,15 @@ from .output import megabytes, print_json, shard_bar, total_bytes
 @click.option(
     "--images", default=IMAGES, show_default=True, type=click.IntRange(1), help="Images to compare with --source."
 )
-def verify(url: str | None, as_json: bool, source: str | None, sources: tuple[str, ...], images: int) -> int:
+@column_options
+def verify(
+    url: str | None, as_json: bool, source: str | None, sources: tuple[str, ...], images: int, **columns: Any
+) -> int:
     """Read a whole dataset, and report or repair all damage.
 
     Checks the manifest, the size, SHA-256, tar structure and index of each shard, and the CRC-32 and label of each
     member. Whether the pictures and labels are those that you meant shows only in a comparison with --source. The exit
-    code is 1 if there is a finding, or with --repair, if some is left.
+    code is 1 if there is a finding, or with --repair, if some is left. The columns of a table are those of the pack.
 
     \b
     Examples:
@@ -53,20 +57,25 @@ def verify(url: str | None, as_json: bool, source: str | None, sources: tuple[st
       shardflow verify photos256/ --repair s3://bucket/photos256
       shardflow verify photos256/ --repair photos/
       shardflow verify photos256/ --source photos/
+      shardflow verify photos256/ --source photos.csv --label-column species
     """
     if url is None:
         if source:
             raise click.UsageError(f"--repair took {source!r} for FROM: write `shardflow verify {source} --repair`")
         raise click.UsageError("give the URL of a dataset")
+    given = with_columns([*sources, *filter(None, [source])], columns)
     started = time.perf_counter()
     dataset = shardflow.open(url)
     shards, size = dataset.shards, total_bytes(dataset.shards)
     repairs: dict[str, object] = {}
-    with open_sources(dataset, sources) as opened, shard_bar(shards, "verifying", disable=as_json) as progress:
+    with (
+        open_sources(dataset, given[: len(sources)]) as opened,
+        shard_bar(shards, "verifying", disable=as_json) as progress,
+    ):
         if source is None:
             findings: Sequence[shardflow.Finding] = verify_dataset(dataset, progress=progress)
         else:
-            report = shardflow.repair(url, source or None, progress=progress)
+            report = shardflow.repair(url, given[-1] if source else None, progress=progress)
             findings = report.left
             repairs = {"repaired": report.repaired, "failed": report.failed, "found": list(map(asdict, report.found))}
         damaged = {finding.file for finding in findings}

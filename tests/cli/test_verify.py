@@ -91,3 +91,22 @@ def test_json_lists_the_findings(tmp_path: Path) -> None:
     assert (checked["shards"], checked["samples"], checked["ok"]) == (1, 5, False)
     assert {finding["file"] for finding in checked["findings"]} == {"train/000000.tar"}
     assert {finding["key"] for finding in checked["findings"]} == {None, "000000003"}
+
+
+def test_the_columns_of_a_table(tmp_path: Path) -> None:
+    """A table whose columns have other names is compared and repaired from by the options of the pack."""
+    image_folder(tmp_path / "img", 4)
+    names = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "img").rglob("*.jpg"))
+    rows = [f"{name},{kind}\n" for name, kind in zip(names, "abab", strict=True)]
+    table, dst = tmp_path / "t.csv", tmp_path / "dst"
+    table.write_text("".join(["place,species\n", *rows]))
+    columns = ["--image-column", "place", "--label-column", "species"]
+    assert run("pack", table, dst, *columns, "--short-side", 32).returncode == 0
+    answer = run("verify", dst, "--source", table, *columns)
+    assert (answer.returncode, answer.stdout.splitlines()[0]) == (0, f"as its source: 4 images compared with {table}")
+    damage(dst, "train/000000.tar", 2)
+    answer = run("verify", dst, "--repair", table, *columns)
+    assert (answer.returncode, answer.stdout.splitlines()[0]) == (0, "repaired: train/000000.tar")
+    answer = run("verify", dst, "--source", tmp_path / "img", *columns)
+    assert answer.returncode == 2
+    assert "--image-column is for a table, and no source is one" in answer.stderr
