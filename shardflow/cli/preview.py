@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 import shardflow
 from shardflow._wording import plural
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import verify_dataset
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, NotFoundError
+from shardflow.formats.quarantine import FILE_NAME, Quarantined, from_bytes
 from shardflow.loading.provenance import describe_versions
+from shardflow.packing.sources.table import Table
 from shardflow.preview.contact_sheet import ContactSheet, draw_contact_sheet, sample_tiles
 from shardflow.preview.html_page import write_page
 from shardflow.preview.quarantine import quarantine_tiles
@@ -101,7 +105,15 @@ def preview(
             loader = load_function(user_function)()
         dataset, split = loader.dataset.dataset, loader.split.name
     elif url is not None:
-        dataset = shardflow.open(url)
+        try:
+            dataset = shardflow.open(url)
+        except NotFoundError:
+            if not quarantine or html is not None or not (inputs := _unfinished_quarantine(url)):
+                raise
+            path = output or _SHEET
+            draw_contact_sheet(_quarantine_sheet(inputs, count, source, "; the pack is not finished"), path)
+            click.echo(f"picture  {path}")
+            return 0
         split = split or ("train" if "train" in dataset else next(iter(dataset)))
     else:
         raise click.UsageError("give the URL of a dataset, or --augment NUMBER and --loader FILE.py:FUNCTION")
@@ -116,7 +128,11 @@ def preview(
     exit_code = 0 if html is None else _write_page(dataset, html, split, count, augmented, verify=verify)
     if html is None or output is not None or chosen:
         path = output or _SHEET
-        sheet = _quarantine_sheet(dataset, count, source) if quarantine else augmented
+        sheet = augmented
+        if quarantine:
+            if not (inputs := dataset.quarantine()):
+                raise ConfigError(f"{dataset.url} has no input in quarantine: every input was packed")
+            sheet = _quarantine_sheet(inputs, count, source, f", of {dataset.manifest.inputs:,}")
         draw_contact_sheet(sheet or _sample_sheet(dataset, split, count, class_name), path)
         click.echo(f"picture  {path}")
     return exit_code
@@ -135,12 +151,19 @@ def _sample_sheet(dataset: Dataset, split: str, count: int, class_name: str | No
     return ContactSheet(title, f"{len(tiles)} of {plural(len(reader.split), 'sample')}", tiles)
 
 
-def _quarantine_sheet(dataset: Dataset, count: int, source: str | None) -> ContactSheet:
-    inputs = dataset.quarantine()
-    if not inputs:
-        raise ConfigError(f"{dataset.url} has no input in quarantine: every input was packed")
+def _unfinished_quarantine(url: str) -> list[Quarantined]:
+    """Return the quarantine of a pack that was refused for its bad inputs; empty without one."""
+    try:
+        return from_bytes(open_storage(url).read(FILE_NAME))
+    except NotFoundError:
+        return []
+
+
+def _quarantine_sheet(inputs: Sequence[Quarantined], count: int, source: str | None, of: str) -> ContactSheet:
+    if source is not None and Table.recognizes(source, None):  # its paths are relative to its folder
+        source = source.rpartition("/")[0] or ("/" if source.startswith("/") else ".")
     tiles = list(quarantine_tiles(inputs[:count], None if source is None else open_storage(source)))
-    subtitle = f"{len(tiles)} of {plural(len(inputs), 'input')} that were not packed, of {dataset.manifest.inputs:,}"
+    subtitle = f"{len(tiles)} of {plural(len(inputs), 'input')} that were not packed{of}"
     return ContactSheet("Quarantine", subtitle, tiles)
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from shardflow.cli.preview import preview
 from shardflow.formats.quarantine import FILE_NAME as QUARANTINE_NAME
 from tests.helpers.command import exit_code
-from tests.helpers.folders import encoded, write_tree
+from tests.helpers.folders import encoded, photo, write_tree
 from tests.helpers.making import make_dataset
 
 USER_CODE = """
@@ -77,6 +77,19 @@ def test_draws_a_class_an_augmentation_and_the_quarantine(tmp_path: Path) -> Non
         run(url, *arguments, "--output", tmp_path / f"{number}.png")
     drawn = [path.read_bytes() for path in sorted(tmp_path.glob("*.png"))]
     assert len(set(drawn)) == len(drawn) == 5
+
+
+def test_the_quarantine_of_a_refused_pack(tmp_path: Path) -> None:
+    """It is drawn before anything is committed; the paths of a table are looked for beside it."""
+    url, table = tmp_path / "set", tmp_path / "src/t.csv"
+    write_tree(table.parent, {"cut.jpg": photo(1)[:600], "t.csv": b"path\ncut.jpg\n"})
+    assert exit_code("pack", str(table), str(url)) == 1
+    for number, source in enumerate((table.parent, table, tmp_path)):
+        run(url, "--quarantine", "--source", source, "--output", tmp_path / f"{number}.png")
+    one, two, other = (path.read_bytes() for path in sorted(tmp_path.glob("*.png")))
+    assert one == two != other
+    assert exit_code("preview", str(url)) == 4
+    assert exit_code("preview", str(tmp_path / "none"), "--quarantine") == 4
 
 
 def test_the_quarantine_prints_nothing_of_codecs(
