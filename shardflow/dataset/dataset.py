@@ -216,6 +216,8 @@ def open_dataset(
             if root is not None and _holds_pictures(root):
                 reason, remedy = "holds pictures, not a dataset", f"run `shardflow pack {root} DST` and open DST"
             raise NotFoundError(f"{storage} {reason}; {remedy}") from None
+        if root.exists():
+            raise NotFoundError(f"{storage} is a file, and no dataset; `shardflow pack` makes one of images") from None
         raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
         content = _read_version(storage, version)

@@ -97,7 +97,8 @@ def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt
     for name, weight in given.items():
         number = numbers.get(name, name) if isinstance(name, str) else name
         if not isinstance(number, int | np.integer) or not 0 <= number < len(classes):
-            raise ConfigError(f"weights name the class {name!r}, which the dataset does not have")
+            message = f"weights name the class {name!r}, which the dataset does not have"
+            raise ConfigError(f"{message}; it has {', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}")
         if not isinstance(weight, Real):
             raise ConfigError(f"the weight of class {name!r} must be a number, found {weight!r}")
         weights[number] = weight
