@@ -8,6 +8,7 @@ which it extends, and keeps it beside the new one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections import defaultdict
@@ -182,7 +183,9 @@ def _refusal(ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, ma
     listed = f"{named}{more}, all listed in {ledger.storage.url(quarantine.FILE_NAME)}"
     if len(quarantined) == inputs:
         none = "the only input could not" if inputs == 1 else f"none of the {inputs} inputs could"
-        return f"{none} be packed: {listed}; is this the right directory?"
+        absent = all(bad.reason.endswith(os.strerror(errno.ENOENT)) for bad in quarantined)
+        remedy = "paths in a table are absolute, or relative to the table" if absent else "is this the right directory?"
+        return f"{none} be packed: {listed}; {remedy}"
     allowed = f"{max_bad} {'is' if max_bad == 1 else 'are'} allowed"
     return (
         f"{len(quarantined)} of {inputs} inputs could not be packed, {allowed}: {listed}. Repair or remove "

@@ -224,7 +224,9 @@ def _files(storage: Storage) -> Iterator[_File]:
         if not root.exists():
             raise NotFoundError(f"{root} does not exist; give the directory that holds the images")
         if not root.is_dir():
-            raise ConfigError(f"{root} is not a directory; give the directory that holds the images")
+            raise ConfigError(
+                f"{root} is neither a directory of images nor a table by its name: .csv, .tsv, .jsonl, .parquet"
+            )
         yield from _walk(root)
 
 

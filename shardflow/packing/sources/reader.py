@@ -76,7 +76,7 @@ class Reader:
         try:
             image = self._bytes(*more.get("image", [item.path]))
             parts = {
-                part: place.encode(errors="replace") if isinstance(place, str) else self._bytes(*place)
+                part: place.encode(errors="replace") if isinstance(place, str) else self._part(part, *place)
                 for part, place in more.get("parts", {}).items()
             }
         except SampleError:
@@ -89,6 +89,12 @@ class Reader:
             message = f"had {item.size} bytes when it was listed and has {len(image)} now"
             raise SampleError(f"{message}; run the same command again")
         return Input(image, parts)
+
+    def _part(self, part: str, *place: Any) -> bytes:
+        try:
+            return self._bytes(*place)
+        except OSError as error:  # its name, because the reason is listed under the image's
+            raise SampleError(f"{part}: {error.strerror or error}") from error
 
     def _bytes(self, place: str, offset: int = 0, size: int = -1, crc32: int = -1) -> bytes:
         path = local_path(self.base, place)

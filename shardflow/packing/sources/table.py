@@ -13,13 +13,15 @@ import contextlib
 import csv
 import io
 import json
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import ConfigError
+from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.file_names import name_bytes, name_of
 from shardflow.storage.resolve import open_storage
@@ -31,10 +33,15 @@ from .reader import Reader, file_state, local_path, public_name
 from .sample_adapter import to_json
 from .source import Source
 
+logger = logging.getLogger(__name__)
+
 Row: TypeAlias = "dict[str, Any]"
 
 IMAGE_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file", "url", "image_url")
 """Default columns of the images: the first of these that the table has."""
+
+_LIKE_LABEL = ("label", "labels", "class", "class_name", "category", "target")
+_LIKE_SPLIT = ("split", "set", "subset")
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _TEXT_TABLES = (".csv", ".tsv")
@@ -80,6 +87,8 @@ class Table:
 
     def list(self) -> Source:
         """List the rows."""
+        if os.path.isdir(strip_file_scheme(self.url)):
+            raise ConfigError(f"{self.url} is a directory; columns are of a table ({', '.join(TABLES)})")
         folder, slash, name = strip_file_scheme(self.url).rpartition("/")
         base = folder or slash or "."
         storage = open_storage(base, remote_options(base, self.storage_options))
@@ -104,26 +113,50 @@ class Table:
 
     def _columns(self, row: Row) -> _Columns:
         """Return the columns, after checking that the table has those that are named."""
-        named = _Columns(self.image, self.label, self.split, self.caption, self.mask)
+        named = _Columns(*self._named())
         for column in named:
             if column is not None and column not in row:
                 raise ConfigError(f"{self.url} has no column {column!r}; it has {', '.join(row)}")
         image = self.image or next((column for column in IMAGE_COLUMNS if column in row), None)
         if image is None:
             message = f"{self.url} has none of the columns {', '.join(IMAGE_COLUMNS)}, but {', '.join(row)}"
-            raise ConfigError(f"{message}; name the column of the images' paths or URLs with image= or --image-column")
+            raise ConfigError(f"{message}; {_header_hint(row)}")
         if not isinstance(row[image], str | None):
             kind = "their bytes" if isinstance(row[image], bytes | dict) else type(row[image]).__name__
             message = f"{self.url}: expected paths or URLs of images in column {image!r}, found {kind}"
             raise ConfigError(f"{message}; name another column, or pack it as a Hugging Face dataset")
         label, split = ("label" if "label" in row else None), ("split" if "split" in row else None)
+        if self.label is None and label is None:
+            self._warn_of_similar(row, "label", _LIKE_LABEL, "the images have no labels")
+        if self.split is None and split is None:
+            self._warn_of_similar(row, "split", _LIKE_SPLIT, "all rows are for training")
         return named._replace(image=image, label=self.label or label, split=self.split or split)
+
+    def _warn_of_similar(self, row: Row, use: str, names: Collection[str], effect: str) -> None:
+        """Warn of a column that is not used, but was perhaps meant: it would be in `.json`, and nobody would notice."""
+        if similar := [name for name in row if name.strip().lower() in names and name not in self._named()]:
+            name = similar[0]
+            message = f"{self.url} has no column {use!r}, so {effect}; if {name!r} was meant"
+            logger.warning("%s, name it with %s= or --%s-column", message, use, use)
+
+    def _named(self) -> tuple[str | None, ...]:
+        return self.image, self.label, self.split, self.caption, self.mask
 
     def _split(self, row: Row, column: str | None, number: int) -> str:
         split = "train" if column is None else str(row.get(column, "")).lower()
         if split not in SPLITS:
-            raise ConfigError(f"{self.url}, row {number}: split {split!r}; splits are named {', '.join(SPLITS)}")
+            message = f"{self.url}, row {number}: split {split!r}; splits are named {', '.join(SPLITS)}"
+            raise ConfigError(f"{message}: write one of these into column {column!r}")
         return split
+
+
+def _header_hint(row: Row) -> str:
+    """Return what to do about a table without a column for the images."""
+    if len(row) == 1 and any(mark in name for name in row for mark in ";\t|"):
+        return "separate the columns by commas in .csv, by tabs in .tsv"
+    if any(os.path.splitext(name)[1].lower()[1:] in SOURCE_PARTS for name in row):
+        return "the first line must name the columns"
+    return "name the column of the images' paths or URLs with image= or --image-column"
 
 
 class _Columns(NamedTuple):
@@ -188,7 +221,11 @@ def _csv(text: io.TextIOWrapper, name: str, kind: str) -> Iterator[Row]:
     try:
         for row in reader:
             if None in row or None in row.values():
-                raise ConfigError(f"{name}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns")
+                found = sum(value is not None for value in row.values()) - (None in row) + len(row.get(None) or ())
+                message = (
+                    f"{name}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns, found {found}"
+                )
+                raise ConfigError(f"{message}; a cell that holds the separator needs quotes")
             yield {column: _cell(value) for column, value in row.items()}
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{name}, line {reader.line_num + 1}: {error}; save it as UTF-8 with a header") from error

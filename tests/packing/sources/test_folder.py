@@ -66,7 +66,7 @@ def test_missing_source(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"nowhere does not exist; give the directory"):
         list_source(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is not a directory; give the directory"):
+    with pytest.raises(ConfigError, match="is neither a directory of images nor a table"):
         list_source(tmp_path / "file")
 
 

@@ -150,9 +150,12 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
     [
         ("t.csv", "file_,label\nx,y\n", {}, "none of the columns image, path.*but file_, label; name the column"),
         ("t.csv", "path\nx\n", {"label": "species"}, "no column 'species'; it has path"),
-        ("t.csv", "path,split\nx,dev\n", {}, "row 1: split 'dev'; splits are named train, val"),
+        ("t.csv", "path,split\nx,dev\n", {}, "row 1: split 'dev'; splits are named train, val.* into column 'split'"),
+        ("t.csv", "image;label\nx;y\n", {}, "but image;label; separate the columns by commas in .csv"),
+        ("t.csv", "img/1.JPG,dog\n2.jpg,dog\n", {}, "but img/1.JPG, dog; the first line must name the columns"),
+        ("t.csv", "path,label\nx, y.jpg,a\n", {}, "line 2: expected 2 columns, found 3; a cell that holds the sep"),
         ("t.csv", "path\n", {}, "has no rows"),
-        ("t.csv", "path,label\nx\n", {}, "line 2: expected 2 columns"),
+        ("t.csv", "path,label\nx\n", {}, "line 2: expected 2 columns, found 1"),
         ("t.csv", "path\n\xff\n", {}, "line .*save it as UTF-8"),
         ("t.jsonl", '{"path": "x"}\n{"path"\n', {}, "line 2: not JSON"),
         ("t.jsonl", "[1]\n", {}, "line 1: expected a JSON object"),
@@ -169,6 +172,32 @@ def test_wrong_tables(tmp_path: Path, name: str, text: str, options: dict[str, s
     with pytest.raises(ConfigError, match=message):
         sf.pack(sf.Table(tmp_path / name, **options), tmp_path / "dst", **SMALL)
     assert not (tmp_path / "dst").exists()
+
+
+def test_columns_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Labels and splits in columns of other names are said to be unused, unless they are named."""
+    write_tree(tmp_path, {"1.jpg": photo(1)})
+    (tmp_path / "t.csv").write_text("image, label,Split,note\n1.jpg,dog,val,x\n")
+    assert list_source(tmp_path / "t.csv").classes is None
+    label, split = (record.message for record in caplog.records)
+    assert label.endswith(
+        "no column 'label', so the images have no labels; if ' label' was meant, name it with label= or --label-column"
+    )
+    assert "all rows are for training; if 'Split' was meant" in split
+    caplog.clear()
+    assert list_source(sf.Table(tmp_path / "t.csv", label=" label", split="Split")).classes == ("dog",)
+    assert not caplog.records
+
+
+def test_paths_that_are_nowhere(tmp_path: Path) -> None:
+    """If no path of a table exists, the message says what they are relative to; a missing mask is named as one."""
+    write_tree(tmp_path, {"1.jpg": photo(1), "t.csv": b"image,mask\n1.jpg,m.png\n", "dir.csv/x.jpg": photo(1)})
+    with pytest.raises(PackIncompleteError, match="relative to the table"):
+        sf.pack(sf.Table(tmp_path / "t.csv", image="mask"), tmp_path / "one", **SMALL)
+    with pytest.raises(PackIncompleteError, match=r"'1\.jpg' \(read: mask\.png: No such file"):
+        sf.pack(sf.Table(tmp_path / "t.csv", mask="mask"), tmp_path / "two", **SMALL)
+    with pytest.raises(ConfigError, match="is a directory; columns are of a table"):
+        list_source(sf.Table(tmp_path / "dir.csv", label="x"))
 
 
 def test_bytes_in_a_table(tmp_path: Path) -> None:
