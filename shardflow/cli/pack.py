@@ -114,6 +114,10 @@ def _dry_run_lines(counts: DryRun, dst: str) -> Iterator[tuple[str, str]]:
     yield "would write", plural(counts.shards, "shard")
     if counts.skipped:
         yield "skipped", f"{describe_skipped(counts.skipped)}; or leave them out with --max-bad {len(counts.skipped)}"
+    if counts.bad:
+        named = "; ".join(f"{bad.path!r} ({bad.reason})" for bad in counts.bad[:3])
+        found = f"{plural(len(counts.bad), 'input')} that could not be packed, such as {named}"
+        yield "bad", f"{found}; or leave them out with --max-bad {len(counts.bad) + len(counts.skipped)}"
     if counts.ignored:
         yield "no images", _extensions(counts.ignored)
     state = _DESTINATIONS[counts.destination].format(finished=counts.finished, shards=counts.shards)

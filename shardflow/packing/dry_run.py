@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ class DryRun:
     inputs: Mapping[str, int]  # split → number
     classes: Mapping[str, Mapping[str, int]]  # split → class name → number of inputs; empty without classes
     skipped: Sequence[Quarantined]  # images of kinds that are not read
+    bad: Sequence[Quarantined]  # inputs that the listing has found unusable, such as rows whose file is missing
     ignored: Mapping[str, int]  # extension → number of files that are no images
     shards: int
     finished: int  # shards that an earlier attempt has finished
@@ -85,6 +88,7 @@ def count_pack(
             inputs={split: len(items) for split, items in source.splits.items()},
             classes={split: _classes(items, names) for split, items in source.splits.items()} if names else {},
             skipped=source.skipped,
+            bad=[bad for items in source.splits.values() for bad in _bad(items)],
             ignored=source.ignored,
             shards=len(jobs),
             finished=sum(ledger.finished(job) is not None for job in jobs) if destination == "unfinished" else 0,
@@ -116,6 +120,14 @@ def count_extension(
             classes=extension.new_classes,
             shards=len(extension.jobs(fresh, dst=url_text(dst), staging=Path())),
         )
+
+
+def _bad(items: Sequence[Item]) -> Iterator[Quarantined]:
+    for item in items:
+        if item.size == item.identity == 0:
+            yield Quarantined(item.path, "read", os.strerror(errno.ENOENT))
+        elif b'"bad"' in item.more and (reason := json.loads(item.more).get("bad")):
+            yield Quarantined(item.path, "read", reason)
 
 
 def _classes(items: Sequence[Item], names: Sequence[str]) -> dict[str, int]:

@@ -28,6 +28,23 @@ def test_counts_are_those_of_the_pack(tmp_path: Path) -> None:
     assert count_pack(flat, tmp_path / "free").classes == {}
 
 
+def test_rows_that_could_not_be_packed(tmp_path: Path) -> None:
+    """Rows without a file or a label are named before the pack; a file of no bytes is found by reading alone."""
+    src = write_tree(
+        tmp_path, {"1.jpg": b"x", "2.jpg": b"", "t.csv": b"image,label\n1.jpg,a\n2.jpg,a\n3.jpg,a\n1.jpg,\n"}
+    )
+    bad = count_pack(src / "t.csv", tmp_path / "dst").bad
+    assert [(each.path, each.reason) for each in bad] == [
+        ("3.jpg", "No such file or directory"),
+        ("1.jpg", "row 4 has no label"),
+    ]
+    result = CliRunner().invoke(shardflow, ["pack", str(src / "t.csv"), str(tmp_path / "dst"), "--dry-run"])
+    assert (
+        "bad          2 inputs that could not be packed, such as '3.jpg' (No such file or directory); "
+        "'1.jpg' (row 4 has no label); or leave them out with --max-bad 2"
+    ) in result.output.splitlines()
+
+
 def test_state_of_the_destination(tmp_path: Path) -> None:
     """A dry run says whether a pack would be resumed, at which shard, or refused; and touches nothing."""
     src = write_tree(image_folder(tmp_path / "src", 50), {"a/bad.jpg": b"x"})
