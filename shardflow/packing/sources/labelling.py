@@ -57,7 +57,9 @@ def append_classes(source: Source, old: tuple[str, ...] | None) -> Source:
     """Return a source whose labels continue the numbering of a dataset: its classes first, new ones after them."""
     if (source.classes is None) != (old is None):
         labelled, other = ("the dataset", "the source") if source.classes is None else ("the source", "the dataset")
-        raise ConfigError(f"{labelled} has classes and {other} has none; both must have them, or neither")
+        message = f"{labelled} has classes and {other} has none; both must have them, or neither"
+        hint = "" if old is None else ". The column with the classes of a table is named with label= or --label-column"
+        raise ConfigError(message + hint)
     if source.classes is None or old is None:
         return source
     known = set(old)
