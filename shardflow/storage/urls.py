@@ -12,6 +12,7 @@ from shardflow.errors import ConfigError
 
 # The storage_options that hold no secrets. All others count as secret: no list of the names of keys is complete.
 _HARMLESS = {"anon", "config_kwargs", "endpoint_url", "profile", "region_name", "requester_pays", "use_ssl", "verify"}
+_CLOUDS = {"abfs", "az", "gcs", "gs", "http", "https", "s3", "s3a"}
 _LEAST_SECRET_CHARACTERS = 4  # shorter texts occur in any message by chance
 
 
@@ -24,6 +25,13 @@ def url_text(url: str | os.PathLike[str]) -> str:
     scheme, separator, rest = text.partition(":")
     if separator and (rest.startswith("//") or scheme.lower() == "file"):
         return f"{scheme.lower()}:{rest}"
+    if separator and scheme == "pipe":  # as in webdataset; the command may hold secrets, and is not repeated
+        remedy = "name the tars themselves, as in s3://bucket/prefix/{000000..000099}.tar"
+        raise ConfigError(f"a URL cannot begin with 'pipe:', because no command is ever started; {remedy}")
+    if separator and scheme.lower() in _CLOUDS:
+        start = f"{scheme}:{'/' if rest.startswith('/') else ''}"
+        message = f"a URL begins with '{scheme.lower()}://', this one with '{start}'"
+        raise ConfigError(f"{message}; write both slashes, or './{start}…' for a directory of that name")
     return os.path.expanduser(text)
 
 
@@ -71,6 +79,8 @@ class RemoteUrl:
         if self.is_bucket and "#" in url:
             raise ConfigError(f"{self.shown}: a dataset's URL cannot have a '#' in it; choose a prefix without")
         texts = {parts.query, parts.password or "", *_texts(self.options)}
+        if self.is_bucket and not place:
+            raise ConfigError(f"{self.scheme}://: the bucket is missing; expected s3://bucket/prefix")
         self._secrets = frozenset(text for text in texts if len(text) >= _LEAST_SECRET_CHARACTERS)
 
     def __str__(self) -> str:

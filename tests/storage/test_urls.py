@@ -42,6 +42,29 @@ def test_invalid_urls_are_refused(url: str) -> None:
     assert "canary" not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "S3:/bucket/x", "s3:bucket/x", "https:/host/x", "gs:bucket"])
+def test_a_missing_slash_is_no_directory(url: str) -> None:
+    """A URL with too few slashes is refused, instead of taken for a directory of that name; `./` makes it one."""
+    with pytest.raises(ConfigError, match=r"a URL begins with '[a-z0-9]+://', this one with '.*'; write both slashes"):
+        open_storage(url)
+    assert url_text(f"./{url}") == f"./{url}"
+
+
+@pytest.mark.parametrize("url", ["pipe:curl -H canary https://host/{0..9}.tar", "pipe:cat a.tar"])
+def test_no_command_is_started(url: str) -> None:
+    """A command, as webdataset takes, is refused with what to write instead, and not repeated."""
+    with pytest.raises(ConfigError, match="no command is ever started; name the tars themselves") as caught:
+        open_storage(url)
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///prefix", "s3a:///"])
+def test_a_buckets_url_names_the_bucket(url: str) -> None:
+    """A URL without a bucket is refused before any request."""
+    with pytest.raises(ConfigError, match=r"^s3a?://: the bucket is missing; expected s3://bucket/prefix"):
+        open_storage(url)
+
+
 def test_every_option_is_secret_but_for_some() -> None:
     """Without secrets, only options remain that are known to be harmless, and only when their values look so."""
     harmless = {"endpoint_url": "http://127.0.0.1:1", "anon": True, "profile": "me"}
