@@ -32,6 +32,7 @@ _EXPIRED = "the session token has expired; get new credentials and run the same 
 _CLOCK = "the clocks of this machine and of the server differ too much; set the clock (NTP) and try again"
 _RIGHTS = "the credentials do not allow this; have it granted, or use others"
 _CERTIFICATE = "the certificate is not trusted; check the endpoint URL"
+_ENDPOINT = "the endpoint must be a URL such as https://host:8333; check AWS_ENDPOINT_URL, or endpoint_url"
 _LATE = "the server did not answer in time"
 _REGION = "the bucket is in another region, or not at this endpoint; set AWS_REGION and the endpoint URL"
 
@@ -123,6 +124,8 @@ def _by_answer(code: str, status: int) -> tuple[type[ShardflowError], str]:
 def _by_class(error: Exception) -> tuple[type[ShardflowError], str]:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return ConfigError, _CERTIFICATE
+    if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):
+        return ConfigError, _ENDPOINT
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
     return _outcome(names) or (StoreError, "the client failed; see the cause")
 

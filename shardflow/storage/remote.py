@@ -276,7 +276,8 @@ class RemoteStorage:
             remedy = f"pip install {package}" if package is not None else f"{error}; install it with pip"
             failure = ConfigError(f"{self}: {url.scheme}:// URLs need another package: {remedy}")
         except Exception as error:
-            failure = ConfigError(f"{self._classify(error, f'{self} with these storage_options').error}")
+            shown = f"{self} with these storage_options" if url.options else str(self)
+            failure = ConfigError(f"{self._classify(error, shown).error}")
         raise failure  # outside of the handlers, so that the cause, which may hold secrets, is not attached
 
     def _classify(self, error: Exception, url: str) -> Failure:

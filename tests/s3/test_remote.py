@@ -351,7 +351,7 @@ def test_clients_share_the_description_of_s3(server: Server, prefix: str) -> Non
 @pytest.mark.parametrize(
     ("environment", "options", "message"),
     [
-        ({"AWS_PROFILE": "nobody"}, {}, "check AWS_PROFILE"),
+        ({"AWS_PROFILE": "nobody"}, {}, "s3://bucket/prefix: check AWS_PROFILE"),
         ({}, {"profile": "nobody"}, "check AWS_PROFILE"),
         ({"AWS_CONFIG_FILE": "garbage"}, {}, "check AWS_CONFIG_FILE"),
         ({}, {"nosuch": 1}, "with these storage_options: .*nosuch"),

@@ -76,6 +76,7 @@ def open_to_all(_: BaseException) -> bool:
         (FileExistsError("x"), DatasetExistsError, "nothing is ever overwritten"),
         (PermissionError("x"), AccessDeniedError, "have it granted"),
         (NotImplementedError("x"), StoreError, "choose another place"),
+        (ValueError("Invalid endpoint: host:1"), ConfigError, "check AWS_ENDPOINT_URL"),
         (RuntimeError("x"), StoreError, "see the cause"),
     ],
 )
