@@ -52,16 +52,21 @@ _ELSEWHERE = {
     "dataset": "the first argument is the path or URL of a packed dataset",
     "drop_last": "tail='drop' leaves the last incomplete batch out, tail='short' keeps it",
     "generator": "seed decides all that is random",
+    "handler": "max_bad says how many damaged samples others may replace",
     "in_order": "batches always come in order",
+    "nodesplitter": "every rank gets its own share, without a splitter",
     "pin_memory_device": "pin_memory serves every device",
+    "resampled": "an epoch has each sample once; samples_per_epoch gives it another length",
     "sampler": "every rank gets its own share: shuffle and seed decide the order, rank and world_size the share",
+    "shardshuffle": "shuffle=True shuffles the shards too",
     "target_transform": "batch_transform gets the labels of each batch",
     "timeout": "waits for storage and workers have limits of their own",
     "transforms": "use transform, called with each image, or batch_transform",
     "worker_init_fn": "transforms are seeded for each sample, so workers need none",
     "workers": "use num_workers",
+    "workersplitter": "every worker gets its own share, without a splitter",
 }
-"""What arguments of PyTorch's loaders and datasets are here."""
+"""What arguments of the loaders and datasets of PyTorch and webdataset are here."""
 
 _KERNEL_DECODERS = (RandomResizedCropDecoder, CenterCropDecoder, AspectBucketDecoder)
 

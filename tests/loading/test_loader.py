@@ -445,12 +445,16 @@ def test_missing_dataset_says_how_to_make_one(tmp_path: Path) -> None:
         ("collate_fn", "batch_transform is called with the fields of each batch"),
         ("sampler", "shuffle and seed decide the order, rank and world_size the share"),
         *((name, "") for name in ("batch_sampler", "worker_init_fn", "generator", "timeout", "cache_limit")),
+        ("shardshuffle", "shuffle=True shuffles the shards too"),
+        *((name, "without a splitter") for name in ("nodesplitter", "workersplitter")),
+        ("resampled", "samples_per_epoch"),
+        ("handler", "max_bad"),
         ("batchsize", r"\(did you mean 'batch_size'\?\)"),
         ("xyz", "there are url, split, version, batch_size"),
     ],
 )
 def test_arguments_of_other_loaders_are_explained(dataset: Path, name: str, remedy: str) -> None:
-    """An argument of PyTorch's DataLoader gets the name that it has here, a mistyped one the right one."""
+    """An argument of PyTorch's or webdataset's gets the name that it has here, a mistyped one the right one."""
     with pytest.raises(ConfigError, match=rf"^there is no argument '{name}'.*{remedy}"):
         shardflow.Loader(dataset, **{"batch_size": 4, name: None})
     with pytest.raises(ConfigError, match=f"there is no argument '{name}'"):
