@@ -114,5 +114,7 @@ def verify(
     files = {finding.file for finding in findings}
     found = f"{plural(len(findings), 'finding')} in {plural(len(files), 'file')}"
     remedy = "run again with --repair and a copy or the source of the dataset, or pack it again"
+    if dataset.manifest.roots:
+        remedy += "; of tars that were written anew, make the index again (`shardflow index`)"
     click.echo(f"damaged: {found}, of {read}; {remedy}")
     return 1

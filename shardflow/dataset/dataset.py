@@ -212,7 +212,7 @@ def open_dataset(
         root = storage.local_path("")
         if root is None or root.is_dir():
             reason = f"holds no {manifest.FILE_NAME}: it is not a shardflow dataset, or packing it was not finished"
-            remedy = "check the path, or run `shardflow pack` again to finish"
+            remedy = "check the path, run `shardflow pack` again to finish, or `shardflow index` on tars of other tools"
             if root is not None and _holds_pictures(root):
                 reason, remedy = "holds pictures, not a dataset", f"run `shardflow pack {root} DST` and open DST"
             raise NotFoundError(f"{storage} {reason}; {remedy}") from None

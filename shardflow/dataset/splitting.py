@@ -117,7 +117,8 @@ def split_folds(
 def _open_without_val(src: str | os.PathLike[str], src_options: Mapping[str, Any] | None) -> Dataset:
     dataset = open_dataset(src, storage_options=src_options)
     if "val" in dataset:
-        raise ConfigError(f"{dataset.url} already has a split val, with {plural(len(dataset['val']), 'sample')}")
+        message = f"{dataset.url} already has a split val, with {plural(len(dataset['val']), 'sample')}"
+        raise ConfigError(f"{message}; use that, or split a dataset of the training part alone")
     return dataset
 
 

@@ -101,6 +101,17 @@ def test_index(tmp_path: Path) -> None:
     assert run("verify", tmp_path)[0] == 0
 
 
+def test_tars_that_were_written_anew_are_named(tmp_path: Path) -> None:
+    """`verify` of an index over tars that changed says that the index has to be made again."""
+    index = tmp_path / "index"
+    write_tar(tmp_path / "tars/0.tar", [("a.jpg", b"a"), ("a.cls", b"0")])
+    run("index", tmp_path / "tars", "--to", index)
+    write_tar(tmp_path / "tars/0.tar", [("b.jpg", b"b"), ("b.cls", b"0")])
+    code, printed = run("verify", index)
+    assert code == 1
+    assert "of tars that were written anew, make the index again (`shardflow index`)\n" in printed
+
+
 def test_diff(dataset: Path, tmp_path: Path) -> None:
     """`diff` ends with 0 and one line if the datasets are the same, else with 1 and the differences; also as JSON."""
     run("subset", dataset, tmp_path / "few", "--limit", "5")

@@ -86,7 +86,7 @@ def test_other_splits_are_kept(tmp_path: Path) -> None:
 def test_what_cannot_be_split(tmp_path: Path) -> None:
     """A share that leaves a split empty, a share out of range, and a dataset with a split val are refused."""
     dataset = make_dataset(tmp_path / "set", {"train": [4], "val": [4]})
-    with pytest.raises(ConfigError, match="already has a split val, with 4 samples"):
+    with pytest.raises(ConfigError, match="already has a split val, with 4 samples; use that"):
         sf.split(dataset, tmp_path / "virtual")
     single = make_dataset(tmp_path / "single", [4])
     with pytest.raises(ConfigError, match="leaves train or val empty"):
