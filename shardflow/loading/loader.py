@@ -48,6 +48,7 @@ _ELSEWHERE = {
     "cache_dir": "use cache",
     "cache_limit": "use cache=shardflow.Cache(directory, limit=...)",
     "batch_sampler": "batch_size and shuffle decide what a batch is",
+    "cache_size": "use cache=shardflow.Cache(directory, limit=...)",
     "collate_fn": "batch_transform is called with the fields of each batch",
     "dataset": "the first argument is the path or URL of a packed dataset",
     "drop_last": "tail='drop' leaves the last incomplete batch out, tail='short' keeps it",

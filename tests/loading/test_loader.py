@@ -445,6 +445,7 @@ def test_missing_dataset_says_how_to_make_one(tmp_path: Path) -> None:
         ("collate_fn", "batch_transform is called with the fields of each batch"),
         ("sampler", "shuffle and seed decide the order, rank and world_size the share"),
         *((name, "") for name in ("batch_sampler", "worker_init_fn", "generator", "timeout", "cache_limit")),
+        ("cache_size", "limit=..."),
         ("shardshuffle", "shuffle=True shuffles the shards too"),
         *((name, "without a splitter") for name in ("nodesplitter", "workersplitter")),
         ("resampled", "samples_per_epoch"),
