@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from shardflow._validation import check_integer
+from shardflow.dataset.class_labels import single_classes
 from shardflow.dataset.dataset import Dataset, Split
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 
@@ -29,6 +31,7 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         split: The split, whose `split[i]` are the undecoded parts of a sample.
         classes: The class names, label 0 first; empty without labels.
         class_to_idx: The label of each class name.
+        targets: The label of each sample.
     """
 
     def __init__(self, dataset: Dataset, split: Split, samples: int) -> None:
@@ -63,6 +66,11 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
         part = next((part for part in LABEL_PARTS if part in sample.parts), None)
         labels = None if part is None else parsed_labels(sample, part)
         return decoded.images[0], labels[0] if part == CLASS_PART and labels else labels
+
+    @functools.cached_property
+    def targets(self) -> list[int]:
+        """The label of each sample, from the indexes; -1 where it has none or several."""
+        return single_classes(self.split, len(self.classes))[: self._samples].tolist()
 
     def __repr__(self) -> str:
         return f"MapDataset({self.dataset.url!r}, split={self.split.name!r}): {len(self)} samples"

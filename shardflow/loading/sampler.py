@@ -39,8 +39,8 @@ class Shuffle:
         lanes: Parallel streams into which the epoch is cut, 1 or more; None for eight per rank. A resumed run that
             leaves this at None keeps the lanes of the saved run.
         sticky: Keep the shards of a lane from epoch to epoch, and shuffle their order and their samples alone. Then a
-            host reads the same shards in every epoch, and needs a cache for its share of the dataset only; batches of
-            different lanes' samples are never mixed otherwise than in the first epoch (docs/mixing.md).
+            host reads the same shards in every epoch, and needs a cache for its share of the dataset only; samples of
+            different ranks never meet in a rank's batch (docs/mixing.md).
 
     Raises:
         ConfigError: A value is out of its range.
@@ -54,6 +54,8 @@ class Shuffle:
         object.__setattr__(self, "window", check_integer("window", self.window, 1))
         if self.lanes is not None:
             object.__setattr__(self, "lanes", check_integer("lanes", self.lanes, 1))
+        if not isinstance(self.sticky, bool | np.bool_):
+            raise ConfigError(f"sticky must be True or False, found {self.sticky!r}")
 
 
 def augmentation_keys(seed: int, number: int, samples: I64, repeats: I64 | None = None) -> keyed_rng.U64:

@@ -38,6 +38,7 @@ def test_classes_are_torchvisions(tmp_path: Path) -> None:
     loader = shardflow.Loader(url, batch_size=2, num_workers=0)
     assert loader.dataset.classes == loader.classes == ["class0", "class1"]
     assert loader.dataset.class_to_idx == loader.class_to_idx == {"class0": 0, "class1": 1}
+    assert loader.dataset.targets == [loader.dataset[number][1] for number in range(len(loader.dataset))]
 
 
 def test_labels_of_other_kinds(tmp_path: Path) -> None:

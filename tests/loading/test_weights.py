@@ -340,3 +340,9 @@ def test_batches_of_classes_that_cannot_be(long_tailed: Path, options: dict[str,
     arguments = {"weights": None, "batch_size": 6, "samples_per_class": 2, **options}
     with pytest.raises(ConfigError, match=message):
         make_loader(long_tailed, **arguments)
+
+
+def test_sticky_is_yes_or_no() -> None:
+    """`sticky` is no number and no word."""
+    with pytest.raises(ConfigError, match="sticky must be True or False, found 'no'"):
+        shardflow.Shuffle(sticky="no")  # type: ignore[arg-type]
