@@ -70,7 +70,8 @@ class MapDataset(TorchDataset[tuple[torch.Tensor, Any]]):
     @functools.cached_property
     def targets(self) -> list[int]:
         """The label of each sample, from the indexes; -1 where it has none or several."""
-        return single_classes(self.split, len(self.classes))[: self._samples].tolist()
+        labels: list[int] = single_classes(self.split, len(self.classes))[: self._samples].tolist()
+        return labels
 
     def __repr__(self) -> str:
         return f"MapDataset({self.dataset.url!r}, split={self.split.name!r}): {len(self)} samples"
