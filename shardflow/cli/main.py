@@ -6,6 +6,7 @@ are UTF-8 in any locale, as in all of Python from 3.15 (PEP 686).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
@@ -17,11 +18,13 @@ from typing import NoReturn
 
 from .signals import WORDS, ending_at_once
 
-with ending_at_once():
-    import click
+_imports = contextlib.ExitStack()  # until the end of this module
+_imports.enter_context(ending_at_once())
 
-    from shardflow._version import __version__
-    from shardflow.errors import ShardflowError
+import click  # noqa: E402
+
+from shardflow._version import __version__  # noqa: E402
+from shardflow.errors import ShardflowError  # noqa: E402
 
 COMMANDS = {
     "pack": "Pack images into shards.",
@@ -91,12 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         terminated = True
         sys.exit(_print_error(WORDS[signal.SIGTERM], 128 + number))
 
-    signal.signal(signal.SIGTERM, terminate)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # File names may contain any bytes, and PYTHONIOENCODING may name an encoding that lacks some characters.
-        is_utf8 = sys.stdout.encoding.lower() == "utf-8"
-        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
     try:
+        signal.signal(signal.SIGTERM, terminate)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # File names may contain any bytes, and PYTHONIOENCODING may name an encoding that lacks some characters.
+            is_utf8 = sys.stdout.encoding.lower() == "utf-8"
+            sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
         result = shardflow.main(arguments, prog_name="shardflow", standalone_mode=False)
     except click.ClickException as error:
         error.show()
@@ -125,3 +128,6 @@ def _use_utf8() -> None:
 def _print_error(message: str, exit_code: int) -> int:
     click.echo(f"shardflow: {message}", err=True)
     return exit_code
+
+
+_imports.close()

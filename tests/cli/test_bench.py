@@ -122,7 +122,7 @@ def test_wrong_usage_is_one_line(url: Path, tmp_path: Path, capsys: pytest.Captu
         (["tune", "--loader", f"{file}:nothing"], 2, "line 9: ZeroDivisionError"),
         (["bench", "--loader", f"{file}:other"], 2, "must return a shardflow.Loader"),
         (["bench", "--loader", f"{file}:failing", "--workers", "0"], 2, "line 15: ValueError: too dark"),
-        (["bench", "--loader", f"{file}:failing", "--workers", "1"], 2, "line 15, in fail: ValueError: too dark"),
+        (["bench", "--loader", f"{file}:failing", "--workers", "1"], 2, "line 15: ValueError: too dark"),
         (["bench", "--loader", f"{taken}:f"], 2, "rename the file"),
         (["bench", "--loader", f"{broken}:f"], 2, "no_such_module_anywhere"),
         (["bench", "--loader", f"{quits}:f"], 7, ""),

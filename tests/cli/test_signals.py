@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import COMMAND
+from tests.helpers.making import make_dataset
 
 AS_MODULE = [sys.executable, "-m", "shardflow"]
 
@@ -38,5 +39,6 @@ def test_ctrl_c_during_the_imports_ends_at_once(command: list[str], module: str,
 @pytest.mark.parametrize("module", ["click.core", "numpy.version", "torch.version"])
 def test_sigterm_during_the_imports_ends_at_once(module: str, tmp_path: Path) -> None:
     """SIGTERM gives one line and exit code 143, also while a command imports torch."""
-    code, said = stopped_at(module, signal.SIGTERM, *AS_MODULE, "bench", str(tmp_path))
+    url = make_dataset(tmp_path / "set", [8])  # one that is missing is an error before torch is imported
+    code, said = stopped_at(module, signal.SIGTERM, *AS_MODULE, "bench", str(url))
     assert (code, said) == (143, ["shardflow: terminated\n"])

@@ -504,7 +504,7 @@ def test_half_a_cache_keeps_half_of_the_data(many: Path, tmp_path: Path) -> None
     stream = Stream(many, tmp_path, shards_cached=200, lanes=2, window=8, batch_size=8)
     first, *later = fetched_by_epoch(stream, [stream], 3)
     assert first <= 410
-    assert max(later) <= 0.55 * 400
+    assert max(later) <= 0.6 * 400  # with so few shards, those that are being read or fetched ahead are a twentieth
 
 
 def test_runs_share_what_stays(many: Path, tmp_path: Path) -> None:

@@ -41,11 +41,11 @@ def test_a_slow_training_step_is_compute_bound(tmp_path: Path) -> None:
     )
     assert loader.stats().batches == 0
     for _ in loader:
-        time.sleep(0.03)
+        time.sleep(0.1)
     measured = loader.stats()
     assert measured.batches == 10
     assert measured.first_s > 0
-    assert measured.computing_s > 0.25
+    assert measured.computing_s > 0.9
     assert measured.waiting_share < 0.3
     assert abs(measured.computing_s + measured.waiting_s - measured.total_s) < 0.01
 
