@@ -122,9 +122,10 @@ def test_first_sample_of_each_shard(root: Path) -> None:
 
 def test_missing_dataset_is_named(root: Path, tmp_path: Path) -> None:
     """A path that does not exist, a file, and a directory without a manifest get different messages with a remedy."""
-    for url in (tmp_path / "none", root / FILE_NAME):
-        with pytest.raises(NotFoundError, match=r"does not exist; check the path"):
-            shardflow.open(url)
+    with pytest.raises(NotFoundError, match=r"does not exist; check the path"):
+        shardflow.open(tmp_path / "none")
+    with pytest.raises(NotFoundError, match=r"is a file, and no dataset; `shardflow pack` makes one"):
+        shardflow.open(root / FILE_NAME)
     with pytest.raises(NotFoundError, match=rf"{root}x does not exist; did you mean {root}\?"):
         shardflow.open(f"{root}x")
     (root / FILE_NAME).unlink()
