@@ -96,7 +96,7 @@ def split_folds(
     Raises:
         NotFoundError, ConfigError, DatasetExistsError, StoreError: As for `split`.
     """
-    folds = check_integer("folds", folds, 2)
+    folds, seed = check_integer("folds", folds, 2), check_integer("seed", seed)
     dataset = _open_without_val(src, src_options)
     if len(dataset["train"]) < folds:
         raise ConfigError(f"{plural(len(dataset['train']), 'training sample')} cannot be split into {folds} folds")

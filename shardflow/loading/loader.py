@@ -156,6 +156,7 @@ class Loader:
         is_mixed: Whether a `Mix` takes samples of it.
         decoder: The decoder in use.
         pixel_cache: The cache of decoded images; None without one.
+
     Raises:
         ConfigError: An argument is wrong, or the dataset lacks a field.
         NotFoundError: There is no dataset at `url`.

@@ -174,7 +174,7 @@ class EpochOrder:
         start = epoch * self.length
         for number in range((start + first) // self.pass_length, -(-(start + self.length) // self.pass_length)):
             before = number * self.pass_length - start  # positions of the epoch before this pass
-            plan = self._new_plan(number, lanes)
+            plan = self._plan(number, lanes)
             shards, begins, ends = plan.needs((rank - before) % world_size, world_size)
             wanted = (ends + before > first) & (begins + before < self.length)
             columns = shards[wanted], begins[wanted] + before, ends[wanted] + before

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .plan import Plan
+from .plan import Plan, shard_spans
 from .window_shuffle import I64
 
 _CHUNK = 1 << 18
@@ -82,9 +82,5 @@ class BucketPlan:
 
     def needs(self, rank: int = 0, world_size: int = 1) -> tuple[I64, I64, I64]:
         """Return which shards a rank needs and when; see `Plan.needs`."""
-        shards = self._visits[0, rank::world_size]
-        found, begins = np.unique(shards, return_index=True)
-        _, backwards = np.unique(shards[::-1], return_index=True)
-        order = np.argsort(begins, kind="stable")
-        ends = (len(shards) - 1 - backwards) * world_size + rank + 1
-        return found[order], (begins * world_size + rank)[order], ends[order]
+        shards, begins, ends = shard_spans(self._visits[0, rank::world_size])
+        return shards, begins * world_size + rank, (ends - 1) * world_size + rank + 1

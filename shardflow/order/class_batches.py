@@ -19,6 +19,7 @@ import numpy.typing as npt
 from shardflow.errors import ConfigError
 
 from . import keyed_rng
+from .plan import shard_spans
 from .window_shuffle import I64
 
 
@@ -90,8 +91,4 @@ class ClassBatchPlan:
 
     def needs(self, rank: int = 0, world_size: int = 1) -> tuple[I64, I64, I64]:  # noqa: ARG002 - see below
         """Return when the shards are needed, as `Plan.needs` does: batches have samples from all over the split."""
-        shards = np.searchsorted(self._ends, self._samples, side="right")
-        found, begins = np.unique(shards, return_index=True)
-        _, backwards = np.unique(shards[::-1], return_index=True)
-        order = np.argsort(begins, kind="stable")
-        return found[order], begins[order], (self.length - backwards)[order]
+        return shard_spans(np.searchsorted(self._ends, self._samples, side="right"))

@@ -39,6 +39,14 @@ def default_lanes(world_size: int, shuffle: bool) -> int:
     return LANES_PER_RANK * world_size if shuffle else 1
 
 
+def shard_spans(shards: I64) -> tuple[I64, I64, I64]:
+    """Return the shards of a sequence, each once in the order of first need, and where each begins and ends in it."""
+    found, begins = np.unique(shards, return_index=True)
+    _, backwards = np.unique(shards[::-1], return_index=True)
+    order = np.argsort(begins, kind="stable")
+    return found[order], begins[order], len(shards) - backwards[order]
+
+
 class Plan:
     """The order of one epoch over the shards of one split.
 
