@@ -62,10 +62,7 @@ class BatchRun:
         finally:
             outputs.close()
         if self._control.iteration() != iteration and handed_out < steps:
-            raise ConfigError(
-                f"the {self._what} was iterated again, or moved by set_epoch or load_state_dict, which ended this "
-                f"iteration; move it between iterations, and use two {self._what}s for two at once"
-            )
+            raise ended_early(self._what)
 
     def _record_substituted(self, problems: Sequence[str]) -> None:
         for problem in problems:
@@ -77,3 +74,12 @@ class BatchRun:
                 f"{len(self.substituted)} samples are damaged, {self._max_bad} are allowed (max_bad); the last: "
                 f"{problems[-1]}"
             )
+
+
+def ended_early(what: str) -> ConfigError:
+    """Return the error of an iteration that another one, or a move of the cursor, has ended."""
+    plural = f"{what}es" if what.endswith("x") else f"{what}s"
+    return ConfigError(
+        f"the {what} was iterated again, or moved by set_epoch or load_state_dict, which ended this iteration; "
+        f"move it between iterations, and use two {plural} for two at once"
+    )

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, ResumeMismatchError
 
-from .batch_run import BatchRun
+from .batch_run import BatchRun, ended_early
 from .checkpoint import Cursor, compare, saved_integers
 from .loader import BatchSampler, Loader
 from .mix_sampler import MixPlan, MixSampler, Shares, stream_position, stream_start
@@ -155,10 +155,7 @@ class Mix:
             if self._iterations == iteration:
                 continue
             if step < self._steps:
-                raise ConfigError(
-                    "the mix was iterated again, or moved by set_epoch or load_state_dict, which ended this iteration; "
-                    "move it between iterations, and use two mixes for two at once"
-                )
+                raise ended_early("mix")
             return
         self._cursor.set(epoch + 1)
 

@@ -77,8 +77,7 @@ class Recipe:
                 raise ConfigError(f"{name} is {side}; allowed are 1 to {MAX_SIDE} pixels")
         if not 1 <= check_integer("quality", self.quality) <= 100:
             raise ConfigError(f"quality is {self.quality}; allowed are 1 to 100")
-        if check_integer("max_pixels", self.max_pixels) < 1:
-            raise ConfigError(f"max_pixels is {self.max_pixels}; 1 is the least")
+        check_integer("max_pixels", self.max_pixels, 1)
         choices = {"filter": FILTERS, "format": (*FORMATS, KEEP), "subsampling": SUBSAMPLINGS}
         for name, allowed in choices.items():
             if getattr(self, name) not in tuple(allowed):

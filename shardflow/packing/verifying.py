@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from shardflow._cores import allowed_cores
 from shardflow._pillow import map_codec_errors, open_image, rgb_pixels
+from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Dataset, open_dataset
 from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.verifying import Finding, verify_dataset
@@ -86,9 +87,8 @@ def verify(
         StoreError: The dataset is out of reach. A single file that cannot be read is a finding.
         ConfigError: A source is none or has other labels, or the dataset is virtual, or was not made by packing.
     """
+    images = check_integer("images", images, 1)
     dataset = open_dataset(url, storage_options=storage_options)
-    if images < 1:
-        raise ConfigError(f"images is {images}; 1 is the least")
     with open_sources(dataset, sources, source_options) as opened:
         findings = verify_dataset(dataset, progress=progress)
         damaged = {finding.file for finding in findings}

@@ -159,7 +159,7 @@ class Simulation:
             with contextlib.suppress(FileNotFoundError):
                 held += path.lstat().st_size
         self.most_bytes = max(self.most_bytes, held)
-        # Whoever deletes locks deletes reservations.
+        # An actor that deletes locks deletes reservations.
         most = self.world.limit_bytes * (1 + len(self.actors) / SHARDS)
         assert held <= most, self._failure(f"{held} bytes in a cache of {self.world.limit_bytes}")
 

@@ -148,7 +148,7 @@ class Watch:
             assert process.error is None or isinstance(process.error, ShardflowError | Killed), (name, process.error)
         if not any(process.is_killed for process in self.schedule.processes.values()):
             left = [name for name in self.schedule.place.contents() if is_lock(name)]
-            assert not left, f"locks that nobody holds: {left}"
+            assert not left, f"locks without a holder: {left}"
 
 
 @contextlib.contextmanager

@@ -295,7 +295,7 @@ def test_two_processes_fill_it_at_a_time(dataset: Path) -> None:
 
 @pytest.mark.parametrize("batches", [1, 4])
 def test_a_killed_writer_leaves_nothing_wrong(dataset: Path, batches: int) -> None:
-    """Whoever comes after a process that was killed while it filled the cache gets the right batches."""
+    """A loader after a process that was killed while it filled the cache gets the right batches."""
     command = [sys.executable, "-c", READER, str(dataset), str(dataset.parent / "cache"), "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -110,7 +110,7 @@ def test_both_interface_versions_are_tried() -> None:
 
 
 def test_private_structures_are_left_alone_in_unknown_versions(tmp_path: Path) -> None:
-    """A libjpeg-turbo whose private structures nobody has read is used through its interface alone."""
+    """A libjpeg-turbo whose private structures are not known is used through its interface alone."""
     kernel = binding.load()
     assert isinstance(kernel, binding.Kernel)
     known = kernel.version.removeprefix("libjpeg-turbo ").encode()

@@ -140,5 +140,5 @@ def test_what_cannot_be_compared(packed: Path, tmp_path: Path) -> None:
         sf.verify(make_dataset(tmp_path / "made", [3]), sources=[packed / "src"])
     with pytest.raises(NotFoundError, match="nowhere does not exist"):
         sf.verify(packed / "dst", sources=[tmp_path / "nowhere"], progress=lambda _: pytest.fail("read"))
-    with pytest.raises(ConfigError, match="images is 0; 1 is the least"):
+    with pytest.raises(ConfigError, match="images must be 1 or more, found 0"):
         sf.verify(packed / "dst", images=0)

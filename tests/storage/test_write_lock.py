@@ -215,7 +215,7 @@ def test_a_dataset_is_locked_to_extend_it(storage: Storage, tmp_path: Path) -> N
 
 
 def test_the_lock_of_an_older_version_is_void(storage: Storage, tmp_path: Path) -> None:
-    """A lock to extend a version that was replaced keeps nobody out, and is cleaned up."""
+    """A lock to extend a version that was replaced keeps no writer out, and is cleaned up."""
     old = acquire_to_extend(storage, ours, dataset(storage, tmp_path), SHARED)
     new = acquire_to_extend(storage, theirs, extended(storage, tmp_path), SHARED)
     assert old.name != new.name

@@ -133,7 +133,7 @@ class Table:
         return named._replace(image=image, label=self.label or label, split=self.split or split)
 
     def _warn_of_similar(self, row: Row, use: str, names: Collection[str], effect: str) -> None:
-        """Warn of a column that is not used, but was perhaps meant: it would be in `.json`, and nobody would notice."""
+        """Warn of a column that is not used, but was perhaps meant: it would silently be in `.json`."""
         if similar := [name for name in row if name.strip().lower() in names and name not in self._named()]:
             name = similar[0]
             message = f"{self.url} has no column {use!r}, so {effect}; if {name!r} was meant"
