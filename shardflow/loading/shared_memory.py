@@ -6,6 +6,9 @@ into it; `BatchSender`, the last stage, sends only a `BatchHandle` through the p
 the training process the tensors are views of the slot, and when the last of them is gone, with all of its own views,
 the slot is free again. When none is free, the worker falls back to fresh memory. So memory is never overwritten while
 it can be seen, and nothing waits.
+
+A field of a batch is a tensor, a tuple of fields, or a list with a tensor per sample, such as its boxes. A list travels
+as one tensor of all values, with the shapes; so there are few objects of shared memory however many boxes there are.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import itertools
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +35,9 @@ SLOTS_BEYOND_PREFETCH = 3
 
 _ALIGNMENT = 64
 _LEAST_BYTES = 1 << 16  # smaller tensors go through the pipe: a label is worth no slot or file descriptor of its own
-_AS_NUMPY = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.float64}
+_AS_NUMPY = {
+    torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64
+}  # fmt: skip
 
 
 class _Layout(NamedTuple):
@@ -50,6 +55,19 @@ class _Inline(NamedTuple):
     values: npt.NDArray[Any]
 
 
+class _Large(NamedTuple):
+    """A large tensor, by its number among those of the batch."""
+
+    number: int
+
+
+class _Ragged(NamedTuple):
+    """A list of tensors: their values one after the other, and their shapes."""
+
+    values: _Inline | _Large
+    shapes: list[torch.Size]
+
+
 class SlotPool:
     """The slots of one worker. Created in the training process; the memory is allocated in the worker that uses it."""
 
@@ -57,6 +75,7 @@ class SlotPool:
         self._slots = slots
         self._slab: _Slab | None = None  # kept from epoch to epoch
         self._loan: tuple[_Slab, int, torch.Tensor] | None = None  # the slot that a decoder writes to, and its tensor
+        self._room = 0  # bytes that follow the tensor on loan, for the other tensors of a batch
 
     def borrow(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return uint8 memory for the images of the next batch, in a slot if one is free; a decoder's `Empty`.
@@ -67,7 +86,7 @@ class SlotPool:
         if get_worker_info() is None or size < _LEAST_BYTES:
             return new(shape)
         self.end_loan()
-        slab = self._slab_for(size)
+        slab = self._slab_for(_rounded(size) + self._room)
         slot = slab.acquire()
         if slot is None:
             return new(shape)
@@ -82,23 +101,38 @@ class SlotPool:
             slab.release(slot)
             self._loan = None
 
-    def place(self, tensors: list[torch.Tensor]) -> tuple[_SlotAddress, list[_Layout]] | None:
+    def place(self, tensors: Sequence[torch.Tensor]) -> tuple[_SlotAddress, list[_Layout]] | None:
         """Return a slot that holds the tensors, and where; None when no slot is free.
 
-        The slot on loan is used as it is if the only tensor is the one that was lent; otherwise tensors are copied.
+        Tensors that lie in the memory on loan stay there, and the others are put behind it. If they do not fit, all are
+        copied, and the next slots have room for them.
         """
-        if self._loan is not None and len(tensors) == 1 and _is_same(tensors[0], self._loan[2]):
-            slab, slot, _ = self._loan
-            self._loan = None
-            return slab.address(slot), _layouts(tensors)
-        slab = self._slab_for(sum(_rounded(tensor.nbytes) for tensor in tensors))
-        free = slab.acquire()
-        if free is None:
+        slab, slot, start = None, None, 0
+        inside = [_offset_within(tensor, self._loan and self._loan[2]) for tensor in tensors]
+        if self._loan is not None and any(offset is not None for offset in inside):
+            slab, slot, lent = self._loan
+            start = _rounded(lent.nbytes)
+            others = _bytes_of(tensor for tensor, offset in zip(tensors, inside, strict=True) if offset is None)
+            self._room = max(self._room, others)
+            if start + others > slab.slot_bytes:
+                slab, slot, start, inside = None, None, 0, [None] * len(tensors)
+            else:
+                self._loan = None
+        if slab is None:
+            slab = self._slab_for(_bytes_of(tensors))
+            slot = slab.acquire()
+        if slot is None:
             return None
-        layouts = _layouts(tensors)
-        for tensor, layout in zip(tensors, layouts, strict=True):
-            _view(slab.memory(free), layout).copy_(tensor)
-        return slab.address(free), layouts
+        layouts = []
+        for tensor, offset in zip(tensors, inside, strict=True):
+            if offset is not None:
+                layouts.append(_Layout(offset, tuple(tensor.shape), tensor.stride(), tensor.dtype))
+                continue
+            stride = torch.empty_like(tensor, device="meta").stride()  # without gaps
+            layouts.append(_Layout(start, tuple(tensor.shape), stride, tensor.dtype))
+            _view(slab.memory(slot), layouts[-1]).copy_(tensor)
+            start += _rounded(tensor.nbytes)
+        return slab.address(slot), layouts
 
     def _slab_for(self, needed: int) -> _Slab:
         if self._slab is None or needed > self._slab.slot_bytes:
@@ -121,19 +155,40 @@ class BatchSender:
             yield self._handle(item) if isinstance(item, WorkerOutput) and isinstance(item.columns, tuple) else item
             self._pool.end_loan()
 
-    def _handle(self, output: WorkerOutput) -> WorkerOutput | BatchHandle:
-        large = {index: column for index, column in enumerate(output.columns) if _is_large(column)}
-        columns = [_Inline(column.numpy().copy()) if _is_small(column) else column for column in output.columns]
-        if not large:
-            return BatchHandle(None, output._replace(columns=tuple(columns)))
-        placed = self._pool.place(list(large.values()))
+    def _handle(self, output: WorkerOutput) -> BatchHandle:
+        large: list[torch.Tensor] = []
+        output = output._replace(columns=_take_apart(output.columns, large))
+        placed = self._pool.place(large) if large else None
         if placed is None:  # copied all the same, because a tensor may be a view of the slot on loan
-            copies = (column.clone() if index in large else column for index, column in enumerate(output.columns))
-            return output._replace(columns=tuple(copies))
-        address, layouts = placed
-        for index, layout in zip(large, layouts, strict=True):
-            columns[index] = layout
-        return BatchHandle(address, output._replace(columns=tuple(columns)))
+            return BatchHandle(None, [tensor.clone() for tensor in large], output)
+        return BatchHandle(*placed, output)
+
+
+def _take_apart(column: Any, large: list[torch.Tensor]) -> Any:
+    """Return a field of a batch without its tensors: small ones by value, and large ones by their number in `large`."""
+    if type(column) is tuple:
+        return tuple(_take_apart(each, large) for each in column)
+    if type(column) is list and column and all(_is_plain(each) and each.dtype == column[0].dtype for each in column):
+        values = _take_apart(torch.cat([each.reshape(-1) for each in column]), large)
+        return _Ragged(values, [each.shape for each in column])
+    if not _is_plain(column):
+        return column
+    if column.nbytes < _LEAST_BYTES and column.dtype in _AS_NUMPY:
+        return _Inline(column.numpy().copy())
+    large.append(column)
+    return _Large(len(large) - 1)
+
+
+def _put_together(column: Any, large: Sequence[torch.Tensor]) -> Any:
+    """Return a field of a batch with its tensors: the inverse of `_take_apart`."""
+    if isinstance(column, _Inline):
+        return torch.from_numpy(column.values)
+    if isinstance(column, _Large):
+        return large[column.number]
+    if isinstance(column, _Ragged):
+        pieces = _put_together(column.values, large).split([shape.numel() for shape in column.shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, column.shapes, strict=True)]
+    return tuple(_put_together(each, large) for each in column) if type(column) is tuple else column
 
 
 def _is_plain(column: Any) -> bool:
@@ -141,16 +196,13 @@ def _is_plain(column: Any) -> bool:
     return plain and not column.requires_grad
 
 
-def _is_large(column: Any) -> bool:
-    return _is_plain(column) and column.nbytes >= _LEAST_BYTES
-
-
-def _is_small(column: Any) -> bool:
-    return _is_plain(column) and column.nbytes < _LEAST_BYTES and column.dtype in _AS_NUMPY
-
-
-def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+def _offset_within(tensor: torch.Tensor, memory: torch.Tensor | None) -> int | None:
+    """Return how many bytes after the beginning of this memory a tensor begins; None if it is not a part of it."""
+    if memory is None or tensor.untyped_storage().data_ptr() != memory.untyped_storage().data_ptr():
+        return None
+    offset = tensor.data_ptr() - memory.data_ptr()
+    end = offset + _extent(tensor.shape, tensor.stride()) * tensor.itemsize
+    return offset if 0 <= offset <= end <= memory.nbytes else None
 
 
 class _SlotAddress(NamedTuple):
@@ -206,10 +258,15 @@ class _Slab:
 
 
 class BatchHandle:
-    """A batch in a slot, or without large tensors; unpickling it returns the batch, its tensors views of the slot."""
+    """A batch without its large tensors, and where these are; unpickling it returns the batch.
 
-    def __init__(self, address: _SlotAddress | None, output: WorkerOutput) -> None:
-        self._contents = address, output
+    `large` are their layouts in the slot at `address`, or without one the tensors themselves.
+    """
+
+    def __init__(
+        self, address: _SlotAddress | None, large: Sequence[_Layout] | Sequence[torch.Tensor], output: WorkerOutput
+    ) -> None:
+        self._contents = address, large, output
 
     def __reduce__(self) -> tuple[Callable[..., WorkerOutput], tuple[Any, ...]]:
         return _open, self._contents
@@ -225,15 +282,11 @@ def forget(pids: set[int]) -> None:
         del _slabs[name]
 
 
-def _open(address: _SlotAddress | None, output: WorkerOutput) -> WorkerOutput:
-    slot = None if address is None else _slot(address)
-    columns = list(output.columns)
-    for index, column in enumerate(columns):
-        if isinstance(column, _Layout) and slot is not None:
-            columns[index] = _view(slot, column)
-        elif isinstance(column, _Inline):
-            columns[index] = torch.from_numpy(column.values)
-    return output._replace(columns=tuple(columns))
+def _open(address: _SlotAddress | None, large: Sequence[Any], output: WorkerOutput) -> WorkerOutput:
+    if address is not None:
+        slot = _slot(address)
+        large = [_view(slot, layout) for layout in large]
+    return output._replace(columns=_put_together(output.columns, large))
 
 
 def _slot(address: _SlotAddress) -> torch.Tensor:
@@ -255,19 +308,19 @@ def _release(slab: Bytes, slot: int, owner: int) -> None:
 
 
 def _view(memory: torch.Tensor, layout: _Layout) -> torch.Tensor:
-    elements = sum((size - 1) * stride for size, stride in zip(layout.shape, layout.stride, strict=True)) + 1
-    typed = memory[layout.offset :][: elements * layout.dtype.itemsize].view(layout.dtype)
+    needed = _extent(layout.shape, layout.stride) * layout.dtype.itemsize
+    typed = memory[layout.offset :][:needed].view(layout.dtype)
     return typed.as_strided(layout.shape, layout.stride)
 
 
-def _layouts(tensors: list[torch.Tensor]) -> list[_Layout]:
-    """Return where tensors lie that are put into a slot one after the other, without gaps in their strides."""
-    layouts, offset = [], 0
-    for tensor in tensors:
-        stride = torch.empty_like(tensor, device="meta").stride()
-        layouts.append(_Layout(offset, tuple(tensor.shape), stride, tensor.dtype))
-        offset += _rounded(tensor.nbytes)
-    return layouts
+def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Return how many elements of memory a tensor spans, from its first one to its last one."""
+    return 0 if 0 in shape else sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Return how many bytes of a slot tensors take that are put one after the other."""
+    return sum(_rounded(tensor.nbytes) for tensor in tensors)
 
 
 def _rounded(size: int) -> int:

@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -179,6 +180,67 @@ def test_decoding_goes_straight_into_slots(dataset: Path) -> None:
     for _ in range(8):
         assert through_slots(next(iter(through))[0])
     assert all(through_slots(images) for images, _ in through)
+
+
+def test_a_batch_with_lists_and_tuples_takes_one_slot(dataset: Path) -> None:
+    """Tuples, lists with a tensor per sample, and fields of any size and dtype arrive as they were, in one slot."""
+    through = loader(dataset, batch_transform=_Nested(), num_workers=1)
+    expected = list(loader(dataset, batch_transform=_Nested(), num_workers=0))
+    for batch, wanted in zip(through, expected, strict=True):
+        (views, boxes, empty), shapes, (label, words) = batch
+        for found, right in zip((*views, *boxes, *empty, *shapes, label), _flat(wanted), strict=True):
+            assert found.shape == right.shape
+            assert found.dtype == right.dtype
+            assert torch.equal(found, right)
+        assert words == ["word", "another"]
+        assert sum(slots_in_use()) >= 1
+        assert through_slots(views[0])
+        assert through_slots(shapes[3])
+        assert len({each.untyped_storage().data_ptr() for each in boxes}) == 1
+    del batch, views, boxes, empty, shapes, label, found
+    gc.collect()
+    assert set(slots_in_use()) == {0}
+
+
+def _flat(batch: Any) -> list[torch.Tensor]:
+    (views, boxes, empty), shapes, (label, _) = batch
+    return [*views, *boxes, *empty, *shapes, label]
+
+
+class _Nested:
+    """A batch transform that returns tensors in tuples and in lists."""
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> Any:
+        """Return views of two sizes, boxes, lists of empty tensors, images of many shapes, and a label."""
+        boxes = [torch.arange(4.0 * (label % 3)).view(-1, 4) for label in labels.tolist()]
+        shapes = [image[:, : 20 + number, ::2].to(torch.float16) for number, image in enumerate(images)]
+        return (
+            ((images, images[:, :, :8, :8]), boxes, [torch.zeros(0, 4, dtype=torch.bfloat16)] * 3),
+            shapes,
+            (labels[0], ["word", "another"]),
+        )
+
+
+def test_other_fields_are_put_behind_images_that_stay_in_place() -> None:
+    """From the second batch on, images decoded into a slot are not moved to make room for another large field."""
+    pool = shared_memory.SlotPool(3)
+    moved = []
+    with patch.object(shared_memory, "get_worker_info", return_value=object()):
+        for number in range(4):
+            images = pool.borrow((16, 3, 64, 64)).fill_(number)
+            masks = torch.full((16, 64, 64), number, dtype=torch.int32)
+            placed = pool.place([images[1:], masks, images[:1]])
+            assert placed is not None
+            address, layouts = placed
+            slot = pool._slab.memory(address.slot)  # type: ignore[union-attr]
+            found = [shared_memory._view(slot, layout) for layout in layouts]
+            assert all(
+                torch.equal(each, right) for each, right in zip(found, (images[1:], masks, images[:1]), strict=True)
+            )
+            moved.append(found[2].data_ptr() != images.data_ptr())
+            pool.end_loan()
+            pool._slab.release(address.slot)  # type: ignore[union-attr]
+    assert moved == [True, False, False, False]
 
 
 def test_batches_without_samples_take_no_slot(dataset: Path) -> None:
