@@ -46,7 +46,7 @@ static uint64_t digest_crops(sf_decoder *decoder, uint8_t *bytes, size_t size) {
         };
         const uint8_t was = bytes[at];
         if (crop % 4 == 0) bytes[at] ^= (uint8_t)(1 << below(8));
-        const int32_t problems = sf_decode(decoder, &batch, &problem);
+        const int32_t problems = sf_decode(decoder, &batch, 1, &problem);
         bytes[at] = was;
         digest = add(digest, out, 3 * (size_t)width * (size_t)height);
         if (problems) digest = add(digest, problem.message, strlen(problem.message));

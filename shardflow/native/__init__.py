@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +39,11 @@ __all__ = [
     "Payload",
     "Problem",
     "Status",
+    "View",
     "available",
     "decode_crops",
     "decode_resized",
+    "decode_views",
     "describe",
     "read_header",
     "version",
@@ -109,45 +111,107 @@ def decode_crops(
         ConfigError: An array has the wrong type or shape.
         ShardflowError: There is no kernel.
     """
+    view = View(boxes=boxes, flips=flips, out=out, resized=resized)
+    return _decode([view], payloads, expected, max_pixels, filter=_filter(interpolation), oversampling=oversampling)
+
+
+class View(NamedTuple):
+    """A crop of each image of a batch, as the arguments of `decode_crops` describe it."""
+
+    boxes: NDArray[np.int32] | None
+    flips: NDArray[np.bool_] | NDArray[np.uint8]
+    out: NDArray[np.uint8]
+    resized: NDArray[np.int32] | None = None
+
+
+def decode_views(
+    payloads: Sequence[Payload],
+    views: Sequence[View],
+    *,
+    expected: NDArray[np.int32] | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> list[Problem]:
+    """Decode each image once, as much of it as all of its views need, and crop every view from that.
+
+    Each view has the pixels that `decode_crops` gives it. A problem is that of an image, in all of its views: with
+    several, damage is found wherever one of them would find it.
+    """
+    return _decode(views, payloads, expected, max_pixels, filter=FILTERS["bilinear"], oversampling=0)
+
+
+def _decode(
+    views: Sequence[View],
+    payloads: Sequence[Payload],
+    expected: NDArray[np.int32] | None,
+    max_pixels: int,
+    **options: int,
+) -> list[Problem]:
     count = len(payloads)
-    for name, array, columns in (("boxes", boxes, 4), ("resized", resized, 4), ("expected", expected, 2)):
-        if array is not None and (array.dtype != np.int32 or array.shape != (count, columns)):
-            raise ConfigError(f"{name}: expected int32 [{count}, {columns}], found {array.dtype} {list(array.shape)}")
+    _check_integers("expected", expected, count, 2)
+    for view in views:
+        _check_view(view, count)
+    if count == 0:
+        return []
+    payloads = list(payloads)  # keeps them alive, if the caller changes its list meanwhile
+    decoded = _decoded_sizes(payloads)
+    images, sizes = binding.addresses(payloads)
+    kept: list[NDArray[Any]] = []
+
+    def address(array: NDArray[Any] | None) -> int | None:
+        if array is None:
+            return None
+        kept.append(np.ascontiguousarray(array))
+        return kept[-1].ctypes.data
+
+    shared = {"decoded": address(decoded), "expected": address(expected)}
+    batches = [
+        binding.Batch(
+            images=ctypes.addressof(images),
+            sizes=ctypes.addressof(sizes),
+            **shared,
+            boxes=address(view.boxes),
+            resized=address(view.resized),
+            flips=address(view.flips),
+            out=view.out.ctypes.data,
+            image_stride=view.out.strides[0] if count > 1 else 0,
+            limits=binding.Limits(*limits(max_pixels)),
+            count=count,
+            width=view.out.shape[3],
+            height=view.out.shape[2],
+            interleaved=not view.out[0].flags.c_contiguous,
+            **options,
+        )
+        for view in views
+    ]
+    return binding.thread_decoder().decode(*batches)
+
+
+def _check_view(view: View, count: int) -> None:
+    _check_integers("boxes", view.boxes, count, 4)
+    _check_integers("resized", view.resized, count, 4)
+    flips, out = view.flips, view.out
     if flips.dtype not in (np.bool_, np.uint8) or flips.shape != (count,):
         raise ConfigError(f"flips: expected bool or uint8 [{count}], found {flips.dtype} {list(flips.shape)}")
     if out.dtype != np.uint8 or out.ndim != 4 or out.shape[:2] != (count, 3) or not out.flags.writeable:
         raise ConfigError(f"out: expected a writable uint8 [{count}, 3, H, W], found {out.dtype} {list(out.shape)}")
     if count == 0:
-        return []
+        return
     first = out[0]
-    interleaved = not first.flags.c_contiguous
-    if min(first.shape) < 1 or (interleaved and not first.transpose(1, 2, 0).flags.c_contiguous):
+    if min(first.shape) < 1 or not (first.flags.c_contiguous or first.transpose(1, 2, 0).flags.c_contiguous):
         raise ConfigError("out: expected each image contiguous as [3, H, W] or as [H, W, 3], and not empty")
     if count > 1 and out.strides[0] < first.size:
         raise ConfigError(f"out: expected images {first.size} bytes apart or more, found {out.strides[0]}")
+
+
+def _check_integers(name: str, array: NDArray[np.int32] | None, count: int, columns: int) -> None:
+    if array is not None and (array.dtype != np.int32 or array.shape != (count, columns)):
+        raise ConfigError(f"{name}: expected int32 [{count}, {columns}], found {array.dtype} {list(array.shape)}")
+
+
+def _filter(interpolation: Interpolation) -> int:
     if interpolation not in FILTERS:
         raise ConfigError(f"interpolation: expected one of {', '.join(FILTERS)}, found {interpolation!r}")
-
-    payloads = list(payloads)  # keeps them alive, if the caller changes its list meanwhile
-    decoded = _decoded_sizes(payloads)
-    images, sizes = binding.addresses(payloads)
-    options = {"boxes": boxes, "resized": resized, "decoded": decoded, "expected": expected, "flips": flips}
-    arrays = {name: np.ascontiguousarray(array) for name, array in options.items() if array is not None}
-    batch = binding.Batch(
-        **{name: array.ctypes.data for name, array in arrays.items()},
-        images=ctypes.addressof(images),
-        sizes=ctypes.addressof(sizes),
-        out=out.ctypes.data,
-        image_stride=out.strides[0] if count > 1 else 0,
-        limits=binding.Limits(*limits(max_pixels)),
-        count=count,
-        width=out.shape[3],
-        height=out.shape[2],
-        interleaved=interleaved,
-        filter=FILTERS[interpolation],
-        oversampling=oversampling,
-    )
-    return binding.thread_decoder().decode(batch)
+    return FILTERS[interpolation]
 
 
 def decode_resized(

@@ -30,7 +30,7 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
 FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
 
-_ABI = 5  # SF_ABI
+_ABI = 6  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 
 _KNOWN_LAYOUTS = r"libjpeg-turbo ([12]\.|3\.[0-2]\.)"
@@ -145,11 +145,11 @@ class Decoder:
         """Number of images that libjpeg-turbo decoded again, because of a fault in their Huffman codes."""
         return int(self._dll.sf_decoder_faults(self._handle))
 
-    def decode(self, batch: Batch) -> list[Problem]:
-        """Decode a batch, and return the problems by ascending index."""
-        if len(self._problems) < batch.count:
-            self._problems = (_Problem * batch.count)()
-        found = self._dll.sf_decode(self._handle, ctypes.byref(batch), self._problems)
+    def decode(self, *views: Batch) -> list[Problem]:
+        """Decode one view of the images or several, and return the problems by ascending index."""
+        if len(self._problems) < views[0].count:
+            self._problems = (_Problem * views[0].count)()
+        found = self._dll.sf_decode(self._handle, (Batch * len(views))(*views), len(views), self._problems)
         return [_problem(problem) for problem in self._problems[:found]]
 
     def read_header(self, payload: bytes | memoryview) -> Header:
@@ -244,7 +244,7 @@ def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
     dll.sf_decoder_free.argtypes, dll.sf_decoder_free.restype = [pointer], None
     dll.sf_decoder_about.argtypes, dll.sf_decoder_about.restype = [pointer], ctypes.c_char_p
     dll.sf_decoder_faults.argtypes, dll.sf_decoder_faults.restype = [pointer], ctypes.c_int64
-    dll.sf_decode.argtypes, dll.sf_decode.restype = [pointer, pointer, pointer], integer
+    dll.sf_decode.argtypes, dll.sf_decode.restype = [pointer, pointer, integer, pointer], integer
     dll.sf_read_header.argtypes = [pointer, pointer, ctypes.c_size_t, pointer, pointer]
     return dll
 

@@ -49,7 +49,7 @@ struct sf_decoder {
     sf_problem *problem;
     const uint8_t *image_end;
     sf_axis horizontal, vertical;
-    sf_buffer rows, ring, pointers;
+    sf_buffer frame, rows, ring, pointers;
 };
 
 /* ---- problems ---- */
@@ -173,6 +173,13 @@ static void prepare(sf_decoder *d, const sf_limits *limits, sf_problem *problem)
     d->errors.output_message = on_output;
 }
 
+/* What the views of an image need of it, decoded once: rows of RGBX. */
+typedef struct {
+    int32_t column, line; /* of the image, where it begins */
+    size_t row_bytes;
+    uint8_t *rows;
+} sf_frame;
+
 /* The parts of a batch that concern one image. */
 typedef struct {
     const sf_batch *batch;
@@ -182,11 +189,36 @@ typedef struct {
     bool mirrored;
     uint8_t *out;
     const uint8_t *pixels; /* of an image that is decoded already, else NULL */
+    const sf_frame *frame; /* of one whose views were decoded together, else NULL */
     int32_t width, height; /* of the image */
     int32_t whole[4];      /* the box where there is none */
+    int32_t to_batch[4];   /* what the box is resized to where nothing else is said */
 } sf_task;
 
-static void check_task(sf_decoder *d, const sf_task *task) {
+static void set_task(sf_task *task, const sf_batch *batch, int32_t index) {
+    const size_t i = (size_t)index;
+    *task = (sf_task){
+        .batch = batch,
+        .box = batch->boxes ? batch->boxes + 4 * i : NULL,
+        .expected = batch->expected ? batch->expected + 2 * i : NULL,
+        .mirrored = batch->flips[i] != 0,
+        .out = batch->out + batch->image_stride * i,
+        .to_batch = {batch->width, batch->height},
+    };
+    task->resized = batch->resized ? batch->resized + 4 * i : task->to_batch;
+    if (batch->decoded && batch->decoded[2 * i] > 0) {
+        task->pixels = batch->images[i];
+        task->width = batch->decoded[2 * i];
+        task->height = batch->decoded[2 * i + 1];
+    }
+}
+
+static void check_task(sf_decoder *d, sf_task *task) {
+    if (!task->box) {
+        task->whole[2] = task->width;
+        task->whole[3] = task->height;
+        task->box = task->whole;
+    }
     const int32_t *box = task->box, *resized = task->resized;
     const sf_batch *batch = task->batch;
     const int64_t width = task->width, height = task->height;
@@ -302,7 +334,7 @@ typedef struct {
 } sf_source;
 
 /* Begin to decode an encoded image. */
-static void start_image(sf_decoder *d, const sf_task *task, sf_source *source) {
+static void start_image(sf_decoder *d, int32_t reduction, sf_source *source) {
     struct jpeg_decompress_struct *info = &d->info;
     check_coding(d);
     source->several_scans = has_several_scans(d);
@@ -311,9 +343,9 @@ static void start_image(sf_decoder *d, const sf_task *task, sf_source *source) {
         d->progress = (struct jpeg_progress_mgr){.progress_monitor = on_progress};
         info->progress = &d->progress;
     }
-    source->reduction = choose_reduction(task);
+    source->reduction = reduction;
     info->scale_num = 1;
-    info->scale_denom = (unsigned)source->reduction;
+    info->scale_denom = (unsigned)reduction;
     info->out_color_space = JCS_EXT_RGBX; /* grey is replicated; four bytes per pixel suit the vector loops */
     d->jpeg->jpeg_start_decompress(info);
     if (d->own_entropy && !d->found_fault && !source->several_scans) {
@@ -348,6 +380,11 @@ static void set_axes(sf_decoder *d, const sf_task *task, sf_source *source) {
  * taken for the first of the two that share a line of chroma. */
 static void narrow(sf_decoder *d, const sf_task *task, sf_source *source) {
     struct jpeg_decompress_struct *info = &d->info;
+    if (task->frame) {
+        source->line = source->top;
+        source->column = task->frame->column;
+        return;
+    }
     int32_t margin = MARGIN;
     if (source->several_scans) {
         margin += SMOOTHED_IMCUS * sf_coding_of(d->jpeg, info).max_h_samp_factor * DCTSIZE / source->reduction;
@@ -381,6 +418,10 @@ static void reserve_rows(sf_decoder *d, sf_source *source) {
 
 /* Fill `rows` with the next lines; returns how many. */
 static int32_t read_rows(sf_decoder *d, const sf_task *task, sf_source *source) {
+    if (task->frame) {
+        source->rows[0] = task->frame->rows + task->frame->row_bytes * (size_t)(source->line - task->frame->line);
+        return 1;
+    }
     if (task->pixels) {
         const size_t first = (size_t)source->line * (size_t)source->width + (size_t)source->column;
         widen(task->pixels + 3 * first, source->columns, source->rows[0]);
@@ -433,42 +474,87 @@ static void resize(sf_decoder *d, const sf_task *task, sf_source *source) {
     }
 }
 
-static void decode(sf_decoder *d, sf_task *task) {
-    if (!task->box) {
-        task->whole[2] = task->width;
-        task->whole[3] = task->height;
-        task->box = task->whole;
+/* Decode the smallest part of an image that holds the crops of all its views. Rows end in what the horizontal pass reads
+ * behind them, with zero weight: the begin of the next row. They are off 32 bytes as those of `reserve_rows`. */
+static void decode_frame(sf_decoder *d, const sf_batch *views, int32_t count, int32_t index, sf_frame *frame) {
+    sf_source source = {.left = INT32_MAX, .top = INT32_MAX};
+    sf_task task;
+    for (int32_t v = count - 1; v >= 0; v--) {
+        set_task(&task, views + v, index);
+        task.width = (int32_t)d->info.image_width;
+        task.height = (int32_t)d->info.image_height;
+        check_task(d, &task);
+        const int32_t *box = task.box;
+        if (box[0] < source.left) source.left = box[0];
+        if (box[1] < source.top) source.top = box[1];
+        if (box[0] + box[2] > source.right) source.right = box[0] + box[2];
+        if (box[1] + box[3] > source.bottom) source.bottom = box[1] + box[3];
     }
+    start_image(d, 1, &source);
+    narrow(d, &task, &source);
+    frame->column = source.column;
+    frame->line = source.line;
+    frame->row_bytes = (4 * (size_t)source.columns + 31) & ~(size_t)31;
+    const size_t lines = (size_t)(source.bottom - source.line), behind = 4 * ((size_t)source.columns + SF_BLOCK);
+    need(d, sf_reserve(&d->frame, 16 + frame->row_bytes * lines + behind));
+    frame->rows = (uint8_t *)d->frame.data + 16;
+    while (source.line < source.bottom) {
+        for (int i = 0; i < ROWS_PER_READ; i++) {
+            source.rows[i] = frame->rows + frame->row_bytes * (size_t)(source.line + i - frame->line);
+        }
+        source.line += read_rows(d, &task, &source);
+    }
+    if (!source.several_scans && !has_end_marker(d)) on_source_empty(&d->info);
+}
+
+static void decode_view(sf_decoder *d, sf_task *task) {
     check_task(d, task);
     sf_source source = {.reduction = 1, .width = task->width, .height = task->height};
-    if (!task->pixels) start_image(d, task, &source);
+    const bool encoded = !task->pixels && !task->frame;
+    if (encoded) start_image(d, choose_reduction(task), &source);
     set_axes(d, task, &source);
     narrow(d, task, &source);
-    reserve_rows(d, &source);
+    if (!task->frame) reserve_rows(d, &source);
     resize(d, task, &source);
-    if (!task->pixels && !source.several_scans && !has_end_marker(d)) on_source_empty(&d->info);
+    if (encoded && !source.several_scans && !has_end_marker(d)) on_source_empty(&d->info);
+}
+
+static bool is_encoded(const sf_batch *batch, int32_t index) {
+    return !batch->decoded || batch->decoded[2 * (size_t)index] <= 0;
+}
+
+static void decode(sf_decoder *d, const sf_batch *views, int32_t count, int32_t index) {
+    const bool encoded = is_encoded(views, index);
+    sf_frame frame;
+    if (encoded) {
+        open_image(d, views->images[index], views->sizes[index]);
+        if (count > 1) decode_frame(d, views, count, index, &frame);
+    }
+    for (int32_t v = 0; v < count; v++) {
+        sf_task task;
+        set_task(&task, views + v, index);
+        if (encoded) {
+            task.width = (int32_t)d->info.image_width;
+            task.height = (int32_t)d->info.image_height;
+            task.frame = count > 1 ? &frame : NULL;
+        }
+        decode_view(d, &task);
+    }
 }
 
 /* setjmp is called in functions without locals of their own, so that none is indeterminate after a longjmp. */
-static void try_to_decode(sf_decoder *d, const uint8_t *image, size_t size, sf_task *task, sf_problem *problem) {
-    prepare(d, &task->batch->limits, problem);
-    if (!setjmp(d->escape)) {
-        if (!task->pixels) {
-            open_image(d, image, size);
-            task->width = (int32_t)d->info.image_width;
-            task->height = (int32_t)d->info.image_height;
-        }
-        decode(d, task);
-    }
-    if (!task->pixels) close_image(d);
+static void try_to_decode(sf_decoder *d, const sf_batch *views, int32_t count, int32_t index, sf_problem *problem) {
+    prepare(d, &views->limits, problem);
+    if (!setjmp(d->escape)) decode(d, views, count, index);
+    if (is_encoded(views, index)) close_image(d);
 }
 
-static void decode_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_task *task, sf_problem *problem) {
+static void decode_guarded(sf_decoder *d, const sf_batch *views, int32_t count, int32_t index, sf_problem *problem) {
     d->found_fault = false;
-    try_to_decode(d, image, size, task, problem);
+    try_to_decode(d, views, count, index, problem);
     if (!d->found_fault) return;
     d->faults++;
-    try_to_decode(d, image, size, task, problem); /* libjpeg-turbo says what it is, and what there is to see */
+    try_to_decode(d, views, count, index, problem); /* libjpeg-turbo says what it is, and what there is to see */
 }
 
 static void read_header_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_header *header,
@@ -509,6 +595,7 @@ void sf_decoder_free(sf_decoder *d) {
     sf_axis_release(&d->horizontal);
     sf_axis_release(&d->vertical);
     sf_release(&d->entropy.data);
+    sf_release(&d->frame);
     sf_release(&d->rows);
     sf_release(&d->ring);
     sf_release(&d->pointers);
@@ -519,30 +606,20 @@ const char *sf_decoder_about(const sf_decoder *d) { return d->about; }
 
 int64_t sf_decoder_faults(const sf_decoder *d) { return d->faults; }
 
-int32_t sf_decode(sf_decoder *d, const sf_batch *batch, sf_problem *problems) {
-    const int32_t whole[4] = {batch->width, batch->height, 0, 0};
+int32_t sf_decode(sf_decoder *d, const sf_batch *views, int32_t count, sf_problem *problems) {
     int32_t found = 0;
-    for (int32_t i = 0; i < batch->count; i++) {
-        sf_task task = {
-            .batch = batch,
-            .box = batch->boxes ? batch->boxes + 4 * (size_t)i : NULL,
-            .resized = batch->resized ? batch->resized + 4 * (size_t)i : whole,
-            .expected = batch->expected ? batch->expected + 2 * (size_t)i : NULL,
-            .mirrored = batch->flips[i] != 0,
-            .out = batch->out + batch->image_stride * (size_t)i,
-        };
-        if (batch->decoded && batch->decoded[2 * (size_t)i] > 0) {
-            task.pixels = batch->images[i];
-            task.width = batch->decoded[2 * (size_t)i];
-            task.height = batch->decoded[2 * (size_t)i + 1];
-        }
+    for (int32_t i = 0; i < views->count; i++) {
         sf_problem *problem = &problems[found];
-        decode_guarded(d, batch->images[i], batch->sizes[i], &task, problem);
+        decode_guarded(d, views, count, i, problem);
         trim(&d->entropy.data);
+        trim(&d->frame);
         trim(&d->ring);
         trim(&d->horizontal.packed_memory);
         if (problem->status == SF_OK) continue;
-        if (problem->status != SF_DAMAGED) memset(task.out, 0, 3 * (size_t)batch->width * batch->height);
+        for (int32_t v = 0; v < count && problem->status != SF_DAMAGED; v++) {
+            const sf_batch *view = views + v;
+            memset(view->out + view->image_stride * (size_t)i, 0, 3 * (size_t)view->width * view->height);
+        }
         problem->index = i;
         found++;
     }

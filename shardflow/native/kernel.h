@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 5
+#define SF_ABI 6
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -96,9 +96,11 @@ SF_API const char *sf_decoder_about(const sf_decoder *decoder);
 /* How many images have been decoded once more, for a fault in their Huffman codes. */
 SF_API int64_t sf_decoder_faults(const sf_decoder *decoder);
 
-/* Returns how many images have a problem and describes each in `problems` (room for `count`), by ascending index.
- * The pixels of an image that has one are all zero, unless it is SF_DAMAGED. */
-SF_API int32_t sf_decode(sf_decoder *decoder, const sf_batch *batch, sf_problem *problems);
+/* Decode one view of each image, or several: batches of the same images, sizes, decoded, expected, limits and count. With
+ * several, an image is decoded once, as much of it as all of its crops need, at full scale; each view is as by itself.
+ * Returns how many images have a problem and describes each in `problems` (room for the images), by ascending index.
+ * The pixels of an image that has one are all zero, in every view, unless it is SF_DAMAGED. */
+SF_API int32_t sf_decode(sf_decoder *decoder, const sf_batch *views, int32_t count, sf_problem *problems);
 
 /* Read what the header says. Returns a status; `problem` is filled unless it is SF_OK. */
 SF_API int32_t sf_read_header(sf_decoder *decoder, const uint8_t *image, size_t size, sf_header *header,

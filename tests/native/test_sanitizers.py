@@ -18,6 +18,7 @@ TESTS = (
     "test_pixels.py::test_layouts_hold_the_same_pixels",
     "test_pixels.py::test_plain_loops_make_the_same_pixels",
     "test_pixels.py::test_any_crop_of_any_jpeg",
+    "test_views.py",
 )
 
 

@@ -52,6 +52,22 @@ static int32_t below(int32_t limit, uint8_t byte, uint8_t fine) {
     return (int32_t)(((int64_t)byte * 256 + fine) * limit / 65536);
 }
 
+/* Decode the batch as a view beside one of whole images; where no fault is found, it is as by itself. */
+static void check_views(sf_decoder *decoder, const sf_batch *batch, int32_t found) {
+    const size_t bytes = (size_t)batch->count * batch->image_stride;
+    sf_batch views[2] = {*batch, *batch};
+    views[1].boxes = views[1].resized = NULL;
+    for (int v = 0; v < 2; v++) {
+        views[v].out = malloc(bytes);
+        if (!views[v].out) abort();
+    }
+    sf_problem problems[3];
+    if (!sf_decode(decoder, views, 2, problems)) {
+        check(!found && !memcmp(views[0].out, batch->out, bytes), "a view is as by itself");
+    }
+    for (int v = 0; v < 2; v++) free(views[v].out);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < CHOICE_BYTES) return 0;
     const uint8_t *choice = data;
@@ -120,7 +136,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             .filter = (choice[14] >> 2) % 3,
             .oversampling = choice[15] % 4,
         };
-        found[fast] = sf_decode(decoders[fast], &batch, problems[fast]);
+        found[fast] = sf_decode(decoders[fast], &batch, 1, problems[fast]);
+        if (!batch.oversampling) check_views(decoders[fast], &batch, found[fast]);
     }
     check(found[0] == found[1] && found[0] <= 1, "at most the one image has a problem");
     check(!memcmp(out[0], out[1], (size_t)count * image_bytes), "both ways write the same");

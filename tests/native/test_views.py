@@ -1,0 +1,73 @@
+"""Several crops of one decode have the pixels that each has by itself."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from shardflow import native
+from tests.helpers import jpegs
+from tests.native.test_pixels import KINDS, empty
+
+
+@st.composite
+def views_of(draw: st.DrawFn, width: int, height: int, count: int) -> native.View:
+    """A view of `count` images of this size: any box, a window of it at any size, flipped or not."""
+    boxes, resized = [], []
+    out = empty(count, draw(st.integers(1, 40)), draw(st.integers(1, 40)), channels_last=draw(st.booleans()))
+    for _ in range(count):
+        x, y = draw(st.integers(0, width - 1)), draw(st.integers(0, height - 1))
+        boxes.append((x, y, draw(st.integers(1, width - x)), draw(st.integers(1, height - y))))
+        left, top, right, bottom = (draw(st.integers(0, 9)) for _ in range(4))
+        resized.append((left + out.shape[3] + right, top + out.shape[2] + bottom, left, top))
+    flips = np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    return native.View(np.array(boxes, np.int32), flips, out, np.array(resized, np.int32))
+
+
+def alone(payloads: list[native.Payload], view: native.View) -> tuple[list[native.Problem], native.View]:
+    """Return the problems of a view that is decoded by itself, and the view with its pixels."""
+    channels_last = not view.out[0].flags.c_contiguous
+    own = view._replace(out=empty(len(payloads), *view.out.shape[2:], channels_last=channels_last))
+    return native.decode_crops(payloads, own.boxes, own.flips, own.out, resized=own.resized), own
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_views_are_what_they_are_alone(data: st.DataObject) -> None:
+    """Any views of any JPEGs, and of decoded images among them, equal the crops of a decode each, bit by bit."""
+    width, height = data.draw(st.integers(1, 120)), data.draw(st.integers(1, 120))
+    how = KINDS[data.draw(st.sampled_from(sorted(KINDS)))]
+    encoded = jpegs.make(data.draw(st.integers(0, 3)), width, height, **how)
+    pixels = np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
+    payloads: list[native.Payload] = data.draw(st.sampled_from([[encoded], [encoded, pixels], [pixels, encoded]]))
+    views = [data.draw(views_of(width, height, len(payloads))) for _ in range(data.draw(st.integers(1, 4)))]
+    assert native.decode_views(payloads, views) == []
+    for view in views:
+        problems, own = alone(payloads, view)
+        assert problems == []
+        np.testing.assert_array_equal(view.out, own.out)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_damaged_images_are_black_in_every_view(data: st.DataObject) -> None:
+    """A damaged image fails in all views or in none; its neighbours are whole, and images without a fault that is found."""
+    whole = jpegs.make(0, 90, 70, **KINDS[data.draw(st.sampled_from(["4:2:0", "progressive", "restart markers"]))])
+    chance = random.Random(data.draw(st.integers(0, 1 << 30)))
+    damaged = jpegs.flipped(whole, chance, 1) if data.draw(st.booleans()) else whole[: chance.randrange(len(whole))]
+    views = [data.draw(views_of(90, 70, 3)) for _ in range(2)]
+    problems = native.decode_views([whole, damaged, whole], views)
+    assert [problem.index for problem in problems] in ([], [1])
+    failed = bool(problems) and problems[0].status is not native.Status.DAMAGED
+    for view in views:
+        _, own = alone([whole, damaged, whole], view)
+        np.testing.assert_array_equal(view.out[[0, 2]], own.out[[0, 2]])
+        if failed:
+            assert not view.out[1].any()
+        elif not problems:
+            np.testing.assert_array_equal(view.out[1], own.out[1])
