@@ -14,7 +14,9 @@ never lies in the buffer, so the caller may keep it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import collections
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +24,21 @@ from torch.utils import _pytree
 
 from .copy_stream import CopyStream, Event, EventTimer
 
+_SMALL_BYTES = 1 << 16  # copying so few bytes once more on the host costs less than a copy to the device of their own
+_ALIGNMENT = 64
+
 
 class BatchBuffer:
-    """Memory for one batch. `fill` and `consume` alternate; two threads may call them."""
+    """Memory for one batch. `fill` and `consume` alternate; two threads may call them.
+
+    A batch travels in few copies, however many tensors it has: those below 64 KiB, such as the boxes of each image,
+    share one memory and one copy.
+    """
 
     def __init__(self, copy_stream: CopyStream) -> None:
         self._copy_stream = copy_stream
-        self._tensors: list[_TensorBuffer] = []
+        self._small = _DeviceMemory(copy_stream)
+        self._large: list[_DeviceMemory] = []
         self._batch: Any = None
         self._copied: Event | None = None
         self._consumed: Event | None = None
@@ -40,10 +50,17 @@ class BatchBuffer:
         if self._consumed is not None:
             self._consumed.block_copy_stream()
         leaves, self._structure = _pytree.tree_flatten(batch)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self._tensors += [_TensorBuffer(self._copy_stream) for _ in range(len(tensors) - len(self._tensors))]
-        copies = iter([buffer.fill(tensor) for buffer, tensor in zip(self._tensors, tensors, strict=False)])
-        self._batch = [next(copies) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        tensors = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        small = [number for number in tensors if _is_small(leaves[number])]
+        large = [number for number in tensors if not _is_small(leaves[number])]
+        self._large += [_DeviceMemory(self._copy_stream) for _ in range(len(large) - len(self._large))]
+        groups = [(self._small, small)] if small else []
+        groups += [(memory, [number]) for memory, number in zip(self._large, large, strict=False)]
+        for memory, numbers in groups:
+            copies = memory.fill([leaves[number] for number in numbers])
+            for number, copy in zip(numbers, copies, strict=True):
+                leaves[number] = copy
+        self._batch = leaves
         self._copied = self._copy_stream.record_copies()
 
     def consume(self, transform: Callable[[Any], Any], timer: EventTimer | None = None) -> Any:
@@ -70,8 +87,8 @@ class BatchBuffer:
             self._consumed.block_copy_stream()
 
 
-class _TensorBuffer:
-    """Staging and device memory for one tensor of a batch, which grow to the largest tensor so far."""
+class _DeviceMemory:
+    """Staging and device memory for tensors that are copied together, which grow to the most bytes so far."""
 
     def __init__(self, copy_stream: CopyStream) -> None:
         self._copy_stream = copy_stream
@@ -79,31 +96,55 @@ class _TensorBuffer:
         self._memory = copy_stream.device_memory(0)  # on the device from the start: the first tensor may be empty
         self._source: torch.Tensor | None = None
 
-    def fill(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Queue the copy of a tensor, and return the tensor on the device."""
-        size = tensor.numel() * tensor.element_size()
+    def fill(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Queue the copy of one tensor, or of several on the host, and return the tensors on the device."""
+        ends = list(itertools.accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors))
+        begins, size = [0, *ends[:-1]], ends[-1]
         if size > len(self._memory):
             self._memory = self._copy_stream.device_memory(size)
-        target = _view_like(self._memory, tensor)
-        if self._copy_stream.needs_staging(tensor):
+        targets = [_view_like(self._memory, begin, tensor) for begin, tensor in zip(begins, tensors, strict=True)]
+        if len(tensors) == 1 and not self._copy_stream.needs_staging(tensors[0]):
+            target, source = targets[0], tensors[0]
+        else:
             if size > len(self._staging):
                 self._staging = self._copy_stream.staging_memory(size)
-            tensor = _view_like(self._staging, tensor).copy_(tensor)
-        self._copy_stream.copy(target, tensor)
-        self._source = tensor  # keeps it alive until the next fill, which waits for the copy
-        return target
+            for begin, tensor in zip(begins, tensors, strict=True):
+                _view_like(self._staging, begin, tensor).copy_(tensor)
+            target, source = self._memory[:size], self._staging[:size]
+        self._copy_stream.copy(target, source)
+        self._source = source  # keeps it alive until the next fill, which waits for the copy
+        return targets
 
 
 def clone_shared(batch: Any, buffer: Any) -> Any:
-    """Return a batch in which tensors that share memory with tensors of `buffer` are cloned; both nested in any way."""
+    """Return a batch in which tensors that share memory with tensors of `buffer` are cloned; both nested in any way.
+
+    Memory that several tensors of `buffer` share is cloned once.
+    """
     tensors = (leaf for leaf in _pytree.tree_leaves(buffer) if isinstance(leaf, torch.Tensor))
-    shared = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    return _pytree.tree_map_only(
-        torch.Tensor, lambda leaf: leaf.clone() if leaf.untyped_storage().data_ptr() in shared else leaf, batch
-    )
+    sharing = collections.Counter(tensor.untyped_storage().data_ptr() for tensor in tensors)
+    clones: dict[int, torch.Tensor] = {}
+
+    def cloned(leaf: torch.Tensor) -> torch.Tensor:
+        storage = leaf.untyped_storage()
+        address = storage.data_ptr()
+        if not leaf.numel() or address not in sharing:
+            return leaf
+        if sharing[address] == 1:
+            return leaf.clone()
+        if address not in clones:
+            clones[address] = leaf.new_empty(0, dtype=torch.uint8).set_(storage).clone()
+        memory = clones[address].untyped_storage()
+        return leaf.new_empty(0).set_(memory, leaf.storage_offset(), leaf.size(), leaf.stride())
+
+    return _pytree.tree_map_only(torch.Tensor, cloned, batch)
 
 
-def _view_like(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _is_small(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.nbytes < _SMALL_BYTES
+
+
+def _view_like(memory: torch.Tensor, begin: int, like: torch.Tensor) -> torch.Tensor:
     strides = torch.empty_like(like, device="meta").stride()
-    flat = memory[: like.numel() * like.element_size()].view(like.dtype)
+    flat = memory[begin : begin + like.nbytes].view(like.dtype)
     return flat.as_strided(like.shape, strides)

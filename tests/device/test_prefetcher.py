@@ -320,10 +320,10 @@ def test_staging_memory_is_not_overwritten_before_the_copy() -> None:
     stream = DelayedCopyStream()
     buffer = BatchBuffer(stream)
     buffer.fill(torch.tensor([1, 2, 3]))
-    staging, memory = buffer._tensors[0]._staging, buffer._tensors[0]._memory
+    staging, memory = buffer._small._staging, buffer._small._memory
     buffer.fill(torch.tensor([4, 5, 6]))
-    assert memory.view(torch.int64).tolist() == [1, 2, 3]
-    assert staging.view(torch.int64).tolist() == [4, 5, 6]
+    assert memory.view(torch.int64)[:3].tolist() == [1, 2, 3]
+    assert staging.view(torch.int64)[:3].tolist() == [4, 5, 6]
 
 
 def test_buffers_keep_their_memory() -> None:
@@ -334,6 +334,27 @@ def test_buffers_keep_their_memory() -> None:
         buffer.fill(batch)
         assert torch.equal(buffer.consume(lambda batch: batch), batch)
     assert len({address for kind, address in stream.log if kind == "copy"}) == 2
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_small_tensors_share_a_copy(pinned: bool) -> None:
+    """The boxes of each image and the labels travel in one copy and the images in another; all are kept as they are."""
+    stream = DelayedCopyStream(pinned=pinned)
+    buffer = BatchBuffer(stream)
+    given, kept = [], []
+    for number in range(3):
+        images = torch.full((2, 3, 120, 100), number, dtype=torch.uint8)
+        boxes = [torch.full((count, 4), number + count / 8) for count in (3, 0, 5)]
+        given.append(((images, images[:, :1] + 1), boxes, torch.arange(3)[::2], [boxes[0][:, 0] > 0]))
+        buffer.fill(given[-1])
+        copies = [address for kind, address in stream.log if kind == "copy"]
+        assert len(copies) == 2 * (number + 1)
+        kept.append(buffer.consume(lambda batch: batch))
+    for before, after in zip(tree_leaves(given), tree_leaves(kept), strict=True):
+        assert before.dtype == after.dtype
+        assert torch.equal(before, after)
+    _, boxes, *_ = kept[0]
+    assert boxes[0].untyped_storage().data_ptr() == boxes[2].untyped_storage().data_ptr()  # cloned in one piece
 
 
 def test_an_empty_tensor_is_on_the_device_too() -> None:
