@@ -15,6 +15,14 @@ from .sampler import EpochOrder, EpochStart
 _LATER_ENTRIES = {"sticky": False, "weights": None, "class_batches": None, "buckets": None}
 """Entries that states of this version did not have at first, and what held then. A state has them where they differ."""
 
+_ARGUMENTS = {
+    "weights": "weights=, or set_weights before load_state_dict",
+    "class_batches": "samples_per_class= and batch_size=",
+    "buckets": "AspectBucketDecoder, batch_size= and world_size=",
+    "sticky": "shuffle=Shuffle(sticky=...)",
+}
+"""The arguments behind entries that have other names."""
+
 STATE_VERSION = 2  # 1: the first windows of a lane were longer, so a position meant another sample
 
 
@@ -88,7 +96,8 @@ def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes
     if not order.shuffle:
         del expected["window"]
     if differences := compare(state, expected):
-        remedy = "make these equal"
+        arguments = [how for name, how in _ARGUMENTS.items() if state[name] != expected[name]]
+        remedy = "make these equal" + (f" ({'; '.join(arguments)})" if arguments else "")
         if state["fingerprint"] != dataset.fingerprint and dataset.has_version(str(state["fingerprint"])):
             remedy = f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads that version"
         raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differences)}; {remedy}")
