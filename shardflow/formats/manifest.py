@@ -17,6 +17,7 @@ from typing import Any
 
 from shardflow.errors import ConfigError, ManifestError
 
+from .annotations import Annotations
 from .json_object import JsonObject, entries, entry
 from .roots import Root, split_shard_name
 from .sharding import Sharding
@@ -101,6 +102,8 @@ class Manifest(JsonObject):
         mean, std: Of the packed images, one number in 0 … 1 per channel (RGB); None where they were not measured.
         statistics: Split → counts over its images; None where nothing was counted.
         sharding: How the inputs were cut into shards; None where that is not known.
+        annotations: Which parts of the samples are masks, and where boxes and keypoints stand; empty where nothing is
+            declared.
         roots: Name → a place of tars that the dataset does not own. Not part of the fingerprint. A dataset with roots
             has all of its shards there.
 
@@ -126,6 +129,10 @@ class Manifest(JsonObject):
     )
     sharding: Sharding | None = field(
         default=None, metadata=entry(name="layout", write=Sharding.to_json, read=Sharding.from_json, optional=True)
+    )
+    annotations: Annotations = field(
+        default_factory=Annotations,
+        metadata=entry(write=Annotations.to_json, read=Annotations.from_json, optional=True),
     )
     roots: Mapping[str, Root] = field(
         default_factory=dict, metadata=entry(name="bases", **_by_name(Root), fingerprinted=False, optional=True)

@@ -1,0 +1,234 @@
+"""Annotations: the declaration of which parts of the samples are masks, and where boxes and keypoints stand in JSON.
+
+It is made when packing, and is an entry of the manifest. Nothing follows from the name of a part or of a key: a part
+that is not declared is kept byte for byte.
+
+    masks        parts that are PNGs: "mask.png" is the field "mask" of a batch
+    boxes        PART:PATH:FORMAT[:normalized]   json:boxes:xyxy, json:objects[].bbox:xywh
+    box fields   NAME=PATH[:float]               labels=objects[].category_id, area=objects[].area:float
+    keypoints    PART:PATH:FORMAT[:normalized]   json:keypoints:xyv, json:objects[].keypoints:xyv
+
+A path is made of keys with dots between them, and `[]` for each element of a list; it may start with `[]` where the
+whole JSON is a list. What its values must look like is in `coordinates`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from shardflow.errors import ConfigError
+
+from .image_types import IMAGE_PARTS
+from .json_object import JsonObject, entry
+from .labels import LABEL_PARTS
+
+BOX_FORMATS = ("xyxy", "xywh", "cxcywh")
+"""Left, top, right, bottom; left, top, width, height (COCO); centre x, centre y, width, height (YOLO)."""
+
+KEYPOINT_FORMATS = ("xy", "xyv")
+"""With and without a visibility, which is 0 for a point that is not there (COCO)."""
+
+EACH = "[]"
+NORMALIZED = "normalized"
+FLOAT = "float"
+
+_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
+_STEP = re.compile(r"([^.:=\[\]]*)((?:\[\])*)")
+_FIELD = re.compile(r"[a-z0-9_]{1,32}")
+_RESERVED = ("boxes", "image", "index", "key", "keypoints", "label", "labels", "random_key", "valid")
+_MOST_STEPS = 16
+
+_Text = TypeVar("_Text", "Boxes", "Keypoints")
+
+
+def path_steps(path: str) -> tuple[str, ...]:
+    """Return the steps of a path: keys, and `EACH` for each element of a list.
+
+    Raises:
+        ConfigError: It is not a path.
+    """
+    steps: list[str] = []
+    for number, step in enumerate(path.split(".") if isinstance(path, str) else ("",)):
+        match = _STEP.fullmatch(step)
+        if match is None or not step.isprintable() or not (match[1] or (number == 0 and match[2])):
+            raise ConfigError(f"path {path!r} is not made of keys with dots between them, such as objects[].bbox")
+        steps += [match[1]] * bool(match[1]) + [EACH] * (len(match[2]) // len(EACH))
+    if len(steps) > _MOST_STEPS:
+        raise ConfigError(f"path {path!r} has {len(steps)} steps; allowed are {_MOST_STEPS}")
+    return tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes(JsonObject):
+    """Where the boxes of a sample stand.
+
+    Args:
+        part: Part of the samples, a JSON: "json".
+        path: Path to the boxes: "boxes" is a list of them, "objects[].bbox" the `bbox` of each object.
+        format: "xyxy", "xywh" or "cxcywh", see `BOX_FORMATS`; four numbers in pixels of the upright image.
+        normalized: Whether the numbers are fractions of the image's width and height, not pixels.
+        fields: Name → path of further values in the same part, one integer per box: {"labels": "objects[].category"}
+            is the field "box_labels" of a batch. For numbers with fractions, the path ends in ":float".
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    part: str
+    path: str
+    format: str
+    normalized: bool = False
+    fields: Mapping[str, str] = field(default_factory=dict, metadata=entry(write=dict, read=dict))
+
+    def __post_init__(self) -> None:
+        _check(self, BOX_FORMATS)
+        for name, path in self.fields.items():
+            if not (isinstance(name, str) and _FIELD.fullmatch(name)):
+                raise ConfigError(f"box field {name!r}: names are up to 32 of a-z 0-9 _")
+            field_path(path)
+
+    @classmethod
+    def parse(cls, text: str, fields: Mapping[str, str] | None = None) -> Boxes:
+        """Return what a text declares, such as "json:boxes:xyxy" or "json:objects[].bbox:cxcywh:normalized"."""
+        return replace(_parse(cls, text, "boxes", BOX_FORMATS), fields=dict(fields or {}))
+
+    def __str__(self) -> str:
+        return _text(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Keypoints(JsonObject):
+    """Where the keypoints of a sample stand.
+
+    Args:
+        part: Part of the samples, a JSON: "json".
+        path: Path to the keypoints: "landmarks" is one list of K points for the sample; "keypoints[]" and
+            "objects[].keypoints" are as many lists of K points as the path has elements, parallel to the boxes if boxes
+            are declared.
+        format: "xy" or "xyv", see `KEYPOINT_FORMATS`; in pixels of the upright image.
+        normalized: Whether x and y are fractions of the image's width and height, not pixels.
+
+    Raises:
+        ConfigError: A value is out of its range.
+    """
+
+    part: str
+    path: str
+    format: str
+    normalized: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self, KEYPOINT_FORMATS)
+
+    @property
+    def per_box(self) -> bool:
+        """Whether a sample has several lists of points, [N, K, 2 or 3], and not one, [K, 2 or 3]."""
+        return EACH in self.path
+
+    @property
+    def visibility(self) -> bool:
+        """Whether each point has a third number."""
+        return self.format == "xyv"
+
+    @classmethod
+    def parse(cls, text: str) -> Keypoints:
+        """Return what a text declares, such as "json:keypoints:xyv"."""
+        return _parse(cls, text, "keypoints", KEYPOINT_FORMATS)
+
+    def __str__(self) -> str:
+        return _text(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotations(JsonObject):
+    """What the parts beside the images are: masks, boxes and keypoints, which move with the pixels.
+
+    Args:
+        masks: Parts that are masks, as large as the images: ("mask.png",).
+        boxes: Where the boxes stand; None if there are none.
+        keypoints: Where the keypoints stand; None if there are none.
+
+    Raises:
+        ConfigError: A value is out of its range.
+
+    Example:
+        >>> boxes = Boxes("json", "objects[].bbox", "xywh", fields={"labels": "objects[].category_id"})
+        >>> shardflow.pack("photos/", "out/", annotations=Annotations(masks=("mask.png",), boxes=boxes))
+        ... # doctest: +SKIP
+    """
+
+    masks: tuple[str, ...] = field(default=(), metadata=entry(write=list, read=tuple, optional=True))
+    boxes: Boxes | None = field(default=None, metadata=entry(write=Boxes.to_json, read=Boxes.from_json, optional=True))
+    keypoints: Keypoints | None = field(
+        default=None, metadata=entry(write=Keypoints.to_json, read=Keypoints.from_json, optional=True)
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.masks, str) or len(set(self.masks)) != len(self.masks):
+            raise ConfigError(f"masks must be different names of parts, such as ('mask.png',); found {self.masks!r}")
+        for mask in self.masks:
+            if not (isinstance(mask, str) and _PART.fullmatch(mask) and mask.endswith(".png")):
+                raise ConfigError(f"mask {mask!r} is not the name of a part, up to 16 characters ending in .png")
+            if mask_field(mask) in _RESERVED:
+                raise ConfigError(f"mask {mask!r} would be the field {mask_field(mask)!r}, which is another; rename it")
+
+    def __bool__(self) -> bool:
+        return bool(self.masks or self.boxes or self.keypoints)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that are declared, each once."""
+        coordinates = [each.part for each in (self.boxes, self.keypoints) if each is not None]
+        return tuple(dict.fromkeys([*self.masks, *coordinates]))
+
+    def joined(self, other: Annotations) -> Annotations:
+        """Return both declarations as one; where both declare boxes or keypoints, those of the other."""
+        return Annotations(
+            masks=tuple(dict.fromkeys([*self.masks, *other.masks])),
+            boxes=other.boxes or self.boxes,
+            keypoints=other.keypoints or self.keypoints,
+        )
+
+
+def mask_field(part: str) -> str:
+    """Return the field of a batch that a mask becomes: "mask" for "mask.png"."""
+    return part.removesuffix(".png")
+
+
+def field_path(text: str) -> tuple[str, bool]:
+    """Return the path of a per-box field, and whether its values have fractions.
+
+    Raises:
+        ConfigError: It is not a path, or ends in another kind than ":float".
+    """
+    path, colon, kind = text.partition(":") if isinstance(text, str) else (text, "", "")
+    if colon and kind != FLOAT:
+        raise ConfigError(f"{text!r}: values per box are integers, or fractions with :float; found {kind!r}")
+    path_steps(path)
+    return path, bool(colon)
+
+
+def _check(declared: Boxes | Keypoints, formats: tuple[str, ...]) -> None:
+    part, name = declared.part, type(declared).__name__.lower()
+    if not (isinstance(part, str) and _PART.fullmatch(part)) or part in (*IMAGE_PARTS, *LABEL_PARTS):
+        raise ConfigError(f"{name}: {part!r} cannot be the part of a sample that holds them; name one such as json")
+    path_steps(declared.path)
+    if declared.format not in formats:
+        raise ConfigError(f"{name}: format is {declared.format!r}; allowed are {', '.join(formats)}")
+    if not isinstance(declared.normalized, bool):
+        raise ConfigError(f"{name}: normalized is {declared.normalized!r}; allowed are True and False")
+
+
+def _parse(kind: type[_Text], text: str, name: str, formats: tuple[str, ...]) -> _Text:
+    part, path, *rest = text.split(":") if text.count(":") >= 2 else ("", "", "")
+    if not part or not path or rest[1:] not in ([], [NORMALIZED]):
+        message = f"{name} {text!r}: expected PART:PATH:FORMAT or PART:PATH:FORMAT:{NORMALIZED}"
+        raise ConfigError(f"{message}, such as json:{name}:{formats[0]}")
+    return kind(part, path, rest[0], len(rest) > 1)
+
+
+def _text(declared: Boxes | Keypoints) -> str:
+    return ":".join([declared.part, declared.path, declared.format, *[NORMALIZED] * declared.normalized])

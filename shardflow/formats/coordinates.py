@@ -1,0 +1,355 @@
+"""Coordinates: the boxes and keypoints in the JSON parts of a sample, read and written back as they are declared.
+
+    boxes        a list of lists of four numbers; four numbers alone are one box
+    box fields   a list of numbers, as many as boxes; beside a single box, a number
+    keypoints    a list of points, [[x, y, visibility], ...], or their numbers in turn, [x, y, visibility, ...]
+
+A sample without boxes has empty lists. All that comes out is in pixels of an image whose size is given, boxes as left,
+top, right, bottom. The same reading serves packing and loading, so that a sample which was packed can be loaded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.errors import DecodeError
+
+from .annotations import EACH, Annotations, Boxes, Keypoints, field_path, path_steps
+
+Array: TypeAlias = "npt.NDArray[Any]"
+Size: TypeAlias = "tuple[int, int]"
+"""Width and height in pixels."""
+
+MAX_JSON_BYTES = 16 * 2**20
+"""Longest part with coordinates, because a JSON takes up to some 30 times its bytes in memory."""
+
+_MAX = float(np.finfo(np.float32).max)
+_DIGITS = {False: 3, True: 7}  # of numbers in pixels, and of fractions
+_SHOWN = 60
+
+
+class Coordinates(NamedTuple):
+    """The boxes and keypoints of a sample.
+
+    Attributes:
+        boxes: float32 [N, 4], left, top, right, bottom in pixels; None where no boxes are declared.
+        box_fields: Name → int64 or float32 [N], the further values of the boxes.
+        keypoints: float32 [N, K, 2 or 3] where they are declared per box, otherwise [K, 2 or 3], x, y in pixels and the
+            visibility; None where none are declared. K is 0 where N is 0.
+    """
+
+    boxes: Array | None
+    box_fields: dict[str, Array]
+    keypoints: Array | None
+
+
+def read_coordinates(
+    annotations: Annotations, read_part: Callable[[str], bytes | memoryview | None], size: Size
+) -> Coordinates:
+    """Return the boxes and keypoints of a sample, whose parts `read_part` returns.
+
+    Args:
+        annotations: The declaration.
+        read_part: Returns a part by its name; None where the sample has none.
+        size: Of the image to which the coordinates belong, for those that are fractions of it.
+
+    Raises:
+        DecodeError: A part is missing or no JSON, a path leads nowhere, or the values there are not what is declared.
+    """
+    found = _Documents(annotations, read_part)
+    return _coordinates(found.boxes(size), found.box_fields(), found.keypoints(size))
+
+
+def move_coordinates(
+    annotations: Annotations,
+    read_part: Callable[[str], bytes | memoryview | None],
+    before: Size,
+    after: Size,
+    *,
+    move_box: Callable[[float, float, float, float], tuple[float, ...]],
+    move_point: Callable[[float, float], tuple[float, float]],
+) -> tuple[dict[str, bytes], Coordinates]:
+    """Return the parts with their coordinates moved and all else as it was, by name, and what was read from them.
+
+    Args:
+        annotations, read_part: As for `read_coordinates`.
+        before: Size of the image to which the coordinates belong.
+        after: Size of the image to which the moved ones belong.
+        move_box: Moves left, top, right, bottom, in pixels.
+        move_point: Moves x, y, in pixels. A point whose visibility is 0 stays as it is.
+
+    Raises:
+        DecodeError: As for `read_coordinates`.
+    """
+    found = _Documents(annotations, read_part)
+    boxes, fields, points = found.boxes(before), found.box_fields(), found.keypoints(before)
+    if boxes is not None:
+        found.write_boxes(np.array([move_box(*box) for box in boxes.tolist()], np.float64).reshape(-1, 4), after)
+    if points is not None:
+        found.write_keypoints(points, after, move_point)
+    return found.to_bytes(), _coordinates(boxes, fields, points)
+
+
+def _coordinates(boxes: Array | None, fields: dict[str, Array], points: Array | None) -> Coordinates:
+    boxes, points = (None if each is None else each.astype(np.float32) for each in (boxes, points))
+    return Coordinates(boxes, fields, points)
+
+
+class _Slot(NamedTuple):
+    """A place in a JSON value: an entry of a list or an object."""
+
+    container: Any
+    key: Any
+
+    @property
+    def value(self) -> Any:
+        return self.container[self.key]
+
+
+class _Documents:
+    """The JSON parts of a sample, each parsed once."""
+
+    def __init__(self, annotations: Annotations, read_part: Callable[[str], bytes | memoryview | None]) -> None:
+        self._annotations = annotations
+        self._roots: dict[str, list[Any]] = {}  # lists of one, so that the whole value is a slot as well
+        for declared, what in ((annotations.boxes, "boxes"), (annotations.keypoints, "keypoints")):
+            if declared is not None and declared.part not in self._roots:
+                if (data := read_part(declared.part)) is None:
+                    raise DecodeError(f"the sample has no part {declared.part!r}, which is declared to hold its {what}")
+                self._roots[declared.part] = [_parse(declared.part, data)]
+        self._boxes = [] if annotations.boxes is None else self._elements(annotations.boxes, annotations.boxes.path, 4)
+        points = annotations.keypoints
+        self._points = [] if points is None else self._slots(points, points.path)
+        if points is not None and points.per_box and annotations.boxes and len(self._points) != len(self._boxes):
+            message = f"{len(self._points)} lists of keypoints at {points.path}, but {len(self._boxes)} boxes"
+            raise DecodeError(f"part {points.part!r}: {message}; expected one for each box")
+
+    def boxes(self, size: Size) -> Array | None:
+        """Return float64 [N, 4] in pixels; None where no boxes are declared."""
+        declared = self._annotations.boxes
+        if declared is None:
+            return None
+        values = [slot.value for slot in self._boxes]
+        boxes = _numbers(declared, declared.path, values, (4,)).reshape(-1, 4)
+        if declared.format == "xyxy":
+            sides = boxes[:, 2:] - boxes[:, :2]
+        else:
+            sides = boxes[:, 2:].copy()
+            boxes[:, :2] -= sides / 2 if declared.format == "cxcywh" else 0
+            boxes[:, 2:] = boxes[:, :2] + sides
+        if (reversed_ := (sides < 0).any(1)).any():
+            number = int(reversed_.argmax())
+            message = f"{_place(declared.path, number)}: {values[number]!r} has a side below 0 as {declared.format}"
+            raise _error(declared, f"{message}; is another format meant?")
+        if declared.normalized:
+            boxes *= (*size, *size)
+        return _checked(declared, boxes)
+
+    def box_fields(self) -> dict[str, Array]:
+        """Return the further values of the boxes: name → int64 or float32 [N]."""
+        declared = self._annotations.boxes
+        if declared is None:
+            return {}
+        fields = {}
+        for name, text in declared.fields.items():
+            path, is_float = field_path(text)
+            values = [slot.value for slot in self._elements(declared, path, 0)]
+            if len(values) != len(self._boxes):
+                message = (
+                    f"box field {name!r} has {len(values)} values at {path}, but there are {len(self._boxes)} boxes"
+                )
+                raise _error(declared, message)
+            fields[name] = _field(declared, name, path, values, is_float=is_float)
+        return fields
+
+    def keypoints(self, size: Size) -> Array | None:
+        """Return float64 [N, K, 2 or 3] or [K, 2 or 3] in pixels; None where no keypoints are declared."""
+        declared = self._annotations.keypoints
+        if declared is None:
+            return None
+        numbers = len(declared.format)
+        sets = [
+            _points(declared, _place(declared.path, number), slot.value) for number, slot in enumerate(self._points)
+        ]
+        for number, each in enumerate(sets):
+            if len(each) != len(sets[0]):
+                message = f"{len(each)} points, but {len(sets[0])} in the first list"
+                raise _error(declared, f"{_place(declared.path, number)}: {message}")
+        points = np.array(sets, np.float64).reshape(len(sets), -1 if sets and len(sets[0]) else 0, numbers)
+        if declared.normalized:
+            points[..., :2] *= size
+        points = _checked(declared, points)
+        return points if declared.per_box else points[0]
+
+    def write_boxes(self, boxes: Array, size: Size) -> None:
+        """Put boxes in pixels, float64 [N, 4], in the place of those that were read."""
+        declared = self._annotations.boxes
+        assert declared is not None
+        boxes = _checked(declared, boxes) / ((*size, *size) if declared.normalized else 1)
+        if declared.format != "xyxy":
+            boxes[:, 2:] -= boxes[:, :2]
+        if declared.format == "cxcywh":
+            boxes[:, :2] += boxes[:, 2:] / 2
+        digits = _DIGITS[declared.normalized]
+        for slot, box in zip(self._boxes, boxes.tolist(), strict=True):
+            slot.container[slot.key] = [round(number, digits) for number in box]
+
+    def write_keypoints(self, points: Array, size: Size, move: Callable[[float, float], tuple[float, float]]) -> None:
+        """Put keypoints, moved, in the place of those that were read."""
+        declared = self._annotations.keypoints
+        assert declared is not None
+        digits = _DIGITS[declared.normalized]
+        scale = size if declared.normalized else (1, 1)
+        for slot, rows in zip(self._points, (points if declared.per_box else points[None]).tolist(), strict=True):
+            is_flat = bool(slot.value) and not isinstance(slot.value[0], list)
+            stored = _rows(slot.value, len(declared.format)) if is_flat else slot.value
+            moved = []
+            for (x, y, *_), own in zip(rows, stored, strict=True):
+                if declared.visibility and own[2] == 0:
+                    moved.append(own)
+                    continue
+                to = move(x, y)
+                _checked(declared, np.array(to))
+                moved.append([*(round(at / side, digits) for at, side in zip(to, scale, strict=True)), *own[2:]])
+            slot.container[slot.key] = list(itertools.chain.from_iterable(moved)) if is_flat else moved
+
+    def to_bytes(self) -> dict[str, bytes]:
+        """Return the parts, by their names."""
+        try:
+            # A lone half of a surrogate pair has no UTF-8, but an escape in JSON.
+            return {
+                part: json.dumps(root[0], ensure_ascii=False).encode(errors="backslashreplace")
+                for part, root in self._roots.items()
+            }
+        except RecursionError as error:
+            raise DecodeError(f"parts {', '.join(self._roots)}: too deeply nested") from error
+
+    def _slots(self, declared: Boxes | Keypoints, path: str) -> list[_Slot]:
+        """Return the places to which a path leads, in order."""
+        slots = [_Slot(self._roots[declared.part], 0)]
+        steps = path_steps(path)
+        for done, step in enumerate(steps):
+            found: list[_Slot] = []
+            for number, slot in enumerate(slots):
+                value = slot.value
+                if step == EACH:
+                    if not isinstance(value, list):
+                        raise _error(declared, _lacking(steps[:done], number, "a list", value))
+                    found += [_Slot(value, place) for place in range(len(value))]
+                else:
+                    if not isinstance(value, dict) or step not in value:
+                        raise _error(declared, _lacking(steps[:done], number, f"an object with {step!r}", value))
+                    found.append(_Slot(value, step))
+            slots = found
+        return slots
+
+    def _elements(self, declared: Boxes, path: str, numbers: int) -> list[_Slot]:
+        """Return the places of the elements of a list at a path, or those to which it leads if it has `[]`.
+
+        An element is a list of as many numbers, or a number where that is 0.
+        """
+        slots = self._slots(declared, path)
+        if EACH in path:
+            return slots
+        (slot,) = slots
+        value = slot.value
+        is_single = not isinstance(value, list) or (numbers > 0 and len(value) > 0 and not isinstance(value[0], list))
+        return slots if is_single else [_Slot(value, place) for place in range(len(value))]
+
+
+def _parse(part: str, data: bytes | memoryview) -> Any:
+    if len(data) > MAX_JSON_BYTES:
+        raise DecodeError(
+            f"part {part!r} has {len(data):,} bytes; parts with coordinates have {MAX_JSON_BYTES:,} at most"
+        )
+    try:
+        return json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"part {part!r} is not JSON: {error}") from error
+
+
+def _numbers(declared: Boxes | Keypoints, path: str, rows: Sequence[Any], lengths: tuple[int, ...]) -> Array:
+    """Return the numbers of rows as float64 [...], after checking that each row is a list of so many numbers."""
+    for number, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) not in lengths or not {*map(type, row)} <= {int, float}:
+            expected = " or ".join(map(str, lengths))
+            raise _error(declared, f"{_place(path, number)}: expected {expected} numbers, found {_shown(row)}")
+    try:
+        return _checked(declared, np.array([*itertools.chain.from_iterable(rows)], np.float64))
+    except OverflowError as error:
+        raise _error(declared, f"{path}: {error}") from error
+
+
+def _checked(declared: Boxes | Keypoints, numbers: Array) -> Array:
+    """Return numbers after checking that they fit into float32, so that they are neither NaN nor infinite."""
+    fits = np.abs(numbers) <= _MAX
+    if not fits.all():
+        wrong = numbers[~fits][0]
+        raise _error(declared, f"{declared.path}: {wrong} is not a finite number of 32 bits")
+    return numbers
+
+
+def _points(declared: Keypoints, place: str, value: Any) -> list[list[float]]:
+    """Return the points of one list."""
+    numbers = len(declared.format)
+    if not isinstance(value, list):
+        raise _error(declared, f"{place}: expected a list of points, found {_shown(value)}")
+    if value and not isinstance(value[0], list):
+        if len(value) % numbers:
+            found = f"{len(value)} numbers: {_shown(value)}"
+            raise _error(declared, f"{place}: expected {', '.join(declared.format)} in turn, found {found}")
+        value = _rows(value, numbers)
+    rows: list[list[float]] = _numbers(declared, f"{place}{EACH}", value, (numbers,)).reshape(-1, numbers).tolist()
+    return rows
+
+
+def _rows(numbers: list[Any], length: int) -> list[list[Any]]:
+    return [numbers[at : at + length] for at in range(0, len(numbers), length)]
+
+
+def _field(declared: Boxes, name: str, path: str, values: list[Any], *, is_float: bool) -> Array:
+    allowed = {int, float} if is_float else {int, bool}
+    for number, value in enumerate(values):
+        if type(value) not in allowed:
+            remedy = f"; declare {name}={path}:float" if type(value) is float else ""
+            expected = "a number" if is_float else "an integer"
+            raise _error(declared, f"{_place(path, number)}: expected {expected}, found {_shown(value)}{remedy}")
+    try:
+        if not is_float:
+            return np.array(values, np.int64)
+        return _checked(declared, np.array(values, np.float64)).astype(np.float32)
+    except OverflowError as error:
+        raise _error(declared, f"{path}: {error}") from error
+
+
+def _lacking(steps: Sequence[str], number: int, expected: str, value: Any) -> str:
+    path = "".join(step if step == EACH else f".{step}" for step in steps).lstrip(".")
+    place = _place(path, number) if path else "the whole"
+    return f"{place}: expected {expected}, found {_shown(value)}"
+
+
+def _place(path: str, number: int) -> str:
+    """Return the name of a value to which a path leads."""
+    if path.count(EACH) == 1:
+        return path.replace(EACH, f"[{number}]")
+    return f"{path}, number {number}" if EACH in path else path
+
+
+def _shown(value: Any) -> str:
+    # Not repr() of the whole: it may be long, or nested deeper than the interpreter recurses.
+    if isinstance(value, dict):
+        return f"an object with {', '.join(map(repr, itertools.islice(value, 5))) or 'nothing'}"[:_SHOWN]
+    if isinstance(value, list):
+        inner = ", ".join("[...]" if isinstance(each, list | dict) else repr(each) for each in value[:6])
+        return f"[{inner}{', ...' * (len(value) > 6)}]"[:_SHOWN]
+    return repr(value)[:_SHOWN]
+
+
+def _error(declared: Boxes | Keypoints, message: str) -> DecodeError:
+    return DecodeError(f"part {declared.part!r}: {message}")

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardflow.errors import ConfigError, ManifestError
+from shardflow.formats import manifest
+from shardflow.formats.annotations import Annotations, Boxes, Keypoints, field_path, mask_field, path_steps
+
+from .test_manifest import example, fingerprinted
+
+DECLARED = Annotations(
+    masks=("mask.png", "depth.png"),
+    boxes=Boxes("json", "objects[].bbox", "xywh", fields={"labels": "objects[].id", "area": "objects[].area:float"}),
+    keypoints=Keypoints("pose.json", "[].points", "xyv", normalized=True),
+)
+
+
+def test_the_manifest_holds_the_declaration() -> None:
+    """A declaration is written, read and fingerprinted; a manifest without one is as it always was."""
+    written = example(annotations=DECLARED)
+    assert manifest.from_bytes(written.to_bytes()) == written
+    assert json.loads(written.to_bytes())["annotations"] == {
+        "masks": ["mask.png", "depth.png"],
+        "boxes": {
+            "part": "json",
+            "path": "objects[].bbox",
+            "format": "xywh",
+            "normalized": False,
+            "fields": {"labels": "objects[].id", "area": "objects[].area:float"},
+        },
+        "keypoints": {"part": "pose.json", "path": "[].points", "format": "xyv", "normalized": True},
+    }
+    assert written.fingerprint != example().fingerprint
+    assert replace(written, annotations=Annotations()).to_bytes() == example().to_bytes()
+    assert "annotations" not in json.loads(example().to_bytes())
+
+
+BOXES = DECLARED.to_json()["boxes"]
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        *({}, [], "many", None, {"masks": "mask.png"}, {"masks": [["mask.png"]]}, {"masks": ["jpg"]}, {"boxes": []}),
+        {"polygons": {}},
+        {"boxes": {**BOXES, "format": "yxyx"}},
+        {"boxes": {**BOXES, "path": "a..b"}},
+        {"boxes": {**BOXES, "fields": {"labels": 3}}},
+        {"boxes": {**BOXES, "normalized": 1}},
+        {"boxes": {**BOXES, "part": "jpg"}},
+        {"keypoints": {**BOXES}},
+    ],
+    ids=str,
+)
+def test_a_wrong_entry_is_refused(declared: Any) -> None:
+    """Entries in another form are refused even under a fingerprint that fits."""
+    content = json.loads(example().to_bytes())
+    with pytest.raises(ManifestError):
+        manifest.from_bytes(fingerprinted({**content, "annotations": declared}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["json:boxes:xyxy", "json:objects[].bbox:xywh", "meta.json:[].box:cxcywh:normalized", "json:a b[][].ü:xyxy"],
+)
+def test_texts_and_boxes_are_the_same(text: str) -> None:
+    """The text of a declaration says all of it but the per-box fields."""
+    assert str(Boxes.parse(text)) == text
+    assert str(Keypoints.parse("json:keypoints[]:xy:normalized")) == "json:keypoints[]:xy:normalized"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *(
+            ("", "expected PART:PATH:FORMAT"),
+            ("json:boxes", "such as json:boxes:xyxy"),
+            ("json::xyxy", "expected PART"),
+        ),
+        ("json:boxes:xyxy:pixels", "or PART:PATH:FORMAT:normalized"),
+        ("json:boxes:xyhw", "format is 'xyhw'; allowed are xyxy, xywh, cxcywh"),
+        ("jpg:boxes:xyxy", "'jpg' cannot be the part"),
+        ("cls:boxes:xyxy", "'cls' cannot be the part"),
+        ("json:a.[].b:xyxy", "is not made of keys"),
+        ("json:a[0]:xyxy", r"path 'a\[0\]' is not made of keys"),
+        ("json:" + ".".join("abcdefghijklmnopq") + ":xyxy", "has 17 steps; allowed are 16"),
+    ],
+)
+def test_wrong_texts(text: str, said: str) -> None:
+    """A text that is not a declaration is refused with the values that are allowed."""
+    with pytest.raises(ConfigError, match=said):
+        Boxes.parse(text)
+
+
+def test_steps_of_paths() -> None:
+    """A path is a list of keys, and `[]` for each element of a list."""
+    assert path_steps("objects[].bbox") == ("objects", "[]", "bbox")
+    assert path_steps("[]") == ("[]",)
+    assert path_steps("a[][].b") == ("a", "[]", "[]", "b")
+    assert field_path("objects[].area:float") == ("objects[].area", True)
+
+
+def test_masks_are_fields() -> None:
+    """A mask becomes the field of its name; names that are no PNG, or another field's, are refused."""
+    assert [mask_field(mask) for mask in DECLARED.masks] == ["mask", "depth"]
+    for masks in (("mask.jpg",), ("image.png",), ("mask.png", "mask.png"), "mask.png", (".png",)):
+        with pytest.raises(ConfigError, match="mask"):
+            Annotations(masks=masks)  # type: ignore[arg-type]
+
+
+def test_two_declarations_join() -> None:
+    """Two declarations become one: the masks of both, and the boxes and keypoints of the second before the first's."""
+    boxes = Boxes("json", "boxes", "xyxy")
+    joined = DECLARED.joined(Annotations(masks=("mask.png", "edges.png"), boxes=boxes))
+    assert joined == Annotations(
+        masks=("mask.png", "depth.png", "edges.png"), boxes=boxes, keypoints=DECLARED.keypoints
+    )
+    assert joined.parts == ("mask.png", "depth.png", "edges.png", "json", "pose.json")
+    assert not Annotations()
