@@ -320,7 +320,7 @@ def test_batches_of_classes(long_tailed: Path, workers: int) -> None:
     resumed = make_loader(long_tailed, None, rank=1, world_size=2, **options)
     resumed.load_state_dict(stopped.state_dict())
     assert [index.tolist() for _, _, index in resumed] == [epoch[2][1]]
-    with pytest.raises(ResumeMismatchError, match="class_batches is .*samples_per_class="):
+    with pytest.raises(ResumeMismatchError, match=r"class_batches is .*samples_per_class="):
         make_loader(long_tailed, None, **{**options, "samples_per_class": 3}).load_state_dict(stopped.state_dict())
 
 
