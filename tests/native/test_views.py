@@ -56,7 +56,7 @@ def test_views_are_what_they_are_alone(data: st.DataObject) -> None:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_damaged_images_are_black_in_every_view(data: st.DataObject) -> None:
-    """A damaged image fails in all views or in none; its neighbours are whole, and images without a fault that is found."""
+    """A damaged image fails in all views or in none; its neighbours are whole."""
     whole = jpegs.make(0, 90, 70, **KINDS[data.draw(st.sampled_from(["4:2:0", "progressive", "restart markers"]))])
     chance = random.Random(data.draw(st.integers(0, 1 << 30)))
     damaged = jpegs.flipped(whole, chance, 1) if data.draw(st.booleans()) else whole[: chance.randrange(len(whole))]
