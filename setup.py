@@ -46,8 +46,8 @@ setup(
     ext_modules=[
         Extension(
             "shardflow.native._kernel",
-            sources=[f"shardflow/native/{name}.c" for name in ("entropy", "kernel", "libjpeg", "resample")],
-            depends=[f"shardflow/native/{name}.h" for name in ("entropy", "kernel", "libjpeg", "resample")],
+            sources=[f"shardflow/native/{name}.c" for name in ("decoder", "entropy", "kernel", "libjpeg", "resample")],
+            depends=[f"shardflow/native/{name}.h" for name in ("decoder", "entropy", "kernel", "libjpeg", "resample")],
             optional=True,  # without a compiler shardflow.native.describe() says what is missing
         )
     ],
