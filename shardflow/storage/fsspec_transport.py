@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
 
-from .retry import Failure, RetryPolicy, retry, with_timeout
+from .retry import Failure, Outages, RetryPolicy, retry, with_timeout
 from .storage import ListedBlob
 from .transport import Head
 
@@ -36,6 +36,7 @@ class FsspecTransport:
         self._url = url
         self._classify = classify
         self._retry_policy = retry_policy
+        self._outages = Outages(retry_policy)
         self._has_ranges = True
         self._whole: dict[str, bytes] = {}  # files from a server without ranges, until their last bytes are requested
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -59,7 +60,7 @@ class FsspecTransport:
         if start >= stop:
             return []
         if self._has_ranges:
-            data = await self._retry(request, name)
+            data = await self._retry(request, name, start)
             if len(data) == stop - start:
                 return [data]
             self._has_ranges = False
@@ -68,7 +69,7 @@ class FsspecTransport:
         async with self._locks[name]:
             data = self._whole.get(name, b"")
             if len(data) != size:  # not fetched yet, or replaced since
-                data = await self._retry(request, name)
+                data = await self._retry(request, name, start)
             if len(data) != size:
                 return [data]  # from another server of the same name, which has ranges
             self._whole[name] = data
@@ -135,9 +136,15 @@ class FsspecTransport:
     def _key(self, name: str) -> str:
         return (f"{self._root}/{name}" if name else self._root) + self._query
 
-    async def _retry(self, request: Callable[[], Awaitable[T]], name: str) -> T:
+    async def _retry(self, request: Callable[[], Awaitable[T]], name: str, start: int | None = None) -> T:
         url = f"{self._url}/{name}" if name else self._url
-        return await retry(request, lambda error: self._classify(error, url), self._retry_policy)
+        return await retry(
+            request,
+            lambda error: self._classify(error, url),
+            self._retry_policy,
+            outages=self._outages,
+            piece=None if start is None else (name, start),
+        )
 
     async def _call(self, method: str, name: str, size: int = 0, *data: bytes, **arguments: Any) -> Any:
         """Call a method of the file system. One that blocks runs in a thread, which goes on after a timeout."""

@@ -71,6 +71,8 @@ class RemoteStorage:
     Each process creates its own client when it first needs one, also after a fork. A process that multiprocessing
     starts receives all options. Any other pickle, which may end up in a file, leaves out the options that can hold
     secrets; the client then has to find its credentials in the environment. One request reads or writes `piece_bytes`.
+
+    The option `deadline_s` is not the client's: it is the seconds without progress after which requests are given up.
     """
 
     def __init__(
@@ -81,8 +83,11 @@ class RemoteStorage:
         retry_policy: RetryPolicy | None = None,
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
-        self._url = RemoteUrl(url, storage_options or {})
-        self._retry_policy = retry_policy or RetryPolicy()
+        options = dict(storage_options or {})
+        deadline_s = options.pop("deadline_s", None)
+        self._url = RemoteUrl(url, options)
+        policy = retry_policy or RetryPolicy()
+        self._retry_policy = policy if deadline_s is None else policy.within(deadline_s)
         self._piece_bytes = piece_bytes
         self._lacks_options = False
         # By process. A parent's client is kept and never closed in a child: both share its sockets and its poll set.

@@ -17,8 +17,9 @@ from .urls import is_remote, strip_file_scheme, url_text
 def open_storage(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Storage:
     """Return the storage at a path, a `file:` URL, or a URL of any scheme that fsspec serves: `s3://bucket/prefix`.
 
-    The options are arguments of fsspec's file system for that scheme (`endpoint_url`, `key`, `anon`, …). The client
-    takes anything else from its usual places: environment, profiles, instance roles.
+    The options are arguments of fsspec's file system for that scheme (`endpoint_url`, `key`, `anon`, …). One is ours:
+    `deadline_s`, the seconds without progress after which requests are given up, 45 by default. The client takes
+    anything else from its usual places: environment, profiles, instance roles.
     """
     text = url_text(url)
     if is_remote(text):

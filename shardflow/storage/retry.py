@@ -8,12 +8,14 @@ with wrong bytes is read anew by its storage. Both have the same patience: `Atte
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, replace
+from numbers import Real
 from typing import NoReturn, TypeVar
 
-from shardflow.errors import DeadlineError, IntegrityError, ShardflowError, StoreError
+from shardflow.errors import ConfigError, DeadlineError, IntegrityError, ShardflowError, StoreError
 
 T = TypeVar("T")
 
@@ -22,13 +24,26 @@ T = TypeVar("T")
 class RetryPolicy:
     """The limits of waits and retries. Every wait ends, whatever the server does."""
 
-    attempts: int = 8  # in a row without progress
-    give_up_s: float = 120.0  # after the last progress; no new attempt starts later
+    give_up_s: float = 45.0  # after the last progress; no new attempt starts later
+    attempts: int | None = None  # in a row without progress; None for as many as the time allows
     answer_s: float = 15.0  # from a request to the head of its answer
     pace_bytes: int = 256 << 10  # in `pace_s`; bytes that arrive more slowly count as stalled
     pace_s: float = 8.0
     backoff_s: float = 0.25  # before the second attempt; then twice as long each time
     longest_backoff_s: float = 15.0
+
+    def within(self, give_up_s: float) -> RetryPolicy:
+        """Return the policy with another patience, and with waits that are no longer than that."""
+        if not isinstance(give_up_s, Real) or not 0 < give_up_s < math.inf:
+            raise ConfigError(f"deadline_s must be a number of seconds above 0, found {give_up_s!r}")
+        pace_s = min(self.pace_s, give_up_s)
+        return replace(
+            self,
+            give_up_s=give_up_s,
+            answer_s=min(self.answer_s, give_up_s),
+            pace_bytes=math.ceil(self.pace_bytes * pace_s / self.pace_s),
+            pace_s=pace_s,
+        )
 
     def transfer_s(self, size: int) -> float:
         """Return the time limit for the answer to a request that sends `size` bytes."""
@@ -72,7 +87,7 @@ class Attempts:
             raise failure.error
         pause_s = min(policy.backoff_s * 2 ** (self._failed - 1), policy.longest_backoff_s)
         pause_s = max(failure.after_s, self._jitter.uniform(pause_s / 2, pause_s))
-        if self._failed >= policy.attempts or passed_s + pause_s > policy.give_up_s:
+        if self._failed == policy.attempts or passed_s + pause_s > policy.give_up_s:
             self.give_up(failure.error, passed_s)
         return pause_s
 
@@ -83,26 +98,66 @@ class Attempts:
         raise type(error)(f"{error}; tried {times} in {passed_s:.0f} s{remedy}") from error.__cause__
 
 
+class Outages:
+    """Since when a store, and each piece of its blobs, has failed to answer the requests of a process.
+
+    A shard is requested by a prefetcher and, when that has failed, by the reader that needs it. If each had a patience
+    of its own, training would learn of a dead store after several times the limit. So a failed request counts the time
+    since the store answered any request, or since others for the same piece began to fail. For one event loop.
+    """
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._forget_s = policy.give_up_s  # a store that was not asked for so long has a new chance
+        self._spans: dict[Hashable, tuple[float, float]] = {}  # piece, None for the store → first and last failure
+        self._answered = -math.inf
+
+    def extend(self, piece: Hashable, since: float, now: float) -> float:
+        """Note that a request fails that has had no progress since a time; return since when such requests fail."""
+        for key, first in {piece: since, None: max(since, self._answered)}.items():
+            earlier, last = self._spans.get(key, (first, now))
+            self._spans[key] = (first if now - last > self._forget_s else min(first, earlier), now)
+        return min(since, self._spans[piece][0], self._spans[None][0])
+
+    def end(self, piece: Hashable, now: float) -> None:
+        """Note that the store has answered a request."""
+        self._answered = now
+        self._spans.pop(piece, None)
+        self._spans.pop(None, None)
+
+
 async def retry(
     request: Callable[[], Awaitable[T]],
     classify: Callable[[Exception], Failure],
     policy: RetryPolicy,
     received_bytes: Callable[[], int] = lambda: 0,
+    *,
+    outages: Outages | None = None,
+    piece: Hashable = None,
 ) -> T:
     """Repeat a request until it succeeds, fails permanently, or reaches a limit of the policy.
 
     `received_bytes` returns how many bytes have arrived so far. After `pace_bytes` more, the limits start anew.
+    Requests for the same `piece` share the limit of time, and so do all while the store answers none, by `outages`.
     """
     clock = asyncio.get_running_loop().time
+    outages = outages or Outages(policy)
     since, before, attempts = clock(), received_bytes(), Attempts(policy)
     while True:
         try:
-            return await request()
+            result = await request()
         except Exception as error:
             failure = classify(error)
+        else:
+            outages.end(piece, clock())
+            return result
         if received_bytes() - before >= policy.pace_bytes:
             since, before = clock(), received_bytes()
             attempts.restart()
+            outages.end(piece, since)
+        if failure.retry:
+            since = outages.extend(piece, since, clock())
+        else:  # a refusal is an answer
+            outages.end(piece, clock())
         await asyncio.sleep(attempts.pause_s(failure, clock() - since))
 
 

@@ -29,7 +29,7 @@ from shardflow.errors import (
 )
 
 from .local_files import file_sha256
-from .retry import ChangedError, Failure, RetryPolicy, retry, with_timeout
+from .retry import ChangedError, Failure, Outages, RetryPolicy, retry, with_timeout
 from .storage import ListedBlob
 from .transport import Head
 
@@ -90,6 +90,7 @@ class S3Transport:
         self._prefix = f"{prefix}/" if prefix else ""
         self._classify = classify
         self._retry_policy = retry_policy
+        self._outages = Outages(retry_policy)
         self._part_bytes = max(part_bytes, LEAST_PART_BYTES)
         self._connecting = asyncio.Lock()  # otherwise requests that begin together would each open a session
 
@@ -122,7 +123,7 @@ class S3Transport:
             finally:
                 body.close()
 
-        await self._retry(request, name, lambda: piece.size)
+        await self._retry(request, name, lambda: piece.size, start)
         return piece.chunks
 
     async def head(self, name: str) -> Head | None:
@@ -202,10 +203,21 @@ class S3Transport:
         return f"s3://{self._bucket}/{self._prefix}{name}"
 
     async def _retry(
-        self, request: Callable[[], Awaitable[T]], name: str, received_bytes: Callable[[], int] = lambda: 0
+        self,
+        request: Callable[[], Awaitable[T]],
+        name: str,
+        received_bytes: Callable[[], int] = lambda: 0,
+        start: int | None = None,
     ) -> T:
         url = self._url(name)
-        return await retry(request, lambda error: self._classify(error, url), self._retry_policy, received_bytes)
+        return await retry(
+            request,
+            lambda error: self._classify(error, url),
+            self._retry_policy,
+            received_bytes,
+            outages=self._outages,
+            piece=None if start is None else (name, start),
+        )
 
     async def _request(self, method: str, name: str, **arguments: Any) -> Any:
         return await self._retry(lambda: self._call(method, name, **arguments), name)

@@ -18,7 +18,7 @@ import pytest
 from torchvision.transforms import v2
 
 import shardflow
-from shardflow.errors import IntegrityError, NotFoundError, WorkerError
+from shardflow.errors import DeadlineError, IntegrityError, NotFoundError, TransientError, WorkerError
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_proxy import Fault, Proxy
 from tests.helpers.s3_server import Server
@@ -181,6 +181,17 @@ def test_missing_shard_is_a_typed_error_in_its_batch(server: Server, prefix: str
         for _, labels in far(shuffle=False, num_workers=1):
             received += len(labels)
     assert 70 <= received <= 76
+
+
+@pytest.mark.parametrize("fault", [Fault(status=503, code="SlowDown"), Fault(hang=True)], ids=["503", "hang"])
+def test_store_that_stops_answering_is_an_error_within_its_deadline(
+    proxy: Proxy, server: Server, url: str, tmp_path: Path, fault: Fault
+) -> None:
+    """Training hears of a store that answers no more, from the request in which `deadline_s` has passed."""
+    some = loader(url, storage_options={**server.options(proxy.endpoint), "deadline_s": 2}, cache=tmp_path / "cache")
+    proxy.add(fault)
+    with pytest.raises((TransientError, DeadlineError), match=r"tried .* in \d s: run it again when the store answers"):
+        next(iter(some))
 
 
 def test_worker_killed_in_a_transfer_is_named_at_once(proxy: Proxy, far: Open) -> None:

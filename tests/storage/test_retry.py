@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import selectors
 from collections.abc import Awaitable, Iterator
@@ -8,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shardflow.errors import AccessDeniedError, DeadlineError, TransientError
-from shardflow.storage.retry import Failure, RetryPolicy, retry, with_timeout
+from shardflow.errors import AccessDeniedError, ConfigError, DeadlineError, TransientError
+from shardflow.storage.retry import Failure, Outages, RetryPolicy, retry, with_timeout
 
 POLICY = RetryPolicy(attempts=6, give_up_s=100.0, pace_bytes=1000, backoff_s=1.0, longest_backoff_s=5.0)
 AGAIN = Failure(error=TransientError("s3://b/x: the store failed"), retry=True)
@@ -186,3 +187,66 @@ def test_a_large_request_may_take_longer() -> None:
     """A request that carries bytes has time for them at the least pace."""
     policy = RetryPolicy(answer_s=15.0, pace_bytes=1000, pace_s=8.0)
     assert (policy.transfer_s(0), policy.transfer_s(5000)) == (15.0, 55.0)
+
+
+class Store:
+    """A store of which some names never answer, and its requests in virtual time, which share one patience."""
+
+    def __init__(self, *silent: str) -> None:
+        self.silent, self.time = silent, VirtualTime()
+        self.outages = Outages(POLICY)
+        self.policy = dataclasses.replace(POLICY, attempts=None)
+
+    async def read(self, name: str, begin_s: float) -> float:
+        """Begin to read at a time; return when that succeeded or was given up."""
+
+        async def request() -> None:
+            if name in self.silent:
+                await asyncio.sleep(self.policy.answer_s)
+                raise ClientError(AGAIN)
+
+        await asyncio.sleep(begin_s - self.time.now)
+        try:
+            await retry(request, classify, self.policy, outages=self.outages, piece=name)
+        except TransientError:
+            assert name in self.silent
+        return self.time.now
+
+    def reads(self, *reads: tuple[str, float]) -> list[float]:
+        """Read several names, each from a time on."""
+
+        async def work() -> list[float]:
+            return await asyncio.gather(*(self.read(*one) for one in reads))
+
+        return list(self.time.run(work()))
+
+
+LATEST_S = POLICY.give_up_s + POLICY.answer_s
+
+
+def test_requests_for_the_same_piece_share_one_patience() -> None:
+    """A reader that joins a prefetcher, or comes after it, waits no longer than it, although other pieces arrive."""
+    store = Store("dead")
+    ends = store.reads(("dead", 0), ("dead", 50), *(("alive", second) for second in range(200)), ("dead", 120))
+    assert max(ends[:2]) <= LATEST_S
+    assert ends[-1] <= 120 + POLICY.answer_s
+    assert store.reads(("dead", 400))[0] >= 400 + POLICY.give_up_s - POLICY.answer_s  # after a while, it may be mended
+
+
+def test_requests_to_a_dead_store_share_one_patience() -> None:
+    """While a store answers none, requests for different pieces end together; one answer gives them time again."""
+    assert max(Store("a", "b", "c").reads(("a", 0), ("b", 50), ("c", 90))) <= LATEST_S
+    ends = Store("a", "b").reads(("a", 0), ("b", 90), ("alive", 80))
+    assert ends[0] <= LATEST_S
+    assert ends[1] >= 90 + POLICY.give_up_s - POLICY.answer_s
+
+
+def test_a_shorter_patience_shortens_the_waits_within_it() -> None:
+    """A deadline below the time for an answer bounds that too, at the same least pace; no deadline is refused."""
+    policy = RetryPolicy().within(2.0)
+    assert (policy.give_up_s, policy.answer_s, policy.pace_s) == (2.0, 2.0, 2.0)
+    assert policy.pace_bytes / policy.pace_s == RetryPolicy().pace_bytes / RetryPolicy().pace_s
+    assert RetryPolicy().within(600.0).answer_s == RetryPolicy().answer_s
+    for wrong in (0, -1, "60", float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="deadline_s must be a number of seconds above 0"):
+            RetryPolicy().within(wrong)  # type: ignore[arg-type]
