@@ -95,9 +95,12 @@ def test_sizes_by_epoch_are_those_of_fresh_loaders(dataset: Path, workers: int) 
         return shardflow.Loader(dataset, batch_size=9, decoder=decoder, num_workers=workers, tail="short")
 
     growing = loader({0: 16, 1: 24, 3: 20})
-    epochs = [[images for images, _ in growing] for _ in range(4)]
-    pids = {worker.pid for worker in getattr(growing.data_loader._iterator, "_workers", ())}
-    assert len(pids) == workers
+    epochs, pids = [], []
+    for _ in range(4):
+        epochs.append([images for images, _ in growing])
+        pids.append([worker.pid for worker in getattr(growing.data_loader._iterator, "_workers", ())])
+    assert len(pids[0]) == workers
+    assert pids == pids[:1] * 4
     for epoch, size in enumerate((16, 24, 24, 20)):
         fresh = loader(size)
         fresh.set_epoch(epoch)
