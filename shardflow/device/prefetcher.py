@@ -50,9 +50,9 @@ class DevicePrefetcher:
             For a GPU it should have workers: without workers, its transforms run in the thread that copies, and seed
             the global generators that the training step draws from.
         device: "cuda", "cuda:1", "cpu", or a `torch.device`.
-        transforms: Applied in order to the field "image" [B, C, H, W]: transforms of this package, which draw from the
-            field "random_key" of the loader, or any callable that takes and returns images. `DecodeJpeg`, which decodes
-            the images, must be the first.
+        transforms: Applied in order to the field "image" [B, C, H, W], or to each of its views: transforms of this
+            package, which draw from the field "random_key" of the loader, or any callable that takes and returns
+            images. `DecodeJpeg`, which decodes the images, must be the first.
         batch_transform: Called last, with the fields of a batch as arguments; returns the batch. For
             `torchvision.transforms.v2.MixUp` and the like.
         dtype: The dtype of floating-point images at the end, that is of tensors with four or more dimensions. uint8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,6 +36,9 @@ class TransformChain:
     augmentation of Kornia or torchvision, gets the images alone. Other callables draw from the global generators of
     torch, Python and numpy. Where batches have keys, these generators are seeded from the key of the batch's first
     sample, so the draws depend on (seed, epoch, first sample).
+
+    Images in several views, a tuple of tensors, are augmented view by view, each with random numbers of its own: the
+    number of the view is folded into the keys. There is no target that mixed views share, so mixing is an error.
 
     If the loader has no `fields`, the fields of a dict are its keys, and any other batch has an image and a label.
     """
@@ -114,18 +118,15 @@ class TransformChain:
         with _seeded_generators(key, batch) if self._use_generators else contextlib.nullcontext():
             for number, (kind, transform) in enumerate(self._transforms):
                 images = fields["image"]
-                if isinstance(kind, KeyedTransform):
-                    _check_images(kind, images)
-                    images = transform(images, rng.fold(keys, number) if kind.needs_keys else keys)
-                elif isinstance(kind, MixingTransform):
+                if isinstance(kind, MixingTransform):
                     _check_images(kind, images)
                     images, fields["label"] = transform(images, fields["label"], rng.fold(keys, number))
+                elif isinstance(images, (tuple, list)):
+                    images = tuple(
+                        _augment(kind, transform, each, keys, number, view) for view, each in enumerate(images)
+                    )
                 else:
-                    images = transform(images)
-                    if not isinstance(images, torch.Tensor):
-                        raise ConfigError(
-                            f"a transform must return a tensor of images, {transform!r} returned {images!r:.80}"
-                        )
+                    images = _augment(kind, transform, images, keys, number)
                 fields["image"] = images
             if self._batch_transform is not None:
                 columns = list(fields.values())
@@ -159,7 +160,25 @@ def _uncompiled(transform: Any) -> Any:
     return getattr(function, "__self__", function)
 
 
-def _check_images(transform: object, images: torch.Tensor) -> None:
+def _augment(kind: object, transform: Any, images: Any, keys: torch.Tensor, *place: int) -> torch.Tensor:
+    """Return images, transformed; `place` is the number of the transform, and that of the view if there are several."""
+    if isinstance(kind, KeyedTransform):
+        _check_images(kind, images)
+        keys = functools.reduce(rng.fold, place, keys) if kind.needs_keys else keys
+        augmented: torch.Tensor = transform(images, keys)
+        return augmented
+    augmented = transform(images)
+    if not isinstance(augmented, torch.Tensor):
+        raise ConfigError(f"a transform must return a tensor of images, {transform!r} returned {augmented!r:.80}")
+    return augmented
+
+
+def _check_images(transform: object, images: Any) -> None:
+    if not isinstance(images, torch.Tensor):
+        raise ConfigError(
+            f"{type(transform).__name__} takes one tensor of images, found {len(images)} views; leave it out, or give "
+            "the loader a decoder of one view"
+        )
     if images.dim() != 4:
         remedy = "; encoded images need DecodeJpeg() as the first transform" if images.dim() == 2 else ""
         raise ConfigError(

@@ -8,8 +8,9 @@ import torch
 from torchvision.transforms import v2
 
 import shardflow
+from shardflow.device.transforms.rng import fold
 from shardflow.errors import ConfigError
-from tests.helpers.device import FIELDS, keyed_loader, state_after
+from tests.helpers.device import FIELDS, keyed_loader, noise, random_keys, state_after
 
 TRANSFORMS = [
     shardflow.RandomResizedCrop(8, hflip=0.5),
@@ -137,6 +138,23 @@ def test_a_mix_of_loaders_is_augmented(dataset: Path) -> None:
     images, labels = next(iter(shardflow.DevicePrefetcher(mix, "cpu", TRANSFORMS)))
     assert images.shape == (7, 3, 8, 8)
     assert labels.shape == (7,)
+
+
+def test_views_are_augmented_each_in_its_own_way() -> None:
+    """Each view gets what it would alone, with random numbers of its own; a transform of another library likewise."""
+    images, keys = noise(6), random_keys(6)
+    views = (images, images, images[:, :, :9, :12])
+    jitter = shardflow.ColorJitter(0.4, 0.4, 0.4)
+    transforms = [shardflow.Normalize(), jitter, shardflow.RandomErasing(1), v2.RandomHorizontalFlip(0.5)]
+    batch = {"image": views, "label": torch.arange(6), "random_key": keys}
+    (found,) = shardflow.DevicePrefetcher([batch], "cpu", transforms)
+    assert [view.shape for view in found["image"]] == [view.shape for view in views]
+    assert not torch.equal(found["image"][0], found["image"][1])
+    (found,) = shardflow.DevicePrefetcher([{**batch, "image": list(views)}], "cpu", [transforms[0], jitter])
+    for number, (view, given) in enumerate(zip(found["image"], views, strict=True)):
+        torch.testing.assert_close(view, jitter(shardflow.Normalize()(given), fold(fold(keys, 1), number)))
+    with pytest.raises(ConfigError, match="MixUp takes one tensor of images, found 3 views"):
+        list(shardflow.DevicePrefetcher([batch], "cpu", [shardflow.MixUp()]))
 
 
 def test_missing_fields_are_named(dataset: Path) -> None:
