@@ -25,7 +25,6 @@ Each name is imported on first use, so that `import shardflow` is quick and does
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors
@@ -179,8 +178,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from shardflow._imports import import_large  # here, or it would be a name of this module
+
     module, attribute = _LAZY[name]
-    value = getattr(importlib.import_module(f".{module}", __name__), attribute)
+    value = getattr(import_large(f".{module}", __name__), attribute)
     globals()[name] = value
     return value
 

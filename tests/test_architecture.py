@@ -18,7 +18,7 @@ import pytest
 import shardflow
 
 LAYERS = [
-    {"errors", "_cores", "_version", "_wording"},
+    {"errors", "_cores", "_imports", "_version", "_wording"},
     {"_validation"},
     {"order", "formats"},
     {"native", "_pillow"},
@@ -53,7 +53,7 @@ LIBRARIES = {
     "PIL": ("_pillow.py", "packing/", "loading/", "diagnostics/", "preview/", "demo/", "cli/"),
     "click": ("cli/",),
     "tqdm": ("cli/",),
-    "importlib": ("__init__.py", "cli/", "native/", "loading/provenance.py"),
+    "importlib": ("_imports.py", "cli/", "native/", "loading/provenance.py"),
     # A dataset is data: reading one runs nothing that it names.
     "pickle": (),
     "marshal": (),

@@ -18,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import PIL
 import torch
-import torchvision
-from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardflow import native
 from shardflow._pillow import map_codec_errors, open_image, rgb_pixels
@@ -31,6 +29,7 @@ from shardflow.order.keyed_rng import U64
 
 from .crop_sampling import random_resized_crops
 from .geometry import Geometry, Sizes
+from .provenance import package_version
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +238,9 @@ def decoder_versions(decoder: Decoder) -> str | None:
         return None  # nor subclasses, which may expect bytes
     assert isinstance(decoder, BuiltinDecoder)
     kernel = native.version() if _uses_kernel(decoder) else "none"
-    return f"kernel {kernel}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}, {decoder.max_pixels}"
+    return (
+        f"kernel {kernel}, torchvision {package_version('torchvision')}, Pillow {PIL.__version__}, {decoder.max_pixels}"
+    )
 
 
 def decode_whole(decoder: BuiltinDecoder, payload: memoryview, width: int, height: int) -> Pixels | None:
@@ -268,9 +269,22 @@ def decode_whole(decoder: BuiltinDecoder, payload: memoryview, width: int, heigh
 
 
 @functools.cache
+def jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return torchvision's JPEG decoder: uint8 [bytes] to uint8 [3, H, W].
+
+    Importing torchvision takes as long as torch, and 100 MB. With the kernel hardly any image needs it; a loader
+    without calls this before its workers are forked, so that they share it.
+    """
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    return functools.partial(decode_jpeg, mode=ImageReadMode.RGB)
+
+
+@functools.cache
 def warn_without_kernel() -> None:
     """Log, the first time in this process, that there is no native kernel."""
     if not native.available():
+        jpeg_decoder()
         logger.warning("JPEGs are decoded at half the speed: %s", native.describe())
 
 
@@ -369,10 +383,10 @@ def _decode(payload: Payload, max_pixels: int, problem: native.Problem | None = 
         check_image(payload, max_pixels)
         if problem is not None and problem.status is native.Status.TOO_LARGE:
             raise TooLargeError(problem.message)
+        decode_jpeg = jpeg_decoder() if is_jpeg(payload) else None
         with map_codec_errors(DecodeError):  # torchvision raises RuntimeError; Pillow nearly anything
-            if is_jpeg(payload):
-                image: torch.Tensor = decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8), mode=ImageReadMode.RGB)
-                return image
+            if decode_jpeg is not None:
+                return decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8))
             # Not torchvision's PNG decoder: damaged files can end the process there.
             with open_image(payload, max_pixels=max_pixels) as opened:
                 return torch.from_numpy(rgb_pixels(opened)).permute(2, 0, 1)

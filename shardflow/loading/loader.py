@@ -31,7 +31,14 @@ from . import checkpoint
 from .aspect_buckets import AspectBucketDecoder, sample_buckets
 from .batch_run import BatchRun
 from .checkpoint import Cursor
-from .decoders import CenterCropDecoder, Decoder, ImageDecoder, RandomResizedCropDecoder, warn_without_kernel
+from .decoders import (
+    CenterCropDecoder,
+    Decoder,
+    ImageDecoder,
+    RandomResizedCropDecoder,
+    jpeg_decoder,
+    warn_without_kernel,
+)
 from .fields import check_stackable, resolve_fields
 from .map_dataset import MapDataset
 from .pipeline import PipelineSource, build_pipeline, describe_batches
@@ -243,6 +250,8 @@ class Loader:
             self.order.set_buckets(self._make_buckets(decoder, samples_per_class))
         if "image" in self.fields and isinstance(decoder, _KERNEL_DECODERS):
             warn_without_kernel()
+        elif "image" in self.fields and isinstance(decoder, ImageDecoder):
+            jpeg_decoder()
         if type(decoder) is ImageDecoder and transform is None and "image" in self.fields:
             check_stackable(self.split, min(batch_size, self.order.samples))
         self.pixel_cache: PixelCache | None = None

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.asyn import get_loop
 
+from shardflow._imports import import_large
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError
 
 from .error_mapping import classify
@@ -270,6 +271,7 @@ class RemoteStorage:
         options: dict[str, Any] = {**url.options, "skip_instance_cache": True}
         try:
             if url.is_bucket:
+                import_large("s3fs")
                 # `asynchronous`: the file system must not close itself in the process that drops it last.
                 options = {**s3_options(options, policy), "asynchronous": True, "loop": get_loop()}
             fs, path = fsspec.core.url_to_fs(url.url, **options)

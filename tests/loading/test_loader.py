@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,24 @@ def test_slow_decoding_is_told_once(dataset: Path, caplog: pytest.LogCaptureFixt
             loader(dataset)
     (record,) = caplog.records
     assert record.getMessage() == "JPEGs are decoded at half the speed: switched off by a test"
+
+
+def test_torchvision_is_imported_where_it_decodes(dataset: Path) -> None:
+    """A loader with the kernel never imports torchvision, and one without does before its workers are forked."""
+    code = f"""
+import sys
+import shardflow
+from shardflow import native
+from shardflow.loading.decoders import warn_without_kernel
+next(iter(shardflow.Loader({str(dataset)!r}, batch_size=8, num_workers=0)))
+print("torchvision" in sys.modules)
+native.available = lambda: False
+warn_without_kernel.cache_clear()
+shardflow.Loader({str(dataset)!r}, batch_size=8, num_workers=1)
+print("torchvision" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_defaults_need_no_decoder(dataset: Path) -> None:

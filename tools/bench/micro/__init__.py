@@ -3,6 +3,7 @@
     recipe      bytes, decoding and fidelity of every quality                          docs/recipe.md
     mixing      how well lanes and window mix, against a full shuffle and webdataset   docs/mixing.md
     sampling    class counts of weighted epochs; bytes fetched with sticky lanes       docs/loading.md
+    start       a new process, until its first batch: local, and from S3               docs/benchmark.md
     resume      the first batch of a resumed epoch                                     docs/resume.md
     budget      where the loader's CPU time goes, by stage                             docs/benchmark.md
     scaling     CPU time as batches, workers, shards and datasets grow                 docs/benchmark.md
@@ -30,7 +31,7 @@ from bench.report import fill, markdown
 from bench.usage import hardware
 
 HERE = Path(__file__).parent
-ROUNDS = {"recipe": 15, "mixing": 1, "sampling": 1, "resume": 15}
+ROUNDS = {"recipe": 15, "mixing": 1, "sampling": 1, "start": 9, "resume": 15}
 ROUNDS |= {"budget": 5, "scaling": 3, "pixels": 5, "encoded": 5, "packing": 1}
 """What can be measured, and how often each by default; mixing, sampling and packing are measured once."""
 TIMEOUT_S = 3600
