@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .loading.decoders import CenterCropDecoder, ImageDecoder, RandomResizedCropDecoder
     from .loading.loader import Loader
     from .loading.mix import Mix
+    from .loading.multi_view import MultiView
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
     from .loading.sample_weights import Subset
     from .loading.sampler import Shuffle
@@ -88,6 +89,7 @@ _LAZY = {
     "Mix": ("loading.mix", "Mix"),
     "MixUp": ("device.transforms.mixup", "MixUp"),
     "MixedTargets": ("device.transforms.mixup", "MixedTargets"),
+    "MultiView": ("loading.multi_view", "MultiView"),
     "Normalize": ("device.transforms.normalize", "Normalize"),
     "OneOf": ("device.transforms.mixup", "OneOf"),
     "PackReport": ("packing.packing", "PackReport"),
@@ -141,6 +143,7 @@ __all__ = [
     "Mix",
     "MixUp",
     "MixedTargets",
+    "MultiView",
     "Normalize",
     "OneOf",
     "PackReport",

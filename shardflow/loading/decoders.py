@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +34,10 @@ from .provenance import package_version
 
 logger = logging.getLogger(__name__)
 
-Images = torch.Tensor | list[torch.Tensor]
-"""uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]."""
+_ALIGNMENT = 64  # of the views of a batch in memory: a cache line
+
+Images = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]
+"""uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]; a tuple of views."""
 
 Empty = Callable[[tuple[int, ...]], torch.Tensor]
 """Returns a uint8 tensor of a shape, its values arbitrary."""
@@ -309,31 +312,65 @@ def decode_crops(
     empty: Empty,
 ) -> Decoded:
     """Decode and crop a batch: in the native kernel, or else as whole images. Images that fail are black."""
-    expected = _complete_sizes(payloads, sizes)
-    geometry = decoder.geometry(expected, keys)
-    images = empty((len(payloads), 3, *geometry.size[::-1]))
+    images, geometries, failures = decode_views([decoder], payloads, sizes, [keys], empty)
+    return Decoded(images[0], geometries[0], failures)
+
+
+class DecodedViews(NamedTuple):
+    """A batch that was decoded once and cropped by several decoders: for each of them its images and its geometry."""
+
+    images: tuple[torch.Tensor, ...]
+    geometries: tuple[Geometry, ...]
+    failures: dict[int, SampleError]
+
+
+def decode_views(
+    decoders: Sequence[CropDecoder],
+    payloads: Sequence[Payload],
+    sizes: Sizes,
+    keys: Sequence[U64],
+    empty: Empty,
+) -> DecodedViews:
+    """Decode a batch once, and crop it as each decoder does with its keys, bit by bit; the decoders have one limit."""
+    expected, max_pixels = _complete_sizes(payloads, sizes), decoders[0].max_pixels
+    geometries = tuple(decoder.geometry(expected, own) for decoder, own in zip(decoders, keys, strict=True))
+    images = _divided(empty, [(len(payloads), 3, *geometry.size[::-1]) for geometry in geometries])
     failures: dict[int, SampleError] = {}
-    for index, problem in _decode_in_kernel(decoder, payloads, expected, geometry, images).items():
+    for index, problem in _decode_in_kernel(payloads, expected, geometries, images, max_pixels).items():
+        its_keys = [own[index : index + 1] for own in keys]
         if problem is not None and problem.status is native.Status.WRONG_SIZE and sizes[index].all():
             # The index is wrong: the header decides.
-            alone = decode_crops(decoder, [payloads[index]], np.zeros_like(sizes[:1]), keys[index : index + 1], new)
-            assert alone.geometry is not None
-            images[index] = alone.images[0]
-            geometry.copy_row(index, alone.geometry, 0)
+            alone = decode_views(decoders, [payloads[index]], np.zeros_like(sizes[:1]), its_keys, new)
+            for view, found in zip(images, alone.images, strict=True):
+                view[index] = found[0]
+            for geometry, right in zip(geometries, alone.geometries, strict=True):
+                geometry.copy_row(index, right, 0)
             if alone.failures:
                 failures[index] = alone.failures[0]
             continue
         try:
-            image = _decode(payloads[index], decoder.max_pixels, problem)
+            image = _decode(payloads[index], max_pixels, problem)
             size = np.array([image.shape[:0:-1]])
-            if (size != expected[index]).any():  # the size was not known, or the header is wrong
-                geometry.copy_row(index, decoder.geometry(size, keys[index : index + 1]), 0)
-            check_resized(geometry.resized[index].tolist(), decoder.max_pixels)
-            images[index] = geometry.crop(index, image, _resize)
+            for decoder, own, view, geometry in zip(decoders, its_keys, images, geometries, strict=True):
+                if (size != expected[index]).any():  # the size was not known, or the header is wrong
+                    geometry.copy_row(index, decoder.geometry(size, own), 0)
+                check_resized(geometry.resized[index].tolist(), max_pixels)
+                view[index] = geometry.crop(index, image, _resize)
         except SampleError as error:
-            images[index] = 0
+            for view in images:
+                view[index] = 0
             failures[index] = error
-    return Decoded(images, geometry, failures)
+    return DecodedViews(images, geometries, failures)
+
+
+def _divided(empty: Empty, shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
+    """Return memory for tensors of these shapes, from one call."""
+    if len(shapes) == 1:
+        return (empty(shapes[0]),)
+    ends = list(itertools.accumulate(-(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT for shape in shapes))
+    memory = empty((ends[-1],))
+    starts = [0, *ends[:-1]]
+    return tuple(memory[at : at + math.prod(shape)].view(shape) for at, shape in zip(starts, shapes, strict=True))
 
 
 def _complete_sizes(payloads: Sequence[Payload], sizes: Sizes) -> Sizes:
@@ -349,25 +386,21 @@ def _complete_sizes(payloads: Sequence[Payload], sizes: Sizes) -> Sizes:
 
 
 def _decode_in_kernel(
-    decoder: CropDecoder,
     payloads: Sequence[Payload],
     sizes: Sizes,
-    geometry: Geometry,
-    images: torch.Tensor,
+    geometries: Sequence[Geometry],
+    images: Sequence[torch.Tensor],
+    max_pixels: int,
 ) -> dict[int, native.Problem | None]:
     """Decode into `images` with the native kernel, and return the images that remain, with the kernel's reason."""
     if not native.available():
         return dict.fromkeys(range(len(payloads)))
     # Formats other than JPEG are problems of their own; so an image's pixels do not depend on the rest of the batch.
-    problems = native.decode_crops(
-        payloads,
-        geometry.box,
-        geometry.flip,
-        images.numpy(),
-        resized=np.concatenate([geometry.resized, geometry.window], axis=1),
-        expected=sizes.astype(np.int32),
-        max_pixels=decoder.max_pixels,
-    )
+    views = [
+        native.View(crop.box, crop.flip, view.numpy(), np.concatenate([crop.resized, crop.window], axis=1))
+        for crop, view in zip(geometries, images, strict=True)
+    ]
+    problems = native.decode_views(payloads, views, expected=sizes.astype(np.int32), max_pixels=max_pixels)
     # The crop of a JPEG whose header does not say its size was planned for an image of 1 x 1.
     remaining: dict[int, native.Problem | None] = dict.fromkeys(np.flatnonzero(~sizes.all(axis=1)).tolist())
     # Corrupt data that decodes all the same is accepted, as torchvision and Pillow do: the CRC says it was packed so.

@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 import webdataset as wds
 from torch.utils.data import DataLoader
 
@@ -41,12 +40,14 @@ from .decoders import (
 )
 from .fields import check_stackable, resolve_fields
 from .map_dataset import MapDataset
+from .multi_view import MultiView, views_of
 from .pipeline import PipelineSource, build_pipeline, describe_batches
 from .pixel_cache import PixelCache
 from .provenance import describe_dataset, describe_object, describe_versions
 from .sample_weights import WeightsLike, class_labels, make_weights
 from .sampler import Buckets, EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from .shared_memory import SLOTS_BEYOND_PREFETCH
+from .stages import Transforms
 from .stats import Stats
 from .topology import check_equal_on_ranks, resolve_rank, usable_cores
 from .workers import WorkerPool, check_sendable
@@ -76,7 +77,7 @@ _ELSEWHERE = {
 }
 """What arguments of the loaders and datasets of PyTorch and webdataset are here."""
 
-_KERNEL_DECODERS = (RandomResizedCropDecoder, CenterCropDecoder, AspectBucketDecoder)
+_KERNEL_DECODERS = (RandomResizedCropDecoder, CenterCropDecoder, AspectBucketDecoder, MultiView)
 
 
 class BatchSampler(NamedTuple):
@@ -103,11 +104,13 @@ class Loader:
         version: Fingerprint of the version to read, if the dataset was extended since; by default the newest.
         batch_size: Samples per batch and rank, 1 or more.
         decoder: Decodes and crops the images of a batch, as the protocol `loading.decoders.Decoder` describes. By
-            default `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`. To decode on the
-            device, `EncodedDecoder()` here and `DecodeJpeg` among the transforms of `DevicePrefetcher`.
+            default `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`. Several crops of each
+            image: `MultiView([...])`. To decode on the device, `EncodedDecoder()` here and `DecodeJpeg` among the
+            transforms of `DevicePrefetcher`.
         transform: Called with each image, a uint8 tensor [3, H, W]; returns a tensor. Any torchvision v2 transform.
             Random numbers that it draws from torch's, Python's or numpy's global generator depend on (seed, epoch,
-            sample) alone.
+            sample) alone. With `MultiView`, one for all views, with random numbers of its own for each, or a list with
+            one (or None) for each view.
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
             that it, `transform` or `decoder` raises arrives as it is, with a note (Python 3.11) that names the sample.
         fields: What a batch consists of, in order: "image", "label" (int64 [B], from `.cls`), "labels" (float32
@@ -179,7 +182,7 @@ class Loader:
         version: str | None = None,
         batch_size: int,
         decoder: Decoder | None = None,
-        transform: Callable[[torch.Tensor], Any] | None = None,
+        transform: Transforms = None,
         batch_transform: Callable[..., Any] | None = None,
         fields: Sequence[str] | None = None,
         shuffle: bool | Shuffle = True,
@@ -203,7 +206,9 @@ class Loader:
         batch_size = check_integer("batch_size", batch_size, 1)
         num_workers = usable_cores() if num_workers is None else check_integer("num_workers", num_workers, 0)
         prefetch_factor = check_integer("prefetch_factor", prefetch_factor, 1)
-        for name, value in (("decoder", decoder), ("transform", transform), ("batch_transform", batch_transform)):
+        transforms = list(transform) if isinstance(transform, Sequence) else [transform]
+        callables = (("decoder", decoder), *(("transform", each) for each in transforms))
+        for name, value in (*callables, ("batch_transform", batch_transform)):
             check_callable(name, value)
             if name != "decoder" and type(value).__module__.startswith("shardflow.device."):
                 raise ConfigError(
@@ -246,6 +251,7 @@ class Loader:
         if decoder is None:
             decoder = RandomResizedCropDecoder() if self.order.shuffle else CenterCropDecoder()
         self.decoder = decoder
+        self._check_transforms(transforms)
         if isinstance(decoder, AspectBucketDecoder):
             self.order.set_buckets(self._make_buckets(decoder, samples_per_class))
         if "image" in self.fields and isinstance(decoder, _KERNEL_DECODERS):
@@ -307,6 +313,13 @@ class Loader:
     def substituted(self) -> set[str]:
         """The problem of each sample that was replaced by another."""
         return self._run.substituted
+
+    def _check_transforms(self, transforms: Sequence[Any]) -> None:
+        if isinstance(self._transform, Sequence) and len(transforms) != (views := len(views_of(self.decoder))):
+            raise ConfigError(
+                f"a list of transforms has one for each view of a MultiView; found {len(transforms)} for "
+                f"{plural(views, 'view')}; to apply several in a row, use torchvision's v2.Compose"
+            )
 
     def _check_epoch(self) -> None:
         """Check that an epoch has a batch for each rank, and that none of its samples is lost at a border."""
@@ -440,7 +453,9 @@ class Loader:
             **describe_dataset(self._opened),
             "fields": list(self.fields),
             "decoder": describe_object(self.decoder),
-            "transform": describe_object(self._transform),
+            "transform": [describe_object(each) for each in self._transform]
+            if isinstance(self._transform, Sequence)
+            else describe_object(self._transform),
             "batch_transform": describe_object(self._batch_transform),
             "batch_size": self._schedule.batch_size,
             "world_size": self._schedule.world_size,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import webdataset as wds
 from torch.utils.data import IterableDataset
 
@@ -19,7 +18,7 @@ from .decoders import Decoder, new
 from .pixel_cache import PixelCache
 from .sampler import Batch
 from .shared_memory import BatchSender, SlotPool
-from .stages import Augment, Collate, Decode, Read
+from .stages import Augment, Collate, Decode, Read, Transforms
 from .workers import send_errors
 
 
@@ -30,7 +29,7 @@ class PipelineSource:
     split: Split
     decoder: Decoder
     pixel_cache: PixelCache | None
-    transform: Callable[[torch.Tensor], Any] | None
+    transform: Transforms
 
 
 def build_pipeline(

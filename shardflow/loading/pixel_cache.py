@@ -36,6 +36,7 @@ from shardflow.storage.cache import Cache
 from shardflow.storage.cache_eviction import spare_bytes
 
 from .decoders import BuiltinDecoder, Decoder, Pixels, decode_whole, decoder_versions
+from .multi_view import views_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,15 +55,16 @@ class PixelCache:
     """
 
     def __init__(self, split: Split, cache: Cache, decoder: Decoder) -> None:
-        versions = decoder_versions(decoder)
-        if versions is None:
+        first, *others = views_of(decoder)
+        versions = decoder_versions(first)
+        if versions is None or any(decoder_versions(other) is None for other in others):
             raise ConfigError(
                 f"Cache(pixels=...): {type(decoder).__name__} accepts encoded images only; use "
                 "RandomResizedCropDecoder, CenterCropDecoder or ImageDecoder themselves, or leave pixels out"
             )
-        assert isinstance(decoder, BuiltinDecoder)
+        assert isinstance(first, BuiltinDecoder)
         self._split, self._directory, self._limit_bytes = split, cache.decoded_directory, cache.pixel_limit_bytes or 0
-        self._decoder, self._versions = decoder, hashlib.sha256(versions.encode()).hexdigest()[:16]
+        self._decoder, self._versions = first, hashlib.sha256(versions.encode()).hexdigest()[:16]
         self._files: OrderedDict[str, _ShardPixels | None] = OrderedDict()
         self._memory: dict[int, Words] = {}
         self._full = False

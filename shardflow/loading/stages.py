@@ -25,11 +25,15 @@ from shardflow.formats.labels import LABEL_PARTS, parse_labels
 
 from .decoders import Decoded, Decoder, Empty, Pixels, new
 from .fork_rng import fork_rng, reseed
+from .multi_view import MultiView, view_keys, views_of
 from .pixel_cache import PixelCache
 from .sampler import Batch
 from .worker_errors import noting
 
 Batches = Iterator[Batch]
+Transform = Callable[[torch.Tensor], Any]
+Transforms = Transform | Sequence[Transform | None] | None
+"""One for all views of an image, or one for each."""
 
 _DAMAGED = Sample({}, (0, 0), 0, 0, "", "")  # in the place of a sample that could not be read, until `substitute`
 
@@ -99,6 +103,8 @@ class Decode:
             raise ConfigError(
                 "images that are not decoded here mix with their like alone: give all loaders one decoder"
             )
+        if len({(isinstance(decoder, MultiView), len(views_of(decoder))) for decoder in decoders}) > 1:
+            raise ConfigError("the loaders' decoders return different numbers of views: give all of them as many")
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, decoded."""
@@ -117,16 +123,18 @@ class Decode:
         groups = [self._groups[source] for source in batch.sources or (0,)]
         if len(kinds := set(groups)) == 1:
             return self._decoder(groups[0], batch)(payloads, sizes, batch.keys, self._empty)
-        images: list[Any] = [None] * len(payloads)
+        views: list[list[Any]] = [[None] * len(payloads) for _ in views_of(self._decoders[0])]
         failures: dict[int, SampleError] = {}
         for kind in sorted(kinds):
             places = [place for place, group in enumerate(groups) if group == kind]
             chosen = [payloads[place] for place in places]
             decoded = self._decoder(kind, batch)(chosen, sizes[places], batch.keys[places], new)
-            for place, image in zip(places, decoded.images, strict=True):
-                images[place] = image
+            for images, own in zip(views, _as_views(decoded.images), strict=True):
+                for place, image in zip(places, own, strict=True):
+                    images[place] = image
             failures |= {places[index]: error for index, error in decoded.failures.items()}
-        return Decoded(images, None, failures)
+        together: Any = tuple(views) if isinstance(decoded.images, tuple) else views[0]
+        return Decoded(together, None, failures)
 
     def _decoder(self, number: int, batch: Batch) -> Decoder:
         """Return a decoder as it is in the epoch and the bucket of a batch."""
@@ -147,8 +155,12 @@ class Decode:
 
 
 def _are_equal(one: Decoder, other: Decoder) -> bool:
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, MultiView):
+        return len(one.decoders) == len(views_of(other)) and all(map(_are_equal, one.decoders, views_of(other)))
     is_own = type(one).__module__.startswith("shardflow.")  # with settings in plain attributes
-    return one is other or (is_own and type(one) is type(other) and vars(one) == vars(other))
+    return is_own and vars(one) == vars(other)
 
 
 def _sources(batch: Batch) -> Iterable[int]:
@@ -156,9 +168,15 @@ def _sources(batch: Batch) -> Iterable[int]:
     return itertools.repeat(0) if batch.sources is None else batch.sources
 
 
+def _as_views(images: Any) -> tuple[Any, ...]:
+    """Return the images of each view; there is one where there are no views."""
+    return images if isinstance(images, tuple) else (images,)
+
+
 def copy_row(images: Any, index: int, source: int) -> None:
-    """Replace an image by another one of the batch."""
-    images[index] = images[source]
+    """Replace an image by another one of the batch, in every view."""
+    for view in _as_views(images):
+        view[index] = view[source]
 
 
 def substitute(
@@ -190,23 +208,33 @@ def substitute(
 
 
 class Augment:
-    """Applies the transform to each image, with the random generators seeded by the sample's key."""
+    """Applies the transform to each image, with the random generators seeded by the key of the sample, or of its view.
 
-    def __init__(self, transforms: Sequence[Callable[[torch.Tensor], Any] | None]) -> None:
+    A source of several views may have a list of transforms, one for each view.
+    """
+
+    def __init__(self, transforms: Sequence[Transforms]) -> None:
         self._transforms = transforms  # by source
 
     def __call__(self, batches: Batches) -> Batches:
         """Return the batches, transformed."""
         for batch in batches:
-            images: list[Any] = []
-            with fork_rng(), noting(partial(_next_place, batch, images), _tensor_remedy, _image_remedy):
-                for source, image, key in zip(_sources(batch), batch.images, batch.keys.tolist(), strict=False):
-                    if (transform := self._transforms[source]) is not None:
-                        reseed(key)
-                        image = transform(image)
-                    images.append(image)
-            batch.images = images
+            views = tuple(self._view(batch, number, view) for number, view in enumerate(_as_views(batch.images)))
+            batch.images = views if isinstance(batch.images, tuple) else views[0]
             yield batch
+
+    def _view(self, batch: Batch, number: int, view: Any) -> list[Any]:
+        images: list[Any] = []
+        keys = view_keys(batch.keys, number).tolist()
+        with fork_rng(), noting(partial(_next_place, batch, images), _tensor_remedy, _image_remedy):
+            for source, image, key in zip(_sources(batch), view, keys, strict=False):
+                transforms = self._transforms[source]
+                transform = transforms[number] if isinstance(transforms, Sequence) else transforms
+                if transform is not None:
+                    reseed(key)
+                    image = transform(image)
+                images.append(image)
+        return images
 
 
 def _not_a_tensor(image: Any) -> str:
@@ -289,7 +317,7 @@ class Collate:
         for batch in batches:
             columns = tuple(_column(field, batch, self._splits, self._classes) for field in self._fields)
             if batch.empty:
-                columns = tuple(column[:0] for column in columns)
+                columns = tuple(_emptied(column) for column in columns)
             if self._batch_transform is not None:
                 with (
                     fork_rng(),
@@ -321,7 +349,8 @@ def image_part(sample: Sample) -> str:
 def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> Any:
     """Return one field of a batch: a tensor, or a list with one entry per sample."""
     if field == "image":
-        return _stack(batch.images, batch.samples)
+        views = tuple(_stack(images, batch.samples) for images in _as_views(batch.images))
+        return views if isinstance(batch.images, tuple) else views[0]
     if field == "valid":
         return torch.from_numpy(batch.valid)
     if field == "random_key":
@@ -344,6 +373,10 @@ def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> 
             row[list(parsed_labels(sample, part, classes))] = 1
         return encoded
     return [_parsed(sample, field) for sample in batch.samples]
+
+
+def _emptied(column: Any) -> Any:
+    return tuple(view[:0] for view in column) if isinstance(column, tuple) else column[:0]
 
 
 def parsed_labels(sample: Sample, part: str, classes: int | None = None) -> tuple[int, ...]:

@@ -55,8 +55,8 @@ def _read_sample(dataset: Dataset, split: str, number: int, total: int) -> RawSa
 
 def _augment(
     sample: RawSample, decoder: Decoder, transform: Augment | None, seed: int, epochs: int
-) -> list[torch.Tensor]:
-    """Return the images of a sample in each epoch, each [views, 1 or 3, H, W]."""
+) -> list[list[torch.Tensor]]:
+    """Return the views of a sample in each epoch, each [1 or 3, H, W]."""
     if sample.image is None:
         raise DecodeError(sample.problem or f"sample {sample.key} has no image, only {', '.join(sample.parts)}")
     augmented = []
@@ -77,15 +77,16 @@ def _augment(
                 batch.images = images
                 (batch,) = transform(iter([batch]))
                 images = batch.images
-            augmented.append(_views(images[0]))
+            views = images if isinstance(images, tuple) else (images,)
+            augmented.append([picture for view in views for picture in _pictures(view[0])])
     finally:
         torch.set_num_threads(threads)
     return augmented
 
 
-def _views(image: object) -> torch.Tensor:
+def _pictures(image: object) -> list[torch.Tensor]:
     if isinstance(image, torch.Tensor) and image.ndim in (3, 4) and image.shape[-3] in (1, 3):
-        return image if image.ndim == 4 else image[None]
+        return list(image if image.ndim == 4 else image[None])
     found = f"{_dtype(image)} {list(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__name__
     raise ConfigError(
         f"the loader turns a sample into {found}, which is not a picture: expected a tensor [3, H, W], [1, H, W] or "
@@ -94,10 +95,10 @@ def _views(image: object) -> torch.Tensor:
 
 
 def _with_tiles(
-    dataset: Dataset, split: str, sample: RawSample, images: Sequence[torch.Tensor], subtitle: str
+    dataset: Dataset, split: str, sample: RawSample, epochs: Sequence[Sequence[torch.Tensor]], subtitle: str
 ) -> ContactSheet:
     """Return the sheet. Images that are not uint8 are drawn on one scale for all epochs, which the subtitle states."""
-    low, high = 0.0, 255.0
+    low, high, images = 0.0, 255.0, [image for views in epochs for image in views]
     if any(image.dtype != torch.uint8 for image in images):
         values = torch.cat([image.flatten().double() for image in images])
         values = values[values.isfinite()]
@@ -106,7 +107,7 @@ def _with_tiles(
         low, high = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
         subtitle += f"; black is {low:.3g}, white {high:.3g}"
     tiles = list(sample_tiles([sample], dataset.classes))
-    for epoch, views in enumerate(images):
+    for epoch, views in enumerate(epochs):
         for view, image in enumerate(views):
             title = f"epoch {epoch}" if len(views) == 1 else f"epoch {epoch}, view {view}"
             height, width = image.shape[1:]

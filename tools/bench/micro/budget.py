@@ -71,7 +71,7 @@ def stage_times(url: str) -> dict[str, float]:
     functions = {
         "of it CRC-32": (zlib, "crc32"),
         "of it boxes of crops": (decoders, "random_resized_crops"),
-        "of it the kernel": (native, "decode_crops"),
+        "of it the kernel": (native, "decode_views"),
     }
     normalise, images = timed("normalise, in the main process", Normalise()), 0
     with ExitStack() as patches:
@@ -105,15 +105,15 @@ def kernel_alone(url: str, epochs: int, processes: int) -> float:
 def _decode_again(url: str, epochs: int, together: Any, results: Any) -> None:
     """Time the kernel on the crops of one epoch after another, starting each with the other processes."""
     loader, out = Loader(url, batch_size=BATCH, num_workers=0), torch.empty(BATCH, 3, SIZE, SIZE, dtype=torch.uint8)
-    kernel, calls = native.decode_crops, []
+    kernel, calls = native.decode_views, []
 
-    def recorded(payloads: Any, boxes: Any, flips: Any, into: Any, **named: Any) -> Any:
-        calls.append(functools.partial(kernel, payloads, boxes, flips, out.numpy(), **named))
-        return kernel(payloads, boxes, flips, into, **named)
+    def recorded(payloads: Any, views: Any, **named: Any) -> Any:
+        calls.append(functools.partial(kernel, payloads, [view._replace(out=out.numpy()) for view in views], **named))
+        return kernel(payloads, views, **named)
 
     for _ in range(epochs):
         calls.clear()
-        with patch.object(native, "decode_crops", recorded):
+        with patch.object(native, "decode_views", recorded):
             images = sum(len(pixels) for pixels, _ in loader)
         together.wait()
         begin = time.process_time()
