@@ -4,14 +4,16 @@
 
 The command line does the same:
 
-    shardflow pack out/photos out/packed --square --parts mask.png,json,txt
+    shardflow pack out/photos out/packed --square --parts txt \
+        --mask mask.png --boxes json:boxes:xyxy --box-field labels=labels
 
 What to look at:
 
-- `7.mask.png`, `7.json` and `7.txt` lie beside `7.jpg`. A mask is cut and resized with its image, each pixel the
-  nearest one's value: labels are never mixed.
-- In JSON, "boxes" (corners), "bbox" and "keypoints" (as COCO has them) are coordinates in pixels of the upright picture
-  and move with it; other entries stay. Coordinates outside a crop become zeros, so that lists stay in step.
+- `7.mask.png`, `7.json` and `7.txt` lie beside `7.jpg`. What they are is declared, not guessed.
+- A mask is cut and resized with its image, each pixel the nearest one's value: labels are never mixed.
+- Boxes are in pixels of the upright picture, at the path "boxes" of the JSON, and move with the picture; other entries
+  stay. A box outside the crop becomes zeros, so that it stays in step with its label.
+- The declaration stands in the manifest, so that the loader crops mask and boxes with the image.
 """
 
 from __future__ import annotations
@@ -38,11 +40,18 @@ def main() -> None:
     for number in range(20):
         picture(number).save(photos / f"{number}.jpg")
         mask(number).save(photos / f"{number}.mask.png")
-        (photos / f"{number}.json").write_text(json.dumps({"boxes": [disc(number)], "colours": [number % 3]}))
+        (photos / f"{number}.json").write_text(json.dumps({"boxes": [disc(number)], "labels": [number % 3]}))
         (photos / f"{number}.txt").write_text(f"a disc in {COLOURS[number % 3]}")
 
-    source = shardflow.Folder(photos, parts=("mask.png", "json", "txt"))
-    report = shardflow.pack(source, folder / "packed", short_side=64, square=True, workers=1)
+    boxes = shardflow.Boxes("json", "boxes", "xyxy", fields={"labels": "labels"})
+    report = shardflow.pack(
+        shardflow.Folder(photos, parts=("txt",)),
+        folder / "packed",
+        annotations=shardflow.Annotations(masks=("mask.png",), boxes=boxes),
+        short_side=64,
+        square=True,
+        workers=1,
+    )
 
     sample = shardflow.open(folder / "packed")["train"][0]
     rows, columns = np.nonzero(np.asarray(Image.open(io.BytesIO(sample["mask.png"]))))

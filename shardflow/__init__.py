@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .device.transforms.random_flip import RandomHorizontalFlip
     from .device.transforms.random_resized_crop import RandomResizedCrop
     from .diagnostics.tuning import tune
+    from .formats.annotations import Annotations, Boxes, Keypoints
     from .loading.aspect_buckets import AspectBucketDecoder
     from .loading.decoders import CenterCropDecoder, ImageDecoder, RandomResizedCropDecoder
     from .loading.loader import Loader
@@ -69,7 +70,9 @@ if TYPE_CHECKING:
     from .storage.cache import Cache
 
 _LAZY = {
+    "Annotations": ("formats.annotations", "Annotations"),
     "AspectBucketDecoder": ("loading.aspect_buckets", "AspectBucketDecoder"),
+    "Boxes": ("formats.annotations", "Boxes"),
     "Cache": ("storage.cache", "Cache"),
     "CenterCropDecoder": ("loading.decoders", "CenterCropDecoder"),
     "Collection": ("packing.sources.collection", "Collection"),
@@ -85,6 +88,7 @@ _LAZY = {
     "Folder": ("packing.sources.folder", "Folder"),
     "ImageDecoder": ("loading.decoders", "ImageDecoder"),
     "IndexReport": ("dataset.indexing", "IndexReport"),
+    "Keypoints": ("formats.annotations", "Keypoints"),
     "Loader": ("loading.loader", "Loader"),
     "Mix": ("loading.mix", "Mix"),
     "MixUp": ("device.transforms.mixup", "MixUp"),
@@ -123,7 +127,9 @@ _LAZY = {
 }
 
 __all__ = [
+    "Annotations",
     "AspectBucketDecoder",
+    "Boxes",
     "Cache",
     "CenterCropDecoder",
     "Collection",
@@ -139,6 +145,7 @@ __all__ = [
     "Folder",
     "ImageDecoder",
     "IndexReport",
+    "Keypoints",
     "Loader",
     "Mix",
     "MixUp",

@@ -21,7 +21,7 @@ _NAMED = 5
 @click.argument("b", type=PathOrUrl())
 @json_option
 def diff(a: str, b: str, as_json: bool) -> int:
-    """Compare two datasets: recipe, classes, splits, shards, samples.
+    """Compare two datasets: recipe, annotations, classes, splits, shards, samples.
 
     Only indexes are read, no shards. Samples are matched by the paths of their inputs if both datasets have the .json
     files beside their shards, and by their images otherwise. The exit code is 0 if the datasets are the same, and 1 if
@@ -48,6 +48,8 @@ def _lines(found: shardflow.Diff) -> Iterator[tuple[str, str]]:
     yield "fingerprint", f"{found.fingerprints[0]} | {found.fingerprints[1]}"
     for name, (ours, theirs) in found.recipe.items():
         yield "recipe", f"{name}: {ours} | {theirs}"
+    for name, (ours, theirs) in found.annotations.items():
+        yield name, f"{ours} | {theirs}"
     for names, dataset in zip(found.classes_only, ("A", "B"), strict=True):
         if names:
             yield "classes", f"{len(names):,} only in {dataset}: {first_few(names, _NAMED)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from tqdm import tqdm
@@ -11,7 +11,7 @@ from tqdm import tqdm
 import shardflow
 from shardflow._wording import plural
 
-from .options import PathOrUrl
+from .options import PathOrUrl, annotation_options, annotations_of
 from .output import print_report
 
 _NAMED = 20
@@ -21,8 +21,9 @@ _NAMED = 20
 @click.argument("urls", type=PathOrUrl(), nargs=-1, required=True, metavar="URL...")
 @click.option("--to", type=PathOrUrl(), help="Destination of manifest and indexes.  [default: beside the tars]")
 @click.option("--classes", type=PathOrUrl(exists=True, dir_okay=False), help="File with the class names, one per line.")
+@annotation_options
 @click.option("--max-bad", default=0, show_default=True, help="Maximum number of samples that cannot be indexed.")
-def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: int) -> None:
+def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: int, **declared: Any) -> None:
     """Index existing WebDataset tars, so that the loader can read them where they are.
 
     URL is a directory, a tar, or a quoted pattern with braces or wildcards, on a disk, in a bucket or behind https.
@@ -34,6 +35,7 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: i
       shardflow index laion/
       shardflow index 's3://bucket/laion/{00000..00099}.tar' --to laion-index/
     """
+    annotations = annotations_of(declared)
     with contextlib.ExitStack() as stack:
         bars: list[tqdm[NoReturn]] = []
 
@@ -42,7 +44,7 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: i
                 bars.append(stack.enter_context(tqdm(total=total, desc="reading", unit=" tars")))
             bars[0].update(done - bars[0].n)
 
-        report = shardflow.index(urls, to, classes=classes, max_bad=max_bad, progress=progress)
+        report = shardflow.index(urls, to, classes=classes, annotations=annotations, max_bad=max_bad, progress=progress)
     for bad in report.bad[:_NAMED]:
         click.echo(f"left out: {bad.path}: {bad.reason}")
     if len(report.bad) > _NAMED:

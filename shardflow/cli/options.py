@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.packing.executors import EXECUTORS
 from shardflow.packing.sources.resolve import describe_source
 from shardflow.packing.sources.table import Table
@@ -71,12 +72,42 @@ source_options = option_group(
     click.option(
         "--parts",
         metavar="PARTS",
-        help="Extensions of files beside each image (folders only): txt,json,mask.png; or none: each image file is "
-        "an image of its own.",
+        help="Extensions of further files beside each image (folders only): txt,json; or none: each image file is an "
+        "image of its own.",
     ),
     click.option("--classes", type=PathOrUrl(), help="File with the class names in order, one per line."),
 )
 """The options about the source of a pack; `source_of` reads them."""
+
+annotation_options = option_group(
+    click.option(
+        "--mask",
+        "masks",
+        multiple=True,
+        metavar="PART",
+        help="Part that is a mask, such as mask.png: cropped and resized with the image by nearest neighbour.",
+    ),
+    click.option(
+        "--boxes",
+        metavar="PART:PATH:FORMAT",
+        help="Where boxes stand, such as json:boxes:xyxy or json:objects[].bbox:xywh; formats are xyxy, xywh and "
+        "cxcywh, in pixels, or with :normalized behind it as fractions of the image.",
+    ),
+    click.option(
+        "--box-field",
+        "box_fields",
+        multiple=True,
+        metavar="NAME=PATH",
+        help="Where a further integer per box stands, such as labels=objects[].category; for other numbers with :float "
+        "behind the path.",
+    ),
+    click.option(
+        "--keypoints",
+        metavar="PART:PATH:FORMAT",
+        help="Where keypoints stand, such as json:objects[].keypoints:xyv; formats are xy, and xyv with a visibility.",
+    ),
+)
+"""The annotations of a dataset; `annotations_of` reads them."""
 
 executor_options = option_group(
     click.option("--workers", type=int, help="Number of processes.  [default: one per core]"),
@@ -91,6 +122,22 @@ executor_options = option_group(
         "--ray-address", help="Address of the Ray cluster, such as auto.  [default: a new one on this machine]"
     ),
 )
+
+
+def annotations_of(settings: dict[str, Any]) -> Annotations | None:
+    """Return the annotations that `annotation_options` declare, and remove them from the settings; None for none."""
+    masks, boxes, fields, points = (settings.pop(name) for name in ("masks", "boxes", "box_fields", "keypoints"))
+    for field in fields:
+        if not all(field.partition("=")):
+            raise click.UsageError(f"--box-field {field}: expected NAME=PATH, such as labels=objects[].category")
+    if fields and boxes is None:
+        raise click.UsageError("--box-field requires --boxes")
+    declared = Annotations(
+        masks=masks,
+        boxes=None if boxes is None else Boxes.parse(boxes, dict(field.split("=", 1) for field in fields)),
+        keypoints=None if points is None else Keypoints.parse(points),
+    )
+    return declared or None
 
 
 def source_of(src: str, settings: dict[str, Any]) -> Any:

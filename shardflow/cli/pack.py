@@ -15,7 +15,7 @@ from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
 from shardflow.packing.recipe import KEEP, PRESETS
 from shardflow.packing.sources.source import describe_skipped
 
-from .options import PathOrUrl, executor_options, source_of, source_options
+from .options import PathOrUrl, annotation_options, annotations_of, executor_options, source_of, source_options
 from .output import PackBar, megabytes, operation_counts, print_lines
 
 _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\n".join(
@@ -28,6 +28,7 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 @click.argument("src", type=PathOrUrl())
 @click.argument("dst", type=PathOrUrl())
 @source_options
+@annotation_options
 @click.option("--preset", type=click.Choice(list(PRESETS)), default="imagenet", show_default=True, help="See below.")
 @click.option("--short-side", type=int, help="Length of the shorter side, in pixels.  [default: preset]")
 @click.option("--long-side", type=int, help="Maximum length of the longer side, in pixels.  [default: no limit]")
@@ -59,9 +60,11 @@ def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -
     Examples:
       shardflow pack photos/ photos256/ --short-side 256 --quality 90
       shardflow pack photos.csv photos256/ --image-column file --label-column species
+      shardflow pack photos/ photos256/ --mask mask.png --boxes json:boxes:xyxy --box-field labels=labels
       shardflow pack "s3://bucket/laion/{00000..00099}.tar" s3://bucket/laion256
     """
     source = source_of(src, settings)
+    settings["annotations"] = annotations_of(settings)
     run = {name: settings.pop(name) for name in ("workers", "executor", "ray_address", "max_bad")}
     plan = {"shuffle": not no_shuffle, **{name: value for name, value in settings.items() if value is not None}}
     if dry_run:

@@ -50,6 +50,7 @@ class Diff:
     Attributes:
         fingerprints: The fingerprints; they are equal if the datasets are.
         recipe: Setting → its two values, if they differ; None if a recipe lacks it.
+        annotations: What is declared, such as "boxes" → its two texts, if they differ; None if a dataset lacks it.
         classes_only: Names of the classes that only one dataset has.
         renumbered: Names of the classes that have another number in each.
         splits: Split → its differences; also for a split that only one dataset has.
@@ -57,6 +58,7 @@ class Diff:
 
     fingerprints: tuple[str, str]
     recipe: Mapping[str, tuple[Any, Any]]
+    annotations: Mapping[str, tuple[str | None, str | None]]
     classes_only: tuple[tuple[str, ...], tuple[str, ...]]
     renumbered: tuple[str, ...]
     splits: Mapping[str, SplitDiff]
@@ -91,16 +93,22 @@ def diff(
         StoreError: One of them is out of reach.
     """
     first, second = open_dataset(a, storage_options=a_options), open_dataset(b, storage_options=b_options)
-    settings = {name: (first.recipe.get(name), second.recipe.get(name)) for name in {**first.recipe, **second.recipe}}
+    declared = [each.manifest.annotations.describe() for each in (first, second)]
     ours, theirs = ({name: number for number, name in enumerate(one.classes or ())} for one in (first, second))
     splits = dict.fromkeys((*first.splits, *second.splits))
     return Diff(
         fingerprints=(first.fingerprint, second.fingerprint),
-        recipe={name: pair for name, pair in settings.items() if pair[0] != pair[1]},
+        recipe=_differing(first.recipe, second.recipe),
+        annotations=_differing(*declared),
         classes_only=(tuple(n for n in ours if n not in theirs), tuple(n for n in theirs if n not in ours)),
         renumbered=tuple(name for name in ours if ours[name] != theirs.get(name, ours[name])),
         splits={split: _split_diff(first, second, split, progress) for split in splits},
     )
+
+
+def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in {**ours, **theirs}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _split_diff(a: Dataset, b: Dataset, split: str, progress: Callable[[Shard], None] | None) -> SplitDiff:

@@ -13,9 +13,10 @@ import numpy as np
 from shardflow._validation import check_integer
 from shardflow._wording import plural
 from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError
+from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.manifest import SPLITS, is_name
 from shardflow.formats.quarantine import Quarantined
-from shardflow.formats.shard_index import Index
+from shardflow.formats.shard_index import KEY_PART, Index
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.transfers import TransferPool
@@ -65,6 +66,7 @@ def index(
     to: str | os.PathLike[str] | None = None,
     *,
     classes: Classes = None,
+    annotations: Annotations | None = None,
     max_bad: int = 0,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
@@ -85,13 +87,14 @@ def index(
         to: A directory or URL for the manifest and the indexes; by default beside the tars.
         classes: Class names in the order of their labels, or a file with one name a line. By default the numbers in
             `.cls` are the names.
+        annotations: Which parts of the samples are masks, and where boxes and keypoints stand.
         max_bad: How many samples may be left out; if there are more, nothing is written.
         src_options, dst_options: Options of fsspec's file systems, where the tars or `to` are URLs.
         progress: Called with the numbers of finished tars and of all tars: at first, and after each tar.
 
     Raises:
-        ConfigError: There are no such tars, a label has no class, only some tars of a split have labels, or `to` is
-            missing.
+        ConfigError: There are no such tars, a label has no class, only some tars of a split have labels, samples have
+            not the parts that are declared, or `to` is missing.
         DatasetExistsError: There is a dataset already.
         PackIncompleteError: More than `max_bad` samples cannot be used.
         StoreError: A tar cannot be read, or the manifest cannot be written.
@@ -113,6 +116,8 @@ def index(
                 progress(len(scans), len(tars))
     indexes, bad = _without_torn_samples(tars, scans)
     _check_labels(tars, scans)
+    annotations = annotations or NOTHING
+    _check_annotations(indexes, annotations)
     if len(bad) > max_bad:
         shown = "; ".join(f"{entry.path}: {entry.reason}" for entry in bad[:_SHOWN_NAMES])
         more = f"; {len(bad) - _SHOWN_NAMES} more" if len(bad) > _SHOWN_NAMES else ""
@@ -131,6 +136,7 @@ def index(
             classes, {number for scan in scans for number in scan.labels}, " ".join(map(str, patterns))
         ).classes,
         recipe={},
+        annotations=annotations,
         made_by="index of existing tars",
         bad=bad,
         storage_options=dst_options if to is not None else src_options,
@@ -207,6 +213,16 @@ def _check_labels(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> None
         if without and len(without) < len(filled):
             labelled = next(tar for tar, scan in filled if scan.labels)
             raise ConfigError(f"{without[0].url} has no labels and {labelled.url} has; index them as two datasets")
+
+
+def _check_annotations(indexes: Sequence[Index], annotations: Annotations) -> None:
+    """Raise a ConfigError if no sample has a part that is declared: its name is misspelt."""
+    if annotations:
+        parts = {part.decode() for index in indexes for part in np.unique(index["part"]).tolist()} - {KEY_PART.decode()}
+        if missing := annotations.missing(parts):
+            raise ConfigError(
+                f"the annotations do not fit: no sample {missing[4:]}; parts are {', '.join(sorted(parts))}"
+            )
 
 
 def _selected_rows(

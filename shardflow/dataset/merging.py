@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardflow.errors import ConfigError
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.shard_index import Index
 
 from .dataset import Dataset, Split, open_dataset
@@ -39,7 +40,8 @@ def merge(
 
     Raises:
         NotFoundError: There is no dataset.
-        ConfigError: Fewer than two datasets, classes that do not fit together, or `dst` cannot name the tars.
+        ConfigError: Fewer than two datasets, classes or annotations that do not fit together, or `dst` cannot name the
+            tars.
         DatasetExistsError: `dst` holds a dataset.
         StoreError: A source cannot be read, or `dst` cannot be written.
     """
@@ -54,6 +56,7 @@ def merge(
         splits=splits,
         classes=_common_classes(datasets),
         recipe=recipes[0] if all(recipe == recipes[0] for recipe in recipes) else {},
+        annotations=_common_annotations(datasets),
         made_by="merge of " + ", ".join(dataset.fingerprint for dataset in datasets),
         storage_options=dst_options,
     )
@@ -77,6 +80,16 @@ def _common_classes(datasets: Sequence[Dataset]) -> tuple[str, ...] | None:
                 "the images as they are, and merge the new datasets"
             )
     return names
+
+
+def _common_annotations(datasets: Sequence[Dataset]) -> Annotations:
+    first = datasets[0]
+    for dataset in datasets:
+        if (found := dataset.manifest.annotations) != first.manifest.annotations:
+            ours, theirs = (str(each.describe() or "nothing") for each in (first.manifest.annotations, found))
+            message = f"{first.url} declares {ours} of its parts, {dataset.url} declares {theirs}"
+            raise ConfigError(f"{message}; their samples do not fit together: pack them alike, or load them with a Mix")
+    return first.manifest.annotations
 
 
 def _merged_shards(datasets: Sequence[Dataset], split: str) -> Iterator[SelectedRows]:

@@ -138,6 +138,7 @@ def _hold_out(
         splits=("train", "val", *others),
         classes=dataset.classes,
         recipe=dataset.recipe,
+        annotations=dataset.manifest.annotations,
         made_by=f"split of {dataset.fingerprint}: {made_by}",
         storage_options=dst_options,
     )

@@ -91,6 +91,7 @@ def subset(
         splits=dataset.splits,
         classes=dataset.classes,
         recipe=dataset.recipe,
+        annotations=dataset.manifest.annotations,
         made_by=f"subset of {dataset.fingerprint}: {_summary(conditions)}",
         storage_options=dst_options,
     )

@@ -19,6 +19,7 @@ import numpy as np
 from shardflow._version import __version__
 from shardflow.errors import ConfigError, DatasetExistsError
 from shardflow.formats import manifest, quarantine, shard_index, ustar
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.manifest import Manifest, Shard
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.roots import Root, split_shard_name
@@ -109,6 +110,7 @@ def build_virtual_dataset(
     splits: Sequence[str],
     classes: tuple[str, ...] | None,
     recipe: Mapping[str, Any],
+    annotations: Annotations,
     made_by: str,
     bad: Sequence[Quarantined] = (),
     storage_options: Mapping[str, Any] | None = None,
@@ -156,6 +158,7 @@ def build_virtual_dataset(
             recipe=recipe,
             tools={"shardflow": __version__, "made by": made_by},
             inputs=sum(shard.samples for entries in shards.values() for shard in entries) + len(bad),
+            annotations=annotations,
             roots=roots,
         )
         storage.put_new(manifest.FILE_NAME, written.to_bytes())

@@ -15,7 +15,7 @@ whole JSON is a list. What its values must look like is in `coordinates`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -184,6 +184,22 @@ class Annotations(JsonObject):
         coordinates = [each.part for each in (self.boxes, self.keypoints) if each is not None]
         return tuple(dict.fromkeys([*self.masks, *coordinates]))
 
+    def missing(self, parts: Collection[str]) -> str:
+        """Return why a sample with these parts has not all that is declared; "" if it has."""
+        lacking = ", ".join(part for part in self.parts if part not in parts)
+        return f"has no {lacking}, which is declared" if lacking else ""
+
+    def describe(self) -> dict[str, str]:
+        """Return the declaration as texts, by what they are about: "masks", "boxes", "box fields", "keypoints"."""
+        fields = self.boxes.fields if self.boxes is not None else {}
+        texts = {
+            "masks": ", ".join(self.masks),
+            "boxes": str(self.boxes or ""),
+            "box fields": ", ".join(f"{name}={path}" for name, path in sorted(fields.items())),
+            "keypoints": str(self.keypoints or ""),
+        }
+        return {name: text for name, text in texts.items() if text}
+
     def joined(self, other: Annotations) -> Annotations:
         """Return both declarations as one; where both declare boxes or keypoints, those of the other."""
         return Annotations(
@@ -191,6 +207,10 @@ class Annotations(JsonObject):
             boxes=other.boxes or self.boxes,
             keypoints=other.keypoints or self.keypoints,
         )
+
+
+NOTHING = Annotations()
+"""The declaration of a dataset whose parts are all kept as they are."""
 
 
 def mask_field(part: str) -> str:

@@ -2,52 +2,106 @@
 
     cls           number of the class, as text
     labels.json   numbers of the classes, ascending, as a JSON list
-    *.png         a mask, such as mask.png: cropped and resized with the image, by nearest neighbour
-    json, *.json  annotations: coordinates in it are moved, see below; everything else is kept
-    others        kept as they are: txt, ...
+    masks         PNGs, cropped and resized with the image by nearest neighbour
+    coordinates   boxes and keypoints in a JSON are moved, everything else in it is kept
+    others        kept byte for byte
 
-Coordinates are in pixels of the upright image (see `geometry`), and are found by their names, at any depth:
+Which parts are masks, and where boxes and keypoints stand, is what `formats.annotations` declares; a sample that lacks
+a declared part, or whose part is not what is declared, cannot be packed. Coordinates are in pixels of the upright image
+(see `geometry`).
 
-    boxes         [[x1, y1, x2, y2], ...]: corners
-    bbox          [x, y, width, height], or a list of those, as in COCO
-    keypoints     [[x, y], ...], or [[x, y, visibility], ...], or, as in COCO, [x, y, visibility, x, y, ...]
-
-Boxes are clipped to the packed image. A box outside of it becomes all zeros, so that lists that run in parallel stay in
-step. Keypoints may lie beyond the borders; one whose visibility is 0 is kept as it is. Numbers are rounded to a
+Boxes are clipped to the packed image. A box outside of it becomes all zeros, so that values which run in parallel stay
+in step. Keypoints may lie beyond the borders; one whose visibility is 0 is kept as it is. Numbers are rounded to a
 thousandth of a pixel.
-
-Source of the COCO forms: cocodataset.org, "Data format".
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import logging
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from shardflow._pillow import map_codec_errors, open_image
-from shardflow.errors import DecodeError, TooLargeError
+from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
+from shardflow.formats.annotations import NOTHING, Annotations
+from shardflow.formats.coordinates import move_coordinates
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS, IMAGE_TYPES
 from shardflow.formats.labels import LABEL_PARTS, Label, format_label
 
 from .image.colour import BITS_TAG
 from .image.geometry import Geometry
+from .sources.source import Source
+
+logger = logging.getLogger(__name__)
 
 MASK_FORMATS = tuple(each.name for each in IMAGE_TYPES if each.for_masks)
 MASK_MODES = ("1", "L", "P", "I;16", "RGB")
 
+_COORDINATES = re.compile(rb'"(boxes|bbox|keypoints)"')
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
-_DIGITS = 3
+
+
+def check_annotations(annotations: Annotations | None) -> Annotations:
+    """Return the argument of a user, which declares nothing where it is None."""
+    if not isinstance(annotations, Annotations | None):
+        raise ConfigError(f"annotations must be shardflow.Annotations, found {type(annotations).__name__}")
+    return annotations or NOTHING
+
+
+def refuse_other_annotations(source: Source, annotations: Annotations) -> None:
+    """Refuse a source that declares more, or something else, than the dataset which it extends."""
+    if (joined := annotations.joined(source.annotations)) != annotations:
+        differing = [name for name, text in joined.describe().items() if annotations.describe().get(name) != text]
+        message = f"the source declares other annotations than the dataset ({', '.join(differing)})"
+        raise ConfigError(f"{message}, whose samples would not fit together; pack it as a dataset of its own")
+
+
+def warn_of_undeclared(source: Source, annotations: Annotations) -> None:
+    """Warn where the first input has a part that looks like a mask, or like boxes, and is not declared."""
+    first = next((items[0] for items in source.splits.values() if len(items)), None)
+    if first is None or not first.more:
+        return  # an image alone
+    parts: Mapping[str, bytes] = dict.fromkeys(json.loads(first.more).get("parts", ()), b"")
+    if not source.reader.remote:
+        with contextlib.suppress(SampleError):  # it will be in quarantine
+            parts = source.reader.read(first).parts
+    for part, data in parts.items():
+        if part in annotations.parts:
+            continue
+        hint = ""
+        if part.endswith(".png"):
+            hint = f"it is a mask, which must be cropped and resized with the image, declare it: --mask {part}"
+        elif part.endswith("json") and (key := _COORDINATES.search(data)):
+            keys = f"{key[0].decode()} means boxes or keypoints, which must move with the image"
+            hint = f"{keys}, declare them: --boxes {part}:PATH:FORMAT or --keypoints {part}:PATH:FORMAT"
+        if hint:
+            logger.warning("part %r, as of %r, is kept byte for byte; if %s", part, first.path, hint)
+
+
+class SampleParts(NamedTuple):
+    """The parts beside an image in its sample, and what was counted in them: "masks", "boxes", "keypoints"."""
+
+    parts: dict[str, bytes]
+    counts: dict[str, int]
 
 
 def transform_parts(
-    parts: Mapping[str, bytes], label: Label, geometry: Geometry, *, max_pixels: int = MAX_PIXELS
-) -> dict[str, bytes]:
+    parts: Mapping[str, bytes],
+    label: Label,
+    geometry: Geometry,
+    annotations: Annotations = NOTHING,
+    *,
+    max_pixels: int = MAX_PIXELS,
+) -> SampleParts:
     """Return the parts that stand beside an image in its sample; masks have the limit of images."""
     for part in parts:
         if not _NAME.fullmatch(part):
@@ -56,8 +110,24 @@ def transform_parts(
             raise DecodeError(f"part {part!r} would be a second image; rename it, for example to second.{part}")
         if part in LABEL_PARTS:
             raise DecodeError(f"part {part!r} is reserved for the labels; rename it")
-    transformed = {part: _transform(part, data, geometry, max_pixels) for part, data in parts.items()}
-    return transformed | format_label(label)
+    if missing := annotations.missing(parts):
+        raise DecodeError(missing)
+    masks = {mask: _transform_mask(mask, parts[mask], geometry, max_pixels) for mask in annotations.masks}
+    moved, found = move_coordinates(
+        annotations,
+        parts.get,
+        geometry.upright,
+        geometry.size,
+        move_box=lambda *box: geometry.rectangle(*box) or (0.0, 0.0, 0.0, 0.0),
+        move_point=geometry.point,
+    )
+    counts = {"masks": len(masks), "boxes": len(found.boxes) if found.boxes is not None else 0}
+    if (points := found.keypoints) is not None:
+        is_there = points[..., 2] > 0 if points.shape[-1] == 3 else np.ones(points.shape[:-1], np.bool_)
+        counts["keypoints"] = int(is_there.sum())
+    return SampleParts(
+        {**parts, **masks, **moved, **format_label(label)}, {name: count for name, count in counts.items() if count}
+    )
 
 
 def transform_mask(data: bytes, geometry: Geometry, max_pixels: int = MAX_PIXELS) -> bytes:
@@ -88,77 +158,10 @@ def _is_rescaled(image: Image.Image, data: bytes) -> bool:
     return getattr(image, "tag_v2", {}).get(BITS_TAG, (8,))[0] in (2, 4)
 
 
-def _transform(part: str, data: bytes, geometry: Geometry, max_pixels: int) -> bytes:
+def _transform_mask(part: str, data: bytes, geometry: Geometry, max_pixels: int) -> bytes:
     try:
-        if part.endswith(".png"):
-            return transform_mask(data, geometry, max_pixels)
-        if (part == "json" or part.endswith(".json")) and any(f'"{name}"'.encode() in data for name in _COORDINATES):
-            return json.dumps(_transform_json(json.loads(data), geometry), ensure_ascii=False).encode()
-    except (DecodeError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        return transform_mask(data, geometry, max_pixels)
+    except DecodeError as error:
         raise DecodeError(f"part {part!r}: {error}") from error
     except TooLargeError as error:
         raise TooLargeError(f"part {part!r} {error}") from error
-    return data
-
-
-def _transform_json(value: Any, geometry: Geometry) -> Any:
-    """Return a JSON value with all coordinates in it moved."""
-    if isinstance(value, dict):
-        return {
-            name: _COORDINATES[name](inner, geometry) if name in _COORDINATES else _transform_json(inner, geometry)
-            for name, inner in value.items()
-        }
-    return [_transform_json(inner, geometry) for inner in value] if isinstance(value, list) else value
-
-
-def _boxes(value: Any, geometry: Geometry) -> list[list[float]]:
-    return [_box(x1, y1, x2, y2, geometry) for x1, y1, x2, y2 in _rows(value, "boxes", (4,))]
-
-
-def _bbox(value: Any, geometry: Geometry) -> list[Any]:
-    single = bool(_list(value, "bbox")) and not isinstance(value[0], list)
-    boxes = []
-    for x, y, width, height in _rows([value] if single else value, "bbox", (4,)):
-        x1, y1, x2, y2 = _box(x, y, x + width, y + height, geometry)
-        boxes.append([x1, y1, round(x2 - x1, _DIGITS), round(y2 - y1, _DIGITS)])
-    return boxes[0] if single else boxes
-
-
-def _keypoints(value: Any, geometry: Geometry) -> list[Any]:
-    if _list(value, "keypoints") and isinstance(value[0], list) and value[0] and isinstance(value[0][0], list):
-        return [_keypoints(inner, geometry) for inner in value]
-    if value and not isinstance(value[0], list):
-        if len(value) % 3:
-            raise ValueError(f"keypoints: expected x, y, visibility in turn, found {len(value)} numbers")
-        rows = _keypoints([value[at : at + 3] for at in range(0, len(value), 3)], geometry)
-        return [number for row in rows for number in row]
-    return [
-        [x, y, 0] if visibility == [0] else [*_rounded(geometry.point(x, y)), *visibility]
-        for x, y, *visibility in _rows(value, "keypoints", (2, 3))
-    ]
-
-
-def _box(x1: float, y1: float, x2: float, y2: float, geometry: Geometry) -> list[float]:
-    return _rounded(geometry.rectangle(x1, y1, x2, y2) or (0.0, 0.0, 0.0, 0.0))
-
-
-def _rounded(numbers: tuple[float, ...]) -> list[float]:
-    return [round(number, _DIGITS) for number in numbers]
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{name}: expected a list, found {value!r}")
-    return value
-
-
-def _rows(value: Any, name: str, lengths: tuple[int, ...]) -> list[list[float]]:
-    """Return a list of lists of numbers, after checking that it is one."""
-    rows: list[list[float]] = value
-    for row in rows:
-        if len(row) not in lengths or not all(isinstance(number, int | float) for number in row):
-            raise ValueError(f"{name}: expected {' or '.join(map(str, lengths))} numbers, found {row!r}")
-    return rows
-
-
-_COORDINATES: dict[str, Callable[[Any, Geometry], Any]] = {"bbox": _bbox, "boxes": _boxes, "keypoints": _keypoints}

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from shardflow._version import __version__
 from shardflow.errors import DatasetExistsError, IntegrityError, PackIncompleteError
 from shardflow.formats import manifest, quarantine
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.formats.receipt import Receipt
 from shardflow.formats.sharding import Sharding
@@ -94,6 +95,7 @@ def commit(
     *,
     classes: tuple[str, ...] | None,
     recipe: Recipe,
+    annotations: Annotations,
     max_bad: int,
     skipped: Sequence[Quarantined],
     ignored: Mapping[str, int],
@@ -142,6 +144,7 @@ def commit(
         std=totals.pixels.std,
         statistics={split: totals.statistics[split] for split in splits},
         sharding=sharding,
+        annotations=annotations,
     )
     abort_uploads(ledger.storage, {shard.name for shard in totals.shards.values()})
     if replacing is None:

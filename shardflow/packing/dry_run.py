@@ -15,10 +15,12 @@ from shardflow._validation import check_integer
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError
 from shardflow.formats import manifest, quarantine
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.quarantine import Quarantined
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import url_text
 
+from .annotations import check_annotations
 from .extending import ON_CONFLICT, plan_extension
 from .jobs import plan_jobs
 from .ledger import Ledger
@@ -58,6 +60,7 @@ def count_pack(
     dst: str | os.PathLike[str],
     *,
     preset: str = "imagenet",
+    annotations: Annotations | None = None,
     shuffle: bool = True,
     seed: int = 0,
     shard_samples: int = 2048,
@@ -68,11 +71,14 @@ def count_pack(
     recipe = make_recipe(preset, **settings)
     shard_samples, seed = check_integer("shard_samples", shard_samples, 1), check_integer("seed", seed)
     ledger = Ledger(open_storage(dst, storage_options))
-    with list_source(src, shared_options(src, dst, storage_options)) as source:
+    declared = check_annotations(annotations)
+    with list_source(src, shared_options(src, dst, storage_options), parts=declared.parts) as source:
+        declared = source.annotations.joined(declared)
         jobs = plan_jobs(
             source,
             url_text(dst),
             recipe,
+            annotations=declared,
             staging=Path(),  # no job is run
             shard_samples=shard_samples,
             seed=seed,
@@ -88,7 +94,7 @@ def count_pack(
             inputs={split: len(items) for split, items in source.splits.items()},
             classes={split: _classes(items, names) for split, items in source.splits.items()} if names else {},
             skipped=source.skipped,
-            bad=[bad for items in source.splits.values() for bad in _bad(items)],
+            bad=[bad for items in source.splits.values() for bad in _bad(items, declared)],
             ignored=source.ignored,
             shards=len(jobs),
             finished=sum(ledger.finished(job) is not None for job in jobs) if destination == "unfinished" else 0,
@@ -109,7 +115,8 @@ def count_extension(
     if on_conflict not in ON_CONFLICT:
         raise ConfigError(f"on_conflict is {on_conflict!r}; allowed are {', '.join(ON_CONFLICT)}")
     dataset = open_dataset(dst, storage_options=storage_options)
-    with list_source(src, shared_options(src, dst, storage_options)) as source:
+    parts = dataset.manifest.annotations.parts
+    with list_source(src, shared_options(src, dst, storage_options), parts=parts) as source:
         extension = plan_extension(source, dataset)
         fresh = extension.fresh(add_conflicting=on_conflict == "add")
         return ExtendDryRun(
@@ -122,12 +129,16 @@ def count_extension(
         )
 
 
-def _bad(items: Sequence[Item]) -> Iterator[Quarantined]:
+def _bad(items: Sequence[Item], annotations: Annotations) -> Iterator[Quarantined]:
     for item in items:
         if item.size == item.identity == 0:
             yield Quarantined(item.path, "read", os.strerror(errno.ENOENT))
-        elif b'"bad"' in item.more and (reason := json.loads(item.more).get("bad")):
-            yield Quarantined(item.path, "read", reason)
+        elif annotations or b'"bad"' in item.more:
+            more = json.loads(item.more or b"{}")
+            if reason := more.get("bad"):
+                yield Quarantined(item.path, "read", reason)
+            elif reason := annotations.missing(more.get("parts", ())):
+                yield Quarantined(item.path, "decode", reason)
 
 
 def _classes(items: Sequence[Item], names: Sequence[str]) -> dict[str, int]:

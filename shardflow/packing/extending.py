@@ -28,6 +28,7 @@ from shardflow.storage.storage import Storage
 from shardflow.storage.urls import url_text
 from shardflow.storage.write_lock import acquire_to_extend, clean_up
 
+from .annotations import refuse_other_annotations
 from .commit import Totals, commit
 from .executors import executor_maker
 from .jobs import Job, content_of, digest_of, plan_jobs, sharding_of
@@ -89,7 +90,7 @@ def extend(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> ExtendReport:
-    """Add the new inputs of a source to a dataset, with the dataset's own recipe, shard size and shuffling.
+    """Add the new inputs of a source to a dataset, with the dataset's own recipe, annotations, sharding and shuffling.
 
     An input is new when the dataset has none with its split and its path below `src`. One that has both is compared by
     its content (image, label and other parts), which is read only where file system or server say that it may differ.
@@ -109,8 +110,8 @@ def extend(
         NotFoundError: There is no dataset, or a receipt of it is missing.
         IntegrityError: A receipt of it is not that of its shard.
         ConfigError: An argument is wrong, the dataset does not record how it was packed, only one of the two has
-            labels, `src` is another shardflow dataset than the one it was packed from, has inputs that conflict with
-            those of the dataset, or another extension has begun.
+            labels, `src` declares other annotations, is another shardflow dataset than the one it was packed from, or
+            has inputs that conflict with those of the dataset, or another extension has begun.
         DatasetExistsError: Another process extended it meanwhile.
         PackIncompleteError: More than `max_bad` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, another process is writing to it, or its storage has no conditional writes.
@@ -121,9 +122,10 @@ def extend(
     max_bad = check_integer("max_bad", max_bad, 0)
     started = time.monotonic()
     storage = open_storage(dst, storage_options)
-    open_dataset(dst, storage_options=storage_options)  # before a directory is made for a missing one
+    # Opened before a directory is made for a missing one.
+    declared = open_dataset(dst, storage_options=storage_options).manifest.annotations
     options = shared_options(src, dst, storage_options)
-    with list_source(src, options) as source, storage.exclusive_writer() as writer:
+    with list_source(src, options, parts=declared.parts) as source, storage.exclusive_writer() as writer:
         dataset = open_dataset(dst, storage_options=storage_options)
         old = dataset.manifest
         extension = plan_extension(source, dataset)
@@ -156,6 +158,7 @@ def extend(
             sharding.extended(added.jobs, added.inputs),
             classes=fresh.classes,
             recipe=extension.recipe,
+            annotations=old.annotations,
             max_bad=max_bad,
             skipped=fresh.skipped,
             ignored=fresh.ignored,
@@ -230,6 +233,7 @@ class Extension:
         jobs = plan_jobs(
             fresh,
             recipe=self.recipe,
+            annotations=self.old.annotations,
             shard_samples=sharding.shard_samples,
             seed=sharding.seed,
             shuffle=sharding.shuffle,
@@ -253,6 +257,7 @@ def plan_extension(source: Source, dataset: Dataset) -> Extension:
         message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
         raise ConfigError(f"{message}; pack it again")
     recipe = recipe_of(old)
+    refuse_other_annotations(source, old.annotations)
     source = append_classes(source, old.classes)
     receipts = _receipts(storage, sharding)
     _refuse_other_dataset(source, receipts)

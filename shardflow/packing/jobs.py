@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from shardflow.errors import (
     TooLargeError,
 )
 from shardflow.formats import manifest
+from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.labels import Label
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import UNREAD, Receipt, from_bytes
@@ -40,7 +42,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import TEMPORARY, Storage
 
 from . import shard_writer
-from .annotations import transform_parts
+from .annotations import SampleParts, transform_parts
 from .image.encoding import EncodedImage
 from .recipe import Recipe
 from .sources.items import Item
@@ -65,6 +67,7 @@ class Job:
     dst: str  # path or URL
     staging: Path  # local directory for the fragments
     recipe: Recipe
+    annotations: Annotations = NOTHING
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
@@ -73,13 +76,18 @@ class Job:
         return digest_of(self.items, self.first)
 
     @property
+    def settings_sha256(self) -> str:
+        """Digest of all settings that the packed bytes depend on."""
+        return settings_digest(self.recipe, self.annotations)
+
+    @property
     def identities(self) -> str:
         """The identities of the inputs as in a receipt."""
         return "".join(map(identity_digits, self.items))
 
     def wrote(self, receipt: Receipt) -> bool:
-        """Whether a receipt is of these inputs, wherever their files are, and this recipe."""
-        return (receipt.items_sha256, receipt.recipe_sha256) == (self.items_sha256, self.recipe.digest)
+        """Whether a receipt is of these inputs, wherever their files are, and these settings."""
+        return (receipt.items_sha256, receipt.recipe_sha256) == (self.items_sha256, self.settings_sha256)
 
     def pieces(self) -> list[Piece]:
         """Return the parts of the job that can run at the same time."""
@@ -93,6 +101,14 @@ def digest_of(items: Iterable[Item], first: int) -> str:
     """Return the SHA-256 of inputs: their paths, labels, sizes, `more`, and their place in the split."""
     lines = (b"%b\0%a %d\0%b" % (name_bytes(path), label, size, more) for path, label, size, _, more in items)
     return hashlib.sha256(b"%d\0" % first + b"".join(lines)).hexdigest()
+
+
+def settings_digest(recipe: Recipe, annotations: Annotations) -> str:
+    """Return the SHA-256 of a recipe, with the versions of the codecs, and of the annotations if any are declared."""
+    if not annotations:
+        return recipe.digest
+    text = json.dumps([recipe.digest, annotations.to_json()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def identity_digits(item: Item) -> str:
@@ -158,11 +174,11 @@ class Piece:
                 quarantined.append(outcome)
                 bad_ordinals.append(ordinal)
                 continue
-            image, parts = outcome
-            members.append(shard_writer.sample(f"{ordinal:09d}", {image.part: image.image, **parts}))
+            image, beside = outcome
+            members.append(shard_writer.sample(f"{ordinal:09d}", {image.part: image.image, **beside.parts}))
             sources.append(item.path)
             pixels += image.pixels
-            image.count_in(statistics, item.label)
+            image.count_in(statistics, item.label, beside.counts)
         announce(None)
         folder, _, base = job.name.rpartition("/")
         name = f"{folder}/{TEMPORARY}{base}.{job.first:09d}"
@@ -203,11 +219,12 @@ class Piece:
         except SampleError as error:
             return Quarantined(item.path, "read", str(error))
 
-    def _process(self, item: Item, found: Input) -> tuple[EncodedImage, Mapping[str, bytes]] | Quarantined:
-        recipe = self.job.recipe
+    def _process(self, item: Item, found: Input) -> tuple[EncodedImage, SampleParts] | Quarantined:
+        job = self.job
+        most = job.recipe.max_pixels
         try:
-            image = recipe.process(found.image)
-            return image, transform_parts(found.parts, item.label, image.geometry, max_pixels=recipe.max_pixels)
+            image = job.recipe.process(found.image)
+            return image, transform_parts(found.parts, item.label, image.geometry, job.annotations, max_pixels=most)
         except SampleError as error:
             stages = {DecodeError: "decode", EncodeError: "encode", TooLargeError: "decode"}
             return Quarantined(item.path, stages.get(type(error), "read"), str(error))
@@ -256,7 +273,7 @@ class Finish:
         receipt = Receipt(
             first=job.first,
             items_sha256=job.items_sha256,
-            recipe_sha256=job.recipe.digest,
+            recipe_sha256=job.settings_sha256,
             sources=tuple(path for result in self.results for path in result.sources),
             skipped=tuple(ordinal - job.first for result in self.results for ordinal in result.bad_ordinals),
             quarantined=tuple(bad for result in self.results for bad in result.quarantined),
@@ -290,6 +307,7 @@ def plan_jobs(
     dst: str,
     recipe: Recipe,
     *,
+    annotations: Annotations = NOTHING,
     staging: Path,
     shard_samples: int,
     seed: int,
@@ -310,6 +328,7 @@ def plan_jobs(
                 dst=dst,
                 staging=staging,
                 recipe=recipe,
+                annotations=annotations,
                 storage_options=storage_options,
             )
             for number, first in enumerate(range(0, len(items), shard_samples))
@@ -319,7 +338,7 @@ def plan_jobs(
 
 def content_of(jobs: Iterable[Job]) -> str:
     """Return a digest of all that the output of jobs depends on, by which a writer recognises its own lock."""
-    lines = "".join(f"{job.name} {job.items_sha256} {job.recipe.digest}\n" for job in jobs)
+    lines = "".join(f"{job.name} {job.items_sha256} {job.settings_sha256}\n" for job in jobs)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from shardflow._validation import check_integer
+from shardflow.formats.annotations import Annotations
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import url_text
 
+from .annotations import check_annotations, warn_of_undeclared
 from .commit import PackReport, Totals, commit
 from .executors import executor_maker
 from .jobs import plan_jobs, sharding_of
@@ -28,6 +30,7 @@ def pack(
     dst: str | os.PathLike[str],
     *,
     preset: str = "imagenet",
+    annotations: Annotations | None = None,
     shuffle: bool = True,
     seed: int = 0,
     shard_samples: int = 2048,
@@ -53,6 +56,9 @@ def pack(
             `Table`, `Shards` or `Collection`.
         dst: Directory, or URL such as "s3://bucket/photos256", that is new, empty, or holds an unfinished pack.
         preset: "imagenet", "compact", "fine", "lossless" or "original"; see `packing.recipe.PRESETS`.
+        annotations: Which parts beside the images are masks, and where boxes and keypoints stand, so that they move
+            with the pixels; besides what the source declares itself: the mask column of a table, all of a dataset.
+            Other parts are kept byte for byte.
         shuffle: Shuffle the inputs of each split before they are divided into shards; otherwise they keep the order of
             the source.
         seed: Shuffle seed.
@@ -90,12 +96,16 @@ def pack(
     ledger, totals = Ledger(storage), Totals()
     ledger.refuse_dataset()
     options = shared_options(src, dst, storage_options)
-    with list_source(src, options) as source, storage.exclusive_writer() as writer:
+    declared = check_annotations(annotations)
+    with list_source(src, options, parts=declared.parts) as source, storage.exclusive_writer() as writer:
         source.refuse_skipped(max_bad)
+        declared = source.annotations.joined(declared)
+        warn_of_undeclared(source, declared)
         jobs = plan_jobs(
             source,
             url_text(dst),
             recipe,
+            annotations=declared,
             staging=writer.staging,
             shard_samples=shard_samples,
             seed=seed,
@@ -115,6 +125,7 @@ def pack(
             sharding,
             classes=source.classes,
             recipe=recipe,
+            annotations=declared,
             max_bad=max_bad,
             skipped=source.skipped,
             ignored=source.ignored,

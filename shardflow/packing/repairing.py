@@ -122,7 +122,11 @@ def _open_source(
             return _copy_shards(open_dataset(source, storage_options=options))
         except NotFoundError:  # not a copy, so a source
             pass
-    return _Repacker(dataset, stack.enter_context(list_source(source, options, parts=())), make_executor)
+    return _Repacker(
+        dataset,
+        stack.enter_context(list_source(source, options, parts=dataset.manifest.annotations.parts)),
+        make_executor,
+    )
 
 
 def _copy_shards(copy: Dataset) -> RepairSource:
@@ -145,6 +149,7 @@ class _Repacker:
         self._storage = dataset.storage
         self._tools = dataset.manifest.tools
         self._recipe = recipe_of(dataset.manifest)
+        self._annotations = dataset.manifest.annotations
         self._make_executor = make_executor
         self._source = append_classes(source, dataset.classes)
 
@@ -164,6 +169,7 @@ class _Repacker:
                 dst=str(folder),
                 staging=folder,
                 recipe=self._recipe,
+                annotations=self._annotations,
             )
             self._make_executor(lock).run([job], lambda *_: None)
             again = from_bytes((folder / shard.receipt_name).read_bytes())

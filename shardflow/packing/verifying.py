@@ -31,7 +31,7 @@ from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.order import keyed_rng
 
 from .annotations import transform_parts
-from .jobs import content_digits
+from .jobs import content_digits, settings_digest
 from .recipe import Recipe, recipe_of
 from .sources.items import Item
 from .sources.labelling import append_classes
@@ -105,9 +105,10 @@ def open_sources(
         raise ConfigError(f"{dataset.url} is a virtual dataset without receipts of its own; compare {places}")
     if sources and dataset.manifest.sharding is None:
         raise ConfigError(f"{dataset.url} was not made by packing: nothing says which input became which sample")
+    parts = dataset.manifest.annotations.parts
     with contextlib.ExitStack() as stack:
         yield [
-            append_classes(stack.enter_context(list_source(source, source_options, parts=())), dataset.classes)
+            append_classes(stack.enter_context(list_source(source, source_options, parts=parts)), dataset.classes)
             for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
         ]
 
@@ -258,12 +259,12 @@ class _Check:
                 return f"has the label {labels[0]}, its input {item.path!r} has {labels[1]}"
             read = source.reader.read(item)
             image = self.recipe.process(read.image)
-            most = self.recipe.max_pixels
-            parts = transform_parts(read.parts, item.label, image.geometry, max_pixels=most)
-            expected = {image.part: image.image, **parts}
+            most, annotations = self.recipe.max_pixels, self.dataset.manifest.annotations
+            beside = transform_parts(read.parts, item.label, image.geometry, annotations, max_pixels=most)
+            expected = {image.part: image.image, **beside.parts}
         except SampleError as error:
             return f"its input {item.path!r} cannot be packed again: {error}"
-        same_codecs = sample.recipe_sha256 == self.recipe.digest
+        same_codecs = sample.recipe_sha256 == settings_digest(self.recipe, annotations)
         for part in sorted({*packed, *expected} - {*LABEL_PARTS}):
             if not _is_same(part, packed.get(part), expected.get(part), same_codecs=same_codecs, max_pixels=most):
                 is_input = sample.content in (None, content_digits(read, item.label))

@@ -12,82 +12,138 @@ import pytest
 from PIL import Image
 
 import shardflow as sf
-from shardflow.errors import DecodeError
+from shardflow.errors import ConfigError, DecodeError, PackIncompleteError
+from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.packing.annotations import transform_mask, transform_parts
+from shardflow.packing.dry_run import count_pack
 from shardflow.packing.image.geometry import Geometry
-from tests.helpers.folders import encoded, photo, png16, quarantined, stored, turned, write_tree
+from tests.helpers.folders import contents, encoded, photo, png16, quarantined, stored, turned, write_tree
 
 HALF = Geometry(stored=(200, 100), orientation=1, box=(50.0, 0.0, 150.0, 100.0), size=(50, 50))
 """The middle square of a wide picture, at half its size."""
 
 
-def _moved(**annotations: Any) -> Any:
-    return json.loads(transform_parts({"json": json.dumps(annotations).encode()}, None, HALF)["json"])
-
-
-def test_coordinates_follow() -> None:
-    """Boxes, COCO's boxes and keypoints move with the image at any depth, and everything else stays."""
-    moved = _moved(
-        boxes=[[50, 0, 150, 100], [0, 10, 70, 30]],
-        objects=[{"bbox": [60, 20, 10, 40], "keypoints": [[60, 20], [40, 20]], "id": [1, 2, 3, 4]}],
-        bbox=[[60, 20, 10, 40]],
-        keypoints=[60, 20, 2, 0, 0, 0],
-        size=[200, 100],
+def _moved(content: Any, boxes: str | None, keypoints: str | None = None) -> Any:
+    declared = Annotations(
+        boxes=Boxes.parse(boxes) if boxes else None, keypoints=Keypoints.parse(keypoints) if keypoints else None
     )
-    assert moved == {
-        "boxes": [[0, 0, 50, 50], [0, 5, 10, 15]],
-        "objects": [{"bbox": [5, 10, 5, 20], "keypoints": [[5, 10], [-5, 10]], "id": [1, 2, 3, 4]}],
-        "bbox": [[5, 10, 5, 20]],
-        "keypoints": [5, 10, 2, 0, 0, 0],
-        "size": [200, 100],
-    }
+    return json.loads(transform_parts({"json": json.dumps(content).encode()}, None, HALF, declared).parts["json"])
+
+
+CONTENT: Any = {
+    "boxes": [[50, 0, 150, 100], [0, 10, 70, 30]],
+    "objects": [{"bbox": [60, 20, 10, 40], "keypoints": [[60, 20], [40, 20]], "id": [1, 2, 3, 4]}],
+    "bbox": [[60, 20, 10, 40]],
+    "keypoints": [60, 20, 2, 0, 0, 0],
+    "size": [200, 100],
+}
+
+
+@pytest.mark.parametrize(
+    ("boxes", "keypoints", "changed"),
+    [
+        ("json:boxes:xyxy", None, {"boxes": [[0, 0, 50, 50], [0, 5, 10, 15]]}),
+        ("json:bbox:xywh", "json:keypoints:xyv", {"bbox": [[5, 10, 5, 20]], "keypoints": [5, 10, 2, 0, 0, 0]}),
+        ("json:boxes[]:cxcywh", None, {"boxes": [[25, 25, 50, 50], [0, 0, 0, 0]]}),
+        (
+            "json:objects[].bbox:xywh",
+            "json:objects[].keypoints:xy",
+            {"objects": [{"bbox": [5, 10, 5, 20], "keypoints": [[5, 10], [-5, 10]], "id": [1, 2, 3, 4]}]},
+        ),
+    ],
+)
+def test_coordinates_follow(boxes: str, keypoints: str | None, changed: Any) -> None:
+    """Boxes and keypoints move with the image where they are declared, and everything else stays, whatever its name."""
+    content = CONTENT if "cxcywh" not in boxes else {**CONTENT, "boxes": [[100, 50, 120, 100], [20, 10, 60, 20]]}
+    assert _moved(content, boxes, keypoints) == {**content, **changed}
+
+
+def test_fractions_follow() -> None:
+    """Fractions of the image are fractions of the packed image afterwards."""
+    content = {"boxes": [[0.25, 0, 0.5, 1]], "points": [[0.3, 0.2]]}
+    moved = _moved(content, "json:boxes:xyxy:normalized", "json:points:xy:normalized")
+    assert moved == {"boxes": [[0, 0, 0.5, 1]], "points": [[0.1, 0.2]]}
 
 
 def test_cropped_boxes_keep_their_place() -> None:
     """A box outside of the crop becomes zeros, so that labels beside it stay in step; an empty list stays one."""
-    assert _moved(boxes=[[0, 0, 40, 40], [60, 0, 80, 20]], labels=[7, 8]) == {
+    assert _moved({"boxes": [[0, 0, 40, 40], [60, 0, 80, 20]], "labels": [7, 8]}, "json:boxes:xyxy") == {
         "boxes": [[0, 0, 0, 0], [5, 0, 15, 10]],
         "labels": [7, 8],
     }
-    assert _moved(boxes=[], bbox=[], keypoints=[]) == {"boxes": [], "bbox": [], "keypoints": []}
+    assert _moved([], "json:[].bbox:xywh", "json:[].keypoints:xyv") == []
 
 
-def test_other_json_is_not_touched() -> None:
-    """JSON without coordinates keeps its bytes, and so do all other parts."""
-    parts = {"json": b'{ "caption":"a \\"box\\"" }', "txt": b"\xff", "meta.json": b"not even JSON"}
-    assert transform_parts(parts, None, HALF) == parts
+def test_what_is_not_declared_is_not_touched() -> None:
+    """Parts that are not declared keep their bytes, whatever they are called and hold."""
+    parts = {
+        "json": b'{ "boxes":[[1, 2, 3]], "bbox": "a \\"box\\"" }',
+        "txt": b"\xff",
+        "meta.json": b"not even JSON",
+        "mask.png": b"no image",
+    }
+    assert transform_parts(parts, None, HALF) == (parts, {})
+
+
+def test_annotations_are_counted() -> None:
+    """Masks, boxes and the keypoints that are there are counted; a kind without any is left out."""
+    declared = Annotations(
+        masks=("mask.png",), boxes=Boxes("json", "b", "xyxy"), keypoints=Keypoints("json", "k[]", "xyv")
+    )
+    mask = encoded(Image.new("L", (200, 100)), "PNG")
+    content = {"b": [[0, 0, 9, 9], [0, 0, 8, 8]], "k": [[1, 2, 0, 3, 4, 1], [5, 6, 2, 7, 8, 2]]}
+    for given_content, counts in (
+        (content, {"masks": 1, "boxes": 2, "keypoints": 3}),
+        ({"b": [], "k": []}, {"masks": 1}),
+    ):
+        parts = {"mask.png": mask, "json": json.dumps(given_content).encode()}
+        assert transform_parts(parts, None, HALF, declared).counts == counts
 
 
 def test_labels() -> None:
     """One class is the text of its number in `.cls`, several are a JSON list in `.labels.json`, none is no part."""
-    assert transform_parts({}, 7, HALF) == {"cls": b"7"}
-    assert transform_parts({}, (3, 17), HALF) == {"labels.json": b"[3, 17]"}
-    assert transform_parts({}, (), HALF) == {"labels.json": b"[]"}
-    assert transform_parts({}, None, HALF) == {}
+    assert transform_parts({}, 7, HALF).parts == {"cls": b"7"}
+    assert transform_parts({}, (3, 17), HALF).parts == {"labels.json": b"[3, 17]"}
+    assert transform_parts({}, (), HALF).parts == {"labels.json": b"[]"}
+    assert transform_parts({}, None, HALF).parts == {}
 
 
 @pytest.mark.parametrize(
-    ("parts", "message"),
+    ("parts", "declared", "message"),
     [
-        ({"json": b'{"boxes": [[1, 2, 3]]}'}, r"part 'json': boxes: expected 4 numbers, found \[1, 2, 3\]"),
-        ({"json": b'{"boxes": [["1", 2, 3, 4]]}'}, "expected 4 numbers"),
-        ({"json": b'{"boxes": 3}'}, "part 'json'"),
-        ({"json": b'{"keypoints": [1, 2, 3, 4]}'}, "found 4 numbers"),
-        ({"json": b'{"bbox": {"x": 1}}'}, r"bbox: expected a list, found \{'x': 1\}"),
-        ({"json": b'{"keypoints": {"x": 1}}'}, "keypoints: expected a list"),
-        ({"json": b'{"bbox": [1%s, 0, 1, 1]}' % (b"0" * 400)}, "part 'json': int too large"),
-        ({"json": b'{"boxes": [[1, 2'}, "part 'json'"),
-        ({"mask.png": b"no image"}, "part 'mask.png': not an image"),
-        ({"png": b""}, "would be a second image"),
-        ({"cls": b"1"}, "reserved for the labels"),
-        ({"a/b": b""}, "names of parts are up to 16"),
-        ({"seventeen.letters": b""}, "names of parts are up to 16"),
+        (
+            {"json": b'{"boxes": [[1, 2, 3]]}'},
+            "boxes:xyxy",
+            r"part 'json': boxes: expected 4 numbers, found \[1, 2, 3\]",
+        ),
+        ({"json": b'{"boxes": [["1", 2, 3, 4]]}'}, "boxes:xyxy", "expected 4 numbers"),
+        ({"json": b'{"boxes": 3}'}, "boxes:xyxy", "part 'json'"),
+        ({"json": b'{"keypoints": [1, 2, 3, 4]}'}, "keypoints:xyv", "found 4 numbers"),
+        ({"json": b'{"bbox": {"x": 1}}'}, "bbox:xywh", r"bbox: expected 4 numbers, found an object with 'x'"),
+        ({"json": b'{"keypoints": {"x": 1}}'}, "keypoints:xy", "keypoints: expected a list"),
+        ({"json": b'{"bbox": [1%s, 0, 1, 1]}' % (b"0" * 400)}, "bbox:xywh", "part 'json': bbox: int too large"),
+        ({"json": b'{"boxes": [[1, 2'}, "boxes:xyxy", "part 'json' is not JSON"),
+        ({"json": b"{}"}, "boxes:xyxy", "part 'json': the whole: expected an object with 'boxes'"),
+        ({"txt": b"{}"}, "boxes:xyxy", "has no json, which is declared"),
+        ({"mask.png": b"no image"}, "mask.png", "part 'mask.png': not an image"),
+        ({"json": b"{}"}, "mask.png", "has no mask.png, which is declared"),
+        ({"png": b""}, None, "would be a second image"),
+        ({"cls": b"1"}, None, "reserved for the labels"),
+        ({"a/b": b""}, None, "names of parts are up to 16"),
+        ({"seventeen.letters": b""}, None, "names of parts are up to 16"),
     ],
 )
-def test_invalid_parts(parts: dict[str, bytes], message: str) -> None:
-    """A part that is not what its name says, or that no sample can have, is named with the reason."""
+def test_invalid_parts(parts: dict[str, bytes], declared: str | None, message: str) -> None:
+    """A part that is missing or not what is declared, or that no sample can have, is named with the reason."""
+    annotations = Annotations()
+    if declared == "mask.png":
+        annotations = Annotations(masks=(declared,))
+    elif declared is not None and declared.startswith("keypoints"):
+        annotations = Annotations(keypoints=Keypoints.parse(f"json:{declared}"))
+    elif declared is not None:
+        annotations = Annotations(boxes=Boxes.parse(f"json:{declared}"))
     with pytest.raises(DecodeError, match=message):
-        transform_parts(parts, None, HALF)
+        transform_parts(parts, None, HALF, annotations)
 
 
 def _quarters(width: int, height: int) -> Image.Image:
@@ -111,8 +167,18 @@ def test_image_mask_and_boxes_stay_together(tmp_path: Path, orientation: int, sq
         "x.json": json.dumps({"boxes": [[60, 0, 120, 40]]}).encode(),
         "x.txt": "a réd corner".encode(),
     }
-    source = sf.Folder(write_tree(tmp_path / "src", files), parts=("mask.png", "json", "txt"))
-    sf.pack(source, tmp_path / "dst", executor="serial", short_side=20, square=square, subsampling="4:4:4")
+    source = sf.Folder(write_tree(tmp_path / "src", files), parts=("txt",))
+    declared = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy"))
+    sf.pack(
+        source,
+        tmp_path / "dst",
+        annotations=declared,
+        executor="serial",
+        short_side=20,
+        square=square,
+        subsampling="4:4:4",
+    )
+    assert sf.open(tmp_path / "dst").manifest.annotations == declared
     (sample,) = sf.open(tmp_path / "dst")["train"]
     image = np.asarray(Image.open(io.BytesIO(sample["jpg"]))).astype(int)
     mask = np.asarray(Image.open(io.BytesIO(sample["mask.png"])))
@@ -132,13 +198,137 @@ def test_a_mask_of_another_size_is_quarantined(tmp_path: Path) -> None:
     mask = encoded(Image.new("L", (5, 5)), "PNG")
     files = {"a.jpg": photo(1), "b.jpg": photo(2), "c.jpg": photo(3), "a.mask.png": mask}
     files["c.mask.png"] = encoded(Image.new("L", (96, 64)), "PNG")
-    source = sf.Folder(write_tree(tmp_path / "src", files), parts=("mask.png",))
-    report = sf.pack(source, tmp_path / "dst", executor="serial", max_bad=2)
+    source, declared = write_tree(tmp_path / "src", files), Annotations(masks=("mask.png",))
+    report = sf.pack(source, tmp_path / "dst", annotations=declared, executor="serial", max_bad=2)
     assert (report.inputs, report.packed) == (3, 1)
+    assert report.counts["masks"] == 1
     rows = quarantined(tmp_path / "dst")
     assert [(row["path"], row["stage"]) for row in rows] == [("a.jpg", "decode"), ("b.jpg", "read")]
     assert "lacks mask.png" in rows[1]["reason"]
     assert "5x5" in rows[0]["reason"]
+
+
+def _annotated(folder: Path, count: int = 5) -> Path:
+    """Images of 96x64 pixels with a mask, and a JSON with as many boxes as the number of the image."""
+    files: dict[str, bytes] = {}
+    for number in range(count):
+        boxes = [[4 * at, 2 * at, 4 * at + 20, 2 * at + 20] for at in range(number)]
+        files[f"{number}.jpg"] = photo(number)
+        files[f"{number}.mask.png"] = encoded(Image.new("L", (96, 64), number), "PNG")
+        files[f"{number}.json"] = json.dumps({"boxes": boxes, "labels": [*range(number)]}).encode()
+    return write_tree(folder, files)
+
+
+DECLARED = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy", fields={"labels": "labels"}))
+SETTINGS: dict[str, Any] = {"short_side": 32, "shard_samples": 2, "executor": "serial"}
+
+
+def test_the_declaration_stays_with_the_dataset(tmp_path: Path) -> None:
+    """Whatever is made of a dataset, or compared with it, has and uses the declaration that it was packed with."""
+    src = _annotated(tmp_path / "src")
+    a, b = tmp_path / "a", tmp_path / "b"
+    sf.pack(src, a, annotations=DECLARED, **SETTINGS)
+    assert sf.verify(a, sources=[src]) == []
+    made = [a, *(tmp_path / name for name in ("again", "subset", "split", "synced", "merged", "folds/fold0"))]
+    sf.pack(a, made[1], **SETTINGS)
+    sf.subset(a, made[2], limit=2)
+    sf.split(a, made[3], val=0.4)
+    sf.sync(a, made[4])
+    sf.merge([a, made[2]], made[5])
+    sf.split_folds(a, tmp_path / "folds", folds=2)
+    assert {name: sf.open(name).manifest.annotations for name in made} == dict.fromkeys(made, DECLARED)
+    shard = sf.open(a).shards[1]
+    before = (a / shard.name).read_bytes()
+    (a / shard.name).chmod(0o644)
+    (a / shard.name).write_bytes(before[:-1] + b"x")
+    assert sf.repair(a, src, workers=1).repaired == (shard.name,)
+    assert (a / shard.name).read_bytes() == before
+    _annotated(src, 7)
+    assert sf.extend(src, a, executor="serial").packed == 2
+    sf.pack(_annotated(tmp_path / "all", 7), b, annotations=DECLARED, **SETTINGS)
+    for at in (a, b):
+        statistics = sf.open(at).manifest.statistics
+        assert statistics is not None
+        assert {name: statistics["train"].counts[name] for name in ("masks", "boxes")} == {"masks": 7, "boxes": 21}
+    other = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy"))
+    sf.pack(src, tmp_path / "other", annotations=other, **SETTINGS)
+    assert sf.diff(a, tmp_path / "other").annotations == {"box fields": ("labels=labels", None)}
+    with pytest.raises(ConfigError, match="their samples do not fit together"):
+        sf.merge([a, tmp_path / "other"], tmp_path / "refused")
+    plain = Image.new("L", (96, 64))
+    with pytest.raises(ConfigError, match=r"declares other annotations than the dataset \(masks\)"):
+        sf.extend(sf.Collection([{"image": plain, "seg": plain}], mask="seg"), _plain(tmp_path), executor="serial")
+
+
+def _plain(tmp_path: Path) -> Path:
+    sf.pack(write_tree(tmp_path / "photos", {"1.jpg": photo(1)}), tmp_path / "plain", **SETTINGS)
+    return tmp_path / "plain"
+
+
+def test_another_declaration_is_another_pack(tmp_path: Path) -> None:
+    """A pack that was stopped goes on with its own declaration alone: shards of another one are packed again."""
+    src = _annotated(tmp_path / "src")
+    (src / "5.jpg").write_bytes(b"x")
+    for name in ("5.json", "5.mask.png"):
+        (src / name).write_bytes(b"x")
+    dst = tmp_path / "dst"
+    with pytest.raises(PackIncompleteError):
+        sf.pack(src, dst, annotations=DECLARED, **SETTINGS)
+    counted = {"annotations": DECLARED, "short_side": 32, "shard_samples": 2}
+    assert count_pack(src, dst, **counted).finished == 3  # type: ignore[arg-type]
+    unlabelled = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy"))
+    assert count_pack(src, dst, **{**counted, "annotations": unlabelled}).finished == 0  # type: ignore[arg-type]
+    sf.pack(src, dst, annotations=unlabelled, max_bad=1, **SETTINGS)
+    sf.pack(src, tmp_path / "fresh", annotations=unlabelled, max_bad=1, **SETTINGS)
+    assert contents(dst) == contents(tmp_path / "fresh")
+
+
+def test_the_same_bytes_for_any_workers(tmp_path: Path) -> None:
+    """Moved masks and boxes are the same, byte for byte, whoever packs them."""
+    src = _annotated(tmp_path / "src")
+    settings = {"short_side": 20, "square": True, "shard_samples": 2, "annotations": DECLARED}
+    for name, executor in (("one", {"executor": "serial"}), ("two", {"workers": 2})):
+        sf.pack(src, tmp_path / name, **settings, **executor)  # type: ignore[arg-type]
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_missing_parts_are_seen_before_packing(tmp_path: Path) -> None:
+    """A dry run names the inputs that lack a declared part, as the pack's quarantine does."""
+    table = write_tree(
+        tmp_path, {"1.jpg": photo(1), "t.jsonl": b'{"image": "1.jpg", "boxes": []}\n{"image": "1.jpg"}\n'}
+    )
+    declared = Annotations(boxes=Boxes("json", "boxes", "xyxy"))
+    bad = count_pack(table / "t.jsonl", tmp_path / "dst", annotations=declared).bad
+    with pytest.raises(PackIncompleteError):
+        sf.pack(table / "t.jsonl", tmp_path / "dst", annotations=declared, executor="serial")
+    (row,) = quarantined(tmp_path / "dst")
+    assert [each._asdict() for each in bad] == [row]
+    assert row["reason"] == "has no json, which is declared"
+
+
+def test_undeclared_annotations_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning names the option for a part that looks like a mask, one for boxes; declared ones need none."""
+    src = _annotated(tmp_path / "src", 3)
+    sf.pack(sf.Folder(src, parts=("mask.png", "json")), tmp_path / "a", **SETTINGS)
+    warned = sorted((record.getMessage() for record in caplog.records), reverse=True)
+    assert len(warned) == 2
+    assert "--mask mask.png" in warned[0]
+    assert "--boxes json:PATH:FORMAT" in warned[1]
+    sample = sf.open(tmp_path / "a")["train"][0]
+    assert sample["mask.png"] in {(src / f"{number}.mask.png").read_bytes() for number in range(3)}
+    caplog.clear()
+    sf.pack(src, tmp_path / "b", annotations=DECLARED, **SETTINGS)
+    assert caplog.records == []
+
+
+def test_masks_of_collections_and_tables_are_declared(tmp_path: Path) -> None:
+    """A target that is an image, and the column that is named as the mask, are masks without a further word."""
+    photos = [(Image.new("RGB", (40, 30)), Image.new("L", (40, 30)))]
+    sf.pack(photos, tmp_path / "a", **SETTINGS)
+    files = {"1.jpg": photo(1), "1.png": encoded(Image.new("L", (96, 64)), "PNG"), "t.csv": b"image,m\n1.jpg,1.png\n"}
+    sf.pack(sf.Table(write_tree(tmp_path, files) / "t.csv", mask="m"), tmp_path / "b", **SETTINGS)
+    for name in ("a", "b"):
+        assert sf.open(tmp_path / name).manifest.annotations == Annotations(masks=("mask.png",))
 
 
 WIDE = Geometry(stored=(400, 200), orientation=1, box=(0, 0, 400, 200), size=(200, 100))

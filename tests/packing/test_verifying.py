@@ -89,12 +89,13 @@ def test_other_parts(tmp_path: Path) -> None:
     """Masks and texts are compared like images."""
     mask = encoded(Image.new("L", (96, 64), 7), "PNG")
     src = write_tree(tmp_path / "src", {"1.jpg": photo(1), "1.txt": b"one", "1.mask.png": mask})
-    source = sf.Folder(src, parts=("txt", "mask.png"))
-    sf.pack(source, tmp_path / "dst", **SETTINGS)
+    source = sf.Folder(src, parts=("txt",))
+    sf.pack(source, tmp_path / "dst", annotations=sf.Annotations(masks=("mask.png",)), **SETTINGS)
     assert sf.verify(tmp_path / "dst", sources=[source]) == []
     (src / "1.txt").write_bytes(b"uno")
     (found,) = sf.verify(tmp_path / "dst", sources=[source])
     assert "its part 'txt' is not what is packed from '1.jpg'" in found.problem
+    (src / "1.mask.png").write_bytes(encoded(Image.new("L", (96, 64), 8), "PNG"))
     (found,) = sf.verify(tmp_path / "dst", sources=[src])
     assert "its part 'mask.png' is not" in found.problem
 

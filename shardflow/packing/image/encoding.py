@@ -6,6 +6,7 @@ JPEGs are baseline with libjpeg's standard Huffman tables: optimised ones save 3
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,8 +50,8 @@ class EncodedImage(NamedTuple):
     bytes_before: int  # size of the source
     done: tuple[str, ...]  # what was done to it, as names of `Statistics.counts`
 
-    def count_in(self, statistics: Statistics, label: Label) -> None:
-        """Add it to statistics, with its label or labels."""
+    def count_in(self, statistics: Statistics, label: Label, annotations: Mapping[str, int]) -> None:
+        """Add it to statistics, with its label or labels, and the number of its annotations by kind."""
         statistics.count(
             before=self.geometry.upright,
             after=self.geometry.size,
@@ -58,6 +59,7 @@ class EncodedImage(NamedTuple):
             bytes_before=self.bytes_before,
             bytes_after=len(self.image),
             **dict.fromkeys(self.done, 1),
+            **annotations,
         )
 
 

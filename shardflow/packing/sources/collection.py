@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import ConfigError, SampleError
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.file_names import name_of, path_of
 from shardflow.storage.local_files import map_os_errors
@@ -39,15 +40,16 @@ class Collection:
 
     A sample is an image; or (image, target); or a mapping. An image is one of Pillow's, an array, a tensor of uint8,
     or the bytes or the path of a file. A target is the number or name of a class, a list of those, a mask (an image),
-    or annotations: a dictionary or a list of dictionaries. The entries of a mapping that are bytes become parts of
-    that name, and all others `.json`, except those that are named here.
+    or annotations: a dictionary, which becomes `.json`, or a list of dictionaries, which is "annotations" in it. The
+    entries of a mapping that are bytes become parts of that name, and all others `.json`, except those that are named
+    here.
 
     Args:
         samples: The samples.
         image: Key of the image; None for a Hugging Face dataset's only image column, or else `IMAGE_KEYS`.
         label: Key of the class; None for a dataset's only column of classes, or else `LABEL_KEYS`.
         caption: Key of a text for `.txt`.
-        mask: Key of a mask for `.mask.png`.
+        mask: Key of a mask for `.mask.png`, which is declared as a mask, as is a target that is one.
         classes: Class names in the order of their labels, or a file with one per line; None for those that the
             dataset or the samples name.
 
@@ -74,14 +76,15 @@ class Collection:
                 raise ConfigError(f"expected a path, a URL, a dataset or samples, found {type(samples).__name__}")
         with contextlib.ExitStack() as stack:
             folder, _ = stack.enter_context(temporary_staging())
-            drafts, names = self._copy(splits, folder)
+            masks: set[str] = set()
+            drafts, names = self._copy(splits, folder, masks)
             if not drafts:
                 raise ConfigError(f"{type(self.samples).__name__} has no samples; an iterator has them only once")
             source = number_labels(drafts, names, type(self.samples).__name__, Reader(base=str(folder)))
-            return replace(source, resources=stack.pop_all())
+            return replace(source, annotations=Annotations(masks=tuple(sorted(masks))), resources=stack.pop_all())
 
-    def _copy(self, splits: Mapping[str, Any], folder: Path) -> tuple[Drafts[SplitLabel], Classes]:
-        """Copy the samples of all splits below a folder; return them, and the class names."""
+    def _copy(self, splits: Mapping[str, Any], folder: Path, masks: set[str]) -> tuple[Drafts[SplitLabel], Classes]:
+        """Copy the samples of all splits below a folder; return them, and the class names. Add their masks to a set."""
         names = self.classes
         drafts: list[Drafts[SplitLabel]] = []
         for split in sorted(splits):
@@ -90,7 +93,7 @@ class Collection:
                 raise ConfigError(f"split {split!r} has other classes than the splits before it; use names as labels")
             names = adapted.classes if names is None else names
             with _PayloadFile(folder, f"{split}.bin") as file:
-                drafts.append(Drafts.of(_drafts(adapted, file, split)))
+                drafts.append(Drafts.of(_drafts(adapted, file, split, masks)))
         return Drafts.of(itertools.chain(*drafts)), names
 
     def _adapt(self, samples: Any, split: str) -> _Split:
@@ -147,13 +150,16 @@ def _huggingface(dataset: Any, adapter: SampleAdapter, split: str) -> _Split:
     return _Split(dataset, replace(adapter, image=image, label=label), names)
 
 
-def _drafts(adapted: _Split, file: _PayloadFile, split: str) -> Iterator[Draft[SplitLabel]]:
+def _drafts(adapted: _Split, file: _PayloadFile, split: str, masks: set[str]) -> Iterator[Draft[SplitLabel]]:
     for number, sample in enumerate(_samples(adapted.samples)):
         path = f"{split}#{number}"
         try:
             if isinstance(sample, Exception):
                 raise SampleError(f"{type(sample).__name__}: {sample}") from sample
-            yield _draft(adapted.adapter.adapt(sample), split, path, file)
+            found = adapted.adapter.adapt(sample)
+            yield _draft(found, split, path, file)
+            if found.mask is not None:
+                masks.add(found.mask)
         except SampleError as error:
             if number == 0 and not isinstance(sample, Exception):
                 raise ConfigError(f"the first sample of {type(adapted.samples).__name__}: {error}") from error

@@ -70,9 +70,10 @@ class Folder:
 
     Args:
         url: `photos/`, `s3://bucket/photos`.
-        parts: Parts beside each image, files with its name: ("txt", "json", "mask.png") for `x.txt`, `x.json` and
-            `x.mask.png` beside `x.jpg`. An image that lacks one of them is quarantined. None: there are no parts, and
-            files that look like an image and its mask are refused; (): each image file is an image of its own.
+        parts: Parts beside each image, files with its name: ("txt", "json") for `x.txt` and `x.json` beside `x.jpg`;
+            parts that are declared as annotations are added. An image that lacks one of them is quarantined. None:
+            there are no parts, and files that look like an image and its mask are refused; (): each image file is an
+            image of its own.
         classes: Class names in the order of their labels, or a file with one per line; None for the folders' names,
             sorted.
         storage_options: Options of fsspec's file system.
@@ -196,9 +197,10 @@ def _refuse_masks(files: Iterable[_File], storage: Storage) -> Iterator[_File]:
 
 def _looks_like_a_mask(storage: Storage, image: str, mask: str, first: str = "") -> ConfigError:
     part = "mask.png" if first else mask[len(os.path.splitext(image)[0]) + 1 :]
+    option = "--mask" if part.endswith(".png") else "--parts"
     return ConfigError(
         f"{storage} has {image!r} and {mask!r}, which look like an image and its mask: {first}pack both as one sample "
-        f"with --parts {part}; or say with --parts none that each file is an image of its own"
+        f"with {option} {part}; or say with --parts none that each file is an image of its own"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from shardflow.dataset.label_numbering import Classes
@@ -26,11 +26,13 @@ def list_source(
 ) -> Source:
     """List the inputs of a path, a URL, an object of one of `KINDS`, or samples as objects. Close it after use.
 
-    `parts` is for a path or URL that is a folder, as of `Folder`.
+    `parts` are beside each image of a folder, besides those that a `Folder` names itself.
     """
     if isinstance(src, str | os.PathLike):
         return DetectedSource(src, parts=parts, storage_options=storage_options).list()
     named: Any = src if isinstance(src, (DetectedSource, Collection, *KINDS)) else Collection(src)
+    if parts and isinstance(named, (DetectedSource, Folder)):
+        named = replace(named, parts=tuple(dict.fromkeys([*(named.parts or ()), *parts])))
     source: Source = named.list()
     return source
 

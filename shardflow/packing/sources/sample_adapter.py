@@ -25,17 +25,26 @@ from shardflow.packing.image.orientation import upright
 
 IMAGE_KEYS = ("image", "img", *(part for each in IMAGE_TYPES if each.in_shards for part in each.parts))
 LABEL_KEYS = ("label", "cls")
+MASK_PART = "mask.png"
 
 _PLAIN_MODES = ("L", "RGB")
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 class AdaptedSample(NamedTuple):
-    """A sample in one form. `parts` are texts, bytes, or images (masks), by the names of the parts they become."""
+    """A sample in one form.
+
+    Attributes:
+        image: The image, in any form.
+        label: Its label.
+        parts: Texts, bytes, or images, by the names of the parts they become.
+        mask: The part among them that is known to be a mask; None where there is none.
+    """
 
     image: Any
     label: Named
     parts: Mapping[str, Any]
+    mask: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +78,7 @@ class SampleAdapter:
         if self.caption is not None:
             parts["txt"] = str(sample[self.caption])
         if self.mask is not None:
-            parts["mask.png"] = sample[self.mask]
+            parts[MASK_PART] = sample[self.mask]
         others: dict[str, Any] = {}
         for key, value in sample.items():
             if key in (image, label, self.caption, self.mask):
@@ -82,12 +91,13 @@ class SampleAdapter:
                 others[key] = value
         if text := to_json(others):
             parts["json"] = text
-        return AdaptedSample(sample[image], None if label is None else _label(sample[label]), parts)
+        mask = None if self.mask is None else MASK_PART
+        return AdaptedSample(sample[image], None if label is None else _label(sample[label]), parts, mask)
 
 
 def _pair(image: Any, target: Any = None) -> AdaptedSample:
     if is_image(target):
-        return AdaptedSample(image, None, {"mask.png": target})
+        return AdaptedSample(image, None, {MASK_PART: target}, MASK_PART)
     annotations = isinstance(target, list | tuple) and any(isinstance(one, Mapping) for one in target)
     if annotations or isinstance(target, Mapping):
         return AdaptedSample(image, None, {"json": to_json({"annotations": target} if annotations else target)})

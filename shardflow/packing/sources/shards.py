@@ -90,14 +90,16 @@ class Shards:
             for draft in _indexed_samples(tars, shard, split, _place(storage, dataset, shard))
         )
         if self.classes is None:
-            return number_labels(drafts, dataset.classes, storage, reader)
+            source = number_labels(drafts, dataset.classes, storage, reader)
+            return replace(source, annotations=dataset.annotations)
         names: dict[Any, Any] = dict(enumerate(dataset.classes or ()))
 
         def name(label: Named) -> Named:
             several: tuple[Any, ...] | None = label if isinstance(label, tuple) else None
             return names.get(label, label) if several is None else tuple(names.get(one, one) for one in several)
 
-        return number_labels(drafts.rekeyed(lambda key: (key[0], name(key[1]))), self.classes, storage, reader)
+        source = number_labels(drafts.rekeyed(lambda key: (key[0], name(key[1]))), self.classes, storage, reader)
+        return replace(source, annotations=dataset.annotations)
 
     def _list_tars(self, storage: Storage, reader: Reader, tags: Mapping[str, str]) -> Source:
         folders = {name.partition("/")[0].lower() if "/" in name else "" for name in tags}

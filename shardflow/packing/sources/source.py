@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from shardflow._wording import plural
 from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import PackIncompleteError
+from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.quarantine import Quarantined
 
 from .items import Items
@@ -40,6 +41,7 @@ class Source:
         classes: Class names, label 0 first, shared by all splits; None without labels.
         skipped: Images of kinds that are not read, see `refuse_skipped`. They are not among the splits.
         ignored: Extension → number of files that are no images.
+        annotations: What the source declares of its parts by itself.
         is_dataset: Whether it is a shardflow dataset, in which a name never gets another content.
         resources: Closed with the source.
     """
@@ -49,6 +51,7 @@ class Source:
     classes: tuple[str, ...] | None
     skipped: Sequence[Quarantined] = ()
     ignored: Mapping[str, int] = field(default_factory=dict)
+    annotations: Annotations = NOTHING
     is_dataset: bool = False
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
 

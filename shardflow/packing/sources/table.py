@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import ConfigError
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.file_names import name_bytes, name_of
@@ -30,7 +31,7 @@ from shardflow.storage.urls import is_remote, remote_options, strip_file_scheme
 from .items import Draft, Drafts, encode_more, identity_of
 from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels
 from .reader import Reader, file_state, local_path, public_name
-from .sample_adapter import to_json
+from .sample_adapter import MASK_PART, to_json
 from .source import Source
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Table:
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if the table has it.
             Without one, all rows are for training.
         caption: Column with a text for `.txt`.
-        mask: Column with the path or URL of a mask for `.mask.png`.
+        mask: Column with the path or URL of a mask for `.mask.png`, which is declared as a mask.
         classes: Class names in the order of their labels, or a file with one per line; None for those in the table,
             sorted.
         storage_options: Options of fsspec's file system for the table if it is behind a URL, otherwise for every URL.
@@ -103,7 +104,8 @@ class Table:
         reader = Reader.at(storage, base, self.storage_options)
         if any(is_remote(draft.path) for draft in drafts):
             reader = replace(reader, remote=True)
-        return number_labels(drafts, self.classes, self.url, reader)
+        source = number_labels(drafts, self.classes, self.url, reader)
+        return source if self.mask is None else replace(source, annotations=Annotations(masks=(MASK_PART,)))
 
     def _drafts(self, rows: Iterator[Row], base: str) -> Iterator[Draft[SplitLabel]]:
         columns: _Columns | None = None
@@ -184,7 +186,7 @@ def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> D
     if columns.caption is not None:
         parts["txt"] = str(row[columns.caption])
     if columns.mask is not None:
-        parts["mask.png"] = [str(row[columns.mask])]
+        parts[MASK_PART] = [str(row[columns.mask])]
         identity = identity_of(identity, _state(base, str(row[columns.mask])))
     if rest := to_json({column: value for column, value in row.items() if column not in columns}):
         parts["json"] = rest

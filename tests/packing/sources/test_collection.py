@@ -177,20 +177,21 @@ def test_targets(tmp_path: Path) -> None:
     annotations = [{"bbox": [10, 10, 20, 20], "id": 1}]
     file = encoded(Image.fromarray(PIXELS), "PNG")
     labelled = [(PIXELS, np.int64(2)), (PIXELS, torch.tensor(1)), (PIXELS, [2, 0])]
-    others = [(PIXELS, mask), (PIXELS, annotations), (PIXELS, {"boxes": [[1, 2, 3, 4]]}), (PIXELS, None)]
+    others = [(PIXELS, annotations), (PIXELS, {"boxes": [[1, 2, 3, 4]]}), (PIXELS, None)]
     named = [{"__key__": "k", "png": file, "cls": b"1", "seg.png": MASK}]
     both = {"train": labelled + named, "val": others}
     samples = [*_packed(both, tmp_path / "dst"), *sf.open(tmp_path / "dst")["val"]]
+    samples += _packed([(PIXELS, mask)], tmp_path / "masks")
     assert sf.verify(tmp_path / "dst") == []
     given = [{part: data for part, data in sample.items() if not part.startswith("__")} for sample in samples]
     assert [" ".join(sorted(parts)) for parts in given] == [
         *("cls png", "cls png", "labels.json png", "cls png seg.png"),
-        *("mask.png png", "json png", "json png", "png"),
+        *("json png", "json png", "png", "mask.png png"),
     ]
     assert (given[0]["cls"], given[2]["labels.json"], given[3]["cls"]) == (b"2", b"[0, 2]", b"1")
-    for sample, part in ((given[3], "seg.png"), (given[4], "mask.png")):
+    for sample, part in ((given[3], "seg.png"), (given[7], "mask.png")):
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(sample[part]))), np.asarray(mask))
-    assert json.loads(given[5]["json"]) == {"annotations": annotations}
+    assert json.loads(given[4]["json"]) == {"annotations": annotations}
 
 
 class _Named(list[Any]):

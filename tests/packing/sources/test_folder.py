@@ -95,11 +95,11 @@ def test_images_of_other_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("names", "parts"),
     [
-        (["a/x.jpg", "a/x.mask.png"], "--parts mask.png"),
-        (["a/x.mask.png", "a/x.png"], "--parts mask.png"),
+        (["a/x.jpg", "a/x.mask.png"], "--mask mask.png"),
+        (["a/x.mask.png", "a/x.png"], "--mask mask.png"),
         (["x.JPG", "x.depth.left.tif", "x.old.jpg"], "--parts depth.left.tif"),
-        (["a/x.jpg", "a/x.bmp"], "rename the second to end in .mask.png and pack both as one sample with --parts mask"),
-        (["a.b/x.webp", "a.b/x.png"], "--parts mask.png"),
+        (["a/x.jpg", "a/x.bmp"], "rename the second to end in .mask.png and pack both as one sample with --mask mask"),
+        (["a.b/x.webp", "a.b/x.png"], "--mask mask.png"),
     ],
 )
 def test_masks_are_not_images(tmp_path: Path, names: list[str], parts: str) -> None:

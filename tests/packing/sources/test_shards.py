@@ -120,7 +120,8 @@ def test_repacking_scales_what_was_scaled(tmp_path: Path) -> None:
     """Annotations of a dataset of ours follow its images a second time, and several labels stay several."""
     image = Image.open(io.BytesIO(photo(1)))
     sample = {"image": image, "label": ["b", "a"], "boxes": [[0, 0, 96, 64]]}
-    sf.pack([sample], tmp_path / "one", **SMALL)
+    declared = sf.Annotations(boxes=sf.Boxes("json", "boxes", "xyxy"))
+    sf.pack([sample], tmp_path / "one", annotations=declared, **SMALL)
     sf.pack(tmp_path / "one", tmp_path / "two", **{**SMALL, "short_side": 16})
     (packed,) = sf.open(tmp_path / "two")["train"]
     assert json.loads(packed["json"])["boxes"] == [[0, 0, 24, 16]]
