@@ -31,6 +31,7 @@ from shardflow.order.keyed_rng import U64
 from .crop_sampling import random_resized_crops
 from .geometry import Geometry, Sizes
 from .provenance import package_version
+from .stacking import Stacking
 
 logger = logging.getLogger(__name__)
 
@@ -198,16 +199,30 @@ class CenterCropDecoder:
 
 
 class ImageDecoder:
-    """Whole images as they are; the loader's `transform` then has to end in one size.
+    """Whole images as they are. Those of a batch have one size, perhaps by the loader's `transform`, or are padded.
+
+    >>> decoder = shardflow.ImageDecoder(pad_to_multiple_of=32)                                       # doctest: +SKIP
+    >>> fields = ("image", "pixel_mask", "image_size", "boxes")                                       # doctest: +SKIP
+    >>> loader = shardflow.Loader(url, batch_size=16, decoder=decoder, fields=fields)                 # doctest: +SKIP
 
     Args:
+        pad_to_multiple_of: Pad the images of a batch with zeros at the right and at the bottom, after the transform, to
+            the largest height and width among them, each rounded up to a multiple of this. The field "pixel_mask" is
+            True on the images, "image_size" has their heights and widths; coordinates stay as they are.
+        stack: False for a list of images [3, H, W] of any sizes, as torchvision's detection models take them.
         max_pixels: As for `RandomResizedCropDecoder`.
 
+    Attributes:
+        stacking: What becomes of the images of a batch.
+
     Raises:
-        ConfigError: `max_pixels` is no positive integer.
+        ConfigError: A value is no positive integer, or a list would be padded.
     """
 
-    def __init__(self, *, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(
+        self, *, pad_to_multiple_of: int | None = None, stack: bool = True, max_pixels: int = MAX_PIXELS
+    ) -> None:
+        self.stacking = Stacking(stack=stack, pad_to_multiple_of=pad_to_multiple_of)
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
 
     def __call__(
@@ -229,6 +244,11 @@ class ImageDecoder:
                 images.append(torch.zeros((3, 1, 1), dtype=torch.uint8))
                 failures[index] = error
         return Decoded(images, None, failures)
+
+
+def stacking_of(decoder: Decoder) -> Stacking:
+    """Return what becomes of the images of a batch."""
+    return decoder.stacking if isinstance(decoder, ImageDecoder) else Stacking()
 
 
 BuiltinDecoder = RandomResizedCropDecoder | CenterCropDecoder | ImageDecoder

@@ -12,7 +12,9 @@ from shardflow.errors import ConfigError, ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 
-COMPUTED = ("image", "label", "labels", "key", "valid", "random_key", "index")
+from .stacking import ONE_SIZE, Stacking
+
+COMPUTED = ("image", "pixel_mask", "image_size", "label", "labels", "key", "valid", "random_key", "index")
 """The fields that are not a part of the samples."""
 
 
@@ -40,14 +42,25 @@ def resolve_fields(fields: Sequence[str] | None, dataset: Dataset, split: Split,
     return tuple(fields)
 
 
+def check_image_fields(fields: Sequence[str], *, views: bool, stacking: Stacking) -> None:
+    """Check that fields that describe the images of a batch fit what the batch has of them; ConfigError if not."""
+    found = [field for field in ("pixel_mask", "image_size") if field in fields]
+    if not found:
+        return
+    if "image" not in fields or views:
+        reason = "a MultiView has no" if views else "the fields lack 'image', their"
+        raise ConfigError(f"{' and '.join(found)}: {reason} images of one size each; leave them out")
+    if "pixel_mask" in found and not stacking.stack:
+        raise ConfigError("pixel_mask says where a batch is padded; images in a list are not: leave it out")
+
+
 def check_stackable(split: Split, samples: int) -> None:
     """Check that the first `samples` images, of the first shard at most, have one size; ConfigError if not."""
     if (rows := _first_rows(split)) is not None:
         sizes = {(width, height) for width, height in rows.image_sizes()[:samples].tolist() if width and height}
         if len(sizes) > 1:
             raise ConfigError(
-                f"images of sizes {sorted(sizes)[:3]} (width, height) do not stack to a batch; choose "
-                "RandomResizedCropDecoder or CenterCropDecoder, or a `transform` that ends in one size"
+                f"images of sizes {sorted(sizes)[:3]} (width, height) do not stack to a batch; choose {ONE_SIZE}"
             )
 
 

@@ -36,9 +36,10 @@ from .decoders import (
     ImageDecoder,
     RandomResizedCropDecoder,
     jpeg_decoder,
+    stacking_of,
     warn_without_kernel,
 )
-from .fields import check_stackable, resolve_fields
+from .fields import check_image_fields, check_stackable, resolve_fields
 from .map_dataset import MapDataset
 from .multi_view import MultiView, views_of
 from .pipeline import PipelineSource, build_pipeline, describe_batches
@@ -113,7 +114,8 @@ class Loader:
             one (or None) for each view.
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
             that it, `transform` or `decoder` raises arrives as it is, with a note (Python 3.11) that names the sample.
-        fields: What a batch consists of, in order: "image", "label" (int64 [B], from `.cls`), "labels" (float32
+        fields: What a batch consists of, in order: "image", "pixel_mask" (bool [B, H, W], False where a batch is
+            padded), "image_size" (int64 [B, 2], height, width), "label" (int64 [B], from `.cls`), "labels" (float32
             [B, classes], 1 for each class of a sample, from `.labels.json` or `.cls`), "key" (list of str),
             "valid" (bool [B], False for the repeats in a padded tail), "random_key" (int64 [B], from (seed, epoch,
             sample) alone, for transforms on a device), "index" (int64 [B], the samples' numbers in the split, as in
@@ -258,7 +260,9 @@ class Loader:
             warn_without_kernel()
         elif "image" in self.fields and isinstance(decoder, ImageDecoder):
             jpeg_decoder()
-        if type(decoder) is ImageDecoder and transform is None and "image" in self.fields:
+        stacking = stacking_of(decoder)
+        check_image_fields(self.fields, views=isinstance(decoder, MultiView), stacking=stacking)
+        if type(decoder) is ImageDecoder and stacking.needs_one_size and transform is None and "image" in self.fields:
             check_stackable(self.split, min(batch_size, self.order.samples))
         self.pixel_cache: PixelCache | None = None
         if isinstance(cache, Cache) and cache.pixel_limit_bytes is not None:

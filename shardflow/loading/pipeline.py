@@ -13,11 +13,13 @@ import webdataset as wds
 from torch.utils.data import IterableDataset
 
 from shardflow.dataset.dataset import Split
+from shardflow.errors import ConfigError
 
-from .decoders import Decoder, new
+from .decoders import Decoder, new, stacking_of
 from .pixel_cache import PixelCache
 from .sampler import Batch
 from .shared_memory import BatchSender, SlotPool
+from .stacking import Stacking
 from .stages import Augment, Collate, Decode, Read, Transforms
 from .workers import send_errors
 
@@ -54,10 +56,17 @@ def build_pipeline(
         Read(*(source.split for source in sources), fields=fields, substitute=substitute, pixel_caches=caches),
         Decode(decoders, empty, substitute=substitute, pixel_caches=caches) if images else None,
         Augment(transforms) if images and are_transformed else None,
-        Collate([source.split for source in sources], fields, batch_transform, classes),
+        Collate([source.split for source in sources], fields, batch_transform, classes, _stacking(decoders)),
         send_errors,
         BatchSender(pool),
     )
+
+
+def _stacking(decoders: Sequence[Decoder]) -> Stacking:
+    first, *others = map(stacking_of, decoders)
+    if any(other != first for other in others):
+        raise ConfigError("the loaders' ImageDecoders stack or pad batches differently; give all of them the same")
+    return first
 
 
 def describe_batches(batches: Mapping[int, Batch], splits: Sequence[Split]) -> str:

@@ -28,6 +28,7 @@ from .fork_rng import fork_rng, reseed
 from .multi_view import MultiView, view_keys, views_of
 from .pixel_cache import PixelCache
 from .sampler import Batch
+from .stacking import Stacking, image_sizes, pixel_mask
 from .worker_errors import noting
 
 Batches = Iterator[Batch]
@@ -308,14 +309,20 @@ class Collate:
     """Turns batches into tuples in the order of `fields`, and applies the batch transform to them."""
 
     def __init__(
-        self, splits: Sequence[Split], fields: Sequence[str], batch_transform: Callable[..., Any] | None, classes: int
+        self,
+        splits: Sequence[Split],
+        fields: Sequence[str],
+        batch_transform: Callable[..., Any] | None,
+        classes: int,
+        stacking: Stacking,
     ) -> None:
         self._splits, self._fields, self._batch_transform, self._classes = splits, fields, batch_transform, classes
+        self._stacking = stacking
 
     def __call__(self, batches: Batches) -> Iterator[WorkerOutput]:
         """Return finished batches."""
         for batch in batches:
-            columns = tuple(_column(field, batch, self._splits, self._classes) for field in self._fields)
+            columns = tuple(self._column(field, batch) for field in self._fields)
             if batch.empty:
                 columns = tuple(_emptied(column) for column in columns)
             if self._batch_transform is not None:
@@ -328,6 +335,15 @@ class Collate:
                 if columns is None:
                     raise ConfigError("batch_transform must return the batch; got None (does it lack a `return`?)")
             yield WorkerOutput(columns, batch.substituted)
+
+    def _column(self, field: str, batch: Batch) -> Any:
+        if field == "image":
+            views = tuple(_stack(images, batch.samples, self._stacking) for images in _as_views(batch.images))
+            return views if isinstance(batch.images, tuple) else views[0]
+        if field in ("image_size", "pixel_mask"):
+            sizes = image_sizes(_tensors(batch.images, batch.samples))
+            return sizes if field == "image_size" else pixel_mask(sizes, *self._stacking.size(batch.images))
+        return _column(field, batch, self._splits, self._classes)
 
 
 class WorkerOutput(NamedTuple):
@@ -348,9 +364,6 @@ def image_part(sample: Sample) -> str:
 
 def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> Any:
     """Return one field of a batch: a tensor, or a list with one entry per sample."""
-    if field == "image":
-        views = tuple(_stack(images, batch.samples) for images in _as_views(batch.images))
-        return views if isinstance(batch.images, tuple) else views[0]
     if field == "valid":
         return torch.from_numpy(batch.valid)
     if field == "random_key":
@@ -405,15 +418,12 @@ def _payload(sample: Sample, part: str) -> memoryview:
     return sample.parts[part]
 
 
-def _stack(images: Any, samples: Sequence[Sample]) -> Any:
-    if isinstance(images, torch.Tensor):
-        return images
+def _stack(images: Any, samples: Sequence[Sample], stacking: Stacking) -> Any:
+    return images if isinstance(images, torch.Tensor) else stacking(_tensors(images, samples))
+
+
+def _tensors(images: Sequence[Any], samples: Sequence[Sample]) -> Sequence[torch.Tensor]:
     for sample, image in zip(samples, images, strict=True):
         if not isinstance(image, torch.Tensor):
             raise sample.located(ConfigError(_not_a_tensor(image)))
-    if len(shapes := {tuple(image.shape) for image in images}) > 1:
-        raise ConfigError(
-            f"images of sizes {sorted(shapes)[:3]} do not stack; choose "
-            "RandomResizedCropDecoder or CenterCropDecoder, or a `transform` that ends in one size"
-        )
-    return torch.stack(images)
+    return images
