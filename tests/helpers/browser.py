@@ -62,13 +62,13 @@ class Browser:
         for domain in ("Page", "Network", "Log", "Runtime"):
             self._call(f"{domain}.enable")
 
-    def render(self, page: Path, *, width: int, dark: bool, evaluate: dict[str, str]) -> Rendered:
-        """Open a file in a window of a width in pixels, and evaluate JavaScript expressions by name."""
+    def render(self, page: Path | str, *, width: int, dark: bool, evaluate: dict[str, str]) -> Rendered:
+        """Open a file or a URL in a window of a width in pixels, and evaluate JavaScript expressions by name."""
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
         self._events.clear()
-        self._call("Page.navigate", url=page.as_uri())
+        self._call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         if not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._receive(lambda message: message.get("method") == "Page.loadEventFired")
         values = {
