@@ -1,6 +1,6 @@
 """shardflow: pack images once into WebDataset tar shards, stream them anywhere.
 
-    shardflow.pack(src, dst)        images -> dataset; src: a folder, or a Table, Shards, Collection
+    shardflow.pack(src, dst)        images -> dataset; src: a folder, or a Table, Coco, Shards, Collection
     shardflow.extend(src, dst)      new images -> new shards of a dataset
     shardflow.Loader(url, ...)      dataset -> batches of tensors
     shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from .packing.extending import ExtendReport, extend
     from .packing.packing import PackReport, pack
     from .packing.repairing import RepairReport, repair
+    from .packing.sources.coco import Coco
     from .packing.sources.collection import Collection
     from .packing.sources.folder import Folder
     from .packing.sources.shards import Shards
@@ -75,6 +76,7 @@ _LAZY = {
     "Boxes": ("formats.annotations", "Boxes"),
     "Cache": ("storage.cache", "Cache"),
     "CenterCropDecoder": ("loading.decoders", "CenterCropDecoder"),
+    "Coco": ("packing.sources.coco", "Coco"),
     "Collection": ("packing.sources.collection", "Collection"),
     "ColorJitter": ("device.transforms.color_jitter", "ColorJitter"),
     "CutMix": ("device.transforms.mixup", "CutMix"),
@@ -132,6 +134,7 @@ __all__ = [
     "Boxes",
     "Cache",
     "CenterCropDecoder",
+    "Coco",
     "Collection",
     "ColorJitter",
     "CutMix",

@@ -11,6 +11,7 @@ import click
 
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.packing.executors import EXECUTORS
+from shardflow.packing.sources.coco import Coco
 from shardflow.packing.sources.resolve import describe_source
 from shardflow.packing.sources.table import Table
 from shardflow.preview.contact_sheet import picture_format
@@ -64,8 +65,14 @@ column_options = option_group(
     click.option("--split-column", metavar="NAME", help="Column with train, val, … (tables only).  [default: split]"),
     click.option("--caption-column", metavar="NAME", help="Column with captions, for .txt (tables only)."),
     click.option("--mask-column", metavar="NAME", help="Column with mask paths or URLs, for .mask.png (tables only)."),
+    click.option(
+        "--image-folder",
+        type=PathOrUrl(),
+        metavar="DIR",
+        help="Folder of the images (COCO only).  [default: as COCO has it]",
+    ),
 )
-"""The columns of a table; `with_columns` reads them."""
+"""The columns of a table, and the images of a COCO set; `with_columns` reads them."""
 
 source_options = option_group(
     column_options,
@@ -145,17 +152,25 @@ def source_of(src: str, settings: dict[str, Any]) -> Any:
     columns = _columns(settings)
     parts = settings.pop("parts")
     names = None if parts is None else tuple(part.lstrip(".") for part in split_names(parts) if part != "none")
-    return describe_source(src, columns=columns, parts=names, classes=settings.pop("classes"))
+    images, classes = settings.pop("image_folder"), settings.pop("classes")
+    return describe_source(src, columns=columns, parts=names, images=images, classes=classes)
 
 
 def with_columns(sources: Sequence[str], settings: dict[str, Any]) -> list[Any]:
-    """Return the sources of a dataset, the tables among them with the columns that `column_options` name."""
-    columns = _columns(settings)
+    """Return the sources of a dataset, the tables and COCO sets among them as `column_options` describe them."""
+    columns, images = _columns(settings), settings.pop("image_folder")
+    if images is not None and not any(Coco.recognizes(source, None) for source in sources):
+        raise click.UsageError("--image-folder is for a COCO set, and no source is one")
     tables = [Table.recognizes(source, None) for source in sources]
     if columns and not any(tables):
         raise click.UsageError(f"--{next(iter(columns))}-column is for a table, and no source is one")
     return [
-        Table(source, **columns) if columns and table else source for source, table in zip(sources, tables, strict=True)
+        Table(source, **columns)
+        if columns and table
+        else Coco(source, images=images)
+        if images is not None and Coco.recognizes(source, None)
+        else source
+        for source, table in zip(sources, tables, strict=True)
     ]
 
 

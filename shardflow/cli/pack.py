@@ -53,14 +53,15 @@ def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -
     """Pack the images of SRC into shards, and write them to DST as a dataset.
 
     SRC is a directory or URL with CLASS/x.jpg, or train/CLASS/x.jpg and other splits, or x.jpg without labels; a table
-    (.csv, .tsv, .jsonl, .parquet) with paths or URLs of images; a dataset to pack again; or WebDataset tars, also as a
-    pattern. Run the same command again to resume a pack that was stopped.
+    (.csv, .tsv, .jsonl, .parquet) with paths or URLs of images; the .json of a COCO set; a dataset to pack again; or
+    WebDataset tars, also as a pattern. Run the same command again to resume a pack that was stopped.
 
     \b
     Examples:
       shardflow pack photos/ photos256/ --short-side 256 --quality 90
       shardflow pack photos.csv photos256/ --image-column file --label-column species
       shardflow pack photos/ photos256/ --mask mask.png --boxes json:boxes:xyxy --box-field labels=labels
+      shardflow pack coco/annotations/instances_train2017.json coco512/ --preset fine
       shardflow pack "s3://bucket/laion/{00000..00099}.tar" s3://bucket/laion256
     """
     source = source_of(src, settings)

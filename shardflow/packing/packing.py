@@ -50,15 +50,15 @@ def pack(
 
     Args:
         src: Path or URL of a directory with `CLASS/x.jpg`, `train/CLASS/x.jpg` (other splits beside it), or `x.jpg`;
-            of a table (`.csv`, `.tsv`, `.jsonl`, `.parquet`); of a shardflow dataset; or of tars, also as a pattern
-            ("s3://bucket/{00000..00099}.tar"). Or a Hugging Face dataset, a torchvision dataset, any sized, indexable
-            collection or iterable of samples, or a mapping from splits to those. For more options, a `Folder`,
-            `Table`, `Shards` or `Collection`.
+            of a table (`.csv`, `.tsv`, `.jsonl`, `.parquet`); of a COCO set (`.json`); of a shardflow dataset; or of
+            tars, also as a pattern ("s3://bucket/{00000..00099}.tar"). Or a Hugging Face dataset, a torchvision
+            dataset, any sized, indexable collection or iterable of samples, or a mapping from splits to those. For more
+            options, a `Folder`, `Table`, `Coco`, `Shards` or `Collection`.
         dst: Directory, or URL such as "s3://bucket/photos256", that is new, empty, or holds an unfinished pack.
         preset: "imagenet", "compact", "fine", "lossless" or "original"; see `packing.recipe.PRESETS`.
         annotations: Which parts beside the images are masks, and where boxes and keypoints stand, so that they move
-            with the pixels; besides what the source declares itself: the mask column of a table, all of a dataset.
-            Other parts are kept byte for byte.
+            with the pixels; besides what the source declares itself: the mask column of a table, all of a COCO set or
+            a dataset. Other parts are kept byte for byte.
         shuffle: Shuffle the inputs of each split before they are divided into shards; otherwise they keep the order of
             the source.
         seed: Shuffle seed.

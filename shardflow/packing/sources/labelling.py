@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
 from shardflow.dataset.label_numbering import Classes, LabelNumbering, Named
 from shardflow.errors import ConfigError
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.labels import Label
 
 from .items import Draft, Drafts, encode_more
@@ -53,6 +55,14 @@ def _refuse_unlabelled(draft: Draft[SplitLabel]) -> Draft[SplitLabel]:
     return replace(draft, more=encode_more(**{"bad": "has no label, as others of its split have", **content}))
 
 
+def refuse_renumbering(annotations: Annotations, numbers: Mapping[int, int], other: str) -> None:
+    """Refuse other numbers of classes where the boxes hold numbers as well: these are kept as they are."""
+    moved = [number for number, to in numbers.items() if number != to]
+    if moved and annotations.boxes is not None and "labels" in annotations.boxes.fields:
+        message = f"class {moved[0]} of the source would be number {numbers[moved[0]]} with the classes in the order of"
+        raise ConfigError(f"{message} {other}, but the labels of the boxes are numbers already; use the same order")
+
+
 def append_classes(source: Source, old: tuple[str, ...] | None) -> Source:
     """Return a source whose labels continue the numbering of a dataset: its classes first, new ones after them."""
     if (source.classes is None) != (old is None):
@@ -66,6 +76,7 @@ def append_classes(source: Source, old: tuple[str, ...] | None) -> Source:
     classes = (*old, *(name for name in source.classes if name not in known))
     places = {name: number for number, name in enumerate(classes)}
     numbers = {number: places[name] for number, name in enumerate(source.classes)}
+    refuse_renumbering(source.annotations, numbers, "those of the dataset")
 
     def renumber(label: Label) -> Label:
         if isinstance(label, tuple):

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from shardflow.errors import SampleError, ShardflowError
-from shardflow.storage.file_names import path_of
+from shardflow.storage.file_names import name_bytes, path_of
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.urls import is_remote, strip_file_scheme, url_text
@@ -126,6 +126,20 @@ def file_state(path: str | bytes | int) -> tuple[int, int]:
     except (OSError, ValueError):
         return 0, 0
     return status.st_size, identity_of(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def place_state(base: str, place: str) -> tuple[int, int]:
+    """Return size and identity of a file; -1 and 0 behind a URL."""
+    path = local_path(base, place)
+    return (-1, 0) if path is None else file_state(path)
+
+
+def is_place(text: str) -> bool:
+    """Return whether a text can be the name of a file."""
+    try:
+        return b"\0" not in name_bytes(text)
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
+        return False
 
 
 def split_url(url: str) -> tuple[str, str]:

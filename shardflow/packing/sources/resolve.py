@@ -11,13 +11,14 @@ from shardflow.dataset.label_numbering import Classes
 from shardflow.errors import ConfigError
 from shardflow.storage.urls import remote_options, url_text
 
+from .coco import Coco
 from .collection import Collection
 from .folder import Folder, NoImagesError
 from .shards import Shards
 from .source import Source, SourceKind
 from .table import Table
 
-KINDS: tuple[type[SourceKind], ...] = (Table, Shards, Folder)
+KINDS: tuple[type[SourceKind], ...] = (Table, Coco, Shards, Folder)
 """The kinds that a path or URL can name; the first that recognizes it is chosen. Other objects are a `Collection`."""
 
 
@@ -45,11 +46,15 @@ def shared_options(src: Any, dst: object, options: Mapping[str, Any] | None) -> 
 
 
 def describe_source(
-    url: str, *, columns: Mapping[str, Any], parts: tuple[str, ...] | None, classes: Classes
-) -> Table | Folder | DetectedSource:
-    """Return the source of a command: `columns` by the arguments of `Table`, `parts` as of `Folder`."""
-    if columns and parts:
-        raise ConfigError("columns belong to a table, parts to a folder of images; use only one of them")
+    url: str, *, columns: Mapping[str, Any], parts: tuple[str, ...] | None, images: str | None, classes: Classes
+) -> Table | Coco | Folder | DetectedSource:
+    """Return the source of a command: `columns` are arguments of `Table`, `parts` of `Folder`, `images` of `Coco`."""
+    if sum(map(bool, (columns, parts, images))) > 1:
+        raise ConfigError(
+            "columns belong to a table, parts to a folder, --image-folder to a COCO set; use only one of them"
+        )
+    if images:
+        return Coco(url, images=images, classes=classes)
     if columns:
         return Table(url, classes=classes, **columns)
     return DetectedSource(url, classes=classes) if parts is None else Folder(url, parts=parts, classes=classes)

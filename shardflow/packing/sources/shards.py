@@ -36,7 +36,7 @@ from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, ma
 from shardflow.storage.virtual import root_url, virtual_storage
 
 from .items import Draft, Drafts, encode_more, identity_of
-from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels
+from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels, refuse_renumbering
 from .reader import Reader, file_state
 from .source import Source
 
@@ -99,6 +99,9 @@ class Shards:
             return names.get(label, label) if several is None else tuple(names.get(one, one) for one in several)
 
         source = number_labels(drafts.rekeyed(lambda key: (key[0], name(key[1]))), self.classes, storage, reader)
+        numbers = {name: number for number, name in enumerate(source.classes or ())}
+        moved = {number: numbers[name] for number, name in names.items() if name in numbers}
+        refuse_renumbering(dataset.annotations, moved, "--classes")
         return replace(source, annotations=dataset.annotations)
 
     def _list_tars(self, storage: Storage, reader: Reader, tags: Mapping[str, str]) -> Source:

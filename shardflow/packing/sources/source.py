@@ -1,6 +1,6 @@
 """The contract of sources: every kind of source is listed as a `Source`.
 
-    SourceKind   a `Folder`, a `Table`, `Shards`, not yet listed; `Collection` is one for samples as objects
+    SourceKind   a `Folder`, a `Table`, `Coco`, `Shards`, not yet listed; `Collection` is one for samples as objects
     Source       the listing: all inputs with their splits and labels, in a fixed order
     Item         one input (`items`); it begins as a draft, because labels are numbered together (`labelling`)
     Reader       reads an item in any process (`reader`), be it files, objects behind a URL, or slices of a tar

@@ -24,13 +24,13 @@ from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
-from shardflow.storage.file_names import name_bytes, name_of
+from shardflow.storage.file_names import name_of
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import is_remote, remote_options, strip_file_scheme
 
 from .items import Draft, Drafts, encode_more, identity_of
 from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels
-from .reader import Reader, file_state, local_path, public_name
+from .reader import Reader, is_place, place_state, public_name
 from .sample_adapter import MASK_PART, to_json
 from .source import Source
 
@@ -176,35 +176,22 @@ def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> D
     missing = [column for column in needed if row.get(column) in (None, "")]
     place = str(row.get(columns.image or "") or "")
     bad = f"row {number} has no {', '.join(missing)}" if missing else ""
-    if not _is_file_name(place):
+    if not is_place(place):
         bad, place = f"row {number}: {place!a} is not a file name", ""
     path = public_name(place) or f"row {number}"
     if bad:
         return labelled_draft(split, None, path, -1, 0, encode_more(bad=bad))
-    size, identity = _state(base, place)
+    size, identity = place_state(base, place)
     parts: dict[str, object] = {}
     if columns.caption is not None:
         parts["txt"] = str(row[columns.caption])
     if columns.mask is not None:
         parts[MASK_PART] = [str(row[columns.mask])]
-        identity = identity_of(identity, _state(base, str(row[columns.mask])))
+        identity = identity_of(identity, place_state(base, str(row[columns.mask])))
     if rest := to_json({column: value for column, value in row.items() if column not in columns}):
         parts["json"] = rest
     more = encode_more(image=[place] if path != place else [], parts=parts)
     return labelled_draft(split, row[columns.label] if columns.label else None, path, size, identity, more)
-
-
-def _is_file_name(place: str) -> bool:
-    try:
-        return b"\0" not in name_bytes(place)
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
-        return False
-
-
-def _state(base: str, place: str) -> tuple[int, int]:
-    """Return size and identity of a file; -1 and 0 behind a URL."""
-    path = local_path(base, place)
-    return (-1, 0) if path is None else file_state(path)
 
 
 def _read_rows(data: bytes, name: str) -> Iterator[Row]:

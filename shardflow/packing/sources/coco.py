@@ -1,0 +1,243 @@
+"""COCO sets: one JSON with images, their boxes and keypoints, and categories; the images lie in a folder.
+
+A sample gets a part `json`, which is declared in the manifest:
+
+    boxes      [[left, top, right, bottom], ...] in pixels; an image without any has an empty list
+    labels     the class of each box: the place of its category in the order of their ids, from 0
+    iscrowd, area, ids   of each box; the area is in pixels of the source image, also where the image was resized
+    keypoints  [[[x, y, visibility], ...], ...], one list for each box, if any annotation has keypoints
+    image_id, width, height   of the source image
+
+The classes of an image, for sampling and subsets, are those of its boxes. Segmentations are left out.
+
+The whole JSON is parsed at once, but for the segmentations, which are most of it and are dropped on the way.
+
+Source: cocodataset.org, "Data format".
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
+
+from shardflow._wording import plural
+from shardflow.dataset.label_numbering import Classes, LabelNumbering
+from shardflow.errors import ConfigError, SampleError
+from shardflow.formats.annotations import Annotations, Boxes, Keypoints
+from shardflow.formats.manifest import SPLITS
+from shardflow.storage.file_names import name_of
+from shardflow.storage.resolve import open_storage
+from shardflow.storage.urls import is_remote, remote_options, strip_file_scheme
+
+from .items import Draft, Drafts, encode_more
+from .labelling import SplitLabel, labelled_draft, number_labels
+from .reader import Reader, is_place, place_state, public_name
+from .source import Source
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 4 * 2**30
+"""Longest JSON that is read. COCO's own have up to 0.45 GB."""
+
+_FIELDS = {"labels": "labels", "iscrowd": "iscrowd", "area": "area:float", "ids": "ids"}
+_BOXES = Boxes("json", "boxes", "xyxy", fields=_FIELDS)
+_KEYPOINTS = Keypoints("json", "keypoints[]", "xyv")
+_TRIED_IMAGES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Coco:
+    """The images of a COCO set with their boxes and keypoints.
+
+    Args:
+        url: Path or URL of the JSON: "coco/annotations/instances_train2017.json".
+        images: Directory or URL of the images; None to find it as COCO lays it out: `train2017/` beside `annotations/`,
+            or the folder of the JSON.
+        split: "train", "val", "valid", "validation" or "test"; None for the one in the name of the file or else of its
+            folder, or else "train".
+        classes: Names of the categories in the order of their labels, or a file with one per line; None for the order
+            of their ids.
+        storage_options: Options of fsspec's file system.
+
+    Example:
+        >>> shardflow.pack("coco/annotations/instances_train2017.json", "coco512/", preset="fine")  # doctest: +SKIP
+    """
+
+    url: str | os.PathLike[str]
+    _: KW_ONLY
+    images: str | os.PathLike[str] | None = None
+    split: str | None = None
+    classes: Classes = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @staticmethod
+    def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's
+        """Return whether a path or URL has the extension of a JSON, and is not a directory."""
+        return os.path.splitext(url)[1].lower() == ".json" and not os.path.isdir(strip_file_scheme(url))
+
+    def list(self) -> Source:
+        """List the images."""
+        folder, _, name = strip_file_scheme(self.url).rpartition("/")
+        folder = folder or ("/" if str(self.url).startswith("/") else ".")
+        storage = open_storage(folder, remote_options(folder, self.storage_options))
+        content = _Content(self._read(name if is_remote(folder) else name_of(name), folder), str(self.url))
+        base = str(self.images) if self.images is not None else self._image_folder(content, folder, name)
+        split = self.split or _split_of(name, folder)
+        if split not in SPLITS:
+            raise ConfigError(f"split is {split!r}; splits are named {', '.join(SPLITS)}")
+        numbering = LabelNumbering(content.names if self.classes is None else self.classes, content.names, self.url)
+        numbers = {category: numbering.number(name) for category, name in content.categories.items()}
+        images = open_storage(base, remote_options(base, self.storage_options))
+        reader = Reader.at(images, base, self.storage_options)
+        drafts = Drafts.of(_drafts(content, numbers, split, reader.base))
+        if not drafts:
+            raise ConfigError(f"{self.url} has no images")
+        source = number_labels(drafts, numbering.classes, storage, reader)
+        keypoints = _KEYPOINTS if content.points else None
+        return replace(source, annotations=Annotations(boxes=_BOXES, keypoints=keypoints))
+
+    def _read(self, name: str, folder: str) -> Any:
+        storage = open_storage(folder, remote_options(folder, self.storage_options))
+        size = storage.size(name)
+        if size is not None and size > MAX_BYTES:
+            raise ConfigError(f"{self.url} has {size:,} bytes; {MAX_BYTES:,} at most are read: divide it")
+        try:
+            return json.loads(storage.read(name), object_hook=_without_segmentation)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{self.url} is not JSON: {error}") from error
+
+    def _image_folder(self, content: _Content, folder: str, name: str) -> str:
+        """Return the first of the folders of COCO's layout, and others like it, in which the first images are."""
+        parent = folder.rpartition("/")[0] if is_remote(folder) else os.path.dirname(os.path.abspath(folder))
+        words = os.path.splitext(name)[0].split("_")
+        names = ["_".join(words[at:]) for at in range(len(words) - 1, -1, -1)]
+        bases = [base for base in (parent, folder) if base and not base.endswith(":/")]
+        folders = [f"{base}/{inner}{each}" for each in names for base in bases for inner in ("", "images/")]
+        folders += [folder, *(f"{base}/images" for base in bases), *bases[:1]]
+        first = [image.get("file_name") for image in content.images[:_TRIED_IMAGES]]
+        for found in folders:
+            images = open_storage(found, remote_options(found, self.storage_options))
+            if any(isinstance(each, str) and is_place(each) and images.size(each) is not None for each in first):
+                return found
+        tried = f"{folders[0]}, {folder} and others"
+        raise ConfigError(
+            f"{self.url}: the images, such as {first[:1]}, are not in {tried}; name it with --image-folder"
+        )
+
+
+class _Content:
+    """The content of a COCO JSON.
+
+    Attributes:
+        images: The entries of the images.
+        annotations: Id of an image → its annotations, in the order of the file.
+        categories: Id of a category → its name, by ascending id.
+        names: The names of the categories, each once, in this order.
+        points: The largest number of keypoints of an annotation.
+    """
+
+    def __init__(self, content: Any, where: str) -> None:
+        kinds = ("images", "annotations", "categories")
+        lists: list[Any] = [content.get(kind) for kind in kinds] if isinstance(content, dict) else []
+        if not lists or not all(isinstance(each, list) and all(isinstance(e, dict) for e in each) for each in lists):
+            raise ConfigError(f"{where} is not a COCO set: expected an object with the lists {', '.join(kinds)}")
+        self.images, annotations, categories = lists
+        self.annotations: dict[Any, list[dict[str, Any]]] = {}
+        try:
+            for image in self.images:
+                if image["id"] in self.annotations:
+                    raise ConfigError(f"{where} has the image {image['id']!r} twice")
+                self.annotations[image["id"]] = []
+            self.categories = {int(each["id"]): str(each["name"]) for each in categories}
+            left_out = 0
+            for annotation in annotations:
+                if annotation["image_id"] in self.annotations:
+                    self.annotations[annotation["image_id"]].append(annotation)
+                else:
+                    left_out += 1
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            message = f"an image, an annotation or a category has no proper {error}"
+            raise ConfigError(f"{where} is not a COCO set: {message}") from error
+        if left_out:
+            logger.warning("%s: left out %s of images that are not listed", where, plural(left_out, "annotation"))
+        if annotations and not any("bbox" in annotation for annotation in annotations):
+            raise ConfigError(f"{where} has annotations without boxes; expected COCO's instances or keypoints")
+        self.categories = dict(sorted(self.categories.items()))
+        self.names = tuple(dict.fromkeys(self.categories.values()))
+        lengths = (len(points) for each in annotations if isinstance(points := each.get("keypoints"), list))
+        self.points = max(lengths, default=0) // 3
+
+
+def _without_segmentation(entry: dict[str, Any]) -> dict[str, Any]:
+    entry.pop("segmentation", None)
+    return entry
+
+
+def _split_of(*names: str) -> str:
+    """Return the first split in names such as "instances_train2017.json"; "train" if there is none."""
+    words = (word for name in names for word in re.findall("[a-z]+", name.rpartition("/")[2].lower()))
+    return next((word for word in words if word in SPLITS), SPLITS[0])
+
+
+def _drafts(content: _Content, numbers: Mapping[int, Any], split: str, base: str) -> Iterator[Draft[SplitLabel]]:
+    for number, image in enumerate(content.images):
+        place = image.get("file_name")
+        if not (isinstance(place, str) and place and is_place(place)):
+            bad = encode_more(bad=f"{place!a} is not a file name")
+            yield labelled_draft(split, (), f"image {number}", -1, 0, bad)
+            continue
+        path = public_name(place)
+        try:
+            sample = _sample(image, content.annotations[image["id"]], numbers, content.points)
+        except SampleError as error:
+            yield labelled_draft(split, (), path, -1, 0, encode_more(bad=str(error)))
+            continue
+        size, identity = place_state(base, place)
+        more = encode_more(image=[place] if path != place else [], parts={"json": json.dumps(sample)})
+        yield labelled_draft(split, tuple(sorted({*sample["labels"]})), path, size, identity, more)
+
+
+def _sample(
+    image: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], numbers: Mapping[int, Any], points: int
+) -> dict[str, Any]:
+    """Return the JSON of a sample; raise a SampleError that names an annotation which is not COCO's."""
+    sample: dict[str, Any] = {"image_id": image["id"], "width": image.get("width"), "height": image.get("height")}
+    sample |= {name: [] for name in ("boxes", *_FIELDS, *(["keypoints"] if points else []))}
+    for number, annotation in enumerate(annotations):
+        own = annotation.get("id", number)
+        box: Any = annotation.get("bbox")
+        category: Any = annotation.get("category_id")
+        flat: Any = annotation.get("keypoints", [])
+        if not _are_numbers(box, 4):
+            raise SampleError(f"annotation {own!r}: bbox is {box!r:.60}, not four numbers")
+        left, top, width, height = box
+        if type(category) is not int or category not in numbers:
+            raise SampleError(f"annotation {own!r}: category {category!r:.60} is not listed")
+        area, crowd = annotation.get("area", width * height), annotation.get("iscrowd", 0)
+        if not _are_numbers([area], 1) or type(own) is not int or type(crowd) not in (int, bool):
+            raise SampleError(f"annotation {own!r:.60}: area, iscrowd or id is not a number")
+        if not _are_numbers(flat, len(flat) // 3 * 3 if isinstance(flat, list) else 0):
+            raise SampleError(f"annotation {own!r}: keypoints are not x, y, visibility in turn")
+        sample["boxes"].append([round(each, 3) for each in (left, top, left + width, top + height)])
+        for name, value in zip(_FIELDS, (numbers[category], int(crowd), area, own), strict=True):
+            sample[name].append(value)
+        if points:
+            flat = [*flat, *[0] * (3 * points - len(flat))]
+            sample["keypoints"].append([flat[at : at + 3] for at in range(0, 3 * points, 3)])
+    return sample
+
+
+def _are_numbers(value: Any, count: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(type(each) in (int, float) and abs(each) < math.inf for each in value)
+    )
