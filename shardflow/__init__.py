@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .device.transforms.random_resized_crop import RandomResizedCrop
     from .diagnostics.tuning import tune
     from .formats.annotations import Annotations, Boxes, Keypoints
+    from .loading.annotation_fields import CroppedBoxes
     from .loading.aspect_buckets import AspectBucketDecoder
     from .loading.decoders import CenterCropDecoder, ImageDecoder, RandomResizedCropDecoder
     from .loading.loader import Loader
@@ -79,6 +80,7 @@ _LAZY = {
     "Coco": ("packing.sources.coco", "Coco"),
     "Collection": ("packing.sources.collection", "Collection"),
     "ColorJitter": ("device.transforms.color_jitter", "ColorJitter"),
+    "CroppedBoxes": ("loading.annotation_fields", "CroppedBoxes"),
     "CutMix": ("device.transforms.mixup", "CutMix"),
     "Dataset": ("dataset.dataset", "Dataset"),
     "DecodeJpeg": ("device.transforms.decode_jpeg", "DecodeJpeg"),
@@ -137,6 +139,7 @@ __all__ = [
     "Coco",
     "Collection",
     "ColorJitter",
+    "CroppedBoxes",
     "CutMix",
     "Dataset",
     "DecodeJpeg",

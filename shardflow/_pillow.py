@@ -44,8 +44,14 @@ MISSING_CODECS = {each.name: reason for each in IMAGE_TYPES if (reason := _missi
 FORMATS = tuple(each.name for each in IMAGE_TYPES if each.name not in MISSING_CODECS)
 """Pillow's names of the formats that can be read here."""
 
+MASK_FORMATS = tuple(each.name for each in IMAGE_TYPES if each.for_masks)
+MASK_MODES = ("1", "L", "P", "I;16", "RGB")
+
 BAND_ROWS = 256
 """Images are converted in bands of so many rows, so that no second copy of a whole image is made on the way."""
+
+BITS_TAG = 258
+"""TIFF 6.0, section 8: BitsPerSample."""
 
 _TYPES = {each.name: each for each in IMAGE_TYPES}
 _TILE_TAGS = 322, 323  # TIFF 6.0, section 15: TileWidth, TileLength
@@ -103,6 +109,42 @@ def map_codec_errors(kind: type[SampleError]) -> Iterator[None]:
         if re.fullmatch(r"((de|en)coder error )?-?\d+", message):  # the number of a codec, and nothing else
             message = f"the data is damaged ({message})"
         raise kind(message or type(error).__name__) from error
+
+
+def open_mask(data: bytes | memoryview, size: tuple[int, int], *, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
+    """Return a mask whose header was read, if it has this width and height and plain values; else as `open_image`.
+
+    Its mode is "1", "L", "P", "I;16" or "RGB". Call it in `map_codec_errors`.
+    """
+    image = open_image(data, max_pixels=max_pixels, formats=MASK_FORMATS)
+    try:
+        if image.size != size:
+            found, expected = ("{}x{}".format(*each) for each in (image.size, size))
+            message = f"the mask has {found} pixels, the upright image {expected}"
+            raise DecodeError(f"{message}; make the mask as large as the image")
+        if image.mode not in MASK_MODES or _is_rescaled(image, data):
+            kinds = "1, 8 or 16 bits of grey, a palette, or 8 bits of RGB"
+            raise DecodeError(f"a mask in mode {image.mode} has no plain label values; save it with {kinds}")
+    except BaseException:
+        image.close()
+        raise
+    return image
+
+
+def _is_rescaled(image: Image.Image, data: bytes | memoryview) -> bool:
+    """Whether Pillow changes the values of the file: 2 or 4 bits of grey, 16 of colour (W3C PNG 11.2.2)."""
+    if image.format == "PNG":
+        return bytes(data[24:26]) in (b"\x02\x00", b"\x04\x00", b"\x10\x02")
+    return getattr(image, "tag_v2", {}).get(BITS_TAG, (8,))[0] in (2, 4)
+
+
+def mask_values(
+    data: bytes | memoryview, size: tuple[int, int], *, max_pixels: int = MAX_PIXELS
+) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint16]:
+    """Return the values of a mask, those of a palette as indices: [H, W], or [H, W, 3] of RGB; else as `open_mask`."""
+    with open_mask(data, size, max_pixels=max_pixels) as image:
+        values = np.asarray(image)
+        return values.astype(np.uint8) if values.dtype == np.bool_ else values
 
 
 def rgb_pixels(image: Image.Image) -> npt.NDArray[np.uint8]:

@@ -38,7 +38,9 @@ FLOAT = "float"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 _STEP = re.compile(r"([^.:=\[\]]*)((?:\[\])*)")
 _FIELD = re.compile(r"[a-z0-9_]{1,32}")
-_RESERVED = ("boxes", "image", "index", "key", "keypoints", "label", "labels", "random_key", "valid")
+_RESERVED = (
+    "boxes", "image", "image_size", "index", "key", "keypoints", "label", "labels", "pixel_mask", "random_key", "valid",
+)  # fmt: skip
 _MOST_STEPS = 16
 
 _Text = TypeVar("_Text", "Boxes", "Keypoints")

@@ -97,6 +97,7 @@ class AspectBucketDecoder:
         chance = keyed_rng.uniforms(keys, 3)
         where = chance[:, :2] if self.random else np.full((len(sizes), 2), 0.5)
         return Geometry(
+            source=sizes.astype(np.int32),
             box=np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32),
             resized=resized.astype(np.int32),
             window=(where * (resized - [width, height] + 1)).astype(np.int32),

@@ -145,7 +145,14 @@ class RandomResizedCropDecoder:
         boxes, flip = random_resized_crops(np.maximum(sizes, 1), keys, self.scale, self.ratio)
         resized = np.full((len(sizes), 2), self.size, dtype=np.int32)
         window = np.zeros((len(sizes), 2), dtype=np.int32)
-        return Geometry(box=boxes, resized=resized, window=window, flip=flip < self.hflip, size=(self.size, self.size))
+        return Geometry(
+            source=sizes.astype(np.int32),
+            box=boxes,
+            resized=resized,
+            window=window,
+            flip=flip < self.hflip,
+            size=(self.size, self.size),
+        )
 
 
 def size_by_epoch(size: int | Mapping[int, int]) -> dict[int, int]:
@@ -190,6 +197,7 @@ class CenterCropDecoder:
         # Rounded down as torchvision's Resize does.
         resized = sizes * self.resize // np.maximum(sizes.min(axis=1, keepdims=True), 1)
         return Geometry(
+            source=sizes.astype(np.int32),
             box=np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32),
             resized=resized.astype(np.int32),
             window=np.rint((resized - self.size) / 2).astype(np.int32),
@@ -243,7 +251,8 @@ class ImageDecoder:
             except SampleError as error:
                 images.append(torch.zeros((3, 1, 1), dtype=torch.uint8))
                 failures[index] = error
-        return Decoded(images, None, failures)
+        whole = Geometry.identity(np.array([image.shape[:0:-1] for image in images], dtype=np.int64))
+        return Decoded(images, whole, failures)
 
 
 def stacking_of(decoder: Decoder) -> Stacking:

@@ -9,13 +9,23 @@ from shardflow._validation import did_you_mean
 from shardflow.dataset.dataset import Dataset, Split
 from shardflow.dataset.shard_rows import ShardRows
 from shardflow.errors import ConfigError, ShardflowError
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 
+from .annotation_fields import BOXES, KEYPOINTS, CroppedBoxes, field_parts
 from .stacking import ONE_SIZE, Stacking
 
 COMPUTED = ("image", "pixel_mask", "image_size", "label", "labels", "key", "valid", "random_key", "index")
 """The fields that are not a part of the samples."""
+
+
+def split_options(fields: Sequence[str | CroppedBoxes] | None) -> tuple[Sequence[str] | None, CroppedBoxes]:
+    """Return the names of the fields, and which boxes stay."""
+    if fields is None or isinstance(fields, str):
+        return fields, CroppedBoxes()
+    names = [BOXES if isinstance(field, CroppedBoxes) else field for field in fields]
+    return names, next((field for field in fields if isinstance(field, CroppedBoxes)), CroppedBoxes())
 
 
 def resolve_fields(fields: Sequence[str] | None, dataset: Dataset, split: Split, *, pad: bool) -> tuple[str, ...]:
@@ -26,8 +36,15 @@ def resolve_fields(fields: Sequence[str] | None, dataset: Dataset, split: Split,
     Raises:
         ConfigError: They are not different names, or the samples of the first shard have no such part.
     """
-    if fields is not None and (isinstance(fields, str) or len(set(fields)) != len(fields)):
+    is_wrong = isinstance(fields, str) or not all(isinstance(field, str) for field in fields or ())
+    if fields is not None and (is_wrong or len(set(fields)) != len(fields)):
         raise ConfigError(f"fields must be different names, such as ('image', 'label'); found {fields!r}")
+    annotated = field_parts(dataset.manifest.annotations)
+    if fields is not None and "image" not in fields and (alone := [field for field in fields if field in annotated]):
+        raise ConfigError(
+            f"fields {', '.join(alone)} follow the crops of the images; add 'image', or name a part "
+            f"({annotated[alone[0]]}) to get it as it is"
+        )
     rows = _first_rows(split)
     parts = None if rows is None else rows.parts()
     if fields is None:
@@ -37,7 +54,7 @@ def resolve_fields(fields: Sequence[str] | None, dataset: Dataset, split: Split,
         fields = ("image", label, *["valid"] * pad)
     if parts is not None:
         for field in fields:
-            if (problem := _problem(field, parts, dataset)) is not None:
+            if field not in annotated and (problem := _problem(field, parts, dataset)) is not None:
                 raise ConfigError(f"{dataset.url}, split {split.name!r}: {problem}")
     return tuple(fields)
 
@@ -86,4 +103,21 @@ def _problem(field: str, parts: set[str], dataset: Dataset) -> str | None:
             return "the field 'labels' needs the number of classes, which this dataset does not know; use 'label'"
     else:
         is_there = field in COMPUTED or field in parts
+        remedy = _undeclared(field, parts, dataset.manifest.annotations) or remedy
     return None if is_there else f"field {field!r}: has no part {part!r}, it has {', '.join(sorted(parts))}{remedy}"
+
+
+def _undeclared(field: str, parts: set[str], declared: Annotations) -> str | None:
+    """Return the remedy for a field of annotations that are not declared; None for another field."""
+    if field.startswith("box_") and declared.boxes is not None:
+        return (
+            f"; the fields of its boxes are {', '.join(declared.boxes.fields) or 'none'}; declare others when packing"
+        )
+    if field == BOXES or field.startswith("box_"):
+        return "; it declares no boxes, as `shardflow pack SRC DST --boxes json:boxes:xyxy` does"
+    if field == KEYPOINTS:
+        return "; it declares no keypoints, as `shardflow pack SRC DST --keypoints json:keypoints:xyv` does"
+    if f"{field}.png" in parts:
+        part = f"{field}.png"
+        return f"; it does not declare {part} a mask, as `shardflow pack SRC DST --mask {part}` does"
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +27,11 @@ class Geometry:
         x' = (x - box_x) * resized_width / box_width - window_left          and, mirrored, to output_width - x'
         y' = (y - box_y) * resized_height / box_height - window_top
 
-    A mask follows by the same four steps, resized to the nearest pixel.
+    A mask follows by the same four steps, resized to the nearest pixel. Where the resized box ends before the window
+    does, as of whole images of different sizes, the window ends there too.
 
     Attributes:
+        source: int32 [B, 2]: width and height of the source image.
         box: int32 [B, 4]: x, y, width, height in pixels of the source image.
         resized: int32 [B, 2]: width and height of the resized box.
         window: int32 [B, 2]: left and top of the window in the resized box.
@@ -36,6 +39,7 @@ class Geometry:
         size: Width and height of the output.
     """
 
+    source: npt.NDArray[np.int32]
     box: npt.NDArray[np.int32]
     resized: npt.NDArray[np.int32]
     window: npt.NDArray[np.int32]
@@ -53,7 +57,64 @@ class Geometry:
         window = resized[:, top : top + self.size[1], left : left + self.size[0]]
         return window.flip(-1) if self.flip[index] else window
 
+    @classmethod
+    def identity(cls, sizes: Sizes) -> Geometry:
+        """Return the geometry of whole images of these sizes."""
+        source = sizes.astype(np.int32)
+        nothing = np.zeros_like(source)
+        return cls(
+            source=source,
+            box=np.concatenate([nothing, source], axis=1),
+            resized=source.copy(),
+            window=nothing,
+            flip=np.zeros(len(source), dtype=np.bool_),
+            size=tuple(source.max(axis=0).tolist()),
+        )
+
+    @property
+    def windows(self) -> npt.NDArray[np.int32]:
+        """Width and height of each window, int32 [B, 2]."""
+        windows: npt.NDArray[np.int32] = np.minimum(self.resized - self.window, np.array(self.size, dtype=np.int32))
+        return windows
+
+    def crop_mask(self, index: int, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the crop of the mask of image `index`, [H, W] or [H, W, C], as the "nearest" of PyTorch resizes it."""
+        x, y, box_width, box_height = self.box[index].tolist()
+        width, height = self.resized[index].tolist()
+        left, top = self.window[index].tolist()
+        window_width, window_height = self.windows[index].tolist()
+        columns = x + _nearest(box_width, width, left, window_width)
+        if self.flip[index]:
+            columns = columns[::-1]
+        rows = y + _nearest(box_height, height, top, window_height)
+        cropped: npt.NDArray[Any] = mask[rows].take(columns, axis=1)
+        return cropped
+
+    def move(self, points: npt.NDArray[np.float64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return where points of the source images are in the outputs, within or beyond the window.
+
+        Args:
+            points: float64 [N, 2]: x, y in continuous coordinates.
+            rows: int64 [N], the image of each.
+        """
+        box = self.box[rows]
+        # Multiplied first, so that the borders of the box are exactly those of the resized one.
+        moved = (points - box[:, :2]) * self.resized[rows] / box[:, 2:] - self.window[rows]
+        flipped = self.flip[rows]
+        moved[flipped, 0] = self.windows[rows[flipped], 0] - moved[flipped, 0]
+        return moved
+
     def copy_row(self, index: int, source: Geometry, row: int) -> None:
         """Replace the geometry of image `index` by that of image `row` of another batch, or of this one."""
-        self.box[index], self.resized[index] = source.box[row], source.resized[row]
-        self.window[index], self.flip[index] = source.window[row], source.flip[row]
+        for name in ("source", "box", "resized", "window", "flip"):
+            getattr(self, name)[index] = getattr(source, name)[row]
+
+
+def _nearest(source: int, resized: int, first: int, count: int) -> npt.NDArray[np.int64]:
+    """Return which of so many source pixels some pixels of the resized side show.
+
+    floor(pixel * source / resized) in 32-bit floats, as `torch.nn.functional.interpolate(mode="nearest")` has it.
+    """
+    scale = np.float32(source) / np.float32(resized)
+    shown: npt.NDArray[np.int64] = (np.arange(first, first + count, dtype=np.float32) * scale).astype(np.int64)
+    return shown.clip(max=source - 1)

@@ -21,12 +21,14 @@ from shardflow._validation import check_callable, check_integer, explain_unknown
 from shardflow._wording import plural
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError
+from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.order.class_batches import ClassBatches
 from shardflow.order.schedule import Schedule
 from shardflow.order.weights import Weights
 from shardflow.storage.cache import Cache
 
 from . import checkpoint
+from .annotation_fields import AnnotationFields, CroppedBoxes
 from .aspect_buckets import AspectBucketDecoder, sample_buckets
 from .batch_run import BatchRun
 from .checkpoint import Cursor
@@ -39,7 +41,7 @@ from .decoders import (
     stacking_of,
     warn_without_kernel,
 )
-from .fields import check_image_fields, check_stackable, resolve_fields
+from .fields import check_image_fields, check_stackable, resolve_fields, split_options
 from .map_dataset import MapDataset
 from .multi_view import MultiView, views_of
 from .pipeline import PipelineSource, build_pipeline, describe_batches
@@ -51,6 +53,7 @@ from .shared_memory import SLOTS_BEYOND_PREFETCH
 from .stages import Transforms
 from .stats import Stats
 from .topology import check_equal_on_ranks, resolve_rank, usable_cores
+from .tv_sample import check_movable
 from .workers import WorkerPool, check_sendable
 
 _ELSEWHERE = {
@@ -109,9 +112,10 @@ class Loader:
             image: `MultiView([...])`. To decode on the device, `EncodedDecoder()` here and `DecodeJpeg` among the
             transforms of `DevicePrefetcher`.
         transform: Called with each image, a uint8 tensor [3, H, W]; returns a tensor. Any torchvision v2 transform.
-            Random numbers that it draws from torch's, Python's or numpy's global generator depend on (seed, epoch,
-            sample) alone. With `MultiView`, one for all views, with random numbers of its own for each, or a list with
-            one (or None) for each view.
+            With masks, boxes or keypoints among the fields, called with a dict of them and the image as tv_tensors, by
+            the names of the fields, and returns the dict. Random numbers that it draws from torch's, Python's or
+            numpy's global generator depend on (seed, epoch, sample) alone. With `MultiView`, one for all views, with
+            random numbers of its own for each, or a list with one (or None) for each view.
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
             that it, `transform` or `decoder` raises arrives as it is, with a note (Python 3.11) that names the sample.
         fields: What a batch consists of, in order: "image", "pixel_mask" (bool [B, H, W], False where a batch is
@@ -120,8 +124,12 @@ class Loader:
             "valid" (bool [B], False for the repeats in a padded tail), "random_key" (int64 [B], from (seed, epoch,
             sample) alone, for transforms on a device), "index" (int64 [B], the samples' numbers in the split, as in
             `set_weights` and `Subset`), and the name of any part: "txt" (list of str),
-            "json" (list of parsed values), others (list of bytes). By default image and label, or image and key for a
-            dataset without labels; with tail="pad", "valid" comes third.
+            "json" (list of parsed values), others (list of bytes). Annotations that the dataset declares are cropped,
+            resized and flipped as the image is: "mask", or another part that is a mask, without its ".png" (uint8, of
+            16-bit PNGs int32, [B, 1 or 3, H, W]), "boxes" or `CroppedBoxes(min_visibility=...)` (a list of float32
+            [N, 4]: left, top, right, bottom in pixels of the crop), "box_NAME" for a field of the boxes (a list of
+            int64 or float32 [N]) and "keypoints" (a list of float32 [N, K, 2 or 3] or [K, 2 or 3]). By default image
+            and label, or image and key for a dataset without labels; with tail="pad", "valid" comes third.
         shuffle: True, False for the split's own order, or `Shuffle(window=..., lanes=...)`.
         seed: Seed of the order and of all augmentation.
         tail: How to treat samples that do not fill a last global batch: "drop" omits them, "pad" fills the batch with
@@ -186,7 +194,7 @@ class Loader:
         decoder: Decoder | None = None,
         transform: Transforms = None,
         batch_transform: Callable[..., Any] | None = None,
-        fields: Sequence[str] | None = None,
+        fields: Sequence[str | CroppedBoxes] | None = None,
         shuffle: bool | Shuffle = True,
         seed: int = 0,
         tail: str | None = None,
@@ -248,12 +256,18 @@ class Loader:
         self._sampler = PlanSampler(self.order, self._schedule, self._control)
 
         self.dataset = MapDataset(self._opened, self.split, self.order.samples)
-        self.fields = resolve_fields(fields, self._opened, self.split, pad=tail == "pad")
+        names, boxes = split_options(fields)
+        self.fields = resolve_fields(names, self._opened, self.split, pad=tail == "pad")
         self.batch_size, self.num_workers = batch_size, num_workers
         if decoder is None:
             decoder = RandomResizedCropDecoder() if self.order.shuffle else CenterCropDecoder()
         self.decoder = decoder
         self._check_transforms(transforms)
+        self._annotations = AnnotationFields(
+            self.fields, self._opened.manifest.annotations, boxes, getattr(decoder, "max_pixels", MAX_PIXELS)
+        )
+        if transform is not None and self._annotations.names:
+            check_movable(self._annotations.names)
         if isinstance(decoder, AspectBucketDecoder):
             self.order.set_buckets(self._make_buckets(decoder, samples_per_class))
         if "image" in self.fields and isinstance(decoder, _KERNEL_DECODERS):
@@ -304,13 +318,19 @@ class Loader:
             "rank": self._schedule.rank,
             "world_size": self._schedule.world_size,
             "batch_transform": self._batch_transform,
+            "annotation fields": self._annotations.names,
+            "boxes": self._annotations.boxes,
             **({"classes": self.classes} if "labels" in self.fields else {}),
         }
 
     def pipeline_source(self) -> PipelineSource:
         """Return how the samples of this loader are read, decoded and transformed, in its workers or in a mix's."""
         return PipelineSource(
-            split=self.split, decoder=self.decoder, pixel_cache=self.pixel_cache, transform=self._transform
+            split=self.split,
+            decoder=self.decoder,
+            pixel_cache=self.pixel_cache,
+            annotations=self._annotations,
+            transform=self._transform,
         )
 
     @property
@@ -456,6 +476,7 @@ class Loader:
         return {
             **describe_dataset(self._opened),
             "fields": list(self.fields),
+            **({"boxes": repr(self._annotations.boxes)} if self._annotations.objects else {}),
             "decoder": describe_object(self.decoder),
             "transform": [describe_object(each) for each in self._transform]
             if isinstance(self._transform, Sequence)

@@ -1,6 +1,6 @@
 """The pipeline of a loader: the stages that a batch passes in a worker.
 
-sampler → read → decode → augment → collate → send_errors → sender
+sampler → read → decode → annotate → augment → collate → send_errors → sender
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from torch.utils.data import IterableDataset
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
 
+from .annotation_fields import AnnotationFields
 from .decoders import Decoder, new, stacking_of
 from .pixel_cache import PixelCache
 from .sampler import Batch
 from .shared_memory import BatchSender, SlotPool
 from .stacking import Stacking
-from .stages import Augment, Collate, Decode, Read, Transforms
+from .stages import Annotate, Augment, Collate, Decode, Read, Transforms
 from .workers import send_errors
 
 
@@ -31,6 +32,7 @@ class PipelineSource:
     split: Split
     decoder: Decoder
     pixel_cache: PixelCache | None
+    annotations: AnnotationFields
     transform: Transforms
 
 
@@ -50,11 +52,12 @@ def build_pipeline(
     are_transformed = any(transform is not None for transform in transforms)
     # A transform may keep its input, so images that meet one are not decoded into memory on loan.
     empty = new if are_transformed or batch_transform is not None else pool.borrow
-    decoders = [source.decoder for source in sources]
+    decoders, annotations = [source.decoder for source in sources], [source.annotations for source in sources]
     return wds.DataPipeline(
         sampler,
         Read(*(source.split for source in sources), fields=fields, substitute=substitute, pixel_caches=caches),
         Decode(decoders, empty, substitute=substitute, pixel_caches=caches) if images else None,
+        Annotate(annotations, decoders, substitute=substitute) if annotations[0].names else None,
         Augment(transforms) if images and are_transformed else None,
         Collate([source.split for source in sources], fields, batch_transform, classes, _stacking(decoders)),
         send_errors,

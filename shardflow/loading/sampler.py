@@ -277,6 +277,8 @@ class Batch:
     pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)  # [H, W, 3], those in the pixel cache
     images: Any = None  # from the decoder, then from the transform
     geometry: Geometry | None = None
+    masks: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # field → [B], uint8 or int32 [1 or 3, H, W]
+    objects: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # boxes, their fields, keypoints
     substituted: list[str] = field(default_factory=list)  # the problem of each sample that another one replaces
 
 

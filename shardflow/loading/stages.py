@@ -1,4 +1,4 @@
-"""The stages between the sampler and the DataLoader's queue: read, decode, augment, collate.
+"""The stages between the sampler and the DataLoader's queue: read, decode, annotate, augment, collate.
 
 Each is a WebDataset pipeline stage: called with the iterator of the stage before it, it returns an iterator.
 """
@@ -23,12 +23,15 @@ from shardflow.errors import ConfigError, DecodeError, IntegrityError, SampleErr
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
 
+from .annotation_fields import AnnotationFields
 from .decoders import Decoded, Decoder, Empty, Pixels, new
 from .fork_rng import fork_rng, reseed
+from .geometry import Geometry
 from .multi_view import MultiView, view_keys, views_of
 from .pixel_cache import PixelCache
 from .sampler import Batch
 from .stacking import Stacking, image_sizes, pixel_mask
+from .tv_sample import transform_sample
 from .worker_errors import noting
 
 Batches = Iterator[Batch]
@@ -185,19 +188,21 @@ def substitute(
     failures: Mapping[int, ShardflowError],
     allowed: bool,
     copy_image: Callable[[Any, int, int], None] = copy_row,
-) -> None:
+) -> dict[int, int]:
     """Replace failed samples of the batch by good ones, and record the failures; or raise the first failure.
 
     A failed sample is replaced by the next good one of the batch, so the result is the same in every process.
-    `copy_image` is for images that are not a row each.
+    `copy_image` is for images that are not a row each. Return which sample replaces each that failed.
     """
+    replaced: dict[int, int] = {}
     if not failures:
-        return
+        return replaced
     size = len(batch.samples)
     if not allowed or len(failures) == size:
         raise failures[min(failures)]
     for index in failures:
         good = next(other % size for other in range(index + 1, index + size) if other % size not in failures)
+        replaced[index] = good
         batch.samples[index], batch.pixels[index] = batch.samples[good], batch.pixels[good]
         if batch.sources is not None:
             batch.sources[index] = batch.sources[good]
@@ -206,6 +211,54 @@ def substitute(
         if batch.geometry is not None:
             batch.geometry.copy_row(index, batch.geometry, good)
     batch.substituted += [str(failures[index]) for index in sorted(failures)]
+    return replaced
+
+
+class Annotate:
+    """Fills in `masks` and `objects`, the annotations of the samples as they are in the crops of the decoder."""
+
+    def __init__(
+        self, annotations: Sequence[AnnotationFields], decoders: Sequence[Decoder], *, substitute: bool
+    ) -> None:
+        self._annotations, self._decoders, self._substitute = annotations, decoders, substitute  # by source
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Return the batches, annotated."""
+        for batch in batches:
+            annotations: list[Any] = []
+            failures: dict[int, ShardflowError] = {}
+            geometry = self._geometry(batch)
+            for index, (source, sample) in enumerate(zip(_sources(batch), batch.samples, strict=False)):
+                try:
+                    annotations.append(self._annotations[source].read(sample, geometry, index))
+                except SampleError as error:
+                    annotations.append(None)
+                    failures[index] = sample.located(error)
+            for index, good in substitute(batch, failures, self._substitute).items():
+                annotations[index] = annotations[good]
+            first = self._annotations[0]
+            batch.masks = {field: _of_one_dtype([each.masks[field] for each in annotations]) for field in first.masks}
+            batch.objects = first.move(annotations, geometry)
+            yield batch
+
+    def _geometry(self, batch: Batch) -> Geometry:
+        if batch.geometry is not None:
+            return batch.geometry
+        names = ", ".join(self._annotations[0].names)
+        found = ", ".join(dict.fromkeys(type(decoder).__name__ for decoder in self._decoders))
+        if len(self._decoders) > 1:
+            raise ConfigError(f"fields {names}: in a mix by sample they need equal decoders, found {found}")
+        raise ConfigError(
+            f"fields {names} follow the crops of the images, and {found} does not say how it crops; use "
+            "RandomResizedCropDecoder, CenterCropDecoder or ImageDecoder, or return a Geometry"
+        )
+
+
+def _of_one_dtype(masks: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the masks as they are, or as int32 where some of them are."""
+    if len({mask.dtype for mask in masks}) == 1:
+        return masks
+    return [mask.to(torch.int32) for mask in masks]
 
 
 class Augment:
@@ -233,7 +286,8 @@ class Augment:
                 transform = transforms[number] if isinstance(transforms, Sequence) else transforms
                 if transform is not None:
                     reseed(key)
-                    image = transform(image)
+                    is_annotated = bool(batch.masks or batch.objects)
+                    image = transform_sample(transform, batch, len(images), image) if is_annotated else transform(image)
                 images.append(image)
         return images
 
@@ -340,6 +394,10 @@ class Collate:
         if field == "image":
             views = tuple(_stack(images, batch.samples, self._stacking) for images in _as_views(batch.images))
             return views if isinstance(batch.images, tuple) else views[0]
+        if field in batch.masks:
+            return self._stacking(batch.masks[field])
+        if field in batch.objects:
+            return batch.objects[field]
         if field in ("image_size", "pixel_mask"):
             sizes = image_sizes(_tensors(batch.images, batch.samples))
             return sizes if field == "image_size" else pixel_mask(sizes, *self._stacking.size(batch.images))

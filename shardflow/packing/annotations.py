@@ -28,22 +28,18 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from shardflow._pillow import map_codec_errors, open_image
+from shardflow._pillow import map_codec_errors, open_mask
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.coordinates import move_coordinates
 from shardflow.formats.image_limits import MAX_PIXELS
-from shardflow.formats.image_types import IMAGE_PARTS, IMAGE_TYPES
+from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, Label, format_label
 
-from .image.colour import BITS_TAG
 from .image.geometry import Geometry
 from .sources.source import Source
 
 logger = logging.getLogger(__name__)
-
-MASK_FORMATS = tuple(each.name for each in IMAGE_TYPES if each.for_masks)
-MASK_MODES = ("1", "L", "P", "I;16", "RGB")
 
 _COORDINATES = re.compile(rb'"(boxes|bbox|keypoints)"')
 
@@ -135,27 +131,13 @@ def transform_mask(data: bytes, geometry: Geometry, max_pixels: int = MAX_PIXELS
 
     By nearest neighbour, because labels must not be mixed. Bilevel, 8- and 16-bit grey, palette and RGB values stay.
     """
-    with map_codec_errors(DecodeError), open_image(data, max_pixels=max_pixels, formats=MASK_FORMATS) as image:
-        if image.size != geometry.upright:
-            found, expected = ("{}x{}".format(*size) for size in (image.size, geometry.upright))
-            message = f"the mask has {found} pixels, the upright image {expected}"
-            raise DecodeError(f"{message}; make the mask as large as the image")
-        if image.mode not in MASK_MODES or _is_rescaled(image, data):
-            kinds = "1, 8 or 16 bits of grey, a palette, or 8 bits of RGB"
-            raise DecodeError(f"a mask in mode {image.mode} has no plain label values; save it with {kinds}")
+    with map_codec_errors(DecodeError), open_mask(data, geometry.upright, max_pixels=max_pixels) as image:
         image.load()
         resized = image.resize(geometry.size, Image.Resampling.NEAREST, box=geometry.box)
         resized.info = {}  # drop the metadata of the file
         buffer = io.BytesIO()
         resized.save(buffer, "PNG")
         return buffer.getvalue()
-
-
-def _is_rescaled(image: Image.Image, data: bytes) -> bool:
-    """Whether Pillow changes the values of the file: 2 or 4 bits of grey, 16 of colour (W3C PNG 11.2.2)."""
-    if image.format == "PNG":
-        return data[24:26] in (b"\x02\x00", b"\x04\x00", b"\x10\x02")
-    return getattr(image, "tag_v2", {}).get(BITS_TAG, (8,))[0] in (2, 4)
 
 
 def _transform_mask(part: str, data: bytes, geometry: Geometry, max_pixels: int) -> bytes:

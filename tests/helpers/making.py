@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from shardflow.formats import shard_index, ustar
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.manifest import FILE_NAME, Manifest, Shard
 from shardflow.storage.local import LocalStorage
 
@@ -61,6 +62,7 @@ def write_dataset(
     *,
     classes: tuple[str, ...] | None = None,
     inputs: int | None = None,
+    annotations: Annotations | None = None,
 ) -> Path:
     """Write a dataset of the given samples, shard by shard of each split, and return its path.
 
@@ -73,7 +75,9 @@ def write_dataset(
     }
     if inputs is None:
         inputs = sum(shard.samples for shards in lines.values() for shard in shards)
-    storage.put_new(FILE_NAME, Manifest(splits=lines, classes=classes, inputs=inputs).to_bytes())
+    declared = annotations or Annotations()
+    manifest = Manifest(splits=lines, classes=classes, inputs=inputs, annotations=declared)
+    storage.put_new(FILE_NAME, manifest.to_bytes())
     return root
 
 

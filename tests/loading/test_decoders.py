@@ -83,7 +83,10 @@ def test_whole_images_are_torchvisions() -> None:
     some = [*payloads(2), *payloads(1, 33, 21)]
     images, geometry, failures = shardflow.ImageDecoder()(some, unknown(3), keys(3))
     assert not failures
-    assert geometry is None
+    assert geometry is not None
+    assert (geometry.source == [image.shape[:0:-1] for image in images]).all()
+    assert (geometry.box == np.concatenate([0 * geometry.source, geometry.source], axis=1)).all()
+    assert (geometry.windows == geometry.source).all()
     assert all(torch.equal(image, decoded(payload)) for image, payload in zip(images, some, strict=True))
 
 

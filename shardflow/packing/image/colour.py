@@ -19,11 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageCms
 
-from shardflow._pillow import bands
+from shardflow._pillow import BITS_TAG, bands
 from shardflow.errors import DecodeError
-
-BITS_TAG = 258
-"""TIFF tag: bits per sample."""
 
 _SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}
 _MODES = {"1": "L", "L": "L", "LA": "L", "I": "L", "I;16": "L", "CMYK": "CMYK"}

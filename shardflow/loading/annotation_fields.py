@@ -1,0 +1,238 @@
+"""Annotation fields: the masks, boxes and keypoints of a batch, which take the crop, resize and flip of its images.
+
+What the parts of a sample mean is declared in the dataset's manifest (`formats.annotations`), and `Geometry` says how a
+decoder cropped each image. The coordinates of a batch are moved all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardflow._pillow import map_codec_errors, mask_values
+from shardflow._validation import check_probability
+from shardflow.dataset.sample import Sample
+from shardflow.errors import DecodeError, TooLargeError
+from shardflow.formats.annotations import Annotations, mask_field
+from shardflow.formats.coordinates import Coordinates, read_coordinates
+
+from .geometry import Geometry
+
+BOXES, KEYPOINTS = "boxes", "keypoints"
+
+_Floats = npt.NDArray[np.float64]
+_Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class CroppedBoxes:
+    """The field "boxes", with a rule for those that a crop cuts; the name "boxes" alone stands for `CroppedBoxes()`.
+
+    They are clipped to the crop. One of which too little is left is dropped, with its fields and its keypoints.
+
+    >>> fields = ("image", shardflow.CroppedBoxes(min_visibility=0.25), "box_labels")      # doctest: +SKIP
+
+    Args:
+        min_visibility: Least share of a box that must lie within the crop, 0 … 1: the area of the clipped box by the
+            area of the box before this crop, as in Albumentations. With 0, boxes are dropped that have no area in the
+            crop. None keeps all boxes; one beside the crop is then a line or a point on its border.
+
+    Raises:
+        ConfigError: It is out of its range.
+    """
+
+    min_visibility: float | None = 0.0
+
+    def __post_init__(self) -> None:
+        if self.min_visibility is not None:
+            check_probability("min_visibility", self.min_visibility)
+
+
+def field_parts(declared: Annotations) -> dict[str, str]:
+    """Return the fields of a batch that a dataset's declaration offers, and the part that each comes from."""
+    parts = {mask_field(part): part for part in declared.masks}
+    if declared.boxes is not None:
+        parts |= dict.fromkeys([BOXES, *map(_box_field, declared.boxes.fields)], declared.boxes.part)
+    if declared.keypoints is not None:
+        parts[KEYPOINTS] = declared.keypoints.part
+    return parts
+
+
+def _box_field(name: str) -> str:
+    return f"box_{name}"
+
+
+class AnnotationFields:
+    """The fields of a batch that come from the annotations of a dataset: how they are read, and moved.
+
+    Args:
+        fields: The fields of a batch; others may be among them.
+        declared: What the dataset declares.
+        boxes: Which boxes stay.
+        max_pixels: Limit of the masks.
+
+    Attributes:
+        masks: Field → part.
+        objects: The other fields: "boxes", "box_NAME" for its fields, "keypoints".
+        boxes: As given.
+    """
+
+    def __init__(self, fields: Sequence[str], declared: Annotations, boxes: CroppedBoxes, max_pixels: int) -> None:
+        masks = {mask_field(part): part for part in declared.masks}
+        parts = field_parts(declared)
+        self.masks = {field: masks[field] for field in fields if field in masks}
+        self.objects = tuple(field for field in fields if field in parts and field not in masks)
+        self.boxes, self._max_pixels = boxes, max_pixels
+        self._declared = _needed(declared, self.objects)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields: masks first."""
+        return (*self.masks, *self.objects)
+
+    def read(self, sample: Sample, geometry: Geometry, index: int) -> SampleAnnotations:
+        """Return the annotations of a sample, which is image `index` of this geometry.
+
+        Raises:
+            DecodeError: A part is missing or damaged, or is not what is declared.
+            TooLargeError: A mask is too large.
+        """
+        width, height = geometry.source[index].tolist()
+        masks = {field: self._mask(sample, part, geometry, index) for field, part in self.masks.items()}
+        coordinates = Coordinates(None, {}, None)
+        if self.objects:
+            coordinates = read_coordinates(self._declared, sample.parts.get, (width, height))
+        return SampleAnnotations(masks, coordinates)
+
+    def _mask(self, sample: Sample, part: str, geometry: Geometry, index: int) -> torch.Tensor:
+        if part not in sample.parts:
+            raise DecodeError(f"the sample has no part {part!r}, which is declared to be a mask")
+        width, height = geometry.source[index].tolist()
+        try:
+            with map_codec_errors(DecodeError):
+                values = mask_values(sample.parts[part], (width, height), max_pixels=self._max_pixels)
+        except TooLargeError as error:
+            raise TooLargeError(f"part {part!r} {error}") from error
+        except DecodeError as error:
+            raise DecodeError(f"part {part!r}: {error}") from error
+        mask = geometry.crop_mask(index, values)
+        if mask.dtype == np.uint16:
+            mask = mask.astype(np.int32)  # torch computes little in unsigned integers of 16 bits
+        return torch.from_numpy(mask[None] if mask.ndim == 2 else mask.transpose(2, 0, 1))
+
+    def move(self, annotations: Sequence[SampleAnnotations], geometry: Geometry) -> dict[str, _Tensors]:
+        """Return field → one tensor per sample: boxes, their fields and keypoints as they are in the crops.
+
+        Boxes are float32 [N, 4], left, top, right, bottom in pixels of the crop; their fields int64 or float32 [N];
+        keypoints float32 [N, K, 2 or 3] or [K, 2 or 3].
+        """
+        coordinates = [each.coordinates for each in annotations]
+        moved: dict[str, _Tensors] = {}
+        kept: Sequence[npt.NDArray[np.bool_]] | None = None
+        if coordinates[0].boxes is not None:
+            counts = [len(_boxes_of(each)) for each in coordinates]
+            rows = np.repeat(np.arange(len(counts)), counts)
+            moved_boxes = _move_boxes(np.concatenate([_boxes_of(each) for each in coordinates]), rows, geometry)
+            boxes, is_kept = _clip_boxes(moved_boxes, geometry.windows[rows], self.boxes)
+            kept = _split(is_kept, counts)
+            counts = np.bincount(rows[is_kept], minlength=len(counts)).tolist()
+            values = {BOXES: boxes} | {
+                _box_field(name): np.concatenate([each.box_fields[name] for each in coordinates])
+                for name in coordinates[0].box_fields
+            }
+            moved |= {
+                field: [torch.from_numpy(each) for each in _split(values[field][is_kept], counts)]
+                for field in self.objects
+                if field in values
+            }
+        if KEYPOINTS in self.objects:
+            points = _move_keypoints([_points_of(each) for each in coordinates], geometry)
+            if kept is not None:
+                points = [each[is_kept] for each, is_kept in zip(points, kept, strict=True)]
+            moved[KEYPOINTS] = [torch.from_numpy(each) for each in points]
+        return moved
+
+
+class SampleAnnotations(NamedTuple):
+    """The annotations of a sample.
+
+    Attributes:
+        masks: Field → the mask as it is in the crop, uint8 or int32 [1 or 3, H, W].
+        coordinates: Boxes and keypoints as they are in the source image.
+    """
+
+    masks: dict[str, torch.Tensor]
+    coordinates: Coordinates
+
+
+def _needed(declared: Annotations, objects: Sequence[str]) -> Annotations:
+    """Return what has to be read for these fields: for keypoints of boxes also the boxes, with which they go."""
+    keypoints = declared.keypoints if KEYPOINTS in objects else None
+    boxes = declared.boxes
+    if boxes is not None:
+        boxes = replace(
+            boxes, fields={name: path for name, path in boxes.fields.items() if _box_field(name) in objects}
+        )
+        if not (BOXES in objects or boxes.fields or (keypoints is not None and keypoints.per_box)):
+            boxes = None
+    return Annotations(boxes=boxes, keypoints=keypoints)
+
+
+def _move_boxes(boxes: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], geometry: Geometry) -> _Floats:
+    """Return boxes of source images, [N, 4], as they are in the crops, not clipped; `rows` are their images."""
+    corners = geometry.move(boxes.astype(np.float64).reshape(-1, 2), rows.repeat(2)).reshape(-1, 2, 2)
+    corners.sort(axis=1)  # a flip makes the right side the left one
+    return corners.reshape(-1, 4)
+
+
+def _clip_boxes(
+    boxes: _Floats, windows: npt.NDArray[np.int32], rule: CroppedBoxes
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """Return the boxes clipped to their windows, and which of them stay."""
+    inside = boxes.clip(0, np.tile(windows, 2))
+    rounded = inside.astype(np.float32)
+    if rule.min_visibility is None:
+        return rounded, np.ones(len(boxes), dtype=np.bool_)
+    is_visible = _areas(inside) >= rule.min_visibility * _areas(boxes)
+    return rounded, is_visible & (_areas(rounded) > 0)
+
+
+def _areas(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    areas: npt.NDArray[Any] = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    return areas
+
+
+def _move_keypoints(points: Sequence[npt.NDArray[np.float32]], geometry: Geometry) -> list[npt.NDArray[np.float32]]:
+    """Return the keypoints of each sample, [..., 2 or 3], as they are in its crop; those of visibility 0 stay."""
+    flat = [each.reshape(-1, each.shape[-1]) for each in points]
+    rows = np.repeat(np.arange(len(flat)), [len(each) for each in flat])
+    xy = np.concatenate([each[:, :2] for each in flat]).astype(np.float64)
+    moved = _split(geometry.move(xy, rows).astype(np.float32), [len(each) for each in flat])
+    for own, to in zip(flat, moved, strict=True):
+        if own.shape[1] == 3:
+            is_absent = own[:, 2] == 0
+            to[is_absent] = own[is_absent, :2]
+    return [
+        np.concatenate([to, own[:, 2:]], axis=1).reshape(each.shape)
+        for each, own, to in zip(points, flat, moved, strict=True)
+    ]
+
+
+def _split(values: npt.NDArray[Any], counts: Sequence[int]) -> list[npt.NDArray[Any]]:
+    ends = np.cumsum(counts).tolist()
+    return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _boxes_of(coordinates: Coordinates) -> npt.NDArray[np.float32]:
+    assert coordinates.boxes is not None
+    return coordinates.boxes
+
+
+def _points_of(coordinates: Coordinates) -> npt.NDArray[np.float32]:
+    assert coordinates.keypoints is not None
+    return coordinates.keypoints

@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F  # noqa: N812 - as torchvision's own code names it
+
+import shardflow
+from shardflow.dataset.sample import Sample
+from shardflow.errors import ConfigError, DecodeError
+from shardflow.formats.annotations import Annotations, Boxes, Keypoints
+from shardflow.loading.annotation_fields import AnnotationFields
+from shardflow.loading.decoders import Decoded
+from shardflow.loading.geometry import Geometry
+from tests.helpers import making
+from tests.helpers.making import jpeg, write_dataset
+
+MASK, FIELDS = "mask.png", ("mask", "boxes", "box_labels", "box_area", "keypoints")
+DECLARED = Annotations(
+    masks=(MASK,),
+    boxes=Boxes("json", "boxes", "xyxy", fields={"labels": "labels", "area": "area:float"}),
+    keypoints=Keypoints("json", "keypoints[]", "xyv"),
+)
+CROP = shardflow.RandomResizedCropDecoder(24)
+
+
+def png(values: np.ndarray[Any, Any], mode: str | None = None) -> bytes:
+    """Return a PNG of these values, in a mode of Pillow."""
+    buffer = io.BytesIO()
+    image = Image.fromarray(values)
+    (image if mode is None else image.convert(mode)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def mask(width: int, height: int) -> np.ndarray[Any, Any]:
+    """Values that tell the place of a pixel."""
+    y, x = np.mgrid[:height, :width]
+    return ((7 * x + 31 * y) % 251).astype(np.uint8)
+
+
+def annotations(boxes: Sequence[Sequence[float]], keypoints: Any = None) -> bytes:
+    """Return a JSON of boxes, with keypoints in two of their corners unless others are given."""
+    points = [[[box[0], box[1], 2], [box[2], box[3], 1]] for box in boxes] if keypoints is None else keypoints
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in boxes]
+    content = {"boxes": boxes, "labels": [*range(len(boxes))], "area": areas, "keypoints": points}
+    return json.dumps(content).encode()
+
+
+def sample(number: int) -> making.Sample:
+    """A sample with as many boxes as its number says, modulo 4."""
+    width, height = 40 + number % 5, 30 + number % 7
+    rng = np.random.default_rng(number)
+    corners = np.sort(rng.uniform(0, (width, height), (number % 4, 2, 2)), axis=1)
+    parts = {"jpg": jpeg(number, width, height), MASK: png(mask(width, height)), "cls": b"0"}
+    return f"{number:04}", {**parts, "json": annotations(corners.reshape(-1, 4).round(3).tolist())}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty samples with masks, boxes and keypoints, in two shards."""
+    samples = [sample(number) for number in range(30)]
+    root = tmp_path_factory.mktemp("data") / "set"
+    return write_dataset(root, {"train": [samples[:20], samples[20:]]}, classes=("only",), annotations=DECLARED)
+
+
+def loader(url: Path, *fields: Any, **options: Any) -> shardflow.Loader:
+    """A loader of small crops in this process, with the image and these fields."""
+    options = {"batch_size": 6, "decoder": CROP, "num_workers": 0, **options}
+    return shardflow.Loader(url, fields=("image", *fields), **options)
+
+
+def test_a_batch_has_crops_of_everything(dataset: Path) -> None:
+    """Masks come as a tensor, boxes, their fields and keypoints as lists with a tensor for each sample."""
+    images, masks, boxes, labels, areas, keypoints, label = next(iter(loader(dataset, *FIELDS, "label")))
+    assert tuple(images.shape) == (6, 3, 24, 24)
+    assert (tuple(masks.shape), masks.dtype, len(label)) == ((6, 1, 24, 24), torch.uint8, 6)
+    assert len(boxes) == len(labels) == len(areas) == len(keypoints) == 6
+    for box, number, area, points in zip(boxes, labels, areas, keypoints, strict=True):
+        assert (box.dtype, number.dtype, area.dtype, points.dtype) == (torch.float32, torch.int64, *[torch.float32] * 2)
+        assert box.shape == (len(number), 4)
+        assert len(area) == len(points) == len(number)
+        assert points.shape[2] == 3
+
+
+sizes = st.tuples(st.integers(1, 40), st.integers(1, 40))
+corner = st.floats(-20, 60, width=32)
+rectangle = st.tuples(corner, corner, corner, corner)
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> Geometry:
+    """Draw any box of any image, resized to any size, with any window of it, mirrored or not."""
+    source, resized = draw(sizes), draw(sizes)
+    left, top = (draw(st.integers(0, side - 1)) for side in source)
+    box = [left, top, draw(st.integers(1, source[0] - left)), draw(st.integers(1, source[1] - top))]
+    window = [draw(st.integers(0, side - 1)) for side in resized]
+    size = [draw(st.integers(1, side - start)) for side, start in zip(resized, window, strict=True)]
+    rows = [np.array([row], dtype=np.int32) for row in (source, box, resized, window)]
+    flip = np.array([draw(st.booleans())])
+    return Geometry(source=rows[0], box=rows[1], resized=rows[2], window=rows[3], flip=flip, size=(size[0], size[1]))
+
+
+def reference(geometry: Geometry, index: int, value: Any) -> Any:
+    """Return a tv_tensor as torchvision's functionals crop, resize, crop and flip it."""
+    x, y, width, height = geometry.box[index].tolist()
+    to_width, to_height = geometry.resized[index].tolist()
+    left, top = geometry.window[index].tolist()
+    nearest = {"interpolation": v2.InterpolationMode.NEAREST}
+    resized = F.resized_crop(value, y, x, height, width, size=[to_height, to_width], **nearest)
+    window_width, window_height = geometry.windows[index].tolist()
+    window = F.crop(resized, top, left, window_height, window_width)
+    if geometry.flip[index] and isinstance(value, tv_tensors.KeyPoints):
+        # torchvision flips boxes at the middle of the image, and keypoints half a pixel beside it, at W - 1 - x.
+        return torch.tensor([window_width, 0]) + _plain(window) * torch.tensor([-1, 1])
+    return F.horizontal_flip(window) if geometry.flip[index] else window
+
+
+@settings(deadline=None, max_examples=150)
+@given(geometries(), st.lists(rectangle, max_size=4), st.sampled_from(["L", "1", "P", "I;16", "RGB"]))
+def test_annotations_equal_torchvisions_functionals(
+    geometry: Geometry, rectangles: list[tuple[float, ...]], mode: str
+) -> None:
+    """Masks are exactly those of torchvision, boxes and keypoints to 1e-4, for any crop, size, flip and mask."""
+    width, height = geometry.source[0].tolist()
+    boxes = [[min(a, c), min(b, d), max(a, c), max(b, d)] for a, b, c, d in rectangles]
+    values = mask(width, height).astype(np.uint16) * 257 if mode == "I;16" else mask(width, height)
+    parts = {MASK: png(values, None if mode == "I;16" else mode), "json": annotations(boxes)}
+    fields = AnnotationFields(FIELDS, DECLARED, shardflow.CroppedBoxes(min_visibility=None), 10**6)
+    some = Sample({part: memoryview(data) for part, data in parts.items()}, (width, height), 0, 0, "", "")
+    found = fields.read(some, geometry, 0)
+    objects = fields.move([found], geometry)
+
+    whole = torch.from_numpy(np.array(Image.open(io.BytesIO(parts[MASK]))).astype(np.int32))
+    whole = whole.permute(2, 0, 1) if whole.dim() == 3 else whole[None]
+    assert torch.equal(
+        found.masks["mask"], reference(geometry, 0, tv_tensors.Mask(whole)).to(found.masks["mask"].dtype)
+    )
+    assert found.masks["mask"].dtype == (torch.int32 if mode == "I;16" else torch.uint8)
+    canvas = {"canvas_size": (height, width)}
+    corners = tv_tensors.BoundingBoxes(torch.tensor(boxes).view(-1, 4), format="XYXY", **canvas)  # type: ignore[call-overload]
+    torch.testing.assert_close(objects["boxes"][0], _plain(reference(geometry, 0, corners)), atol=1e-4, rtol=1e-5)
+    points = tv_tensors.KeyPoints(torch.tensor(boxes).view(-1, 2, 2), **canvas)  # type: ignore[call-overload]
+    moved = objects["keypoints"][0][..., :2] if boxes else torch.zeros(0, 2, 2)
+    torch.testing.assert_close(moved, _plain(reference(geometry, 0, points)), atol=1e-4, rtol=1e-5)
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    return value.as_subclass(torch.Tensor)
+
+
+DECODERS = [
+    CROP,
+    shardflow.CenterCropDecoder(20, resize=25),
+    shardflow.AspectBucketDecoder([(20, 24), (24, 20)]),
+    shardflow.ImageDecoder(),
+]
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: type(decoder).__name__)
+def test_fields_follow_the_crops_of_every_decoder(dataset: Path, decoder: Any) -> None:
+    """Masks, boxes and keypoints of a batch are those of torchvision, given the crops of the images' decoder."""
+    size = v2.Resize((16, 16), interpolation=v2.InterpolationMode.NEAREST)
+    transform = size if isinstance(decoder, shardflow.ImageDecoder) else None
+    some = loader(dataset, "random_key", "index", *FIELDS, decoder=decoder, transform=transform)
+    for _, keys, numbers, masks, boxes, *_ in some:
+        for key, number, found, found_boxes in zip(keys, numbers.tolist(), masks, boxes, strict=True):
+            parts = sample(number)[1]
+            image = Image.open(io.BytesIO(parts["jpg"]))
+            sizes = np.array([image.size])
+            geometry = Geometry.identity(sizes)
+            if not isinstance(decoder, shardflow.ImageDecoder):
+                is_bucketed = isinstance(decoder, shardflow.AspectBucketDecoder)
+                own = decoder.in_bucket(int(decoder.buckets(sizes)[0])) if is_bucketed else decoder
+                geometry = own.geometry(sizes, key.view(1).numpy().view(np.uint64))
+            expected = reference(geometry, 0, tv_tensors.Mask(torch.from_numpy(mask(*image.size))[None]))
+            corners = torch.tensor(json.loads(parts["json"])["boxes"], dtype=torch.float32).view(-1, 4)
+            right = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=image.size[::-1])  # type: ignore[call-overload]
+            right = reference(geometry, 0, right)
+            if transform is not None:
+                expected, right = transform(expected), transform(right)
+            assert torch.equal(found, _plain(expected))
+            kept = (right[:, 2] > right[:, 0]) & (right[:, 3] > right[:, 1])
+            torch.testing.assert_close(found_boxes, _plain(right)[kept], atol=1e-4, rtol=1e-5)
+
+
+def test_masks_are_padded_and_listed_as_the_images_are(dataset: Path) -> None:
+    """Masks of whole images have the shape of the batch, with zeros beyond the image; or come as a list."""
+    padded = shardflow.ImageDecoder(pad_to_multiple_of=16)
+    images, masks, pixels, sizes = next(iter(loader(dataset, "mask", "pixel_mask", "image_size", decoder=padded)))
+    assert (masks.shape[-2:], masks.shape[1]) == (images.shape[-2:], 1)
+    for found, inside, (height, width) in zip(masks[:, 0], pixels, sizes.tolist(), strict=True):
+        assert torch.equal(found[inside].view(height, width), torch.from_numpy(mask(width, height)))
+        assert not found[~inside].any()
+    images, masks = next(iter(loader(dataset, "mask", decoder=shardflow.ImageDecoder(stack=False))))
+    assert [image.shape[1:] for image in images] == [found.shape[1:] for found in masks]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_send_the_same_batches(dataset: Path, context: str) -> None:
+    """Batches with lists of any length arrive from other processes as they are made in this one."""
+    options = {"multiprocessing_context": context, "tail": "pad", "num_workers": 2 if context == "fork" else 1}
+    through = loader(dataset, *FIELDS, "valid", batch_size=7, **options)
+    direct = loader(dataset, *FIELDS, "valid", batch_size=7, tail="pad")
+    for batch, expected in zip(through, direct, strict=True):
+        for column, right in zip(batch, expected, strict=True):
+            assert len(column) == len(right) == 7
+            assert all(torch.equal(one, other) for one, other in zip(column, right, strict=True))
+
+
+BOXES = [[0, 0, 10, 10], [18, 0, 28, 10], [19, 19, 21, 21], [20, 0, 30, 10], [5, 5, 5, 9]]
+
+
+@pytest.mark.parametrize(
+    ("least", "kept"),
+    [(0.0, [0, 1, 2]), (0.2, [0, 1, 2]), (0.21, [0, 2]), (0.25, [0, 2]), (1.0, [0]), (None, [0, 1, 2, 3, 4])],
+)
+def test_boxes_stay_with_enough_of_their_area(tmp_path: Path, least: float | None, kept: list[int]) -> None:
+    """A box stays if this share of its area is within the crop; its fields and its keypoints go with it."""
+    parts = {"jpg": jpeg(1, 40, 20), "json": annotations(BOXES)}
+    url = write_dataset(tmp_path / "set", {"train": [[("one", parts)]]}, annotations=DECLARED)
+    left = shardflow.CenterCropDecoder(20, resize=20)
+    left.geometry = _left_half  # type: ignore[method-assign]
+    rule = shardflow.CroppedBoxes(min_visibility=least)
+    options = {"decoder": left, "batch_size": 1}
+    (_, boxes, labels, keypoints), *_ = loader(url, rule, "box_labels", "keypoints", **options)
+    assert labels[0].tolist() == kept
+    assert len(boxes[0]) == len(keypoints[0]) == len(kept)
+    assert boxes[0].max() <= 20
+    if least == 0.0:
+        (_, labels, keypoints), *_ = loader(url, "box_labels", "keypoints", **options)
+        assert (labels[0].tolist(), len(keypoints[0])) == (kept, 3)
+
+
+def _left_half(sizes: Any, keys: Any) -> Geometry:  # noqa: ARG001 - as a decoder calls it
+    geometry = Geometry.identity(sizes)
+    geometry.box[:, 2] = geometry.resized[:, 0] = 20
+    return Geometry(**{name: getattr(geometry, name) for name in Geometry.__slots__} | {"size": (20, 20)})
+
+
+def damaged(tmp_path: Path, **parts: bytes | None) -> Path:
+    """A dataset whose third of six samples has other parts than the rest, or lacks them."""
+    samples = [sample(3) for _ in range(6)]
+    samples = [(f"{number:04}", own) for number, (_, own) in enumerate(samples)]
+    other = {name.replace("_", "."): data for name, data in parts.items()}
+    samples[2] = ("0002", {name: data for name, data in {**samples[2][1], **other}.items() if data is not None})
+    return write_dataset(tmp_path / "set", {"train": [samples]}, annotations=DECLARED)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"mask_png": png(mask(9, 9))}, r"mask.png.*9x9 pixels.*43x33"),
+        ({"mask_png": png(mask(43, 33))[:60]}, r"part 'mask.png'"),
+        ({"mask_png": b"GIF"}, r"part 'mask.png': not an image"),
+        ({"mask_png": None}, r"no part 'mask.png'"),
+        ({"json": b'{"boxes": [[1, 2'}, "part 'json' is not JSON"),
+        ({"json": annotations([[1, 2, 3, 4]]).replace(b"[1, 2, 3, 4]", b"[1, 2, 3]")}, "expected 4 numbers"),
+        ({"json": None}, "no part 'json'"),
+    ],
+)
+def test_damaged_annotations_name_their_sample(tmp_path: Path, parts: Any, message: str) -> None:
+    """A mask of another size and JSON that does not parse are errors with the sample's key; others may replace it."""
+    url = damaged(tmp_path, **parts)
+    with pytest.raises(DecodeError, match=message) as raised:
+        list(loader(url, *FIELDS, shuffle=False))
+    assert raised.value.key == "0002"
+    replaced = loader(url, *FIELDS, "key", shuffle=False, max_bad=1, decoder=shardflow.CenterCropDecoder(24))
+    ((images, *columns, keys),) = replaced
+    assert keys[2] == "0003"
+    for column in (images, *columns):
+        assert torch.equal(column[2], column[3])
+    assert len(replaced.substituted) == 1
+
+
+def test_masks_have_the_limit_of_the_decoder(tmp_path: Path) -> None:
+    """A mask of more pixels than the decoder allows is refused, whatever the size in its header."""
+    huge = bytearray(png(mask(43, 33)))
+    huge[16:24] = (60_000).to_bytes(4, "big") * 2
+    with pytest.raises(shardflow.errors.TooLargeError, match=r"mask.png.*60,000 x 60,000"):
+        list(loader(damaged(tmp_path, mask_png=bytes(huge)), "mask"))
+
+
+def test_a_transform_gets_and_returns_tv_tensors(dataset: Path) -> None:
+    """Any v2 transform moves all fields at once, with random numbers that depend on the sample alone."""
+    transform = v2.Compose(
+        [
+            v2.RandomHorizontalFlip(0.5),
+            v2.RandomResizedCrop(12, scale=(0.2, 0.6)),
+            v2.SanitizeBoundingBoxes(labels_getter=lambda one: [one[n] for n in PER_BOX]),
+            v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True),
+        ]
+    )
+    decoder = shardflow.ImageDecoder()
+    options = {"decoder": decoder, "shuffle": False, "batch_size": 6}
+    found = list(loader(dataset, *FIELDS, transform=transform, num_workers=2, **options))
+    again = next(iter(loader(dataset, *FIELDS, transform=transform, **(options | {"batch_size": 30}))))
+    for field, other in enumerate(again):
+        joined = [value for batch in found for value in batch[field]]
+        assert all(torch.equal(one, two) for one, two in zip(joined, other, strict=True))
+    images, masks, boxes, labels, _, keypoints = again
+    assert (images.dtype, tuple(images.shape[1:]), tuple(masks.shape[1:])) == (torch.float32, (3, 12, 12), (1, 12, 12))
+    assert {type(column) for batch in found for fields in batch for column in fields} == {torch.Tensor}
+    assert any(len(each) for each in boxes)
+    for number, (some_boxes, some_labels, some_points) in enumerate(zip(boxes, labels, keypoints, strict=True)):
+        assert len(some_boxes) == len(some_labels) == len(some_points) <= number % 4
+        assert some_points[..., 2].flatten().tolist() == [2, 1] * len(some_points)
+        assert some_boxes.numel() == 0 or some_boxes.max() <= 12
+
+
+PER_BOX = ("box_labels", "box_area", "keypoints", "keypoint_visibility")
+
+
+def test_what_a_transform_may_return(dataset: Path) -> None:
+    """One that loses a field, or drops boxes without their fields, is told what is expected."""
+    with pytest.raises(ConfigError, match=r"sample 00..: .*dict of image, mask; got .* without mask"):
+        next(iter(loader(dataset, "mask", transform=lambda one: {"image": one["image"]})))
+    with pytest.raises(ConfigError, match=r"gets and returns a dict.*got Image"):
+        next(iter(loader(dataset, "mask", transform=lambda one: one["image"])))
+    lossy = loader(dataset, *FIELDS, transform=lambda one: one | {"boxes": one["boxes"][:0]})
+    with pytest.raises(ConfigError, match=r"returned 0 boxes and [1-3] of 'box_labels'.*labels_getter"):
+        list(lossy)
+
+
+def test_fields_that_cannot_be(dataset: Path, tmp_path: Path) -> None:
+    """Fields that are not declared, lack the image or a decoder that tells its crops are refused with a remedy."""
+    plain = write_dataset(tmp_path / "plain", {"train": [[sample(1)] * 6]})
+    for field, remedy in (("boxes", "--boxes json:"), ("keypoints", "--keypoints"), ("mask", "--mask mask.png")):
+        with pytest.raises(ConfigError, match=f"declare.*{remedy}"):
+            loader(plain, field)
+    assert next(iter(loader(plain, "mask.png")))[1][0][1:4] == b"PNG"
+    with pytest.raises(ConfigError, match="fields of its boxes are area, labels"):
+        loader(dataset, "box_crowd")
+    with pytest.raises(ConfigError, match="add 'image'"):
+        shardflow.Loader(dataset, batch_size=6, fields=("mask", "boxes"))
+    with pytest.raises(ConfigError, match="min_visibility must be 0 … 1, found 25"):
+        shardflow.CroppedBoxes(min_visibility=25)
+    silent = loader(dataset, "mask", decoder=_decode_silently)
+    with pytest.raises(ConfigError, match="does not say how it crops"):
+        next(iter(silent))
+
+
+def _decode_silently(payloads: Any, *_: Any) -> Decoded:
+    return Decoded(torch.zeros(len(payloads), 3, 8, 8), None, {})
+
+
+def test_mixes_have_fields_of_all_sources(dataset: Path) -> None:
+    """Samples of several datasets come with their annotations; loaders with other rules for boxes do not mix."""
+    rules = [shardflow.CroppedBoxes(), shardflow.CroppedBoxes(), shardflow.CroppedBoxes(min_visibility=0.5)]
+    loaders = [loader(dataset, "mask", rule, seed=number) for number, rule in enumerate(rules)]
+    images, masks, boxes = next(iter(shardflow.Mix([(loaders[0], 1), (loaders[1], 1)], steps_per_epoch=2)))
+    assert (tuple(images.shape), tuple(masks.shape), len(boxes)) == ((6, 3, 24, 24), (6, 1, 24, 24), 6)
+    with pytest.raises(ConfigError, match="boxes differ"):
+        shardflow.Mix([(loaders[0], 1), (loaders[2], 1)])
+    other = loader(dataset, "mask", shardflow.CroppedBoxes(), decoder=shardflow.CenterCropDecoder(24))
+    with pytest.raises(ConfigError, match="equal decoders"):
+        list(shardflow.Mix([(loaders[0], 1), (other, 1)]))
