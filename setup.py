@@ -12,6 +12,8 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
+ROOMS = ("decoder", "entropy", "kernel", "libjpeg", "resample", "seek")
+
 FLAGS = [
     *("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
     "-ffp-contract=off",  # fused multiply-adds give other weights, hence other pixels, on processors that have them
@@ -46,8 +48,8 @@ setup(
     ext_modules=[
         Extension(
             "shardflow.native._kernel",
-            sources=[f"shardflow/native/{name}.c" for name in ("decoder", "entropy", "kernel", "libjpeg", "resample")],
-            depends=[f"shardflow/native/{name}.h" for name in ("decoder", "entropy", "kernel", "libjpeg", "resample")],
+            sources=[f"shardflow/native/{name}.c" for name in ROOMS],
+            depends=[f"shardflow/native/{name}.h" for name in ROOMS],
             optional=True,  # without a compiler shardflow.native.describe() says what is missing
         )
     ],

@@ -12,7 +12,8 @@ of libjpeg-turbo, rare pixels may differ by one level.
 - Grey is replicated to RGB. CMYK, 12 bits and arithmetic coding are `Status.UNSUPPORTED`: use a general decoder.
 - A file that is cut short is `Status.TRUNCATED`, even where the crop lies above the cut. Corrupt data after which
   libjpeg-turbo goes on, as in Pillow and torchvision, is `Status.DAMAGED`; the pixels are there, and the caller decides
-  whether to use them. Damage below the crop is not found, because it is not decoded.
+  whether to use them. Damage below the crop is not found, because it is not decoded; nor is damage above and beside
+  it in a JPEG with a seek table (`formats.seek_table`), whose pixels are else the same.
 - EXIF orientation is ignored.
 
 Every function may be called from any thread; each thread has its own working memory.
@@ -46,6 +47,7 @@ __all__ = [
     "decode_views",
     "describe",
     "read_header",
+    "seek_table",
     "version",
 ]
 
@@ -243,6 +245,15 @@ def decode_resized(
 def read_header(payload: bytes | memoryview) -> Header:
     """Return the size and the kind of a JPEG, or raise a DecodeError if its header cannot be read."""
     return binding.thread_decoder().read_header(payload)
+
+
+def seek_table(payload: bytes | memoryview, *, max_pixels: int = MAX_PIXELS) -> bytes | None:
+    """Return the segment with the seek table of a JPEG (`formats.seek_table`), whether or not the JPEG holds one.
+
+    None where it can have none, because it is damaged, progressive, has restart markers or several scans, or is what
+    `decode_crops` does not decode; and where none is small enough: more than 1 % of the scan.
+    """
+    return binding.thread_decoder().seek_table(payload, binding.Limits(*limits(max_pixels))) or None
 
 
 def _decoded_sizes(payloads: Sequence[Payload]) -> NDArray[np.int32] | None:

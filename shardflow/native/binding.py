@@ -30,8 +30,9 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
 FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
 
-_ABI = 6  # SF_ABI
+_ABI = 7  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
+_SEGMENT_BYTES = 2 + 65_535  # SF_SEGMENT_BYTES
 
 _KNOWN_LAYOUTS = r"libjpeg-turbo ([12]\.|3\.[0-2]\.)"
 """Versions whose source was read: their private structures begin as libjpeg.h says. Raise it after reading the next."""
@@ -167,6 +168,21 @@ class Decoder:
             raise DecodeError(_problem(problem).message)
         return Header(header.width, header.height, header.components, bool(header.progressive))
 
+    def seek_table(self, payload: bytes | memoryview, limits: Limits) -> bytes:
+        """Return the segment with the seek table of a JPEG, b"" where it can have none."""
+        images, sizes = addresses([payload])
+        segment, size, problem = ctypes.create_string_buffer(_SEGMENT_BYTES), ctypes.c_size_t(), _Problem()
+        found = self._dll.sf_seek_table_of(
+            self._handle,
+            ctypes.cast(images, ctypes.POINTER(ctypes.c_void_p))[0],
+            sizes[0],
+            ctypes.byref(limits),
+            segment,
+            ctypes.byref(size),
+            ctypes.byref(problem),
+        )
+        return b"" if found else segment.raw[: size.value]
+
 
 def _problem(found: _Problem) -> Problem:
     return Problem(found.index, Status(found.status), found.message.decode(errors="replace"))
@@ -246,6 +262,7 @@ def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
     dll.sf_decoder_faults.argtypes, dll.sf_decoder_faults.restype = [pointer], ctypes.c_int64
     dll.sf_decode.argtypes, dll.sf_decode.restype = [pointer, pointer, integer, pointer], integer
     dll.sf_read_header.argtypes = [pointer, pointer, ctypes.c_size_t, pointer, pointer]
+    dll.sf_seek_table_of.argtypes = [pointer, pointer, ctypes.c_size_t, pointer, pointer, pointer, pointer]
     return dll
 
 

@@ -86,6 +86,7 @@ static void on_source_skip(j_decompress_ptr info, long bytes) {
  * lengthen a list that every allocation walks: hence few images per decompressor. */
 void sf_open_image(sf_decoder *d, const uint8_t *image, size_t size) {
     struct jpeg_decompress_struct *info = &d->info;
+    d->image = image;
     d->image_end = image + size;
     if (d->images_left == 0) {
         sf_create_decompress(d->jpeg, info);
@@ -127,6 +128,7 @@ void sf_prepare(sf_decoder *d, const sf_limits *limits, sf_problem *problem) {
     problem->status = SF_OK;
     problem->message[0] = 0;
     d->several_scans = false;
+    d->found_fault = false;
     d->info.err = d->jpeg->jpeg_std_error(&d->errors);
     d->info.client_data = d;
     d->errors.error_exit = on_error;
@@ -202,9 +204,55 @@ void sf_start_image(sf_decoder *d, int32_t reduction) {
     info->scale_num = 1;
     info->scale_denom = (unsigned)reduction;
     d->jpeg->jpeg_start_decompress(info);
-    if (d->own_entropy && !d->found_fault && !d->several_scans) {
-        sf_entropy_start(&d->entropy, info, sf_coding_of(d->jpeg, info), on_mcu);
+    d->scan_started = d->own_entropy && d->way != SF_LIBRARY && !d->several_scans &&
+                      sf_entropy_start(&d->entropy, info, sf_coding_of(d->jpeg, info), on_mcu);
+}
+
+bool sf_has_another_way(sf_decoder *d) {
+    d->way = d->found_fault ? d->way + 1 : SF_WINDOW;
+    d->faults += d->way == SF_LIBRARY;
+    return d->found_fault;
+}
+
+/* Set the shape of the table that the one scan of the image at hand has. */
+static void set_table(sf_decoder *d, sf_coding coding) {
+    sf_seek_table *const table = &d->seek_table;
+    const bool one = d->info.num_components == 1; /* then an MCU is a block, whatever the factors say */
+    table->mcu_width = DCTSIZE * (one ? 1 : coding.max_h_samp_factor);
+    table->mcu_height = DCTSIZE * (one ? 1 : coding.max_v_samp_factor);
+    table->columns = ((int32_t)d->info.image_width + table->mcu_width - 1) / table->mcu_width;
+    table->rows = ((int32_t)d->info.image_height + table->mcu_height - 1) / table->mcu_height;
+    table->components = coding.comps_in_scan;
+}
+
+void sf_narrow_scan(sf_decoder *d, const int32_t box[4]) {
+    if (!d->scan_started || d->way != SF_WINDOW) return;
+    const sf_coding coding = sf_coding_of(d->jpeg, &d->info);
+    sf_seek_table *const table = &d->seek_table;
+    set_table(d, coding);
+    const sf_window window = {.left = box[0] / table->mcu_width, .right = (box[2] - 1) / table->mcu_width + 1,
+                              .top = box[1] / table->mcu_height, .bottom = (box[3] - 1) / table->mcu_height + 1};
+    const bool skips = window.top > 0 || window.left > 0 || window.right < table->columns;
+    if (skips && !coding.restart_interval && sf_seek_read(table, d->image, d->entropy.scan, d->image_end)) {
+        sf_entropy_narrow(&d->entropy, table, window);
+    } else {
+        d->way = SF_WHOLE;
     }
+}
+
+size_t sf_write_seek_table(sf_decoder *d, uint8_t segment[SF_SEGMENT_BYTES]) {
+    sf_seek_table *const table = &d->seek_table;
+    sf_start_image(d, 1);
+    const sf_coding coding = sf_coding_of(d->jpeg, &d->info);
+    if (!d->scan_started || coding.restart_interval) return 0;
+    set_table(d, coding);
+    const size_t mcus = (size_t)table->columns * (size_t)table->rows;
+    sf_need(d, sf_reserve(&table->places, sizeof(sf_place) * mcus));
+    if (!sf_entropy_find_places(&d->entropy, mcus, table->places.data)) return 0;
+    const uint8_t *const marker = d->source.next_input_byte;
+    if (d->source.bytes_in_buffer < 2 || marker[1] != JPEG_EOI) return 0;
+    table->scan_bytes = (size_t)(marker - d->entropy.scan);
+    return sf_seek_write(table, table->places.data, segment);
 }
 
 int32_t sf_choose_reduction(const int32_t size[2], const int32_t resized[2], int32_t oversampling) {
@@ -237,6 +285,7 @@ void sf_decoder_free(sf_decoder *d) {
     sf_axis_release(&d->horizontal);
     sf_axis_release(&d->vertical);
     sf_release(&d->entropy.data);
+    sf_release(&d->seek_table.places);
     sf_release(&d->frame);
     sf_release(&d->rows);
     sf_release(&d->ring);

@@ -12,15 +12,19 @@
 #include "kernel.h"
 #include "libjpeg.h"
 #include "resample.h"
+#include "seek.h"
 
 struct sf_decoder {
     const struct sf_library *jpeg;
     const sf_loops *loops;
     char about[64];
-    bool own_entropy; /* whether scans are decoded by `entropy` where it can, */
-    bool found_fault; /* which it could not with the image at hand, */
-    int64_t faults;   /* nor with so many in all */
+    bool own_entropy; /* whether scans are decoded by `entropy` where it can */
+    enum { SF_WINDOW, SF_WHOLE, SF_LIBRARY } way; /* of decoding its scan; see sf_has_another_way */
+    bool found_fault; /* of the image at hand, by `entropy` */
+    int64_t faults;   /* images that libjpeg-turbo had to decode again */
     sf_entropy entropy;
+    bool scan_started; /* by `entropy` */
+    sf_seek_table seek_table;
     struct jpeg_decompress_struct info;
     struct jpeg_error_mgr errors;
     struct jpeg_source_mgr source;
@@ -30,7 +34,7 @@ struct sf_decoder {
     bool several_scans;      /* whether the image at hand comes in several */
     const sf_limits *limits; /* of the image at hand */
     sf_problem *problem;
-    const uint8_t *image_end;
+    const uint8_t *image, *image_end;
     sf_axis horizontal, vertical;
     sf_buffer frame, rows, ring, pointers;
 };
@@ -47,8 +51,18 @@ void sf_need(sf_decoder *d, bool got); /* fail for want of memory, unless it was
 void sf_prepare(sf_decoder *d, const sf_limits *limits, sf_problem *problem);
 void sf_open_image(sf_decoder *d, const uint8_t *image, size_t size); /* reads the header */
 void sf_start_image(sf_decoder *d, int32_t reduction);                 /* to the scale of 1/reduction */
+void sf_narrow_scan(sf_decoder *d, const int32_t box[4]); /* left, top, right and bottom of what is needed, in pixels of the
+                                                           * whole image: the rest may not be decoded */
 void sf_check_end(sf_decoder *d); /* whatever was not decoded: a file that was cut there must not pass for a whole */
 void sf_close_image(sf_decoder *d);
+
+/* After a try: whether there was a fault in the scan, and it can be tried again. First a window of the scan is decoded,
+ * where there is a seek table; then all of it; and then libjpeg-turbo says what the fault is, and what there is to see. */
+bool sf_has_another_way(sf_decoder *d);
+
+/* Write the segment with the seek table of an image that was opened, in place of starting it; returns its bytes, or 0 where
+ * it can have none. */
+size_t sf_write_seek_table(sf_decoder *d, uint8_t segment[SF_SEGMENT_BYTES]);
 
 /* The greatest of 1, 2, 4 and 8 by which `size` (width, height) can be reduced and still be `oversampling` times as large
  * as `resized`, each way; 1 where that is 0. */

@@ -191,10 +191,9 @@ static ALWAYS_INLINE bool decode_mcu(sf_entropy *e, JBLOCKROW *into, bool keep) 
 
 /* ---- a scan ---- */
 
-/* Copy the data up to the next marker without the zeros that follow each FF of it, and begin there. */
-static void begin(sf_entropy *e) {
-    uint8_t *to = e->data.data;
-    const uint8_t *at = e->source->next_input_byte, *const end = at + e->source->bytes_in_buffer;
+/* Copy data up to a marker, or to the end, without the zeros that follow each FF of it; returns where the copy ends. */
+static uint8_t *unstuff(const uint8_t **from, const uint8_t *end, uint8_t *to) {
+    const uint8_t *at = *from;
     for (;;) {
         const uint8_t *const found = memchr(at, 0xFF, (size_t)(end - at));
         const size_t plain = (size_t)((found ? found : end) - at);
@@ -205,37 +204,128 @@ static void begin(sf_entropy *e) {
         *to++ = 0xFF;
         at += 2;
     }
+    *from = at;
+    return to;
+}
+
+/* Begin to read the data that ends at `to`. */
+static void read_data(sf_entropy *e, uint8_t *to) {
     memset(to, 0, ZERO_BYTES);
-    e->source->next_input_byte = at;
-    e->source->bytes_in_buffer = (size_t)(end - at);
     e->size = (size_t)(to - (uint8_t *)e->data.data);
+    e->reader = (sf_reader){.next = e->data.data};
+}
+
+static void leave_source_at(sf_entropy *e, const uint8_t *marker) {
+    e->source->bytes_in_buffer -= (size_t)(marker - e->source->next_input_byte);
+    e->source->next_input_byte = marker;
+}
+
+/* Read the data up to the next marker. */
+static void begin(sf_entropy *e) {
+    const uint8_t *at = e->source->next_input_byte;
+    read_data(e, unstuff(&at, at + e->source->bytes_in_buffer, e->data.data));
+    leave_source_at(e, at);
     e->left = e->interval;
     memset(e->predictions, 0, sizeof e->predictions);
-    e->reader = (sf_reader){.next = e->data.data};
 }
 
 /* Go on behind the restart marker that has to be next. */
 static bool restart(sf_entropy *e) {
     struct jpeg_source_mgr *const source = e->source;
     while (source->bytes_in_buffer >= 2 && source->next_input_byte[1] == 0xFF) { /* fill bytes before the marker */
-        source->next_input_byte++;
-        source->bytes_in_buffer--;
+        leave_source_at(e, source->next_input_byte + 1);
     }
     if (bits_left(e) >= 8 || source->bytes_in_buffer < 2) return false;
     if (source->next_input_byte[1] != JPEG_RST0 + e->restarts) return false;
     e->restarts = (e->restarts + 1) % 8;
-    source->next_input_byte += 2;
-    source->bytes_in_buffer -= 2;
+    leave_source_at(e, source->next_input_byte + 2);
     begin(e);
     return true;
 }
 
+static bool decode_any(sf_entropy *e, JBLOCKROW *into) {
+    return into ? decode_mcu(e, into, true) : decode_mcu(e, NULL, false);
+}
+
+/* ---- a window of a scan ---- */
+
+static inline uint64_t bits_taken(const sf_entropy *e) {
+    return 8 * (uint64_t)(e->reader.next - (const uint8_t *)e->data.data) - e->reader.count;
+}
+
+static bool is_at_checked_place(const sf_entropy *e) {
+    if (e->checked->bit == 8 * (uint64_t)e->table->scan_bytes) return e->checked_bit - bits_taken(e) < 8; /* padding */
+    if (e->checked_bit != bits_taken(e)) return false;
+    for (int32_t c = 0; c < e->table->components; c++) {
+        if (e->checked->predictions[c] != (uint16_t)e->predictions[c]) return false;
+    }
+    return true;
+}
+
+static bool decode_in_row(sf_entropy *e, JBLOCKROW *into) {
+    if (!decode_any(e, into)) return false;
+    return ++e->next_column != e->checked_column || is_at_checked_place(e);
+}
+
+/* Read the stretches of a row that the window touches, from its first MCU on. In each row one place is compared, the last one
+ * inside the window; where there is none, the one behind it. */
+static bool begin_row(sf_entropy *e, int32_t row) {
+    const sf_seek_table *const table = e->table;
+    const sf_place *const places = (const sf_place *)table->places.data + (size_t)row * (size_t)table->per_row;
+    const int32_t first = e->window.left / table->stretch, last = (e->window.right - 1) / table->stretch;
+    int32_t checked = e->window.right == table->columns ? table->per_row : e->window.right / table->stretch;
+    if (checked <= first) checked = first + 1;
+    const sf_place *const end = places + (checked > last ? checked : last + 1);
+
+    const uint8_t *at = e->scan + places[first].bit / 8, *stop = e->scan + places[checked].bit / 8;
+    uint8_t *to = unstuff(&at, stop, e->data.data);
+    if (at != stop) return false; /* at a marker, or between FF and its zero */
+    e->checked = places + checked;
+    e->checked_bit = 8 * (uint64_t)(to - (uint8_t *)e->data.data) + places[checked].bit % 8;
+    e->checked_column = checked == table->per_row ? table->columns : checked * table->stretch;
+    stop = e->scan + (end->bit + 7) / 8;
+    if (stop[-1] == 0xFF) stop++;
+    to = unstuff(&at, stop, to);
+    if (at != stop) return false;
+
+    read_data(e, to);
+    refill(&e->reader);
+    drop(&e->reader, places[first].bit % 8);
+    for (int c = 0; c < MAX_COMPS_IN_SCAN; c++) e->predictions[c] = places[first].predictions[c];
+    e->next_column = first * table->stretch;
+    while (e->next_column < e->window.left) {
+        if (!decode_in_row(e, NULL)) return false;
+    }
+    return true;
+}
+
+static bool decode_in_window(sf_entropy *e, JBLOCKROW *into) {
+    const sf_window window = e->window;
+    const int32_t row = e->row, column = e->column++;
+    if (e->column == e->table->columns) {
+        e->column = 0;
+        e->row++;
+    }
+    if (row < window.top || row >= window.bottom || column < window.left || column >= window.right) return true;
+    if (!into) return true; /* libjpeg-turbo passes over whole rows, which it does not need */
+    if (column == window.left && !begin_row(e, row)) return false;
+    if (!decode_in_row(e, into)) return false;
+    while (column + 1 == window.right && e->next_column < e->checked_column) {
+        if (!decode_in_row(e, NULL)) return false;
+    }
+    return true;
+}
+
+/* ---- public ---- */
+
 bool sf_entropy_decode(sf_entropy *e, JBLOCKROW *into) {
+    if (e->table) return decode_in_window(e, into);
+    if (RARE(!e->reader.next)) begin(e);
     if (e->interval) {
         if (e->left == 0 && !restart(e)) return false;
         e->left--;
     }
-    return into ? decode_mcu(e, into, true) : decode_mcu(e, NULL, false);
+    return decode_any(e, into);
 }
 
 bool sf_entropy_start(sf_entropy *e, j_decompress_ptr info, sf_coding coding, sf_on_mcu *on_mcu) {
@@ -249,10 +339,32 @@ bool sf_entropy_start(sf_entropy *e, j_decompress_ptr info, sf_coding coding, sf
         e->blocks[i].ac = codes_of(&e->ac[ac], info->ac_huff_tbl_ptrs[ac], true);
     }
     e->source = info->src;
+    e->scan = info->src->next_input_byte;
     e->interval = coding.restart_interval;
     e->restarts = 0;
+    e->reader.next = NULL;
+    e->table = NULL;
     if (!sf_reserve(&e->data, e->source->bytes_in_buffer + ZERO_BYTES)) return false;
-    begin(e);
     coding.entropy->decode_mcu = on_mcu;
     return true;
+}
+
+void sf_entropy_narrow(sf_entropy *e, const sf_seek_table *table, sf_window window) {
+    e->table = table;
+    e->window = window;
+    e->row = e->column = 0;
+    leave_source_at(e, e->scan + table->scan_bytes);
+}
+
+bool sf_entropy_find_places(sf_entropy *e, size_t count, sf_place *places) {
+    const uint8_t *at = e->scan;
+    begin(e);
+    for (size_t i = 0, bytes = 0; i < count; i++) {
+        const uint64_t bit = bits_taken(e);
+        for (; bytes < bit / 8; bytes++) at += *at == 0xFF ? 2 : 1;
+        places[i].bit = 8 * (uint64_t)(at - e->scan) + bit % 8;
+        for (int c = 0; c < MAX_COMPS_IN_SCAN; c++) places[i].predictions[c] = (uint16_t)e->predictions[c];
+        if (!decode_any(e, NULL)) return false;
+    }
+    return bits_left(e) < 8;
 }

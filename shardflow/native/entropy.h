@@ -13,6 +13,7 @@
 
 #include "libjpeg.h"
 #include "resample.h"
+#include "seek.h"
 
 enum { SF_CODE_BITS = 9, SF_PAIR_BITS = 11 };
 
@@ -34,6 +35,11 @@ typedef struct {
     unsigned count;
 } sf_reader;
 
+/* The MCUs that are needed, the last ones excluded. */
+typedef struct {
+    int32_t left, right, top, bottom;
+} sf_window;
+
 typedef struct {
     sf_codes dc[NUM_HUFF_TBLS], ac[NUM_HUFF_TBLS]; /* made anew where an image's tables differ from its neighbour's */
     struct {
@@ -48,15 +54,31 @@ typedef struct {
     sf_buffer data; /* up to that marker, without the zeros that are stuffed into it, and zeros behind */
     size_t size;
     sf_reader reader; /* of the data */
+    const uint8_t *scan; /* in the file */
+    /* With a table `data` are the stretches of a row that the window touches. */
+    const sf_seek_table *table;
+    sf_window window;
+    int32_t row, column;      /* of the MCU that is asked for next */
+    int32_t next_column;      /* of the one that the reader is at, in the same row */
+    int32_t checked_column;   /* before which the reader is compared */
+    const sf_place *checked;  /* with this place, */
+    uint64_t checked_bit;     /* which is this one of the data */
 } sf_entropy;
 
 typedef boolean sf_on_mcu(j_decompress_ptr info, JBLOCKROW *into);
 
 /* Have `info`, of which nothing has been decoded yet, ask `on_mcu` for its one scan, all of which its source holds. The
- * source is at a marker from then on. False, with nothing changed, where libjpeg-turbo has to decode the scan. */
+ * source is at a marker from the first MCU on. False, with nothing changed, where libjpeg-turbo has to decode the scan. */
 bool sf_entropy_start(sf_entropy *entropy, j_decompress_ptr info, sf_coding coding, sf_on_mcu *on_mcu);
 
-/* Decode the next MCU into blocks of zeros, or with NULL pass over it. False: there is a fault. */
+/* From a scan that was started decode no MCUs but those of the window. */
+void sf_entropy_narrow(sf_entropy *entropy, const sf_seek_table *table, sf_window window);
+
+/* Decode the next MCU into blocks of zeros, or with NULL pass over it. False: there is a fault, or the table is not that
+ * of the scan. */
 bool sf_entropy_decode(sf_entropy *entropy, JBLOCKROW *into);
+
+/* Pass over a whole scan of `count` MCUs without restart markers, and find where each begins. False: there is a fault. */
+bool sf_entropy_find_places(sf_entropy *entropy, size_t count, sf_place *places);
 
 #endif

@@ -143,6 +143,20 @@ static void set_axes(sf_decoder *d, const sf_task *task, sf_source *source) {
     source->bottom = down.start + d->vertical.high;
 }
 
+static int32_t at_least(int32_t value, int32_t least) { return value < least ? least : value; }
+static int32_t at_most(int32_t value, int32_t most) { return value > most ? most : value; }
+
+/* Decode no MCUs of the scan but those whose pixels carry weight, or are looked at in upsampling. */
+static void narrow_scan(sf_decoder *d, const sf_source *source) {
+    const int32_t by = source->reduction;
+    const int32_t box[4] = {
+        by * at_least(source->left - MARGIN, 0), by * at_least(source->top - MARGIN, 0),
+        at_most(by * (source->right + MARGIN), (int32_t)d->info.image_width),
+        at_most(by * (source->bottom + MARGIN), (int32_t)d->info.image_height),
+    };
+    sf_narrow_scan(d, box);
+}
+
 /* Decode only the columns that carry weight; libjpeg widens them to the left to whole blocks. And only the lines: those
  * above are skipped in whole row groups and even numbers, so that each read gives a whole group, and an odd line is never
  * taken for the first of the two that share a line of chroma. */
@@ -164,6 +178,7 @@ static void narrow(sf_decoder *d, const sf_task *task, sf_source *source) {
     source->line = source->top;
     if (!task->pixels) {
         d->jpeg->jpeg_crop_scanline(info, &column, &columns);
+        narrow_scan(d, source);
         const int32_t factor = sf_coding_of(d->jpeg, info).max_v_samp_factor, group = factor * (factor % 2 ? 2 : 1);
         source->line = source->top > MARGIN ? (source->top - MARGIN) / group * group : 0;
         if (source->line > 0) d->jpeg->jpeg_skip_scanlines(info, (JDIMENSION)source->line);
@@ -318,11 +333,8 @@ static void try_to_decode(sf_decoder *d, const sf_batch *views, int32_t count, i
 }
 
 static void decode_guarded(sf_decoder *d, const sf_batch *views, int32_t count, int32_t index, sf_problem *problem) {
-    d->found_fault = false;
-    try_to_decode(d, views, count, index, problem);
-    if (!d->found_fault) return;
-    d->faults++;
-    try_to_decode(d, views, count, index, problem); /* libjpeg-turbo says what it is, and what there is to see */
+    do try_to_decode(d, views, count, index, problem);
+    while (sf_has_another_way(d));
 }
 
 static void read_header_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_header *header,
@@ -339,6 +351,16 @@ static void read_header_guarded(sf_decoder *d, const uint8_t *image, size_t size
     sf_close_image(d);
 }
 
+static void write_seek_table_guarded(sf_decoder *d, const uint8_t *image, size_t size, const sf_limits *limits,
+                                     uint8_t *segment, size_t *bytes, sf_problem *problem) {
+    sf_prepare(d, limits, problem);
+    if (!setjmp(d->escape)) {
+        sf_open_image(d, image, size);
+        *bytes = sf_write_seek_table(d, segment);
+    }
+    sf_close_image(d);
+}
+
 /* ---- public ---- */
 
 int32_t sf_abi(void) { return SF_ABI; }
@@ -349,6 +371,7 @@ int32_t sf_decode(sf_decoder *d, const sf_batch *views, int32_t count, sf_proble
         sf_problem *problem = &problems[found];
         decode_guarded(d, views, count, i, problem);
         sf_trim(&d->entropy.data);
+        sf_trim(&d->seek_table.places);
         sf_trim(&d->frame);
         sf_trim(&d->ring);
         sf_trim(&d->horizontal.packed_memory);
@@ -366,5 +389,14 @@ int32_t sf_decode(sf_decoder *d, const sf_batch *views, int32_t count, sf_proble
 int32_t sf_read_header(sf_decoder *d, const uint8_t *image, size_t size, sf_header *header, sf_problem *problem) {
     read_header_guarded(d, image, size, header, problem);
     if (problem->status == SF_DAMAGED) problem->status = SF_OK; /* a warning about the header concerns the decoder */
+    return problem->status;
+}
+
+int32_t sf_seek_table_of(sf_decoder *d, const uint8_t *image, size_t size, const sf_limits *limits, uint8_t *segment,
+                         size_t *bytes, sf_problem *problem) {
+    *bytes = 0;
+    write_seek_table_guarded(d, image, size, limits, segment, bytes, problem);
+    sf_trim(&d->entropy.data);
+    sf_trim(&d->seek_table.places);
     return problem->status;
 }

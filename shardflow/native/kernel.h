@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 6
+#define SF_ABI 7
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -93,7 +93,7 @@ SF_API sf_decoder *sf_decoder_new(const sf_library *library, int32_t fast);
 SF_API void sf_decoder_free(sf_decoder *decoder);
 SF_API const char *sf_decoder_about(const sf_decoder *decoder);
 
-/* How many images have been decoded once more, for a fault in their Huffman codes. */
+/* How many images libjpeg-turbo has decoded once more, for a fault in their Huffman codes. */
 SF_API int64_t sf_decoder_faults(const sf_decoder *decoder);
 
 /* Decode one view of each image, or several: batches of the same images, sizes, decoded, expected, limits and count. With
@@ -105,5 +105,10 @@ SF_API int32_t sf_decode(sf_decoder *decoder, const sf_batch *views, int32_t cou
 /* Read what the header says. Returns a status; `problem` is filled unless it is SF_OK. */
 SF_API int32_t sf_read_header(sf_decoder *decoder, const uint8_t *image, size_t size, sf_header *header,
                               sf_problem *problem);
+
+/* Write the segment with the seek table of an image to `segment`, which has room for SF_SEGMENT_BYTES of seek.h; `bytes`
+ * is 0 where it can have none, or none that is worth it. Returns a status, as sf_read_header. */
+SF_API int32_t sf_seek_table_of(sf_decoder *decoder, const uint8_t *image, size_t size, const sf_limits *limits,
+                                uint8_t *segment, size_t *bytes, sf_problem *problem);
 
 #endif

@@ -18,7 +18,7 @@ mkdir -p "$work"
 "${PYTHON:-python3}" "$here/seeds.py" "$work"
 "${CLANG:-clang}" -std=c11 -g -O2 -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -DSF_SANITIZED \
     -fno-sanitize-recover=undefined -I "$native" \
-    "$here/fuzz_decode.c" "$native/decoder.c" "$native/entropy.c" "$native/kernel.c" "$native/libjpeg.c" "$native/resample.c" \
+    "$here/fuzz_decode.c" "$native"/*.c \
     -ldl -lm -o "$work/fuzz_decode"
 cd "$work"
 FUZZ_LIBJPEG=$libjpeg FUZZ_GOOD=$work/good.jpg exec nice -n 15 ./fuzz_decode \

@@ -1,0 +1,111 @@
+"""Seek tables: a segment of a JPEG that says where stretches of its MCUs begin in the entropy-coded data.
+
+With it a crop is decoded without the rest of the image; readers that do not know the segment pass over it. The native
+kernel makes and uses tables; here is what needs no decoding: to find, to insert and to read one. docs/format.md
+specifies the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow.errors import FormatError
+
+VERSION = 1
+"""Of the segment, and of the choice of stretches: raised when either changes, for then packed bytes change."""
+
+_APP9, _SOS = 0xE9, 0xDA
+_NAME = b"sf-seek\0"
+_HEADER = struct.Struct(">2x H 8s B HHH I B")
+"""Marker, length, name, version, columns and rows of MCUs, stretch, bytes of the scan, components."""
+_SUM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeekTable:
+    """Where stretches of MCUs begin.
+
+    Attributes:
+        columns, rows: Size of the image in MCUs.
+        stretch: MCUs from one place to the next in a row; those of the last stretch of a row can be fewer.
+        scan_bytes: Size of the entropy-coded data.
+        bits: int64 [N], where each begins, in bits of the entropy-coded data as it lies in the file.
+        predictions: int16 [N, components], the DC predictors there.
+    """
+
+    columns: int
+    rows: int
+    stretch: int
+    scan_bytes: int
+    bits: npt.NDArray[np.int64]
+    predictions: npt.NDArray[np.int16]
+
+
+def find(jpeg: bytes | memoryview) -> bytes | None:
+    """Return the segment of the seek table of a JPEG, None if it has none."""
+    return next((bytes(jpeg[start:end]) for start, end in _segments(jpeg) if _is_table(jpeg[start:end])), None)
+
+
+def read(segment: bytes) -> SeekTable:
+    """Return the seek table of a segment; FormatError if it is none of this version, or its sum is wrong.
+
+    Whether it is that of a scan only decoding the scan tells.
+    """
+    if not _is_table(segment) or len(segment) < _HEADER.size + _SUM_BYTES or segment[12] != VERSION:
+        raise FormatError(f"not a seek table of version {VERSION}")
+    found, expected = int.from_bytes(segment[-_SUM_BYTES:], "big"), zlib.adler32(segment[4:-_SUM_BYTES])
+    if found != expected:
+        raise FormatError(f"its Adler-32 is {found:08x}, that of its bytes {expected:08x}")
+    _, _, _, columns, rows, stretch, scan_bytes, components = _HEADER.unpack_from(segment)
+    widths = segment[_HEADER.size : _HEADER.size + 1 + components]
+    entries = np.frombuffer(segment[_HEADER.size + 1 + components : -_SUM_BYTES], np.uint8)
+    count = rows * -(-columns // stretch) if stretch else 0
+    bits = np.unpackbits(entries).astype(np.int64)[: (count - 1) * sum(widths)]
+    if not count or len(widths) != 1 + components or len(bits) != (count - 1) * sum(widths):
+        raise FormatError("its entries are not as many as its header says")
+    fields = np.split(bits.reshape(count - 1, -1), np.cumsum([*widths])[:-1], axis=1)
+    steps = np.stack([field @ (1 << np.arange(field.shape[1])[::-1]) for field in fields], axis=1)
+    signs = np.array([0, *(1 << width >> 1 for width in widths[1:])])
+    places = np.concatenate([np.zeros((1, 1 + components), np.int64), np.cumsum((steps ^ signs) - signs, axis=0)])
+    return SeekTable(
+        columns=columns,
+        rows=rows,
+        stretch=stretch,
+        scan_bytes=scan_bytes,
+        bits=places[:, 0],
+        predictions=places[:, 1:].astype(np.int16),
+    )
+
+
+def insert(jpeg: bytes, segment: bytes) -> bytes:
+    """Return a JPEG with this seek table, in front of its scan, in place of those that it has.
+
+    One with other bytes between its segments, which no reader of tables looks behind, is returned as it is.
+    """
+    bounds = _segments(jpeg)
+    if not bounds:
+        return jpeg
+    kept = b"".join(jpeg[start:end] for start, end in bounds[:-1] if not _is_table(jpeg[start:end]))
+    scan = bounds[-1][0]
+    return jpeg[:2] + kept + segment + jpeg[scan:]
+
+
+def _segments(jpeg: bytes | memoryview) -> list[tuple[int, int]]:
+    """Return where the segments before a JPEG's first scan begin and end, and the header of the scan."""
+    found, at = [], 2
+    while len(jpeg) >= at + 4 and jpeg[at] == 0xFF:
+        end = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        found.append((at, end))
+        if jpeg[at + 1] == _SOS:
+            return found
+        at = end
+    return []
+
+
+def _is_table(segment: bytes | memoryview) -> bool:
+    return segment[1] == _APP9 and bytes(segment[4:12]) == _NAME

@@ -1,0 +1,212 @@
+#include "seek.h"
+
+#include <string.h>
+
+enum {
+    APP9 = 0xE9,
+    SOS = 0xDA,
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
+    SHARE = 1, /* so that tiny images have tables */
+#else
+    SHARE = 100, /* a table takes at most one part of so many of its scan's bytes */
+#endif
+    SUM_BYTES = 4,
+};
+static const uint8_t NAME[] = {'s', 'f', '-', 's', 'e', 'e', 'k', 0, 1}; /* and the version */
+
+static size_t ceil_of(size_t count, size_t by) { return (count + by - 1) / by; }
+
+/* RFC 1950. */
+static uint32_t adler32(const uint8_t *bytes, size_t count) {
+    uint32_t a = 1, b = 0;
+    while (count > 0) {
+        const size_t part = count < 5552 ? count : 5552; /* so many cannot overflow */
+        for (size_t i = 0; i < part; i++) b += a += bytes[i];
+        a %= 65521;
+        b %= 65521;
+        bytes += part;
+        count -= part;
+    }
+    return b << 16 | a;
+}
+
+/* ---- numbers, the most significant bits first ---- */
+
+static uint64_t get(const uint8_t *bytes, size_t bit, unsigned count) {
+    uint64_t value;
+    memcpy(&value, bytes + bit / 8, sizeof value);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    value = __builtin_bswap64(value);
+#endif
+    return value << bit % 8 >> 1 >> (63 - count);
+}
+
+/* The bytes are zero before. */
+static void put(uint8_t *bytes, size_t bit, unsigned count, uint64_t value) {
+    for (unsigned i = 0; i < count; i++, bit++) bytes[bit / 8] |= (value >> (count - 1 - i) & 1) << (7 - bit % 8);
+}
+
+static uint32_t signed_of(uint64_t value, unsigned count) {
+    return count && value >> (count - 1) ? (uint32_t)value - (1u << count) : (uint32_t)value;
+}
+
+static unsigned bits_of(uint64_t value) { return value ? 64 - (unsigned)__builtin_clzll(value) : 0; }
+
+static unsigned bits_of_signed(int16_t value) { return value ? 1 + bits_of((uint64_t)(value < 0 ? ~value : value)) : 0; }
+
+/* ---- a segment: marker and length (2 bytes each), NAME, columns (2), rows (2), stretch (2), scan_bytes (4), components (1),
+ * the width in bits of a step and of the difference of each component (1 each), the entries, and a sum (4) ---- */
+
+typedef struct {
+    size_t columns, rows, stretch, scan_bytes, components, widths, entries, sum, bytes; /* where they are */
+} layout;
+
+static layout layout_of(int32_t components, size_t entries_bits) {
+    layout at = {.columns = 4 + sizeof NAME};
+    at.rows = at.columns + 2;
+    at.stretch = at.rows + 2;
+    at.scan_bytes = at.stretch + 2;
+    at.components = at.scan_bytes + 4;
+    at.widths = at.components + 1;
+    at.entries = at.widths + 1 + (size_t)components;
+    at.sum = at.entries + ceil_of(entries_bits, 8);
+    at.bytes = at.sum + SUM_BYTES;
+    return at;
+}
+
+/* The first segment of its name before the scan, or NULL. The header of the scan, of eight bytes or more, follows it, so
+ * that `get` reads nothing behind them. */
+static const uint8_t *find(const uint8_t *at, const uint8_t *scan, size_t *bytes) {
+    for (at += 2; scan - at >= 4 && at[0] == 0xFF && at[1] != SOS; at += *bytes) {
+        *bytes = 2 + ((size_t)at[2] << 8 | at[3]);
+        if (*bytes < 4 || *bytes + 8 > (size_t)(scan - at)) return NULL;
+        if (at[1] == APP9 && *bytes >= 4 + sizeof NAME && !memcmp(at + 4, NAME, sizeof NAME)) return at;
+    }
+    return NULL;
+}
+
+static bool read_places(sf_seek_table *table, const uint8_t *entries, const uint8_t *widths, size_t count) {
+    if (!sf_reserve(&table->places, sizeof(sf_place) * (count + 1))) return false;
+    sf_place *const places = table->places.data;
+    const uint64_t scan_bits = 8 * (uint64_t)table->scan_bytes;
+    sf_place place = {0};
+    size_t bit = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0) {
+            const uint64_t by = get(entries, bit, widths[0]);
+            bit += widths[0];
+            place.bit += by;
+            if (by == 0 || place.bit >= scan_bits) return false;
+            for (int32_t c = 0; c < table->components; c++) {
+                place.predictions[c] += (uint16_t)signed_of(get(entries, bit, widths[1 + c]), widths[1 + c]);
+                bit += widths[1 + c];
+            }
+        }
+        places[i] = place;
+    }
+    places[count] = (sf_place){.bit = scan_bits};
+    return true;
+}
+
+bool sf_seek_read(sf_seek_table *table, const uint8_t *image, const uint8_t *scan, const uint8_t *end) {
+    size_t bytes;
+    const uint8_t *const segment = find(image, scan, &bytes);
+    layout at = layout_of(table->components, 0);
+    if (!segment || bytes < at.bytes || segment[at.components] != table->components) return false;
+    if ((int32_t)get(segment + at.columns, 0, 16) != table->columns) return false;
+    if ((int32_t)get(segment + at.rows, 0, 16) != table->rows) return false;
+    table->stretch = (int32_t)get(segment + at.stretch, 0, 16);
+    table->scan_bytes = get(segment + at.scan_bytes, 0, 32);
+    const uint8_t *const widths = segment + at.widths;
+    size_t entry_bits = widths[0];
+    for (int32_t c = 0; c < table->components; c++) {
+        if (widths[1 + c] > 16) return false;
+        entry_bits += widths[1 + c];
+    }
+    if (table->stretch < 1 || widths[0] > 32) return false;
+    table->per_row = (int32_t)ceil_of((size_t)table->columns, (size_t)table->stretch);
+    const size_t count = (size_t)table->rows * (size_t)table->per_row;
+    if (count > 1 && widths[0] == 0) return false; /* from here on the segment's length bounds the count */
+    at = layout_of(table->components, (count - 1) * entry_bits);
+    if (bytes != at.bytes || get(segment + at.sum, 0, 32) != adler32(segment + 4, at.sum - 4)) return false;
+    if ((size_t)(end - scan) < table->scan_bytes + 2) return false;
+    const uint8_t *const marker = scan + table->scan_bytes;
+    if (marker[0] != 0xFF || marker[1] != JPEG_EOI) return false;
+    return read_places(table, segment + at.entries, widths, count);
+}
+
+/* ---- writing ---- */
+
+/* The place where a stretch of this length begins. */
+static const sf_place *place_of(const sf_seek_table *shape, const sf_place *mcus, size_t stretch, size_t number) {
+    const size_t columns = (size_t)shape->columns, per_row = ceil_of(columns, stretch);
+    return mcus + number / per_row * columns + number % per_row * stretch;
+}
+
+static int16_t difference_of(const sf_place *before, const sf_place *place, int32_t component) {
+    return (int16_t)(place->predictions[component] - before->predictions[component]);
+}
+
+/* How many bits the columns of an entry have, as in the file; 0 for components that there are not. */
+typedef struct {
+    uint8_t bit, predictions[MAX_COMPS_IN_SCAN];
+} widths;
+
+static widths measure(const sf_seek_table *shape, const sf_place *mcus, size_t stretch, size_t count) {
+    const sf_place *before = mcus;
+    widths w = {0};
+    for (size_t i = 1; i < count; i++) {
+        const sf_place *const place = place_of(shape, mcus, stretch, i);
+        const unsigned bits = bits_of(place->bit - before->bit);
+        if (bits > w.bit) w.bit = (uint8_t)bits;
+        for (int32_t c = 0; c < shape->components; c++) {
+            const unsigned width = bits_of_signed(difference_of(before, place, c));
+            if (width > w.predictions[c]) w.predictions[c] = (uint8_t)width;
+        }
+        before = place;
+    }
+    return w;
+}
+
+static void put_entries(const sf_seek_table *shape, const sf_place *mcus, size_t stretch, size_t count,
+                        const widths *w, uint8_t *entries) {
+    const sf_place *before = mcus;
+    size_t bit = 0;
+    for (size_t i = 1; i < count; i++) {
+        const sf_place *const place = place_of(shape, mcus, stretch, i);
+        put(entries, bit, w->bit, place->bit - before->bit);
+        bit += w->bit;
+        for (int32_t c = 0; c < shape->components; c++) {
+            put(entries, bit, w->predictions[c], (uint16_t)difference_of(before, place, c));
+            bit += w->predictions[c];
+        }
+        before = place;
+    }
+}
+
+size_t sf_seek_write(const sf_seek_table *shape, const sf_place *mcus, uint8_t segment[SF_SEGMENT_BYTES]) {
+    const size_t columns = (size_t)shape->columns, most = shape->scan_bytes / SHARE;
+    if (shape->scan_bytes > UINT32_MAX) return 0;
+    for (size_t stretch = 1; stretch <= columns; stretch++) {
+        const size_t count = (size_t)shape->rows * ceil_of(columns, stretch);
+        const widths w = measure(shape, mcus, stretch, count);
+        size_t entry_bits = w.bit;
+        for (int c = 0; c < MAX_COMPS_IN_SCAN; c++) entry_bits += w.predictions[c];
+        const layout at = layout_of(shape->components, (count - 1) * entry_bits);
+        if (at.bytes > most || at.bytes > SF_SEGMENT_BYTES) continue;
+        memset(segment, 0, at.bytes);
+        put(segment, 0, 16, 0xFF00 | APP9);
+        put(segment, 16, 16, at.bytes - 2);
+        memcpy(segment + 4, NAME, sizeof NAME);
+        put(segment + at.columns, 0, 16, columns);
+        put(segment + at.rows, 0, 16, (uint64_t)shape->rows);
+        put(segment + at.stretch, 0, 16, stretch);
+        put(segment + at.scan_bytes, 0, 32, shape->scan_bytes);
+        segment[at.components] = (uint8_t)shape->components;
+        memcpy(segment + at.widths, &w, 1 + (size_t)shape->components);
+        put_entries(shape, mcus, stretch, count, &w, segment + at.entries);
+        put(segment + at.sum, 0, 32, adler32(segment + 4, at.sum - 4));
+        return at.bytes;
+    }
+    return 0;
+}

@@ -1,0 +1,45 @@
+/* Seek tables: where stretches of MCUs begin in the entropy-coded data of a baseline JPEG, and the DC predictors there.
+ *
+ * A table lies in an APP9 segment before the scan, where other readers pass over it; docs/format.md specifies it. With it
+ * a crop is decoded without what lies above it, beside it and below it.
+ *
+ * A table is data like any other: it may be damaged, or may belong to another scan. Reading checks its sum, and that its
+ * places ascend within the scan; and the entropy decoder compares the place and the predictors that it comes to with an
+ * entry, in each row. So an entry that is wrong costs the time to decode the image without the table.
+ */
+#ifndef SHARDFLOW_SEEK_H
+#define SHARDFLOW_SEEK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libjpeg.h"
+#include "resample.h"
+
+enum { SF_SEGMENT_BYTES = 2 + 65535 }; /* the most that a segment takes, its marker included */
+
+/* Where an MCU begins. */
+typedef struct {
+    uint64_t bit;                      /* of the scan as it lies in the file, stuffed zeros included */
+    uint16_t predictions[MAX_COMPS_IN_SCAN]; /* of the DC coefficients, modulo 65,536 */
+} sf_place;
+
+typedef struct {
+    int32_t mcu_width, mcu_height;     /* in pixels */
+    int32_t columns, rows, components; /* of the scan: MCUs, and what an MCU is made of */
+    int32_t stretch;                   /* MCUs from one place to the next in a row, less at its end */
+    int32_t per_row;                   /* stretches */
+    size_t scan_bytes;                 /* up to the marker behind it */
+    sf_buffer places;                  /* sf_place [rows * per_row + 1], the last one is the end of the scan */
+} sf_seek_table;
+
+/* Read the table of the image whose scan begins at `scan` and ends before `end`, the end of the file. `columns`, `rows`
+ * and `components` are set. False: there is none, or none of this scan. */
+bool sf_seek_read(sf_seek_table *table, const uint8_t *image, const uint8_t *scan, const uint8_t *end);
+
+/* Write the segment of a table, given the place of every MCU and the end of the scan; returns its bytes. The stretches are
+ * the shortest for which it takes at most 1 % of the scan. 0: not even those of whole rows do. */
+size_t sf_seek_write(const sf_seek_table *shape, const sf_place *mcus, uint8_t segment[SF_SEGMENT_BYTES]);
+
+#endif
