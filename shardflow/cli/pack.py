@@ -12,7 +12,7 @@ from shardflow._wording import plural
 from shardflow.packing.dry_run import DryRun, count_pack
 from shardflow.packing.image.decoding import FILTERS
 from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
-from shardflow.packing.recipe import KEEP, PRESETS
+from shardflow.packing.recipe import KEEP, PRESETS, SEEK_TABLES
 from shardflow.packing.sources.source import describe_skipped
 
 from .options import PathOrUrl, annotation_options, annotations_of, executor_options, source_of, source_options
@@ -42,6 +42,7 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 )
 @click.option("--quality", type=int, help="JPEG or WebP quality, 1 to 100.  [default: preset]")
 @click.option("--subsampling", type=click.Choice(SUBSAMPLINGS), help="JPEG chroma subsampling.  [default: preset]")
+@click.option("--seek-tables", type=click.Choice(SEEK_TABLES), help="JPEGs that get a seek table.  [default: encoded]")
 @click.option("--max-pixels", type=int, help="Largest image that is decoded, in pixels.  [default: 110,000,000]")
 @click.option("--no-shuffle", is_flag=True, help="Keep the inputs in the order of the source.")
 @click.option("--seed", default=0, show_default=True, help="Shuffle seed.")

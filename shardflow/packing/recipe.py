@@ -8,6 +8,7 @@
     turn     as the EXIF or XMP orientation says (`orientation`); all metadata is dropped
     crop     the centre, if a square is asked for
     encode   (`encoding`), or copy the file if nothing had to be done and its format is kept
+    index    the scan of a JPEG (`encoding.add_seek_table`)
 
 A preset is a recipe for a common case. docs/recipe.md has measurements of what the settings cost and gain.
 """
@@ -24,16 +25,28 @@ from typing import Any, NamedTuple
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, DecodeError, EncodeError
+from shardflow.formats import seek_table
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.manifest import Manifest
 
 from .image.colour import profile_conversion
 from .image.decoding import FILTERS, Filter, decode_resized, has_more_frames
-from .image.encoding import FORMATS, SUBSAMPLINGS, EncodedImage, Format, can_copy, codec_versions, encode, pixel_sums
+from .image.encoding import (
+    FORMATS,
+    SUBSAMPLINGS,
+    EncodedImage,
+    Format,
+    add_seek_table,
+    can_copy,
+    codec_versions,
+    encode,
+    pixel_sums,
+)
 from .image.geometry import Geometry, Size, Window
 from .image.orientation import apply_orientation, load_tiff, orientation_of
 
 KEEP = "keep"
+SEEK_TABLES = ("encoded", "all", "none")
 MAX_SIDE = 65_500
 """JPEG's limit."""
 
@@ -54,6 +67,8 @@ class Recipe:
             PNG, and a file in which nothing has to be changed is copied byte for byte, its metadata included.
         quality: Quality of JPEG and WebP, 1 … 100.
         subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0".
+        seek_tables: Which JPEGs get a seek table, with which crops are decoded faster: the "encoded" ones, or "all", so
+            that copied files grow by 1 %, or "none". Tables need the native kernel.
         max_pixels: Images with more pixels are quarantined, as are those that need more memory or scans than the limits
             that follow from it (`formats.image_limits`). 110 million pixels take up to 0.99 GB.
 
@@ -69,6 +84,7 @@ class Recipe:
     format: str = "jpeg"
     quality: int = 90
     subsampling: str = "4:2:0"
+    seek_tables: str = "encoded"
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
@@ -78,7 +94,12 @@ class Recipe:
         if not 1 <= check_integer("quality", self.quality) <= 100:
             raise ConfigError(f"quality is {self.quality}; allowed are 1 to 100")
         check_integer("max_pixels", self.max_pixels, 1)
-        choices = {"filter": FILTERS, "format": (*FORMATS, KEEP), "subsampling": SUBSAMPLINGS}
+        choices = {
+            "filter": FILTERS,
+            "format": (*FORMATS, KEEP),
+            "seek_tables": SEEK_TABLES,
+            "subsampling": SUBSAMPLINGS,
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in tuple(allowed):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
@@ -95,20 +116,24 @@ class Recipe:
             raise ConfigError("enlarge has no size to enlarge to; set short_side as well")
         if self.format == "png" and self.quality != defaults["quality"]:
             raise ConfigError(f"quality is {self.quality}, but png is lossless; leave quality out, or use jpeg or webp")
-        if self.format in ("png", "webp") and self.subsampling != defaults["subsampling"]:
-            raise ConfigError(f"subsampling is {self.subsampling}, which only jpeg offers; leave it out, or use jpeg")
+        for name in ("subsampling", "seek_tables") if self.format in ("png", "webp") else ():
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(f"{name} is {getattr(self, name)}, which only jpeg offers; leave it out, or use jpeg")
 
     def describe(self) -> dict[str, Any]:
-        """Return the recipe as a manifest describes it; the limit only where it is not the default."""
+        """Return the recipe as a manifest has it: the limit only where it is not the default, tables if there are."""
         settings = asdict(self)
         if self.max_pixels == MAX_PIXELS:
             del settings["max_pixels"]
+        if not self._has_seek_tables:
+            del settings["seek_tables"]
         return {"background": "white", "colour": "sRGB", **settings}
 
     @property
     def digest(self) -> str:
         """SHA-256 of everything that the packed bytes depend on, the codecs' versions included."""
-        text = json.dumps({**self.describe(), "codecs": codec_versions()}, sort_keys=True)
+        tables = {"seek_tables_version": seek_table.VERSION} if self._has_seek_tables else {}
+        text = json.dumps({**self.describe(), **tables, "codecs": codec_versions()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def process(self, data: bytes) -> EncodedImage:
@@ -142,14 +167,21 @@ class Recipe:
             geometry = Geometry.of(stored, orientation, pixels.size, window)
             if geometry.size != pixels.size:
                 pixels = pixels.crop(window)
+            stored = data if kept else encode(pixels, target, self.quality, self.subsampling)
+            if target.codec == "JPEG" and self.seek_tables in (("all",) if kept else ("all", "encoded")):
+                stored = add_seek_table(stored, self.max_pixels)
             return EncodedImage(
-                image=data if kept else encode(pixels, target, self.quality, self.subsampling),
+                image=stored,
                 part=target.part,
                 pixels=pixel_sums(pixels),
                 geometry=geometry,
                 bytes_before=len(data),
                 done=tuple(name for name, was in done.items() if was),
             )
+
+    @property
+    def _has_seek_tables(self) -> bool:
+        return self.seek_tables != "none" and self.format not in ("png", "webp")
 
     def _resized(self, size: Size) -> Size:
         """Return the size before the crop: the setting that makes the image smallest counts."""
@@ -216,7 +248,10 @@ def make_recipe(preset: str = "imagenet", **settings: Any) -> Recipe:
 def recipe_of(manifest: Manifest) -> Recipe:
     """Return the recipe that a dataset was packed with."""
     names = {setting.name for setting in fields(Recipe)}
-    recipe = Recipe(**{name: value for name, value in manifest.recipe.items() if name in names})
+    known = {name: value for name, value in manifest.recipe.items() if name in names}
+    if known.get("format") not in ("png", "webp"):
+        known.setdefault("seek_tables", "none")
+    recipe = Recipe(**known)
     if recipe.describe() != manifest.recipe:
         raise ConfigError(
             f"the dataset was packed with {dict(manifest.recipe)}, which this shardflow cannot do; use the version "

@@ -394,6 +394,7 @@ def test_digest() -> None:
     others: list[dict[str, Any]] = [
         *({"short_side": 255}, {"long_side": 300}, {"square": True}, {"enlarge": True}, {"filter": "lanczos"}),
         *({"format": "keep"}, {"quality": 91}, {"subsampling": "4:4:4"}, {"max_pixels": 10**9}),
+        {"seek_tables": "none"},
     ]
     assert {name for other in others for name in other} == {field.name for field in fields(Recipe)}
     assert len({Recipe(**other).digest for other in [{}, *others]}) == len(others) + 1

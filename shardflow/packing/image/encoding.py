@@ -16,6 +16,7 @@ from PIL import Image, features
 
 from shardflow import native
 from shardflow._pillow import HEIF_VERSION
+from shardflow.formats import seek_table
 from shardflow.formats.labels import Label
 from shardflow.formats.statistics import PixelSums, Statistics
 
@@ -72,6 +73,12 @@ def encode(pixels: Image.Image, target: Format, quality: int, subsampling: str) 
     buffer = io.BytesIO()
     pixels.save(buffer, target.codec, **settings)
     return buffer.getvalue()
+
+
+def add_seek_table(jpeg: bytes, max_pixels: int) -> bytes:
+    """Return a JPEG with its seek table; as it is where it can have none, and where there is no kernel to make it."""
+    segment = native.seek_table(jpeg, max_pixels=max_pixels) if native.available() else None
+    return seek_table.insert(jpeg, segment) if segment else jpeg
 
 
 def can_copy(image: Image.Image, data: bytes) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from shardflow import native
+from shardflow.formats import seek_table
 from shardflow.packing.recipe import make_recipe
 from tests.helpers.folders import encoded
 from tests.helpers.jpegs import pixels
@@ -85,4 +86,6 @@ def _plainly(data: bytes) -> bytes:
         image = Image.fromarray(array)
     else:
         image = image.resize(size, Image.Resampling.BICUBIC)
-    return encoded(image.convert("RGB"), "JPEG", quality=90, subsampling="4:2:0")
+    jpeg = encoded(image.convert("RGB"), "JPEG", quality=90, subsampling="4:2:0")
+    segment = native.seek_table(jpeg) if native.available() else None
+    return seek_table.insert(jpeg, segment) if segment else jpeg

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +12,10 @@ from PIL import Image
 
 from shardflow import native
 from shardflow.errors import SampleError
+from shardflow.formats import seek_table
+from shardflow.formats.manifest import Manifest
 from shardflow.packing.image.encoding import EncodedImage, codec_versions
-from shardflow.packing.recipe import Recipe
+from shardflow.packing.recipe import Recipe, recipe_of
 from tests.helpers.folders import encoded, photo
 from tests.helpers.kernel import without_kernel
 from tests.helpers.reference import decoded
@@ -96,3 +99,33 @@ def test_kernel_is_part_of_the_digest() -> None:
     assert with_kernel["kernel"].startswith("libjpeg-turbo ")
     assert with_kernel["kernel"] in native.describe()
     assert Recipe().digest == digest
+
+
+def test_seek_tables() -> None:
+    """Encoded JPEGs get the table of their scan and stay else the same; copied ones when asked; without kernel none."""
+    data = photo(5, 400, 300)
+    recipe = Recipe(short_side=200)
+    packed, plain = recipe.process(data), replace(recipe, seek_tables="none").process(data)
+    segment = native.seek_table(plain.image)
+    assert segment is not None
+    assert packed.image == seek_table.insert(plain.image, segment)
+    assert _outcomes(recipe, data)[1] == _outcomes(replace(recipe, seek_tables="none"), data)[1]
+    assert recipe.digest != replace(recipe, seek_tables="none").digest
+    keep = Recipe(short_side=None, format="keep")
+    assert keep.process(data).image == data
+    copied = replace(keep, seek_tables="all").process(data)
+    assert copied.image == seek_table.insert(data, native.seek_table(data) or b"")
+    assert copied.done == ("kept",)
+    assert replace(keep, seek_tables="all").process(copied.image).image == copied.image
+
+
+def test_recipe_without_seek_tables() -> None:
+    """A dataset that was packed before there were tables keeps its recipe, and is extended without them."""
+    for recipe in (
+        Recipe(seek_tables="none"),
+        Recipe(),
+        Recipe(format="png"),
+        Recipe(format="keep", seek_tables="all"),
+    ):
+        assert recipe_of(Manifest(splits={"train": ()}, classes=None, recipe=recipe.describe())) == recipe
+    assert "seek_tables" not in Recipe(seek_tables="none").describe()
