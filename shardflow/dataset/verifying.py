@@ -1,7 +1,8 @@
 """Verify: find everything that is wrong with a dataset, not only the first problem.
 
-Each shard is compared with the manifest (size, SHA-256), with the tar format and with its index, and each member with
-its CRC-32. A finding names the file and, if it concerns one sample, the sample.
+Each shard is compared with the manifest (size, SHA-256), with the tar format and with its index, each member with
+its CRC-32, and the seek table of a JPEG with its scan, which takes the native kernel. A finding names the file and, if
+it concerns one sample, the sample.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from shardflow import native
 from shardflow.errors import DecodeError, FormatError, IntegrityError, StoreError, TarError
-from shardflow.formats import shard_index, ustar
+from shardflow.formats import seek_table, shard_index, ustar
+from shardflow.formats.image_types import is_jpeg
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import Shard
 from shardflow.formats.shard_index import Index
@@ -108,6 +111,7 @@ def _verify(
         yield Finding(shard.name, f"holds {len(keys)} samples, the manifest says {shard.samples}")
     if index is not None:
         yield from _compare_indexes(index, shard, rebuilt, keys)
+    yield from _verify_seek_tables(shard, tar, rebuilt, keys)
     if classes is not None:
         yield from _verify_labels(shard, tar, rebuilt, keys, classes, strict=True)
 
@@ -165,8 +169,25 @@ def _verify_records(index: Index, shard: Shard, tar: memoryview, classes: int | 
         for _, name, offset, size, crc32, *_ in rows.of_record(record):
             if zlib.crc32(tar[offset : offset + size]) != crc32:
                 yield Finding(shard.name, f"part {name.decode()!r}: its CRC-32 differs", key=keys[record])
+    yield from _verify_seek_tables(shard, tar, index, keys)
     if classes is not None:
         yield from _verify_labels(shard, tar, index, keys, classes, strict=False)  # tars of other writers
+
+
+def _verify_seek_tables(shard: Shard, tar: memoryview, index: Index, keys: list[str]) -> Iterator[Finding]:
+    for record, _, offset, size, *_ in index.tolist():
+        jpeg = tar[offset : offset + size]
+        if not is_jpeg(jpeg) or (segment := seek_table.find(jpeg)) is None:
+            continue
+        if native.available():
+            if segment != native.seek_table(jpeg):
+                problem = "its seek table is not that of its scan: crops of it can be wrong"
+                yield Finding(shard.name, problem, key=keys[record])
+            continue
+        try:
+            seek_table.read(segment)
+        except FormatError as error:
+            yield Finding(shard.name, f"its seek table cannot be read: {error}", key=keys[record])
 
 
 def _verify_labels(

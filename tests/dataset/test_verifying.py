@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import shardflow
+from shardflow import native
 from shardflow.errors import IntegrityError, ManifestError, NotFoundError, ShardflowError
-from shardflow.formats import shard_index, ustar
+from shardflow.formats import seek_table, shard_index, ustar
 from shardflow.formats.manifest import FILE_NAME, Manifest, Shard
 from shardflow.storage.local import LocalStorage
 from tests.helpers.making import flip, jpeg, make_dataset, write_shard
@@ -91,6 +92,20 @@ def test_intact_dataset_has_no_findings(tmp_path: Path) -> None:
     assert sorted(checked) == ["train/000000.tar", "train/000001.tar", "train/000002.tar", "val/000000.tar"]
     assert shardflow.verify(str(make_dataset(tmp_path / "b", [3], labelled=False))) == []
     assert shardflow.verify(small(tmp_path / "c")) == []
+
+
+@pytest.mark.skipif(not native.available(), reason=native.describe())
+def test_seek_tables_are_made_anew(tmp_path: Path) -> None:
+    """A JPEG whose seek table is that of another scan is found, and one with its own table is not."""
+    jpegs = [jpeg(number, 400, 300) for number in range(2)]
+    tables = [native.seek_table(one) or b"" for one in jpegs]
+    storage = LocalStorage(tmp_path)
+    images = [seek_table.insert(jpegs[0], tables[0]), seek_table.insert(jpegs[0], tables[1])]
+    samples = [(f"{number:09}", {"cls": b"0", "jpg": image}) for number, image in enumerate(images)]
+    commit(storage, [write_shard(storage, "train/000000.tar", samples)], classes=1)
+    assert [(finding.key, "seek table" in finding.problem) for finding in shardflow.verify(tmp_path)] == [
+        ("000000001", True)
+    ]
 
 
 def test_nothing_to_verify(tmp_path: Path) -> None:
