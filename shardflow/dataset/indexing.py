@@ -105,7 +105,7 @@ def index(
     if len({tar.url for tar in tars}) < len(tars):
         raise ConfigError(f"{' '.join(map(str, patterns))}: these name a tar twice")
     dst = _default_destination(tars) if to is None else to
-    refuse_dataset(open_storage(dst, dst_options if to is not None else src_options))
+    refuse_dataset(open_storage(dst, dst_options if to is not None else src_options, to_write=True))
     scans: list[ScannedTar] = []
     if progress is not None:
         progress(0, len(tars))

@@ -75,7 +75,7 @@ def sync(
     """
     dataset = open_dataset(src, storage_options=src_options)
     roots = {name: replace(root, url=f"bases/{name}") for name, root in dataset.manifest.roots.items()}
-    source, own = dataset.storage, open_storage(dst, dst_options)
+    source, own = dataset.storage, open_storage(dst, dst_options, to_write=True)
     target, shards = virtual_storage(own, roots, dst_options), dataset.shards
     # Shards of a virtual dataset can share a tar: it is copied with the first of them.
     first_of_tar = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())

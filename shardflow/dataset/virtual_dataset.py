@@ -119,7 +119,7 @@ def build_virtual_dataset(
 
     `bad` are the samples that were left out; `quarantine.jsonl` is not written if there are none.
     """
-    storage = open_storage(dst, storage_options)
+    storage = open_storage(dst, storage_options, to_write=True)
     names: dict[str, str] = {}  # root → its name in the manifest
     roots: dict[str, Root] = {}
     shards: dict[str, list[Shard]] = {split: [] for split in splits}

@@ -70,7 +70,7 @@ def count_pack(
     """Return the counts of a `pack` with the same arguments. Nothing is written, and no image is read."""
     recipe = make_recipe(preset, **settings)
     shard_samples, seed = check_integer("shard_samples", shard_samples, 1), check_integer("seed", seed)
-    ledger = Ledger(open_storage(dst, storage_options))
+    ledger = Ledger(open_storage(dst, storage_options, to_write=True))
     declared = check_annotations(annotations)
     with list_source(src, shared_options(src, dst, storage_options), parts=declared.parts) as source:
         declared = source.annotations.joined(declared)

@@ -121,7 +121,7 @@ def extend(
         raise ConfigError(f"on_conflict is {on_conflict!r}; allowed are {', '.join(ON_CONFLICT)}")
     max_bad = check_integer("max_bad", max_bad, 0)
     started = time.monotonic()
-    storage = open_storage(dst, storage_options)
+    storage = open_storage(dst, storage_options, to_write=True)
     # Opened before a directory is made for a missing one.
     declared = open_dataset(dst, storage_options=storage_options).manifest.annotations
     options = shared_options(src, dst, storage_options)

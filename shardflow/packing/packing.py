@@ -92,7 +92,7 @@ def pack(
     shard_samples = check_integer("shard_samples", shard_samples, 1)
     seed, max_bad = check_integer("seed", seed), check_integer("max_bad", max_bad, 0)
     started = time.monotonic()
-    storage = open_storage(dst, storage_options)
+    storage = open_storage(dst, storage_options, to_write=True)
     ledger, totals = Ledger(storage), Totals()
     ledger.refuse_dataset()
     options = shared_options(src, dst, storage_options)

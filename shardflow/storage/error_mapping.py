@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import re
 import time
 from collections.abc import Callable, Mapping
 
@@ -23,10 +24,17 @@ from shardflow.errors import (
 )
 
 from .retry import ChangedError, Failure
+from .urls import kind_of_store
 
-_KEYS = (
-    "check the access key and its secret (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage_options)"
-)
+_CREDENTIALS = {
+    "s3": "the access key and its secret (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage_options)",
+    "gcs": "GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': ...}",
+    "azure": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or storage_options",
+    "hf": "HF_TOKEN, or storage_options={'token': ...}",
+}
+"""Kind of store → its credentials, which stand for {keys} in a message."""
+
+_KEYS = "check {keys}"
 _NO_KEYS = f"no credentials were found; {_KEYS}, or set storage_options={{'anon': True}} for a public bucket"
 _EXPIRED = "the session token has expired; get new credentials and run the same command again"
 _CLOCK = "the clocks of this machine and of the server differ too much; set the clock (NTP) and try again"
@@ -39,10 +47,15 @@ _REGION = "the bucket is in another region, or not at this endpoint; set AWS_REG
 # An error and its message, for error codes of answers, HTTP statuses, and classes of exceptions (with a dot). A code is
 # more precise than the status. Of the base classes of an exception, the one in the first row counts.
 _OUTCOMES: tuple[tuple[type[ShardflowError], str, str], ...] = (
-    (BucketNotFoundError, "there is no such bucket; check its name and the endpoint", "NoSuchBucket"),
+    (BucketNotFoundError, "there is no such bucket; check its name and the endpoint", "NoSuchBucket ContainerNotFound"),
+    (BucketNotFoundError, f"there is no such repository, or it is private; {_KEYS}", "RepoNotFound"),
+    (BucketNotFoundError, "the repository has no such revision; check the URL", "RevisionNotFound"),
+    (AccessDeniedError, "the repository is gated; accept its conditions on its page first", "GatedRepo"),
     (ChangedError, "the upload is no longer open", "NoSuchUpload"),
-    (ChangedError, "the blob has changed", "PreconditionFailed 412"),
-    (AccessDeniedError, _NO_KEYS, "botocore.NoCredentialsError"),
+    (ChangedError, "the blob has changed", "PreconditionFailed ConditionNotMet BlobAlreadyExists 412"),
+    (AccessDeniedError, _NO_KEYS, "botocore.NoCredentialsError google.DefaultCredentialsError"),
+    (AccessDeniedError, _NO_KEYS, "azure.CredentialUnavailableError NoAuthenticationInformation"),
+    (AccessDeniedError, _KEYS, "AuthenticationFailed InvalidAuthenticationInfo google.RefreshError"),
     (AccessDeniedError, _KEYS, "401 botocore.PartialCredentialsError botocore.CredentialRetrievalError"),
     (AccessDeniedError, f"the server does not know the access key; {_KEYS}", "InvalidAccessKeyId"),
     (AccessDeniedError, f"the secret does not belong to the access key; {_KEYS}", "SignatureDoesNotMatch"),
@@ -60,6 +73,7 @@ _OUTCOMES: tuple[tuple[type[ShardflowError], str, str], ...] = (
     (DeadlineError, "connecting to the server took too long", "botocore.ConnectTimeoutError"),
     (DeadlineError, _LATE, "botocore.ReadTimeoutError fsspec.FSTimeoutError"),
     (DeadlineError, _LATE, "builtins.TimeoutError asyncio.TimeoutError"),
+    (DeadlineError, _LATE, "azure.ServiceRequestTimeoutError azure.ServiceResponseTimeoutError"),
     # A KeyError comes from fsspec's memory when it removes a blob.
     (NotFoundError, "does not exist; check the path", "NoSuchKey 404 builtins.FileNotFoundError builtins.KeyError"),
     (DatasetExistsError, "exists already; nothing is ever overwritten", "builtins.FileExistsError"),
@@ -74,16 +88,26 @@ _OUTCOMES: tuple[tuple[type[ShardflowError], str, str], ...] = (
     (
         TransientError,
         "bytes were damaged on the way to the server",
-        "BadDigest InvalidDigest XAmzContentSHA256Mismatch",
+        "BadDigest InvalidDigest XAmzContentSHA256Mismatch Md5Mismatch",
     ),
     (TransientError, "bytes were lost on the way to the server", "IncompleteBody"),
     (TransientError, "the server cannot be reached; check the endpoint URL", "botocore.EndpointConnectionError"),
     (TransientError, "the connection failed", "aiohttp.ClientError botocore.HTTPClientError builtins.ConnectionError"),
+    (TransientError, "the connection failed", "azure.ServiceRequestError azure.ServiceResponseError"),
+    (TransientError, "the connection failed", "httpx.TransportError httpx2.TransportError google.TransportError"),
     (TransientError, "the answer was cut short", "botocore.IncompleteReadError"),
     (TransientError, "the answer could not be read", "botocore.ResponseParserError"),
     (TransientError, "the answer was damaged on the way", "botocore.ChecksumError"),
     (TransientError, "the connection ended", "builtins.EOFError"),
 )
+
+
+class AnswerError(Exception):
+    """An answer with an error status, to a request that a transport makes itself."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], code: str = "", message: str = "") -> None:
+        super().__init__(message)
+        self.status, self.headers, self.error_code = status, headers, code
 
 
 def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool]) -> Failure:
@@ -103,15 +127,24 @@ def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool])
         headers = metadata.get("HTTPHeaders", {})
         code = "" if leaks(error) else str(response["Error"].get("Code", ""))
         kind, why = _by_answer(code, metadata.get("HTTPStatusCode", 0))
-    elif isinstance(status := getattr(error, "status", None), int) and status >= 300:
-        headers = getattr(error, "headers", None) or {}
-        kind, why = _by_answer("", status)
+    elif (status := _status(error)) >= 300:
+        headers = getattr(error, "headers", None) or getattr(response, "headers", None) or {}
+        code = getattr(error, "error_code", None) or headers.get("X-Error-Code") or ""  # the header is the Hub's
+        kind, why = _by_answer(str(getattr(code, "value", code)), status)
     else:
         kind, why = _by_class(error)
+    why = why.replace("{keys}", _CREDENTIALS.get(kind_of_store(url), "the credentials in storage_options"))
     result = kind(f"{url}: {why} ({_describe(error, leaks)})")
     result.__cause__ = None if leaks(error) else error
     retry = issubclass(kind, TransientError | DeadlineError)
     return Failure(error=result, retry=retry, after_s=_retry_after_s(headers) if retry else 0.0)
+
+
+def _status(error: Exception) -> int:
+    """Return the status of an answer, as aiohttp, the Hub, Azure's and our own errors hold it; 0 if there is none."""
+    holders = (error, getattr(error, "response", None))
+    found = (getattr(holder, name, None) for holder in holders for name in ("status", "status_code"))
+    return next((status for status in found if isinstance(status, int)), 0)
 
 
 def _by_answer(code: str, status: int) -> tuple[type[ShardflowError], str]:
@@ -145,9 +178,14 @@ def _describe(error: BaseException, leaks: Callable[[BaseException], bool]) -> s
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    value = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
+    by_name = {name.lower(): value for name, value in headers.items()}
+    value = by_name.get("retry-after", "")
     if value.isdecimal():
         return float(value)
+    if reset := re.search(
+        r"\bt=(\d+)", by_name.get("ratelimit", "")
+    ):  # of the Hub, draft-ietf-httpapi-ratelimit-headers
+        return float(reset[1])
     with contextlib.suppress(ValueError, TypeError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     return 0.0

@@ -79,6 +79,7 @@ class FsspecTransport:
 
     async def head(self, name: str) -> Head | None:
         """Return the head of a file, None if it does not exist."""
+        self._fs.invalidate_cache()  # of listings, from which it would answer
         try:
             info = await self._retry(lambda: self._call("info", name), name)
         except NotFoundError:
@@ -93,7 +94,7 @@ class FsspecTransport:
         """Publish a file. A new one is created exclusively by the file system, if it supports that."""
         if tag is not None:
             message = f"{self._url}/{name}: this kind of storage cannot replace a file only while it is unchanged"
-            raise StoreError(f"{message}; use a disk or S3")
+            raise StoreError(f"{message}; use a disk, S3, Google Cloud Storage or Azure")
         mode = {"mode": "create"} if new else {}
 
         async def request() -> None:
@@ -114,12 +115,13 @@ class FsspecTransport:
 
     async def listing(self) -> dict[str, ListedBlob]:
         """Return all files below the root by name; their size is -1 where the server does not send it."""
+        self._fs.invalidate_cache()
         try:
             found = await self._retry(lambda: self._call("find", "", detail=True), "")
         except NotFoundError:
             return {}
         root = self._key("").partition("?")[0].rstrip("/") + "/"
-        sizes = ((path, info.get("size")) for path, info in found.items())
+        sizes = ((path, info.get("size")) for path, info in found.items() if path.startswith(root))
         return {path.removeprefix(root): ListedBlob(-1 if size is None else size) for path, size in sizes}
 
     async def remove(self, name: str) -> None:

@@ -47,17 +47,20 @@ PIECES = 4
 _CANCEL_TIMEOUT_S = 10.0
 _LOOP_TIMEOUT_S = 60.0
 _PACKAGES = {
-    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
-    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
+    **dict.fromkeys(("gs", "gcs"), "'shardflow[gcs]'"),
+    **dict.fromkeys(("abfs", "abfss", "az"), "'shardflow[azure]'"),
     **dict.fromkeys(("http", "https"), "requests aiohttp"),
     **dict.fromkeys(("sftp", "ssh"), "paramiko"),
-    "hf": "huggingface_hub",
+    "hf": "'shardflow[hf]'",
     "oci": "ocifs",
     "oss": "ossfs",
     "smb": "smbprotocol",
     "webdav": "webdav4",
 }
 """Scheme of a URL → the packages by which fsspec serves it."""
+
+_CLIENTS = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
+"""Kind of store → the module of its file system, which is large."""
 
 _SAME_BYTES = 4  # times in a row, after which wrong bytes are taken for what is stored
 
@@ -112,6 +115,10 @@ class RemoteStorage:
     def url(self, name: str) -> str:
         """Return the URL of a blob."""
         return f"{self}/{name}"
+
+    def check_writable(self) -> None:
+        """Raise a ConfigError if such a place can only be read."""
+        self._url.check_writable()
 
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol's
         """Return None: no blob is on this machine."""
@@ -269,15 +276,16 @@ class RemoteStorage:
     def _connect(self) -> Transport:
         url, policy = self._url, self._retry_policy
         options: dict[str, Any] = {**url.options, "skip_instance_cache": True}
+        if url.kind in ("s3", "gcs"):
+            # `asynchronous`: the file system must not close itself in the process that drops it last.
+            options |= {"asynchronous": True, "loop": get_loop()}
         try:
-            if url.is_bucket:
-                import_large("s3fs")
-                # `asynchronous`: the file system must not close itself in the process that drops it last.
-                options = {**s3_options(options, policy), "asynchronous": True, "loop": get_loop()}
-            fs, path = fsspec.core.url_to_fs(url.url, **options)
-            if url.is_bucket:
+            if url.kind in _CLIENTS:
+                import_large(_CLIENTS[url.kind])
+            fs, path = fsspec.core.url_to_fs(url.url, **(s3_options(options, policy) if url.kind == "s3" else options))
+            if url.kind == "s3":
                 return S3Transport(fs, path, self._classify, policy, self._piece_bytes)
-            return FsspecTransport(fs, path, str(self), self._classify, policy)
+            return _transport_of(url.kind)(fs, path, str(self), self._classify, policy)
         except ImportError as error:
             package = _PACKAGES.get(url.scheme)
             remedy = f"pip install {package}" if package is not None else f"{error}; install it with pip"
@@ -315,6 +323,23 @@ class RemoteStorage:
             if future.cancel():
                 ended.wait(_CANCEL_TIMEOUT_S)
             raise
+
+
+def _transport_of(kind: str) -> Callable[..., Transport]:
+    """Return the maker of the transport for a kind of URL, whose packages may be missing."""
+    if kind == "gcs":
+        from .gcs_transport import GcsTransport
+
+        return GcsTransport
+    if kind == "azure":
+        from .azure_transport import AzureTransport
+
+        return AzureTransport
+    if kind in ("http", "hf"):
+        from .http_transport import http_transport, hub_transport
+
+        return http_transport if kind == "http" else hub_transport
+    return FsspecTransport
 
 
 def _wait_for(future: Future[T]) -> T:

@@ -14,18 +14,26 @@ from .storage import Storage
 from .urls import is_remote, strip_file_scheme, url_text
 
 
-def open_storage(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Storage:
+def open_storage(
+    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *, to_write: bool = False
+) -> Storage:
     """Return the storage at a path, a `file:` URL, or a URL of any scheme that fsspec serves: `s3://bucket/prefix`.
 
     The options are arguments of fsspec's file system for that scheme (`endpoint_url`, `key`, `anon`, …). One is ours:
     `deadline_s`, the seconds without progress after which requests are given up, 45 by default. The client takes
     anything else from its usual places: environment, profiles, instance roles.
+
+    Raises:
+        ConfigError: The URL is none, or its scheme needs another package or can only be read and not `to_write`.
     """
     text = url_text(url)
     if is_remote(text):
         from .remote import RemoteStorage  # imported here because it loads the clients of the clouds
 
-        return RemoteStorage(text, storage_options)
+        storage = RemoteStorage(text, storage_options)
+        if to_write:
+            storage.check_writable()
+        return storage
     if storage_options:
         remedy = "leave them out for a directory"
         raise ConfigError(f"{text}: storage_options are for URLs such as s3://bucket/prefix; {remedy}")

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import math
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -21,14 +20,15 @@ from typing import Any, TypeVar
 from shardflow.errors import (
     BucketNotFoundError,
     ConfigError,
-    DatasetExistsError,
     NotFoundError,
     ShardflowError,
     StoreError,
     TransientError,
 )
 
+from .conditional_write import blob_metadata, has_metadata, write
 from .local_files import file_sha256
+from .ranged_read import Answer, no_bytes, range_size, read_range
 from .retry import ChangedError, Failure, Outages, RetryPolicy, retry, with_timeout
 from .storage import ListedBlob
 from .transport import Head
@@ -58,14 +58,6 @@ def _api_loader(path: str | None) -> Any:
     from botocore.loaders import create_loader
 
     return create_loader(path)
-
-
-class _Piece:
-    """The bytes that have arrived of a range, in chunks: joining them would be one more copy."""
-
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-        self.size = 0
 
 
 class S3Transport:
@@ -98,33 +90,27 @@ class S3Transport:
         self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
     ) -> list[bytes]:
         """Return the bytes from `start` to `stop`, or to the end of the object."""
-        piece = _Piece()
 
-        async def request() -> None:
-            nonlocal head, stop
-            condition = {"IfMatch": head.tag} if head and head.tag else {}
-            wanted = f"bytes={start + piece.size}-{stop - 1}"
+        @contextlib.asynccontextmanager
+        async def request(begin: int, end: int, tag: str | None) -> AsyncIterator[Answer]:
+            condition = {"IfMatch": tag} if tag else {}
             try:
-                answer = await self._call("get_object", name, Range=wanted, **condition)
+                answer = await self._call("get_object", name, Range=f"bytes={begin}-{end - 1}", **condition)
             except Exception as error:
                 if _status(error) != 416:
                     raise
-                head = await self._head_at_end(name, start, error)
-                on_head(head)
+                yield Answer(head=await self._head_at_end(name, begin, error), read=no_bytes)
                 return
             body = answer["Body"]
             try:
-                found = _head(answer, start + piece.size)
-                if head is None or head.tag is None:
-                    head = found
-                    on_head(head)
-                stop = min(stop, head.size)
-                await self._receive(body, piece, stop - start)
+                yield Answer(head=_head(answer, begin), read=body.read)
             finally:
                 body.close()
 
-        await self._retry(request, name, lambda: piece.size, start)
-        return piece.chunks
+        def retry(attempt: Callable[[], Awaitable[None]], received: Callable[[], int]) -> Awaitable[None]:
+            return self._retry(attempt, name, received, start)
+
+        return await read_range(request, retry, self._retry_policy, start, stop, head, on_head)
 
     async def head(self, name: str) -> Head | None:
         """Return the head of an object, None if it does not exist."""
@@ -142,22 +128,13 @@ class S3Transport:
 
     async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
         """Publish an object: one that must be `new`, or that replaces the one with this ETag, or whatever is there."""
-        metadata = _metadata(hashlib.sha256(data).hexdigest())
+        metadata = blob_metadata(hashlib.sha256(data).hexdigest())
         condition = {"IfNoneMatch": "*"} if new else {} if tag is None else {"IfMatch": tag}
-        try:
+
+        async def send() -> None:
             await self._retry(lambda: self._send("put_object", name, data, Metadata=metadata, **condition), name)
-        except StoreError as error:
-            # The request may have succeeded although its answer was lost, as when the HTTP client repeated it.
-            if await self._has_metadata(name, metadata):
-                return
-            is_gone = (
-                tag is not None and isinstance(error, NotFoundError) and not isinstance(error, BucketNotFoundError)
-            )
-            if not is_gone and not isinstance(error, ChangedError):
-                raise
-            changed = "was changed by another process meanwhile; run the same command again"
-            message = f"{self._url(name)} {'exists already; nothing is ever overwritten' if new else changed}"
-            raise DatasetExistsError(message) from error.__cause__
+
+        await write(send, lambda: self.head(name), metadata, self._url(name), new=new, tag=tag)
 
     async def upload(self, name: str, source: Path) -> None:
         """Publish a file, in parts if it is large. No upload is left open, also after a failure."""
@@ -165,7 +142,7 @@ class S3Transport:
         if size <= self._part_bytes:
             await self.put(name, await asyncio.to_thread(source.read_bytes))
             return
-        metadata = _metadata(await asyncio.to_thread(file_sha256, source))
+        metadata = blob_metadata(await asyncio.to_thread(file_sha256, source))
         upload = await self._open_upload(name, metadata)
         try:
             parts = await self._parts(name, source, size, upload)
@@ -247,20 +224,6 @@ class S3Transport:
             raise TransientError(f"{self._url(name)}: the answer has no ETag")
         return str(answer["ETag"])
 
-    async def _receive(self, body: Any, piece: _Piece, want: int) -> None:
-
-        async def read_to(goal: int) -> None:
-            while piece.size < goal:
-                if not (chunk := await body.read(goal - piece.size)):
-                    raise TransientError("the body of an answer ended early")
-                piece.chunks.append(chunk)
-                piece.size += len(chunk)
-
-        while piece.size < want:
-            goal = min(want, piece.size + self._retry_policy.pace_bytes)
-            expected = f"expected {goal - piece.size} more bytes of an answer"
-            await with_timeout(read_to(goal), self._retry_policy.pace_s, expected)
-
     async def _head_at_end(self, name: str, start: int, error: Exception) -> Head:
         """Return the head of an object for which a range from `start` was refused; it must end there or before."""
         answer = await self._call("head_object", name)
@@ -337,7 +300,7 @@ class S3Transport:
             await self._request("complete_multipart_upload", name, UploadId=upload, MultipartUpload={"Parts": parts})
         except StoreError as error:
             # The request may have succeeded although its answer was lost; the upload is closed then.
-            if not await self._has_metadata(name, metadata):
+            if not await has_metadata(self.head(name), metadata):
                 message = f"{self._url(name)}: the upload could not be completed; run the same command again ({error})"
                 raise (TransientError(message) if isinstance(error, ChangedError) else error) from error.__cause__
 
@@ -345,24 +308,10 @@ class S3Transport:
         with contextlib.suppress(ChangedError, NotFoundError):  # it is closed already
             await self._request("abort_multipart_upload", name, UploadId=upload)
 
-    async def _has_metadata(self, name: str, metadata: dict[str, str]) -> bool:
-        try:
-            head = await self.head(name)
-        except ShardflowError:
-            return False
-        return head is not None and head.metadata == metadata
-
-
-def _metadata(sha256: str) -> dict[str, str]:
-    """Return the metadata of an object: the SHA-256 of its content, and a mark of the call that wrote it."""
-    return {"sha256": sha256, "writer": secrets.token_hex(8)}
-
 
 def _head(answer: Mapping[str, Any], start: int) -> Head:
-    unit, _, of = str(answer.get("ContentRange", "")).partition("/")
-    if unit.partition("-")[0] != f"bytes {start}" or not of.isdecimal():
-        raise TransientError("the answer is not the requested range")
-    return Head(size=int(of), tag=answer.get("ETag"), metadata=answer.get("Metadata", {}))
+    size = range_size(str(answer.get("ContentRange", "")), start)
+    return Head(size=size, tag=answer.get("ETag"), metadata=answer.get("Metadata", {}))
 
 
 def _status(error: Exception) -> int:

@@ -12,7 +12,17 @@ from shardflow.errors import ConfigError
 
 # The storage_options that hold no secrets. All others count as secret: no list of the names of keys is complete.
 _HARMLESS = {"anon", "config_kwargs", "endpoint_url", "profile", "region_name", "requester_pays", "use_ssl", "verify"}
-_CLOUDS = {"abfs", "az", "gcs", "gs", "http", "https", "s3", "s3a"}
+_KINDS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
+    **dict.fromkeys(("http", "https"), "http"),
+    "hf": "hf",
+}
+"""Scheme → the kind of store, where it has requests of its own."""
+
+_READ_ONLY = {"http": "a web server", "hf": "the Hugging Face Hub"}
+_CLOUDS = {*_KINDS} - {"hf"}
 _LEAST_SECRET_CHARACTERS = 4  # shorter texts occur in any message by chance
 
 
@@ -52,13 +62,22 @@ def remote_options(url: str | os.PathLike[str], storage_options: Mapping[str, An
     return storage_options if is_remote(url) else None
 
 
+def kind_of_store(url: str) -> str:
+    """Return the kind of store of a URL: "s3", "gcs", "azure", "http" or "hf"; "" for any other."""
+    return _KINDS.get(url.partition("://")[0], "")
+
+
 def canonical_root(root: str) -> str:
     """Return the one name of a directory or URL, whichever links or relative path lead there."""
     return url_text(root) if is_remote(root) else os.path.realpath(url_text(root))
 
 
 class RemoteUrl:
-    """A URL with its storage_options; `is_bucket` says whether it is of S3."""
+    """A URL with its storage_options.
+
+    Attributes:
+        kind: Of the store; see `kind_of_store`.
+    """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.url = url
@@ -72,19 +91,31 @@ class RemoteUrl:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", self.scheme):
             text = url.partition("?")[0].rpartition("@")[2]
             raise ConfigError(f"{text}: this is not a URL; expected one such as s3://bucket/prefix")
-        self.is_bucket = self.scheme in ("s3", "s3a")
+        self.kind = kind_of_store(url)
+        is_bucket = self.kind == "s3"
         self.shown = urlunsplit((self.scheme, place, parts.path.rstrip("/"), "", ""))
-        if self.is_bucket and (parts.query or "@" in parts.netloc):
+        if is_bucket and (parts.query or "@" in parts.netloc):
             raise ConfigError(f"{self.shown}: credentials and queries belong in storage_options, not in a bucket's URL")
-        if self.is_bucket and "#" in url:
+        if is_bucket and "#" in url:
             raise ConfigError(f"{self.shown}: a dataset's URL cannot have a '#' in it; choose a prefix without")
         texts = {parts.query, parts.password or "", *_texts(self.options)}
-        if self.is_bucket and not place:
+        if is_bucket and not place:
             raise ConfigError(f"{self.scheme}://: the bucket is missing; expected s3://bucket/prefix")
         self._secrets = frozenset(text for text in texts if len(text) >= _LEAST_SECRET_CHARACTERS)
 
     def __str__(self) -> str:
         return self.shown
+
+    def check_writable(self) -> None:
+        """Raise a ConfigError if such a place can only be read."""
+        if (place := _READ_ONLY.get(self.kind)) is None:
+            return
+        remedy = "write to a disk, and put that where the server has its files"
+        if self.kind == "hf":
+            remedy = (
+                "write to a disk, and upload that in one commit: hf upload REPOSITORY DIRECTORY --repo-type dataset"
+            )
+        raise ConfigError(f"{self}: {place} can be read here, but not written; {remedy}")
 
     def without_secrets(self) -> RemoteUrl:
         """Return the URL and the options without any that may be secret."""
@@ -116,6 +147,7 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(inner)
     elif isinstance(value, str):
         yield value
+        yield from re.findall(r"(?:AccountKey|SharedAccessSignature)=([^;]+)", value)  # of Azure's connection string
     elif isinstance(value, bytes):
         yield value.decode(errors="replace")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardflow.errors import (
@@ -21,6 +21,7 @@ from shardflow.errors import (
     TransientError,
 )
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
+from shardflow.storage.storage import Storage
 from tests.helpers.s3_proxy import Fault, Proxy
 from tests.helpers.s3_server import PIECE_BYTES, Server
 
@@ -62,7 +63,6 @@ FINAL = {"expired token", "clock skew", "403"}  # no retry can succeed
 DONE = {name for name in FAULTS if name.endswith("it was done")}  # reading does nothing
 READING, WRITING = ("get", "read"), ("put", "upload")
 PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0, "every": None}
-_REQUESTS = {"get": 3, "read": 3, "put": 1, "upload": 4}
 
 
 @dataclass(frozen=True)
@@ -79,25 +79,50 @@ class Outcome:
         return "ok" if self.error is None else type(self.error).__name__
 
 
+@dataclass(kw_only=True)
 class Stage:
     """The storages of all cases, one through the proxy and one past it: clients are slow to create."""
 
-    def __init__(self, server: Server, proxy: Proxy, prefix: str) -> None:
-        self.server, self.proxy, self.prefix = server, proxy, prefix
-        self.direct, self.storage = server.storage(prefix), server.storage(prefix, proxy.endpoint)
+    direct: Storage
+    storage: Storage
+    proxy: Proxy
+    requests: Mapping[str, int] = field(default_factory=lambda: {"get": 3, "read": 3, "put": 1, "upload": 1})
+    abort_uploads: Callable[[], int] = lambda: 0  # those that were left open; returns how many there were
+    errors: Mapping[str, type[ShardflowError] | None] = field(default_factory=dict)  # that differ from those in FAULTS
 
 
-def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Outcome]:
-    """Try a fault in each place of an operation.
+def s3_stage(server: Server, proxy: Proxy, prefix: str) -> Stage:
+    """Return the stage for S3, where uploads are in parts."""
+
+    def abort_uploads() -> int:
+        left = server.open_uploads(prefix)
+        for key, upload in left:
+            server.client().call_s3("abort_multipart_upload", Bucket=server.bucket, Key=key, UploadId=upload)
+        return len(left)
+
+    return Stage(
+        direct=server.storage(prefix),
+        storage=server.storage(prefix, proxy.endpoint),
+        proxy=proxy,
+        requests={"get": 3, "read": 3, "put": 1, "upload": 4},
+        abort_uploads=abort_uploads,
+    )
+
+
+def cases(
+    fault: str, operation: str, stage: Stage, folder: Path, places: Collection[str] = tuple(PLACES)
+) -> Iterator[Outcome]:
+    """Try a fault in each of some places of an operation.
 
     Raises:
         AssertionError: The outcome breaks a promise.
     """
     direct, storage, proxy = stage.direct, stage.storage, stage.proxy
-    content = CONTENTS[operation]
+    requests = stage.requests[operation]
+    content = SMALL if operation == "upload" and requests == 1 else CONTENTS[operation]
     sha256 = hashlib.sha256(content).hexdigest()
     for place, share in PLACES.items():
-        if _REQUESTS[operation] == 1 and place in ("middle", "last"):
+        if place not in places or (requests == 1 and place in ("middle", "last")):
             continue
         name = f"blob-{place}"  # new: requests of the last case that are in flight must not meet this fault
         direct.put(name, content if operation in READING else OLD)
@@ -105,7 +130,7 @@ def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Ou
         target = folder / "target"
         target.unlink(missing_ok=True)
         proxy.clear()
-        which = {} if share is None else {"first": round(share * (_REQUESTS[operation] - 1)), "times": 1}
+        which = {} if share is None else {"first": round(share * (requests - 1)), "times": 1}
         proxy.add(FAULTS[fault][0], contains=name, **which)
         began, error = time.monotonic(), None
         try:
@@ -127,10 +152,7 @@ def cases(fault: str, operation: str, stage: Stage, folder: Path) -> Iterator[Ou
 
 
 def _check(outcome: Outcome, name: str, target: Path, stage: Stage, content: bytes) -> None:
-    left = stage.server.open_uploads(stage.prefix) if outcome.operation == "upload" else []
-    for key, upload in left:
-        client = stage.server.client()
-        client.call_s3("abort_multipart_upload", Bucket=stage.server.bucket, Key=key, UploadId=upload)
+    left = stage.abort_uploads() if outcome.operation == "upload" else 0
     # Where no answer ever arrives, the client cannot know that an upload was opened.
     assert not left or (outcome.place == "every" and outcome.error is not None), "an upload was left open"
     assert outcome.seconds < LIMIT_S
@@ -144,5 +166,5 @@ def _check(outcome: Outcome, name: str, target: Path, stage: Stage, content: byt
     elif outcome.place != "every":
         assert outcome.error is None, f"one fault was not survived: {outcome.error}"
     elif outcome.operation in READING:
-        expected = FAULTS[outcome.fault][1]
+        expected = stage.errors.get(outcome.fault, FAULTS[outcome.fault][1])
         assert type(outcome.error) is (expected or type(None)), repr(outcome.error)

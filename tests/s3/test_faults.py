@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.s3_matrix import DONE, FAULTS, RANGES, READING, WRITING, Stage, cases
+from tests.helpers.s3_matrix import DONE, FAULTS, RANGES, READING, WRITING, Stage, cases, s3_stage
 from tests.helpers.s3_proxy import proxying
 from tests.helpers.s3_server import Server
 
@@ -17,7 +17,7 @@ ALL += [(fault, operation) for fault in FAULTS for operation in WRITING if fault
 def stage(server: Server) -> Iterator[Stage]:
     """One proxy and its clients for all cases."""
     with proxying(server.endpoint) as proxy:
-        yield Stage(server, proxy, "faults")
+        yield s3_stage(server, proxy, "faults")
 
 
 @pytest.mark.parametrize(("fault", "operation"), ALL)

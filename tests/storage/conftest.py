@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from tests.helpers.s3_fixtures import prefix, proxy, server
+from tests.helpers.store_fixtures import azure, gcs, the_hub, web
 
-__all__ = ["prefix", "proxy", "server"]
+__all__ = ["azure", "gcs", "prefix", "proxy", "server", "the_hub", "web"]

@@ -1,0 +1,92 @@
+"""Answers of HTTP servers, to requests that a transport makes with aiohttp."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import fsspec
+from fsspec.asyn import get_loop
+
+from .error_mapping import AnswerError
+from .ranged_read import Answer, no_bytes, range_size
+from .retry import with_timeout
+from .transport import Head
+
+_MOST_TEXT = 2000  # bytes that are read of what a refusal says
+RANGE_HEADERS = {
+    "Accept-Encoding": "identity"
+}  # compressed on the way, a body would have another length than the range
+
+
+def web_file_system() -> Any:
+    """Return a file system of fsspec whose session of aiohttp, `await set_session()`, makes requests of any URLs."""
+    return fsspec.filesystem("https", skip_instance_cache=True, asynchronous=True, loop=get_loop())
+
+
+async def close_session(fs: Any) -> None:
+    """Close the session of a file system, if it has opened one."""
+    if fs._session is not None:
+        await fs._session.close()
+
+
+@contextlib.asynccontextmanager
+async def answer_to(
+    send: Awaitable[Any], timeout_s: float, url: str, code: Callable[[Mapping[str, str], str], str] = lambda *_: ""
+) -> AsyncIterator[Any]:
+    """Yield the answer to a request as soon as its head is there; afterwards its body is closed.
+
+    Raises:
+        AnswerError: Its status is an error; `code` finds the error's code in headers and text.
+        DeadlineError: It takes longer than the timeout.
+    """
+    answer = await with_timeout(send, timeout_s, f"{url}: expected an answer")
+    try:
+        if answer.status >= 400:
+            body = await with_timeout(answer.content.read(_MOST_TEXT), timeout_s, f"{url}: expected an answer")
+            text = body.decode(errors="replace")
+            raise AnswerError(answer.status, answer.headers, code(answer.headers, text), text)
+        yield answer
+    finally:
+        answer.close()
+
+
+@contextlib.asynccontextmanager
+async def range_answer(
+    answering: contextlib.AbstractAsyncContextManager[Any],
+    start: int,
+    head: Callable[[int, Mapping[str, str]], Head],
+    head_at_end: Callable[[], Awaitable[Head | None]],
+) -> AsyncIterator[Answer]:
+    """Yield the answer to the request of a range from `start`.
+
+    Args:
+        answering: The request.
+        start: The first byte.
+        head: Returns the head of a blob from its size and the headers of the answer.
+        head_at_end: Returns the head of a blob whose size a refusal does not say; it must end at `start` or before.
+
+    Raises:
+        WholeFileError: The answer is the whole file.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            answer = await stack.enter_async_context(answering)
+        except AnswerError as error:
+            if error.status != 416:
+                raise
+            said = error.headers.get("Content-Range", "").rpartition("*/")[2]
+            at_end = Head(size=int(said)) if said.isdecimal() else await head_at_end()
+            if at_end is None or at_end.size > start:
+                raise
+            yield Answer(head=at_end, read=no_bytes)
+            return
+        if answer.status == 200 and "Content-Range" not in answer.headers:
+            raise WholeFileError
+        size = range_size(answer.headers.get("Content-Range", ""), start)
+        yield Answer(head=head(size, answer.headers), read=answer.content.read)
+
+
+class WholeFileError(Exception):
+    """The server sent the whole file in place of a range."""

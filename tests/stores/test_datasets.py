@@ -1,0 +1,123 @@
+"""Datasets in stores other than S3: packed, extended, copied and streamed there, or refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardflow as sf
+from shardflow.errors import ConfigError
+from tests.helpers.folders import contents, image_folder
+from tests.helpers.making import make_dataset
+from tests.helpers.s3_proxy import Fault, proxying
+from tests.helpers.store import Store
+from tests.helpers.web_server import TOKEN, Folder
+
+SETTINGS: dict[str, Any] = {"shard_samples": 5, "short_side": 32, "workers": 1}
+SIZES = [20, 9, 31, 16]
+
+
+@pytest.fixture(params=["gcs", "azure"])
+def bucket(request: pytest.FixtureRequest) -> Store:
+    """Each store that can be written to."""
+    store: Store = request.getfixturevalue(request.param)
+    return store
+
+
+def test_a_pack_and_its_extension_are_those_of_a_disk(bucket: Store, prefix: str, tmp_path: Path) -> None:
+    """What is packed into a store through faults, and then extended, has the bytes of the same on a disk."""
+    first, second = image_folder(tmp_path / "first", 20), image_folder(tmp_path / "second", 30)
+    with proxying(bucket.endpoint) as proxy:
+        options, url = bucket.options(proxy.endpoint), bucket.url(prefix)
+        proxy.add(Fault(status=503), times=2, first=3)
+        proxy.add(Fault(reset=True, reaches_server=True), contains="shardflow.json", method="P", times=1)
+        sf.pack(first, url, **SETTINGS, storage_options=options)
+        sf.pack(first, tmp_path / "dst", **SETTINGS)
+        assert bucket.contents(prefix) == contents(tmp_path / "dst")
+        sf.extend(second, url, workers=1, storage_options=options)
+    sf.extend(second, tmp_path / "dst", workers=1)
+    assert bucket.contents(prefix) == contents(tmp_path / "dst")
+    assert sf.verify(url, storage_options=bucket.options()) == []
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A labelled dataset in four uneven shards."""
+    return make_dataset(tmp_path_factory.mktemp("data") / "set", SIZES)
+
+
+@pytest.fixture(params=["gcs", "azure", "web", "web without ranges", "the_hub"])
+def place(request: pytest.FixtureRequest, prefix: str, local: Path) -> Any:
+    """The dataset in each kind of store: its URL and storage_options."""
+    if request.param in ("gcs", "azure"):
+        store: Store = request.getfixturevalue(request.param)
+        sf.sync(local, store.url(prefix), dst_options=store.options())
+        yield store.url(prefix), store.options()
+        return
+    store, folder = request.getfixturevalue(request.param.partition(" ")[0])
+    shutil.copytree(local, folder.root / prefix)
+    folder.ranges, folder.busy = not request.param.endswith("without ranges"), 2
+    yield store.url(prefix), store.options()
+    folder.ranges, folder.busy = True, 0
+
+
+def test_batches_are_those_of_the_directory(place: tuple[str, Any], local: Path, tmp_path: Path) -> None:
+    """From each store come the batches that come from the directory, also after a resume; and so does a copy."""
+    url, options = place
+
+    def batches(where: str | Path, state: Any = None, **more: Any) -> Any:
+        shuffle = sf.Shuffle(window=16, lanes=2)
+        decoder = sf.RandomResizedCropDecoder(12)
+        loader = sf.Loader(where, batch_size=7, num_workers=2, tail="short", shuffle=shuffle, decoder=decoder, **more)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        return loader
+
+    def values(some: Any) -> list[tuple[bytes, list[int]]]:
+        return [(images.numpy().tobytes(), labels.tolist()) for images, labels in some]
+
+    expected = values(batches(local))
+    stopped = batches(url, storage_options=options, cache=tmp_path / "cache")
+    before = values(itertools.islice(stopped, 4))
+    rest = values(batches(url, stopped.state_dict(), storage_options=options, cache=tmp_path / "cache"))
+    assert before + rest == expected
+    if not url.startswith("http"):  # a web server has no listing with sizes
+        sf.sync(url, tmp_path / "copy", src_options=options)
+        assert contents(tmp_path / "copy") == contents(local)
+
+
+WRITES: dict[str, Callable[[Path, Path, str], object]] = {
+    "pack": lambda missing, _, url: sf.pack(missing, url),
+    "extend": lambda missing, _, url: sf.extend(missing, url),
+    "sync": lambda _, local, url: sf.sync(local, url),
+    "index": lambda _, local, url: sf.index(f"{local}/train/{{000000..000003}}.tar", to=url),
+    "subset": lambda _, local, url: sf.subset(local, url, fraction=0.5),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_can_only_be_read_is_refused_at_the_start(write: str, local: Path, tmp_path: Path) -> None:
+    """A web server and the Hub are refused as destinations before an input is read or a request is made."""
+    for url in ("http://127.0.0.1:1/set", "https://example.invalid/set", "hf://datasets/someone/photos"):
+        with pytest.raises(ConfigError, match=r"can be read here, but not written; write to a disk"):
+            WRITES[write](tmp_path / "missing", local, url)
+
+
+def test_the_token_stays_at_the_hub(the_hub: tuple[Store, Folder], prefix: str, local: Path, tmp_path: Path) -> None:
+    """The host to which the Hub redirects does not get the token, and no message shows it."""
+    store, folder = the_hub
+    shutil.copytree(local, folder.root / prefix)
+    folder.seen.clear()
+    sf.sync(store.url(prefix), tmp_path / "copy", src_options=store.options())
+    redirected = [sent for _, path, sent in folder.seen if path.startswith("/files/")]
+    assert redirected
+    assert set(redirected) == {None}
+    with pytest.raises(sf.errors.NotFoundError) as caught:
+        sf.open(store.url("nothing"), storage_options=store.options())
+    assert TOKEN not in "".join(map(str, (caught.value, caught.value.__cause__)))
