@@ -13,6 +13,7 @@ from shardflow.dataset.shard_rows import read_index
 from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 from shardflow.diagnostics.system_report import describe_system
 from shardflow.errors import IntegrityError, NotFoundError
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.shard_index import KEY_PART
 from shardflow.formats.statistics import Statistics, median
 
@@ -62,6 +63,7 @@ def _describe(dataset: shardflow.Dataset) -> dict[str, Any]:
         "parts": {name: _parts(dataset, name) for name in dataset},
         "bytes_per_image": round(totals["bytes"] / totals["samples"]) if totals["samples"] else 0,
         "classes": None if manifest.classes is None else list(manifest.classes),
+        "annotations": manifest.annotations.to_json(),
         "recipe": dict(manifest.recipe),
         "mean": manifest.mean,
         "std": manifest.std,
@@ -112,6 +114,8 @@ def _lines(described: Mapping[str, Any], statistics: Mapping[str, Statistics]) -
     else:
         yield "images", f"{described['bytes_per_image'] / 1000:,.1f} kB each on average, with tar headers"
     yield from _part_lines(described["parts"])
+    counts = sum(statistics.values(), Statistics()).counts
+    yield from Annotations.from_json(described["annotations"]).describe(counts).items()
     classes = described["classes"]
     no_labels = "none: the samples have no labels"
     yield "classes", no_labels if classes is None else f"{len(classes):,}: {first_few(classes, _CLASSES_SHOWN)}"

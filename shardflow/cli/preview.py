@@ -67,7 +67,7 @@ def preview(
     html: str | None,
     verify: bool,
 ) -> int:
-    """Draw a contact sheet of samples, or write an HTML page about a dataset.
+    """Draw a contact sheet of samples with their annotations, or write an HTML page about a dataset.
 
     The samples are spread evenly over the split and read one by one, so no whole shard of a remote dataset is fetched.
     The page is one file that needs no network.
@@ -147,7 +147,7 @@ def _sample_sheet(dataset: Dataset, split: str, count: int, class_name: str | No
     else:
         numbers = reader.spread_samples(count)
         title = f"{dataset.url.rstrip('/').rpartition('/')[2]}, {split}"
-    tiles = list(sample_tiles(reader.samples(numbers), dataset.classes))
+    tiles = list(sample_tiles(reader.samples(numbers), dataset.classes, dataset.manifest.annotations))
     return ContactSheet(title, f"{len(tiles)} of {plural(len(reader.split), 'sample')}", tiles)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from shardflow.errors import ConfigError
@@ -191,8 +192,11 @@ class Annotations(JsonObject):
         lacking = ", ".join(part for part in self.parts if part not in parts)
         return f"has no {lacking}, which is declared" if lacking else ""
 
-    def describe(self) -> dict[str, str]:
-        """Return the declaration as texts, by what they are about: "masks", "boxes", "box fields", "keypoints"."""
+    def describe(self, counts: Mapping[str, int] = MappingProxyType({})) -> dict[str, str]:
+        """Return the declaration as texts, by what they are about: "masks", "boxes", "box fields", "keypoints".
+
+        `counts` are added to these, see `Statistics.counts`.
+        """
         fields = self.boxes.fields if self.boxes is not None else {}
         texts = {
             "masks": ", ".join(self.masks),
@@ -200,7 +204,8 @@ class Annotations(JsonObject):
             "box fields": ", ".join(f"{name}={path}" for name, path in sorted(fields.items())),
             "keypoints": str(self.keypoints or ""),
         }
-        return {name: text for name, text in texts.items() if text}
+        numbers = {name: f"; {counts[name]:,}" for name in texts if counts.get(name)}
+        return {name: text + numbers.get(name, "") for name, text in texts.items() if text}
 
     def joined(self, other: Annotations) -> Annotations:
         """Return both declarations as one; where both declare boxes or keypoints, those of the other."""

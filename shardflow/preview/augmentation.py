@@ -106,7 +106,7 @@ def _with_tiles(
             low, high = values.min().item(), values.max().item()
         low, high = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
         subtitle += f"; black is {low:.3g}, white {high:.3g}"
-    tiles = list(sample_tiles([sample], dataset.classes))
+    tiles = list(sample_tiles([sample], dataset.classes, dataset.manifest.annotations))
     for epoch, views in enumerate(epochs):
         for view, image in enumerate(views):
             title = f"epoch {epoch}" if len(views) == 1 else f"epoch {epoch}, view {view}"

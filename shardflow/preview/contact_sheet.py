@@ -12,8 +12,10 @@ from PIL import Image, ImageDraw
 
 from shardflow._pillow import bands, map_codec_errors, open_image
 from shardflow.errors import ConfigError, DecodeError, TooLargeError
+from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.storage.local_files import map_os_errors
 
+from .annotation_overlay import draw_annotations
 from .lettering import write
 from .sample_reader import RawSample
 
@@ -45,8 +47,10 @@ class ContactSheet(NamedTuple):
     tiles: Sequence[Tile]
 
 
-def sample_tiles(samples: Iterable[RawSample], classes: Sequence[str] | None) -> Iterator[Tile]:
-    """Yield the tile of each sample, with the names of its classes as the title."""
+def sample_tiles(
+    samples: Iterable[RawSample], classes: Sequence[str] | None, annotations: Annotations = NOTHING
+) -> Iterator[Tile]:
+    """Yield the tile of each sample, its annotations drawn over it, with the names of its classes as the title."""
     for sample in samples:
         payload, problem = sample.image, sample.problem
         decoded = None
@@ -62,6 +66,13 @@ def sample_tiles(samples: Iterable[RawSample], classes: Sequence[str] | None) ->
             detail = f"{format_size(payload)}, cannot be decoded"
         else:
             detail = f"{decoded[1][0]} x {decoded[1][1]}, {format_size(payload)}"
+        if decoded is not None and annotations:
+            try:
+                drawn = draw_annotations(*decoded, sample.parts, annotations)
+                decoded = drawn.picture, decoded[1]
+                detail += f", {drawn.detail}" * bool(drawn.detail)
+            except (DecodeError, TooLargeError) as error:
+                problem = problem or str(error)
         names = [classes[label] for label in sample.labels if label < len(classes)] if classes is not None else []
         title = ", ".join(names) or f"sample {sample.number}"
         yield Tile(title, detail, None if decoded is None else decoded[0], problem)

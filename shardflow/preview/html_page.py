@@ -23,7 +23,7 @@ from .sample_reader import SampleReader
 _MOST_BARS = 40
 _MOST_ROWS = 20
 _LARGEST_CLASSES = 8
-_NOT_OPERATIONS = ("images", "bytes_before", "bytes_after")
+_NOT_OPERATIONS = ("images", "bytes_before", "bytes_after", "masks", "boxes", "keypoints")
 
 
 def write_page(
@@ -38,7 +38,8 @@ def write_page(
 ) -> None:
     """Write the page of a split, with `count` of its samples; `findings` is None if the dataset was not verified."""
     reader = SampleReader(dataset, split)
-    tiles = sample_tiles(reader.samples(reader.spread_samples(count)), dataset.classes)
+    samples = reader.samples(reader.spread_samples(count))
+    tiles = sample_tiles(samples, dataset.classes, dataset.manifest.annotations)
     statistics, complete = count_images(dataset, reader)
     images = statistics.counts["images"]
     incomplete = "" if complete else note(f"Counted over {images:,} images of some shards.")
@@ -192,6 +193,7 @@ def _recipe(dataset: Dataset, statistics: Statistics) -> str:
     for name, values in (("mean (RGB)", manifest.mean), ("std (RGB)", manifest.std)):
         if values is not None:
             rows.append((name, ", ".join(f"{value:.3f}" for value in values)))
+    rows += manifest.annotations.describe(statistics.counts).items()
     operations = {name: number for name, number in statistics.counts.items() if number and name not in _NOT_OPERATIONS}
     rows += [(f"{name.replace('_', ' ')} while packing", f"{number:,}") for name, number in operations.items()]
     return section("Recipe", table(rows) if rows else "<p>The manifest has no recipe.</p>")

@@ -1,0 +1,108 @@
+"""The annotation overlay: masks, boxes and keypoints, drawn over the picture of a sample as the dataset declares them.
+
+Classes of a mask and labels of boxes have the colours of one palette, which tells apart what lies side by side; a mask
+with very many values, such as a depth, is one colour of many strengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+
+from shardflow._pillow import map_codec_errors, open_image
+from shardflow._wording import plural
+from shardflow.errors import DecodeError
+from shardflow.formats.annotations import Annotations
+from shardflow.formats.coordinates import Coordinates, read_coordinates
+
+PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#7fdb4c", "#b07aff", "#ff5a5f")
+"""Colours that are told apart on pictures, also by most colour-blind people: Okabe and Ito's, and some more."""
+
+_MASK_STRENGTH = 0.5
+_MOST_CLASSES = 64  # values of a mask up to which they have colours of their own
+_LINE, _POINT = 3, 4  # pixels, on a picture that is drawn at half its size
+
+
+class Overlay(NamedTuple):
+    """A picture with its annotations, and what is drawn there, such as "2 boxes"."""
+
+    picture: Image.Image
+    detail: str
+
+
+def draw_annotations(
+    picture: Image.Image, size: tuple[int, int], parts: Mapping[str, bytes], annotations: Annotations
+) -> Overlay:
+    """Draw the annotations of a sample over its picture in RGB, which may be smaller than its image of this size.
+
+    Raises:
+        DecodeError: The sample lacks a part that is declared, or it is not what is declared.
+        TooLargeError: A mask is larger than is decoded by default.
+    """
+    if missing := annotations.missing(parts):
+        raise DecodeError(missing)
+    for mask in annotations.masks:
+        picture = _with_mask(picture, parts[mask])
+    found = read_coordinates(annotations, parts.get, size)
+    picture = picture.copy()
+    scale = np.array(picture.size, np.float64) / size
+    pen = ImageDraw.Draw(picture)
+    return Overlay(picture, _draw_coordinates(pen, found, scale))
+
+
+def _with_mask(picture: Image.Image, data: bytes) -> Image.Image:
+    with map_codec_errors(DecodeError), open_image(data, formats=("PNG",)) as image:
+        if image.mode == "RGB":
+            return Image.blend(picture, image.resize(picture.size, Image.Resampling.NEAREST), _MASK_STRENGTH)
+        values = np.asarray(image.resize(picture.size, Image.Resampling.NEAREST)).astype(np.int64)
+    different = np.unique(values)
+    if len(different) <= _MOST_CLASSES:
+        colours = np.array([_rgb(value) for value in different.tolist()], np.float64)[
+            np.searchsorted(different, values)
+        ]
+        strength = _MASK_STRENGTH * (values > 0)[..., None]
+    else:
+        colours = np.full((*values.shape, 3), _rgb(1), np.float64)
+        strength = (_MASK_STRENGTH + 0.3) * (values / different[-1])[..., None]
+    pixels = np.asarray(picture, np.float64)
+    return Image.fromarray((pixels + (colours - pixels) * strength).round().astype(np.uint8))
+
+
+def _draw_coordinates(pen: ImageDraw.ImageDraw, found: Coordinates, scale: npt.NDArray[np.float64]) -> str:
+    """Draw boxes and keypoints; return how many boxes there are, or points where no boxes are declared."""
+    boxes = np.empty((0, 4)) if found.boxes is None else found.boxes * np.tile(scale, 2)
+    labels = found.box_fields.get("labels", np.arange(len(boxes)))
+    shown = (boxes[:, :2] < boxes[:, 2:]).all(1)  # packing leaves zeros in place of a box that was cut off
+    for box, label in zip(boxes[shown].tolist(), labels[shown].tolist(), strict=True):
+        left, top, right, bottom = box
+        outline = (left, top, max(left, right - 1), max(top, bottom - 1))
+        pen.rectangle(outline, outline="black", width=_LINE + 1)
+        pen.rectangle(outline, outline=_colour(label + 1), width=_LINE)
+    points = 0
+    lists = np.empty((0, 0, 2)) if found.keypoints is None else found.keypoints
+    lists = lists if lists.ndim == 3 else lists[None]
+    for number, each in enumerate(lists):
+        label = int(labels[number]) if len(labels) == len(lists) else number
+        for x, y, *visibility in each.tolist():
+            if visibility != [0]:
+                left, top = x * scale[0] - _POINT, y * scale[1] - _POINT
+                circle = (left, top, left + 2 * _POINT, top + 2 * _POINT)
+                pen.ellipse(circle, fill=_colour(label + 1), outline="black")
+                points += 1
+    if found.boxes is not None:
+        return "1 box" if shown.sum() == 1 else f"{shown.sum()} boxes"
+    return "" if found.keypoints is None else plural(points, "keypoint")
+
+
+def _colour(value: int) -> str:
+    """Return the colour of a class of a mask, where 0 is the background; that of label n is the colour of n + 1."""
+    return PALETTE[(value - 1) % len(PALETTE)]
+
+
+def _rgb(value: int) -> tuple[int, ...]:
+    colour = _colour(value)
+    return tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5))
