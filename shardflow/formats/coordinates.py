@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -136,7 +137,7 @@ class _Documents:
         if declared is None:
             return None
         values = [slot.value for slot in self._boxes]
-        boxes = _numbers(declared, declared.path, values, (4,)).reshape(-1, 4)
+        boxes = _numbers(declared, values, 4, partial(_place, declared.path)).reshape(-1, 4)
         if declared.format == "xyxy":
             sides = boxes[:, 2:] - boxes[:, :2]
         else:
@@ -173,15 +174,17 @@ class _Documents:
         declared = self._annotations.keypoints
         if declared is None:
             return None
-        numbers = len(declared.format)
-        sets = [
-            _points(declared, _place(declared.path, number), slot.value) for number, slot in enumerate(self._points)
-        ]
+        path, numbers = declared.path, len(declared.format)
+        sets = [_point_rows(declared, number, slot.value) for number, slot in enumerate(self._points)]
+        length = len(sets[0]) if sets else 0
         for number, each in enumerate(sets):
-            if len(each) != len(sets[0]):
-                message = f"{len(each)} points, but {len(sets[0])} in the first list"
-                raise _error(declared, f"{_place(declared.path, number)}: {message}")
-        points = np.array(sets, np.float64).reshape(len(sets), -1 if sets and len(sets[0]) else 0, numbers)
+            if len(each) != length:
+                message = f"{len(each)} points, but {length} in the first list"
+                raise _error(declared, f"{_place(path, number)}: {message}")
+        rows = [*itertools.chain.from_iterable(sets)]
+        points = _numbers(
+            declared, rows, numbers, lambda number: f"{_place(path, number // length)}[{number % length}]"
+        ).reshape(len(sets), length, numbers)
         if declared.normalized:
             points[..., :2] *= size
         points = _checked(declared, points)
@@ -274,16 +277,20 @@ def _parse(part: str, data: bytes | memoryview) -> Any:
         raise DecodeError(f"part {part!r} is not JSON: {error}") from error
 
 
-def _numbers(declared: Boxes | Keypoints, path: str, rows: Sequence[Any], lengths: tuple[int, ...]) -> Array:
+def _numbers(declared: Boxes | Keypoints, rows: Sequence[Any], length: int, place: Callable[[int], str]) -> Array:
     """Return the numbers of rows as float64 [...], after checking that each row is a list of so many numbers."""
-    for number, row in enumerate(rows):
-        if not isinstance(row, list) or len(row) not in lengths or not {*map(type, row)} <= {int, float}:
-            expected = " or ".join(map(str, lengths))
-            raise _error(declared, f"{_place(path, number)}: expected {expected} numbers, found {_shown(row)}")
+    if not _are_numbers(rows, length):
+        number = next(number for number, row in enumerate(rows) if not _are_numbers([row], length))
+        raise _error(declared, f"{place(number)}: expected {length} numbers, found {_shown(rows[number])}")
     try:
         return _checked(declared, np.array([*itertools.chain.from_iterable(rows)], np.float64))
     except OverflowError as error:
-        raise _error(declared, f"{path}: {error}") from error
+        raise _error(declared, f"{declared.path}: {error}") from error
+
+
+def _are_numbers(rows: Sequence[Any], length: int) -> bool:
+    are_lists = {*map(type, rows)} <= {list} and {*map(len, rows)} <= {length}
+    return are_lists and {*map(type, itertools.chain.from_iterable(rows))} <= {int, float}
 
 
 def _checked(declared: Boxes | Keypoints, numbers: Array) -> Array:
@@ -295,18 +302,18 @@ def _checked(declared: Boxes | Keypoints, numbers: Array) -> Array:
     return numbers
 
 
-def _points(declared: Keypoints, place: str, value: Any) -> list[list[float]]:
-    """Return the points of one list."""
+def _point_rows(declared: Keypoints, number: int, value: Any) -> list[Any]:
+    """Return the points of a list, each a list, not checked yet."""
     numbers = len(declared.format)
     if not isinstance(value, list):
-        raise _error(declared, f"{place}: expected a list of points, found {_shown(value)}")
-    if value and not isinstance(value[0], list):
-        if len(value) % numbers:
-            found = f"{len(value)} numbers: {_shown(value)}"
-            raise _error(declared, f"{place}: expected {', '.join(declared.format)} in turn, found {found}")
-        value = _rows(value, numbers)
-    rows: list[list[float]] = _numbers(declared, f"{place}{EACH}", value, (numbers,)).reshape(-1, numbers).tolist()
-    return rows
+        raise _error(declared, f"{_place(declared.path, number)}: expected a list of points, found {_shown(value)}")
+    if not value or isinstance(value[0], list):
+        return value
+    if len(value) % numbers:
+        found = f"{len(value)} numbers: {_shown(value)}"
+        place = _place(declared.path, number)
+        raise _error(declared, f"{place}: expected {', '.join(declared.format)} in turn, found {found}")
+    return _rows(value, numbers)
 
 
 def _rows(numbers: list[Any], length: int) -> list[list[Any]]:
