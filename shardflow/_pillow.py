@@ -41,7 +41,7 @@ def _missing_codec(kind: ImageType) -> str:
 MISSING_CODECS = {each.name: reason for each in IMAGE_TYPES if (reason := _missing_codec(each))}
 """Formats that cannot be read here → why, and the remedy."""
 
-FORMATS = tuple(each.name for each in IMAGE_TYPES if each.name not in MISSING_CODECS)
+FORMATS = tuple(each.name for each in IMAGE_TYPES if each.by_pillow and each.name not in MISSING_CODECS)
 """Pillow's names of the formats that can be read here."""
 
 MASK_FORMATS = tuple(each.name for each in IMAGE_TYPES if each.for_masks)

@@ -51,6 +51,8 @@ LIBRARIES = {
     "datasets": ("packing/sources/huggingface.py",),
     "pyarrow": ("packing/sources/table.py",),
     "PIL": ("_pillow.py", "packing/", "loading/", "diagnostics/", "preview/", "demo/", "cli/"),
+    "imagecodecs": ("packing/image/arrays.py",),
+    "tifffile": ("packing/image/arrays.py",),
     "click": ("cli/",),
     "tqdm": ("cli/",),
     "importlib": ("_imports.py", "cli/", "native/", "loading/provenance.py"),

@@ -38,7 +38,7 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 @click.option(
     "--format",
     type=click.Choice([*FORMATS, KEEP]),
-    help="Image format; keep copies files that need no change.  [default: preset]",
+    help="Image format; keep copies files that need no change, npy has the values as stored.  [default: preset]",
 )
 @click.option("--quality", type=int, help="JPEG or WebP quality, 1 to 100.  [default: preset]")
 @click.option("--subsampling", type=click.Choice(SUBSAMPLINGS), help="JPEG chroma subsampling.  [default: preset]")

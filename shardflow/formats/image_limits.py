@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from shardflow.errors import TooLargeError
 
+from . import image_array
 from .image_types import ImageType, image_size, image_type
 
 MAX_PIXELS = 110_000_000
@@ -53,6 +54,11 @@ def check_size(kind: ImageType, width: int, height: int, max_pixels: int = MAX_P
     _check(width, height, kind.decode_bytes * width * height, max_pixels)
 
 
+def check_array(height: int, width: int, channels: int, value_bytes: int, max_pixels: int = MAX_PIXELS) -> None:
+    """Raise TooLargeError if an array of an image must not be cropped: in floating point, four bytes more per value."""
+    _check(width, height, (value_bytes + 4) * channels * width * height, max_pixels)
+
+
 def check_image(payload: memoryview | bytes, max_pixels: int = MAX_PIXELS) -> None:
     """Raise TooLargeError if an encoded image must not be decoded, as far as its header says."""
     kind = image_type(payload)
@@ -62,6 +68,8 @@ def check_image(payload: memoryview | bytes, max_pixels: int = MAX_PIXELS) -> No
         _check_jpeg(kind, payload, max_pixels)
     elif kind.name == "WEBP":
         check_size(kind, *_webp_size(payload), max_pixels)
+    elif kind.name == "NPY":
+        check_array(*image_array.shape(payload), max_pixels)
     elif kind.name == "GIF":
         width, height = (int.from_bytes(payload[at : at + 2], "little") for at in (6, 8))
         check_size(kind, width, height, max_pixels)

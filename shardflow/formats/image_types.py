@@ -1,8 +1,8 @@
 """Image types: one table of the formats that are read, and what the first bytes of an image say.
 
 To add a format, add a row: folders, tars and samples then know it. Pillow decodes every format here but JPEG, which the
-native kernel decodes, and torchvision where the kernel cannot. The formats that `pack` writes are in
-`packing.image.encoding`.
+native kernel decodes, and torchvision where the kernel cannot, and arrays (`image_array`). The formats that `pack`
+writes are in `packing.image.encoding`.
 
 Width and height are read from the headers of JPEG (ITU-T T.81, B.2.2, frame header) and PNG (W3C PNG 11.2.2, IHDR).
 They are a hint for planning a crop; the decoder has the last word.
@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from . import image_array
 
 _JPEG = re.compile(rb"\xff\xd8")
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # DHT, JPG and DAC lie among the SOFn codes
@@ -34,6 +36,7 @@ class ImageType:
             take more (`image_limits`).
         pillow_feature: Pillow's name of the codec, if some builds of Pillow lack it.
         extra: The extra of shardflow without which Pillow cannot read the format: "heic".
+        by_pillow: Whether Pillow decodes it.
     """
 
     name: str
@@ -46,6 +49,7 @@ class ImageType:
     decode_bytes: int = 10
     pillow_feature: str | None = None
     extra: str | None = None
+    by_pillow: bool = True
 
 
 def _jpeg_frame(payload: memoryview | bytes) -> int | None:
@@ -76,6 +80,11 @@ def _png_size(payload: memoryview | bytes) -> tuple[int, int]:
     if len(payload) < 24 or payload[12:16] != b"IHDR":
         return 0, 0
     return int.from_bytes(payload[16:20], "big"), int.from_bytes(payload[20:24], "big")
+
+
+def _array_size(payload: memoryview | bytes) -> tuple[int, int]:
+    height, width, *_ = image_array.shape(payload)
+    return width, height
 
 
 IMAGE_TYPES = (
@@ -121,6 +130,14 @@ IMAGE_TYPES = (
         animated=True,
         decode_bytes=16,
         extra="heic",
+    ),
+    ImageType(
+        name="NPY",
+        parts=(image_array.PART,),
+        signature=re.compile(re.escape(image_array.MAGIC)),
+        read_size=_array_size,
+        in_shards=True,
+        by_pillow=False,
     ),
 )
 """All formats that are read, in the order in which messages name them."""

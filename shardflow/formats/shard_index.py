@@ -59,7 +59,7 @@ def make_row(record: int, part: str, offset: int, payload: memoryview | bytes) -
         raise ShardIndexError(f"part name {part!r} is longer than 16 bytes; shorten the extension")
     if len(payload) >= 1 << 32:
         raise ShardIndexError(f"part {part!r} of record {record} has {len(payload)} bytes; 4 GiB is the limit")
-    width, height = image_size(payload) if part.rpartition(".")[2] in IMAGE_PARTS else (0, 0)
+    width, height = image_size(payload) if {part, part.rpartition(".")[2]} & IMAGE_PARTS else (0, 0)
     if max(width, height) > _MAX_U2:
         width = height = 0
     return Row(record, part.encode(), offset, len(payload), zlib.crc32(payload), width, height)

@@ -23,7 +23,11 @@ import torch
 from shardflow import native
 from shardflow._pillow import map_codec_errors, open_image, rgb_pixels
 from shardflow._validation import check_integer, check_probability, check_range
+from shardflow._wording import plural
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
+from shardflow.formats.image_array import is_array
+from shardflow.formats.image_array import pixels as array_pixels
+from shardflow.formats.image_array import shape as array_shape
 from shardflow.formats.image_limits import MAX_PIXELS, check_image
 from shardflow.formats.image_types import image_size, is_jpeg
 from shardflow.order.keyed_rng import U64
@@ -36,6 +40,8 @@ from .stacking import Stacking
 logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 64  # of the views of a batch in memory: a cache line
+_ENCODED = 3, 1  # channels, and bytes per value, of all that is no array
+_MOST_OF_16_BITS = 65_535
 
 Images = torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]
 """uint8, RGB: one tensor [B, 3, H, W] where all have one size, else a list of tensors [3, H, W]; a tuple of views."""
@@ -280,7 +286,7 @@ def decode_whole(decoder: BuiltinDecoder, payload: memoryview, width: int, heigh
 
     Called with the pixels instead of the encoded image, the decoder returns the same crop, bit by bit.
     """
-    if image_size(payload) != (width, height):
+    if image_size(payload) != (width, height) or is_array(payload):  # arrays are decoded already
         return None
     try:
         check_image(payload, decoder.max_pixels)
@@ -363,7 +369,8 @@ def decode_views(
     """Decode a batch once, and crop it as each decoder does with its keys, bit by bit; the decoders have one limit."""
     expected, max_pixels = _complete_sizes(payloads, sizes), decoders[0].max_pixels
     geometries = tuple(decoder.geometry(expected, own) for decoder, own in zip(decoders, keys, strict=True))
-    images = _divided(empty, [(len(payloads), 3, *geometry.size[::-1]) for geometry in geometries])
+    channels, dtype = _layout(payloads)
+    images = _divided(empty, [(len(payloads), channels, *geometry.size[::-1]) for geometry in geometries], dtype)
     failures: dict[int, SampleError] = {}
     for index, problem in _decode_in_kernel(payloads, expected, geometries, images, max_pixels).items():
         its_keys = [own[index : index + 1] for own in keys]
@@ -380,11 +387,17 @@ def decode_views(
         try:
             image = _decode(payloads[index], max_pixels, problem)
             size = np.array([image.shape[:0:-1]])
+            if image.dtype == torch.uint16:
+                image = image.float()  # exact; torch resizes and mirrors no integers of 16 bits
             for decoder, own, view, geometry in zip(decoders, its_keys, images, geometries, strict=True):
                 if (size != expected[index]).any():  # the size was not known, or the header is wrong
                     geometry.copy_row(index, decoder.geometry(size, own), 0)
                 check_resized(geometry.resized[index].tolist(), max_pixels)
-                view[index] = geometry.crop(index, image, _resize)
+                cropped = geometry.crop(index, image, _resize)
+                if dtype == torch.uint16:
+                    view.numpy()[index] = cropped.round().clamp(0, _MOST_OF_16_BITS).numpy()
+                else:
+                    view[index] = cropped
         except SampleError as error:
             for view in images:
                 view[index] = 0
@@ -392,14 +405,28 @@ def decode_views(
     return DecodedViews(images, geometries, failures)
 
 
-def _divided(empty: Empty, shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
+def _layout(payloads: Sequence[Payload]) -> tuple[int, torch.dtype]:
+    """Return the channels and the dtype of the images of a batch; ConfigError if they differ."""
+    found = {
+        _ENCODED if isinstance(payload, np.ndarray) or not is_array(payload) else array_shape(payload)[2:]
+        for payload in payloads
+    } - {(0, 0)}  # of a damaged header, which is found again when its image is decoded
+    if len(found) > 1:
+        described = ", ".join(f"{8 * size} bits in {plural(channels, 'channel')}" for channels, size in sorted(found))
+        raise ConfigError(f"images of {described} do not form a batch; load those of one kind, as a dataset of its own")
+    channels, value_bytes = found.pop() if found else _ENCODED
+    return channels, torch.uint8 if value_bytes == 1 else torch.uint16
+
+
+def _divided(empty: Empty, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Return memory for tensors of these shapes, from one call."""
+    shapes = [(*shape[:-1], shape[-1] * dtype.itemsize) for shape in shapes]
     if len(shapes) == 1:
-        return (empty(shapes[0]),)
+        return (empty(shapes[0]).view(dtype),)
     ends = list(itertools.accumulate(-(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT for shape in shapes))
-    memory = empty((ends[-1],))
-    starts = [0, *ends[:-1]]
-    return tuple(memory[at : at + math.prod(shape)].view(shape) for at, shape in zip(starts, shapes, strict=True))
+    memory, starts = empty((ends[-1],)), [0, *ends[:-1]]
+    pieces = (memory[at : at + math.prod(shape)].view(shape) for at, shape in zip(starts, shapes, strict=True))
+    return tuple(piece.view(dtype) for piece in pieces)
 
 
 def _complete_sizes(payloads: Sequence[Payload], sizes: Sizes) -> Sizes:
@@ -422,7 +449,7 @@ def _decode_in_kernel(
     max_pixels: int,
 ) -> dict[int, native.Problem | None]:
     """Decode into `images` with the native kernel, and return the images that remain, with the kernel's reason."""
-    if not native.available():
+    if not native.available() or images[0].shape[1] != 3 or images[0].dtype != torch.uint8:
         return dict.fromkeys(range(len(payloads)))
     # Formats other than JPEG are problems of their own; so an image's pixels do not depend on the rest of the batch.
     views = [
@@ -443,6 +470,9 @@ def _decode(payload: Payload, max_pixels: int, problem: native.Problem | None = 
         return torch.from_numpy(payload).permute(2, 0, 1)
     try:
         check_image(payload, max_pixels)
+        if is_array(payload):
+            planes = array_pixels(payload).transpose(2, 0, 1).copy()  # writable, as a transform may expect
+            return torch.from_numpy(planes)
         if problem is not None and problem.status is native.Status.TOO_LARGE:
             raise TooLargeError(problem.message)
         decode_jpeg = jpeg_decoder() if is_jpeg(payload) else None

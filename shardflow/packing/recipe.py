@@ -25,10 +25,12 @@ from typing import Any, NamedTuple
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, DecodeError, EncodeError
-from shardflow.formats import seek_table
+from shardflow.formats import image_array, seek_table
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.manifest import Manifest
+from shardflow.formats.statistics import PixelSums
 
+from .image.arrays import read_array, resize_array, turn_array
 from .image.colour import profile_conversion
 from .image.decoding import FILTERS, Filter, decode_resized, has_more_frames
 from .image.encoding import (
@@ -63,8 +65,9 @@ class Recipe:
         square: Crop the centre, as wide as high.
         enlarge: Enlarge smaller images to `short_side`, or to `long_side` where there is none.
         filter: "bicubic", "bilinear" or "lanczos", all antialiased.
-        format: "jpeg", "webp" (lossy), "png", or "keep": JPEG, WebP and PNG keep their format, other formats become
-            PNG, and a file in which nothing has to be changed is copied byte for byte, its metadata included.
+        format: "jpeg", "webp" (lossy), "png", "npy" (values as they are stored, 8 or 16 bits, 1 to 16 channels), or
+            "keep": JPEG, WebP and PNG keep their format, other formats become PNG, and a file in which nothing has to
+            be changed is copied byte for byte, its metadata included.
         quality: Quality of JPEG and WebP, 1 … 100.
         subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0".
         seek_tables: Which JPEGs get a seek table, with which crops are decoded faster: the "encoded" ones, or "all", so
@@ -114,9 +117,10 @@ class Recipe:
             raise ConfigError(f"{message}; set a smaller short_side")
         if self.enlarge and self.short_side is None and self.long_side is None:
             raise ConfigError("enlarge has no size to enlarge to; set short_side as well")
-        if self.format == "png" and self.quality != defaults["quality"]:
-            raise ConfigError(f"quality is {self.quality}, but png is lossless; leave quality out, or use jpeg or webp")
-        for name in ("subsampling", "seek_tables") if self.format in ("png", "webp") else ():
+        if self.format in ("png", "npy") and self.quality != defaults["quality"]:
+            message = f"quality is {self.quality}, but {self.format} is lossless"
+            raise ConfigError(f"{message}; leave quality out, or use jpeg or webp")
+        for name in ("subsampling", "seek_tables") if self.format in ("png", "webp", "npy") else ():
             if getattr(self, name) != defaults[name]:
                 raise ConfigError(f"{name} is {getattr(self, name)}, which only jpeg offers; leave it out, or use jpeg")
 
@@ -127,6 +131,8 @@ class Recipe:
             del settings["max_pixels"]
         if not self._has_seek_tables:
             del settings["seek_tables"]
+        if self.format == "npy":
+            return {"colour": "as stored", **settings}
         return {"background": "white", "colour": "sRGB", **settings}
 
     @property
@@ -138,6 +144,8 @@ class Recipe:
 
     def process(self, data: bytes) -> EncodedImage:
         """Pack an image file; raise `DecodeError`, `EncodeError` or `TooLargeError` if it cannot be."""
+        if self.format == "npy":
+            return self._process_array(data)
         with map_codec_errors(DecodeError), open_image(data, max_pixels=self.max_pixels) as image:
             loaded_upright = image.format == "TIFF" and load_tiff(image)
             stored = image.size
@@ -181,7 +189,31 @@ class Recipe:
 
     @property
     def _has_seek_tables(self) -> bool:
-        return self.seek_tables != "none" and self.format not in ("png", "webp")
+        return self.seek_tables != "none" and self.format not in ("png", "webp", "npy")
+
+    def _process_array(self, data: bytes) -> EncodedImage:
+        with map_codec_errors(DecodeError):
+            found = read_array(data, self.max_pixels)
+        stored = found.pixels.shape[1], found.pixels.shape[0]
+        resized = self._resized(stored)
+        self._refuse_too_large(resized, self._window(resized), FORMATS["npy"])
+        pixels = turn_array(resize_array(found.pixels, resized, FILTERS[self.filter]), found.orientation)
+        upright = pixels.shape[1], pixels.shape[0]
+        window = self._window(upright)
+        left, top, right, bottom = window
+        done = {
+            "enlarged": resized > stored,
+            "first_frame": found.more_frames,
+            "turned": found.turned or found.orientation != 1,
+        }
+        return EncodedImage(
+            image=image_array.to_bytes(pixels[top:bottom, left:right]),
+            part=image_array.PART,
+            pixels=PixelSums(),
+            geometry=Geometry.of(stored, found.orientation, upright, window),
+            bytes_before=len(data),
+            done=tuple(name for name, was in done.items() if was),
+        )
 
     def _resized(self, size: Size) -> Size:
         """Return the size before the crop: the setting that makes the image smallest counts."""
@@ -249,7 +281,7 @@ def recipe_of(manifest: Manifest) -> Recipe:
     """Return the recipe that a dataset was packed with."""
     names = {setting.name for setting in fields(Recipe)}
     known = {name: value for name, value in manifest.recipe.items() if name in names}
-    if known.get("format") not in ("png", "webp"):
+    if known.get("format") not in ("png", "webp", "npy"):
         known.setdefault("seek_tables", "none")
     recipe = Recipe(**known)
     if recipe.describe() != manifest.recipe:

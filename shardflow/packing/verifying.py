@@ -24,6 +24,8 @@ from shardflow.dataset.dataset import Dataset, open_dataset
 from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.verifying import Finding, verify_dataset
 from shardflow.errors import ConfigError, DecodeError, FormatError, SampleError, ShardflowError, StoreError
+from shardflow.formats import image_array
+from shardflow.formats.image_limits import check_image
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, Label, sample_labels
 from shardflow.formats.manifest import Shard
@@ -297,5 +299,9 @@ def _difference(one: bytes, other: bytes, max_pixels: int) -> float:
 
 
 def _pixels(data: bytes, max_pixels: int) -> npt.NDArray[np.int16]:
+    if image_array.is_array(data):
+        check_image(data, max_pixels)
+        array = image_array.pixels(data)
+        return (array / (1 if array.dtype == np.uint8 else 257)).astype(np.int16)
     with map_codec_errors(DecodeError), open_image(data, max_pixels=max_pixels) as image:
         return rgb_pixels(image).astype(np.int16)

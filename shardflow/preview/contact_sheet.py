@@ -8,11 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image, ImageDraw
 
 from shardflow._pillow import bands, map_codec_errors, open_image
 from shardflow.errors import ConfigError, DecodeError, TooLargeError
+from shardflow.formats import image_array
 from shardflow.formats.annotations import NOTHING, Annotations
+from shardflow.formats.image_limits import check_image
 from shardflow.storage.local_files import map_os_errors
 
 from .annotation_overlay import draw_annotations
@@ -85,6 +88,11 @@ def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None
         TooLargeError: It is larger than is decoded by default.
     """
     try:
+        if image_array.is_array(payload):
+            picture = _array_picture(payload)
+            size = picture.size
+            picture.thumbnail((2 * SIDE, 2 * SIDE), Image.Resampling.LANCZOS)
+            return picture, size
         with map_codec_errors(DecodeError), open_image(payload) as image:
             size = image.size
             image.draft("RGB", (SIDE, SIDE))
@@ -95,6 +103,14 @@ def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None
         return None
     picture.thumbnail((2 * SIDE, 2 * SIDE), Image.Resampling.LANCZOS)
     return picture, size
+
+
+def _array_picture(payload: bytes) -> Image.Image:
+    """Return the first three channels of an array, or the first, in 8 bits."""
+    check_image(payload)
+    pixels = image_array.pixels(payload)
+    shown = pixels[..., :3] if pixels.shape[2] >= 3 else pixels[..., 0]
+    return Image.fromarray((shown >> 8 * (pixels.itemsize - 1)).astype(np.uint8)).convert("RGB")
 
 
 def format_size(payload: bytes) -> str:

@@ -16,7 +16,7 @@ from PIL import Image, features
 
 from shardflow import native
 from shardflow._pillow import HEIF_VERSION
-from shardflow.formats import seek_table
+from shardflow.formats import image_array, seek_table
 from shardflow.formats.labels import Label
 from shardflow.formats.statistics import PixelSums, Statistics
 
@@ -38,6 +38,7 @@ FORMATS = {
     "jpeg": Format(codec="JPEG", part="jpg", longest=65_500),
     "webp": Format(codec="WEBP", part="webp", longest=16_383),
     "png": Format(codec="PNG", part="png", longest=65_535),
+    "npy": Format(codec="NPY", part=image_array.PART, longest=65_535),
 }
 
 
@@ -45,8 +46,8 @@ class EncodedImage(NamedTuple):
     """A packed image, and what statistics and annotations need to know of it."""
 
     image: bytes
-    part: str  # its name in the sample: "jpg", "webp" or "png"
-    pixels: PixelSums  # before encoding
+    part: str  # its name in the sample: "jpg", "webp", "png" or "image.npy"
+    pixels: PixelSums  # before encoding; of arrays none
     geometry: Geometry
     bytes_before: int  # size of the source
     done: tuple[str, ...]  # what was done to it, as names of `Statistics.counts`

@@ -162,7 +162,7 @@ def _why_skipped(storage: Storage, path: str, extension: str) -> str:
         if local is not None and local.is_file():
             with open(local, "rb") as file:
                 kind = image_type(file.read(_FIRST_BYTES))
-    return "" if kind is None else "name them as what they are, such as x.jpg"
+    return "" if kind is None or not kind.by_pillow else "name them as what they are, such as x.jpg"
 
 
 def _refuse_masks(files: Iterable[_File], storage: Storage) -> Iterator[_File]:
@@ -207,7 +207,8 @@ def _looks_like_a_mask(storage: Storage, image: str, mask: str, first: str = "")
 def _no_images(storage: Storage, skipped: Sequence[Quarantined], ignored: Counter[str]) -> NoImagesError:
     others = [f"{count} {extension or 'without extension'}" for extension, count in ignored.most_common(5)]
     found = "; ".join(filter(None, (describe_skipped(skipped), ", ".join(others)))) or "no files at all"
-    read = (part for each in IMAGE_TYPES if each.name not in MISSING_CODECS for part in each.parts)
+    kinds = (each for each in IMAGE_TYPES if each.by_pillow and each.name not in MISSING_CODECS)
+    read = (part for each in kinds for part in each.parts)
     known = " ".join(f".{part}" for part in sorted(read))
     error = NoImagesError(f"{storage} holds no images ({known}), but {found}; {_LAYOUTS}")
     error.ignored = ignored
