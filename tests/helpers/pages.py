@@ -2,6 +2,7 @@
 
 ```python           run, all blocks of a page in one namespace; saved as well if it begins with `# NAME.py`
 ```python peer      code for another library: it must compile
+```python script    a file of its own: saved, see below, and must compile
 ```console          lines with `$ shardflow ...` are run, and the output shown must be what they print, see `is_shown`;
                     of other commands, whatever they name of the project must exist
 """
@@ -28,7 +29,7 @@ PAGES = {
 SHORTER = {"bench": ("--seconds", "1"), "tune": ("--seconds", "2")}
 """Options that shorten long commands: the last of two equal options counts."""
 
-_FENCED = re.compile(r"^```(\w+)( peer)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^```(\w+)( peer| script)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):
@@ -40,22 +41,22 @@ class Block(NamedTuple):
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """Yield the fenced blocks of a page in order; the kind is a language, or "peer"."""
+    """Yield the fenced blocks of a page in order; the kind is a language, "peer" or "script"."""
     for match in _FENCED.finditer(text):
-        language, peer, code = match.groups()
-        yield Block(peer.strip() if peer else language, code, text[: match.start()].count("\n") + 1)
+        language, use, code = match.groups()
+        yield Block(use.strip() if use else language, code, text[: match.start()].count("\n") + 1)
 
 
 def run_page(path: Path, names: Mapping[str, Any], translated: Callable[[str], str]) -> None:
     """Run all blocks of a page in the current directory, with these names defined, and translated to this machine."""
     namespace = dict(names)
     for kind, code, line in blocks(path.read_text(encoding="utf-8")):
-        if kind in ("python", "peer"):
+        if kind in ("python", "peer", "script"):
             # Blank lines before it, so that a traceback shows the line of the page.
             compiled = compile("\n" * line + translated(code), str(path), "exec")
+            if kind != "peer" and (file := re.match(r"# (\w+\.py)\n", code)):
+                Path(file[1]).write_text(translated(code))
             if kind == "python":
-                if file := re.match(r"# (\w+\.py)\n", code):
-                    Path(file[1]).write_text(translated(code))
                 exec(compiled, namespace)
         elif kind == "console":
             for command, shown in commands(code):

@@ -43,6 +43,7 @@ REFERENCE = {
 }
 """Page → what it has. A name stands on the first page with its module."""
 
+_USE = re.compile(r"^(```python) (?:peer|script)$", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -77,7 +78,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str: 
             return f"{image}[{text}]({'../' * name.count('/')}{address}{hash_}{anchor})"
         return f"`{path}`" if text in (path, Path(path).name) else f"{text} (`{path}`)"
 
-    parts = _FENCED.split(markdown)
+    parts = _FENCED.split(_USE.sub(r"\1", markdown))
     parts[::2] = (_LINK.sub(lead, part) for part in parts[::2])  # the others are code
     return "".join(parts)
 

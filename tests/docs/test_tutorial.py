@@ -1,0 +1,44 @@
+"""The tutorial as a reader runs it: every command in one shell, with a real bucket and ranks that are really killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.pages import PAGES, PROJECT, blocks, commands
+from tests.helpers.s3_fixtures import prefix, server
+from tests.helpers.s3_server import Server
+
+__all__ = ["prefix", "server"]
+
+
+@pytest.mark.timeout(600)
+def test_the_tutorial_runs_from_top_to_bottom(server: Server, prefix: str, tmp_path: Path) -> None:
+    """Two ranks that were killed go on where their checkpoint was made, and the model recognises the pictures."""
+    text = PAGES["docs/tutorial.md"].read_text(encoding="utf-8").replace("s3://bucket", server.url(prefix))
+    (script,) = (block.code for block in blocks(text) if block.kind == "script")
+    (tmp_path / "train.py").write_text(script)
+    lines = [command for block in blocks(text) if block.kind == "console" for command, _ in commands(block.code)]
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    settings = {"PATH": programs, "PYTHONPATH": str(PROJECT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        ["bash", "-e"],
+        input="\n".join(lines),
+        env={**os.environ, **server.environment(), **settings},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    resumed = re.search(r"resumed in epoch \d with (\d+) of 20 batches to go\n(.*)", done.stdout, re.DOTALL)
+    assert resumed, done.stdout + done.stderr
+    assert int(resumed[1]) % 10 == 0
+    right = re.search(r"(\d+) of 16 pictures right", resumed[2])
+    assert right
+    assert int(right[1]) >= 10
