@@ -18,7 +18,7 @@ from shardflow._pillow import map_codec_errors, mask_values
 from shardflow._validation import check_probability
 from shardflow.dataset.sample import Sample
 from shardflow.errors import DecodeError, TooLargeError
-from shardflow.formats.annotations import Annotations, mask_field
+from shardflow.formats.annotations import Annotations, field_path, mask_field
 from shardflow.formats.coordinates import Coordinates, read_coordinates
 
 from .geometry import Geometry
@@ -94,6 +94,19 @@ class AnnotationFields:
     def names(self) -> tuple[str, ...]:
         """The fields: masks first."""
         return (*self.masks, *self.objects)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What each field is, which is equal where samples of several datasets come in one batch."""
+        kinds = dict.fromkeys(self.masks, "mask")
+        for field in self.objects:
+            kinds[field] = field
+        if (boxes := self._declared.boxes) is not None:
+            for name, path in boxes.fields.items():
+                kinds[_box_field(name)] = "float32" if field_path(path)[1] else "int64"
+        if (keypoints := self._declared.keypoints) is not None:
+            kinds[KEYPOINTS] = f"{keypoints.format}{' of boxes' * (keypoints.per_box and boxes is not None)}"
+        return kinds
 
     def read(self, sample: Sample, geometry: Geometry, index: int) -> SampleAnnotations:
         """Return the annotations of a sample, which is image `index` of this geometry.

@@ -318,7 +318,7 @@ class Loader:
             "rank": self._schedule.rank,
             "world_size": self._schedule.world_size,
             "batch_transform": self._batch_transform,
-            "annotation fields": self._annotations.names,
+            "annotation fields": self._annotations.kinds,
             "boxes": self._annotations.boxes,
             **({"classes": self.classes} if "labels" in self.fields else {}),
         }

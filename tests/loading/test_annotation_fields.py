@@ -355,7 +355,7 @@ def _decode_silently(payloads: Any, *_: Any) -> Decoded:
     return Decoded(torch.zeros(len(payloads), 3, 8, 8), None, {})
 
 
-def test_mixes_have_fields_of_all_sources(dataset: Path) -> None:
+def test_mixes_have_fields_of_all_sources(dataset: Path, tmp_path: Path) -> None:
     """Samples of several datasets come with their annotations; loaders with other rules for boxes do not mix."""
     rules = [shardflow.CroppedBoxes(), shardflow.CroppedBoxes(), shardflow.CroppedBoxes(min_visibility=0.5)]
     loaders = [loader(dataset, "mask", rule, seed=number) for number, rule in enumerate(rules)]
@@ -363,6 +363,10 @@ def test_mixes_have_fields_of_all_sources(dataset: Path) -> None:
     assert (tuple(images.shape), tuple(masks.shape), len(boxes)) == ((6, 3, 24, 24), (6, 1, 24, 24), 6)
     with pytest.raises(ConfigError, match="boxes differ"):
         shardflow.Mix([(loaders[0], 1), (loaders[2], 1)])
+    declared = Annotations(keypoints=Keypoints("json", "keypoints[]", "xyv"))
+    alone = write_dataset(tmp_path / "alone", {"train": [[sample(1)] * 6]}, annotations=declared)
+    with pytest.raises(ConfigError, match=r"annotation fields differ: .*xyv of boxes.*xyv'"):
+        shardflow.Mix([(loader(url, "keypoints"), 1) for url in (dataset, alone)])
     other = loader(dataset, "mask", shardflow.CroppedBoxes(), decoder=shardflow.CenterCropDecoder(24))
     with pytest.raises(ConfigError, match="equal decoders"):
         list(shardflow.Mix([(loaders[0], 1), (other, 1)]))
