@@ -12,8 +12,10 @@ import functools
 import itertools
 import logging
 import math
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,7 @@ from .stacking import Stacking
 
 logger = logging.getLogger(__name__)
 
+_EXIF = re.compile(rb"\xff\xe1..Exif\0\0", re.DOTALL)  # begins a segment; entropy-coded data cannot hold it
 _ALIGNMENT = 64  # of the views of a batch in memory: a cache line
 _ENCODED = 3, 1  # channels, and bytes per value, of all that is no array
 _MOST_OF_16_BITS = 65_535
@@ -307,15 +310,41 @@ def decode_whole(decoder: BuiltinDecoder, payload: memoryview, width: int, heigh
 
 
 @functools.cache
-def jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return torchvision's JPEG decoder: uint8 [bytes] to uint8 [3, H, W].
+def jpeg_decoder() -> Callable[..., Any] | None:
+    """Return the JPEG decoder of torchvision, or of torchcodec, to which torchvision hands it over; None without both.
+
+    It turns uint8 [bytes] into uint8 [3, H, W], and a list into a list, which it decodes on the `device` that is given.
+    The pixels are the same: both call libjpeg-turbo alike.
 
     Importing torchvision takes as long as torch, and 100 MB. With the kernel hardly any image needs it; a loader
     without calls this before its workers are forked, so that they share it.
     """
-    from torchvision.io import ImageReadMode, decode_jpeg
-
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except ImportError:
+        return _torchcodec_decoder()
+    # The warning is for those who choose a decoder, and comes with every image.
+    warnings.filterwarnings("ignore", "The image decoding and encoding capabilities of TorchVision", DeprecationWarning)
     return functools.partial(decode_jpeg, mode=ImageReadMode.RGB)
+
+
+def _torchcodec_decoder() -> Callable[..., Any] | None:
+    try:
+        from torchcodec.decoders import decode_jpeg
+    except (ImportError, OSError, RuntimeError):  # it is not there, or its libraries cannot be loaded
+        return None
+
+    def hide_orientation(data: torch.Tensor) -> torch.Tensor:
+        """Make EXIF segments APP15, which none reads: torchcodec turns images as they say, unlike the others."""
+        found = data.numpy().tobytes()
+        hidden = _EXIF.sub(lambda segment: b"\xff\xef" + segment[0][2:], found)
+        return data if hidden == found else torch.frombuffer(bytearray(hidden), dtype=torch.uint8)
+
+    def decode(data: torch.Tensor | list[torch.Tensor], **arguments: Any) -> Any:
+        hidden = [hide_orientation(one) for one in data] if isinstance(data, list) else hide_orientation(data)
+        return decode_jpeg(hidden, mode="RGB", **arguments)
+
+    return decode
 
 
 @functools.cache
@@ -476,9 +505,10 @@ def _decode(payload: Payload, max_pixels: int, problem: native.Problem | None = 
         if problem is not None and problem.status is native.Status.TOO_LARGE:
             raise TooLargeError(problem.message)
         decode_jpeg = jpeg_decoder() if is_jpeg(payload) else None
-        with map_codec_errors(DecodeError):  # torchvision raises RuntimeError; Pillow nearly anything
+        with map_codec_errors(DecodeError):  # torchvision and torchcodec raise RuntimeError; Pillow nearly anything
             if decode_jpeg is not None:
-                return decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8))
+                image: torch.Tensor = decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8))
+                return image
             # Not torchvision's PNG decoder: damaged files can end the process there.
             with open_image(payload, max_pixels=max_pixels) as opened:
                 return torch.from_numpy(rgb_pixels(opened)).permute(2, 0, 1)

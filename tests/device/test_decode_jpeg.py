@@ -180,12 +180,12 @@ class Refusing:
     def __init__(self, *files: bytes, reason: str = "Failed to decode jpeg: 3") -> None:
         self.files, self.reason, self.calls = files, reason, 0
 
-    def __call__(self, files: Sequence[torch.Tensor], mode: Any, device: torch.device) -> list[torch.Tensor]:
+    def __call__(self, files: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         """Decode the files, or refuse all of them."""
         self.calls += 1
         if any(bytes(file.numpy()) in self.files for file in files):
             raise RuntimeError(f"Error while decoding JPEG images: {self.reason}\nException raised from here")
-        return torchvision.io.decode_jpeg(files, mode=mode, device=device)
+        return torchvision.io.decode_jpeg(files, mode=torchvision.io.ImageReadMode.RGB, device=device)
 
 
 def test_a_refused_image_does_not_slow_its_batch(
@@ -196,7 +196,7 @@ def test_a_refused_image_does_not_slow_its_batch(
     payloads = [memoryview(bytearray(file)) for file in files]
     whole = shardflow.ImageDecoder()(payloads, unknown(files), np.zeros(64, np.uint64)).images
     refusing = Refusing(files[3], files[40])
-    monkeypatch.setattr(decode_jpeg, "decode_jpeg", refusing)
+    monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: refusing)
     decode = shardflow.DecodeJpeg()
     for _ in range(2):
         refusing.calls = 0
@@ -211,7 +211,7 @@ def test_cmyk_images_never_reach_nvjpeg(monkeypatch: pytest.MonkeyPatch) -> None
     """Files whose header says that nvJPEG cannot decode them do not spoil its batch."""
     files = [jpegs.make(number, mode=mode) for number, mode in enumerate(["RGB", "CMYK", "L", "RGB"])]
     refusing = Refusing(files[1])
-    monkeypatch.setattr(decode_jpeg, "decode_jpeg", refusing)
+    monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: refusing)
     decode = shardflow.DecodeJpeg()
     assert [tuple(image.shape) for image in on_gpu(decode, files)] == [(3, 48, 64)] * 4
     assert (refusing.calls, decode.refused) == (1, 0)
@@ -245,7 +245,7 @@ def test_without_nvjpeg_decoding_is_an_error(monkeypatch: pytest.MonkeyPatch, te
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError(text)
 
-    monkeypatch.setattr(decode_jpeg, "decode_jpeg", refuse)
+    monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: refuse)
     with pytest.raises(ConfigError, match=f"nvJPEG cannot be used: {text}.*give the crop to the loader"):
         on_gpu(shardflow.DecodeJpeg(), [jpeg(1)])
 
@@ -262,7 +262,7 @@ def test_a_full_device_is_an_error(monkeypatch: pytest.MonkeyPatch, refusals: in
     def decode(*_: Any, **__: Any) -> None:
         raise answers.pop(0)
 
-    monkeypatch.setattr(decode_jpeg, "decode_jpeg", decode)
+    monkeypatch.setattr(decode_jpeg, "jpeg_decoder", lambda: decode)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         on_gpu(shardflow.DecodeJpeg(), [jpeg(1), jpeg(2)])
     assert answers == []

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -258,3 +261,43 @@ def test_the_size_of_an_epoch_is_the_last_that_was_named() -> None:
     for wrong, message in (({3: 8}, "must begin with epoch 0"), ({0: 0}, "size must be 1"), ({-1: 8}, "epoch must be")):
         with pytest.raises(ConfigError, match=message):
             shardflow.RandomResizedCropDecoder(wrong)
+
+
+@pytest.fixture
+def without_torchvision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Torchvision without its JPEG decoder, as it will be."""
+    monkeypatch.delattr("torchvision.io.decode_jpeg")
+    decoders.jpeg_decoder.cache_clear()
+    yield
+    decoders.jpeg_decoder.cache_clear()
+
+
+TURNED = Image.Exif()
+TURNED[0x0112] = 6
+
+
+@pytest.mark.usefixtures("without_torchvision")
+@pytest.mark.parametrize("has_torchcodec", [True, False])
+def test_pixels_stay_when_torchvision_decodes_no_longer(monkeypatch: pytest.MonkeyPatch, has_torchcodec: bool) -> None:
+    """In the place of torchvision, torchcodec or else Pillow decodes to the same pixels; EXIF turns no image."""
+    if not has_torchcodec:
+        monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    assert (decoders.jpeg_decoder() is not None) == has_torchcodec
+    rng = np.random.default_rng(1)
+    for mode in ("RGB", "L"):
+        for options in ({}, {"progressive": True}, {"subsampling": 0}, {"exif": TURNED}):
+            pixels = rng.integers(0, 256, (24, 37, 3), dtype=np.uint8)
+            payload = encoded(Image.fromarray(pixels).convert(mode), quality=90, **options)
+            expected = torch.ops.image.decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8), 3, False)
+            assert torch.equal(decoders._decode(payload, 10**6), expected)
+
+
+def test_the_fallback_warns_of_nothing() -> None:
+    """Where warnings are errors, the JPEG decoder decodes all the same."""
+    code = """
+import warnings; warnings.simplefilter("error")
+import io, torch; from PIL import Image; from shardflow.loading.decoders import jpeg_decoder
+Image.new("RGB", (9, 7)).save(file := io.BytesIO(), "JPEG")
+assert jpeg_decoder()(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)).shape == (3, 7, 9)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

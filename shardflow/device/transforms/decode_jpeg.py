@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow._validation import check_integer
@@ -30,6 +29,7 @@ from shardflow.loading.decoders import (
     ImageDecoder,
     RandomResizedCropDecoder,
     check_resized,
+    jpeg_decoder,
     new,
 )
 from shardflow.loading.geometry import Sizes
@@ -229,8 +229,10 @@ class DecodeJpeg:
         """Return the whole images of JPEG files, None in place of those that nvJPEG refuses."""
         if not files:
             return []
+        if (decode := jpeg_decoder()) is None:
+            raise ConfigError("DecodeJpeg needs torchvision or torchcodec with a JPEG decoder; pip install torchcodec")
         try:
-            images: list[torch.Tensor | None] = decode_jpeg(files, mode=ImageReadMode.RGB, device=device)
+            images: list[torch.Tensor | None] = decode(files, device=device)
             return images
         except torch.cuda.OutOfMemoryError:
             raise  # the batch is too large for the device; decoding it on the CPU would hide that, and be slow
