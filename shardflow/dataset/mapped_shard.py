@@ -104,6 +104,10 @@ class MappedShard:
         """Ask the kernel to read the whole shard soon, in sequence: slow and network disks need that."""
         self._map.madvise(mmap.MADV_WILLNEED)
 
+    def release_pages(self) -> None:
+        """Give the pages that were read back to the page cache; samples stay valid, and are mapped again when read."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
     def _read_from_new_copy(self, cache: Cache, read: Callable[[], _Result]) -> _Result:
         for _ in range(MOST_COPIES):
             if hashlib.sha256(self._bytes).hexdigest() == self._shard.sha256:

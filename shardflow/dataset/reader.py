@@ -38,6 +38,10 @@ logger = logging.getLogger(__name__)
 MAPPED_SHARDS = 256
 """Shards that a process keeps mapped: more than the plan needs at a time, and well below the limit of open files."""
 
+RESIDENT_BYTES = 16 << 20
+"""Bytes that a process reads before it gives the pages of its maps back. They stay in the page cache, but count as
+memory of the process no more: an epoch would pile up all bytes of its shards."""
+
 _POLL_S = 0.01
 _POLLS_WITHOUT_DOWNLOAD = 3  # a prefetcher may be about to begin one
 
@@ -78,6 +82,7 @@ class ShardReader:
         self._storage = storage
         self.cache = None if are_local(storage, shards) else as_cache(cache)
         self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
+        self._resident_bytes = 0  # at most, of all maps
         self._partial: dict[int, ShardRows | None] = {}  # the rows of shards that are being downloaded
 
     def read(self, shard: int, record: int, *, unchecked: Container[str] = (), sequential: bool = False) -> Sample:
@@ -95,6 +100,7 @@ class ShardReader:
                 mapped.read_ahead()
         else:
             self._mapped.move_to_end(shard)
+        self._count_resident(shard)
         try:
             return mapped.sample(record, unchecked)
         except IntegrityError:
@@ -181,6 +187,14 @@ class ShardReader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mapped": OrderedDict(), "_partial": {}}
+
+    def _count_resident(self, shard: int) -> None:
+        entry = self.shards[shard]
+        self._resident_bytes += entry.bytes // max(1, entry.samples)
+        if self._resident_bytes > RESIDENT_BYTES:
+            self._resident_bytes = 0
+            for mapped in self._mapped.values():
+                mapped.release_pages()
 
     def _open(self, shard: int) -> MappedShard:
         if (mapped := self._mapped.get(shard)) is None:

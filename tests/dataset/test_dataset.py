@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from shardflow.formats import shard_index, ustar
 from shardflow.formats.manifest import FILE_NAME
 from shardflow.storage.cache import Cache
 from tests.helpers.counting import CountingStorage
-from tests.helpers.making import flip, jpeg, make_dataset
+from tests.helpers.making import flip, jpeg, make_dataset, write_dataset
 
 SIZES = [5, 1, 7]
 TOTAL = sum(SIZES)
@@ -56,6 +57,20 @@ def test_samples_by_number(root: Path) -> None:
     assert [split[number] for number in range(TOTAL)] == [expected(number, root) for number in range(TOTAL)]
     assert list(split) == [expected(number, root) for number in range(TOTAL)]
     assert {type(value) for value in split[0].values()} == {str, bytes}
+
+
+def test_pages_of_shards_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of its shards a process reads, few of their pages stay mapped, and its samples stay as they were."""
+    payloads = [np.random.default_rng(number).bytes(256 << 10) for number in range(32)]
+    shard = [(f"{number:03}", {"bin": payload}) for number, payload in enumerate(payloads)]
+    split = shardflow.open(write_dataset(tmp_path / "set", {"train": [shard]}))["train"]
+    monkeypatch.setattr(reader_module, "RESIDENT_BYTES", 1 << 20)
+    samples = [split.reader.read(0, record) for record in range(len(payloads))]
+
+    maps = Path("/proc/self/smaps").read_text().split(f"{tmp_path}/set/train/000000.tar\n")[1:]
+    resident_kib = sum(int(re.findall(r"Rss:\s+(\d+)", each)[0]) for each in maps)
+    assert 0 < resident_kib <= 4 << 10  # of 8 MiB
+    assert [bytes(sample.parts["bin"]) for sample in samples] == payloads
 
 
 def test_samples_from_the_end(root: Path) -> None:

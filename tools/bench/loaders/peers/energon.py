@@ -12,7 +12,8 @@ from megatron import energon
 from megatron.energon import stateless
 
 from . import Start
-from .recipe import AUGMENTATIONS, BATCH, BUFFER, WORKERS
+from .augmentations import AUGMENTATIONS
+from .recipe import BATCH, BUFFER, WORKERS
 
 SAMPLES_PER_SEQUENCE = 100
 

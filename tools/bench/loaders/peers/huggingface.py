@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from . import Start
-from .recipe import AUGMENTATIONS, BATCH, WORKERS
+from .augmentations import AUGMENTATIONS
+from .recipe import BATCH, WORKERS
 
 
 def prepare(pictures: Path, data: Path) -> None:

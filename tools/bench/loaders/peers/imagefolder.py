@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from . import Start
-from .recipe import AUGMENTATIONS, BATCH, WORKERS
+from .augmentations import AUGMENTATIONS
+from .recipe import BATCH, WORKERS
 
 
 def prepare(pictures: Path, data: Path) -> None:

@@ -9,7 +9,8 @@ import litdata
 from litdata.streaming import downloader
 
 from . import Place, Start
-from .recipe import AUGMENTATIONS, BATCH, WORKERS
+from .augmentations import AUGMENTATIONS
+from .recipe import BATCH, WORKERS
 
 
 def _item(path: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import DataLoader
 
 from . import Place, Start
-from .recipe import AUGMENTATIONS, BATCH, WORKERS
+from .augmentations import AUGMENTATIONS
+from .recipe import BATCH, WORKERS
 
 COLUMNS = {"image": "bytes", "label": "int"}
 

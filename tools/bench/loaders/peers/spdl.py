@@ -11,8 +11,9 @@ import torch
 from spdl.pipeline import PipelineBuilder
 
 from . import Start
+from .augmentations import AUGMENTATIONS
 from .imagefolder import prepare as prepare
-from .recipe import AUGMENTATIONS, BATCH, WORKERS
+from .recipe import BATCH, WORKERS
 
 
 def open_loader(data: Path, variant: str) -> Start:

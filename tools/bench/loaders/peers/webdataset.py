@@ -7,7 +7,8 @@ from pathlib import Path
 import webdataset as wds
 
 from . import Start
-from .recipe import AUGMENTATIONS, BATCH, BUFFER, WORKERS
+from .augmentations import AUGMENTATIONS
+from .recipe import BATCH, BUFFER, WORKERS
 from .shardflow import prepare as prepare
 
 

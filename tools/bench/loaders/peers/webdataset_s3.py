@@ -18,7 +18,8 @@ from s3torchconnector import S3ClientConfig, S3MapDataset
 from webdataset.gopen import gopen_schemes
 
 from . import Place, Start
-from .recipe import BATCH, BUFFER, WORKERS, tensors
+from .augmentations import tensors
+from .recipe import BATCH, BUFFER, WORKERS
 
 
 def open_remote(place: Place, variant: str) -> Start:
