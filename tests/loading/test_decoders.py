@@ -21,6 +21,7 @@ from shardflow.loading import decoders
 from shardflow.loading.crop_sampling import random_resized_crops
 from shardflow.order import keyed_rng
 from tests.helpers.device import kolmogorov_smirnov
+from tests.helpers.kernel import without_kernel
 from tests.helpers.making import jpeg
 
 
@@ -117,6 +118,16 @@ def test_formats_do_not_disturb_each_other(decoder: shardflow.RandomResizedCropD
     for index, payload in enumerate(some[:5]):
         alone = decoder([payload], unknown(1), keys(6)[index : index + 1]).images
         assert (together[index] == alone[0]).all()
+
+
+@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(40), shardflow.CenterCropDecoder(40)])
+def test_other_formats_are_cropped_as_without_the_kernel(decoder: shardflow.RandomResizedCropDecoder) -> None:
+    """The crop of a PNG, of colour or grey, is the same bit by bit whether the kernel or torch resizes it."""
+    pictures = [Image.open(io.BytesIO(jpeg(number, 50 + 17 * number, 47 + 30 * number))) for number in range(4)]
+    some = [encoded(picture.convert(mode), "PNG") for picture in pictures for mode in ("RGB", "L")]
+    with_kernel = decoder(some, unknown(8), keys(8)).images
+    with without_kernel():
+        assert torch.equal(decoder(some, unknown(8), keys(8)).images, with_kernel)
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
