@@ -220,9 +220,8 @@ def _check_annotations(indexes: Sequence[Index], annotations: Annotations) -> No
     if annotations:
         parts = {part.decode() for index in indexes for part in np.unique(index["part"]).tolist()} - {KEY_PART.decode()}
         if missing := annotations.missing(parts):
-            raise ConfigError(
-                f"the annotations do not fit: no sample {missing[4:]}; parts are {', '.join(sorted(parts))}"
-            )
+            named = missing.removeprefix("has no ")
+            raise ConfigError(f"no sample has {named}; parts are {', '.join(sorted(parts))}")
 
 
 def _selected_rows(

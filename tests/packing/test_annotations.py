@@ -3,17 +3,23 @@ from __future__ import annotations
 import io
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 import shardflow as sf
+from shardflow.cli.main import shardflow
 from shardflow.errors import ConfigError, DecodeError, PackIncompleteError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
+from shardflow.formats.coordinates import read_coordinates
 from shardflow.packing.annotations import transform_mask, transform_parts
 from shardflow.packing.dry_run import count_pack
 from shardflow.packing.image.geometry import Geometry
@@ -63,6 +69,57 @@ def test_fractions_follow() -> None:
     content = {"boxes": [[0.25, 0, 0.5, 1]], "points": [[0.3, 0.2]]}
     moved = _moved(content, "json:boxes:xyxy:normalized", "json:points:xy:normalized")
     assert moved == {"boxes": [[0, 0, 0.5, 1]], "points": [[0.1, 0.2]]}
+
+
+SIDES = st.integers(1, 900)
+BOXES = st.lists(
+    st.tuples(*[st.floats(-50, 950).map(lambda at: round(at, 3))] * 4).map(
+        lambda at: [min(at[0], at[2]), min(at[1], at[3]), max(at[0], at[2]), max(at[1], at[3])]
+    ),
+    max_size=4,
+)
+TO_FORMAT: dict[str, Callable[[float, float, float, float], list[float]]] = {
+    "xyxy": lambda *box: [*box],
+    "xywh": lambda x1, y1, x2, y2: [x1, y1, x2 - x1, y2 - y1],
+    "cxcywh": lambda x1, y1, x2, y2: [(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1],
+}
+
+
+@given(
+    stored=st.tuples(SIDES, SIDES),
+    orientation=st.integers(1, 8),
+    size=st.tuples(SIDES, SIDES),
+    crop=st.tuples(*[st.floats(0, 0.49)] * 4),
+    boxes=BOXES,
+    form=st.sampled_from([*TO_FORMAT]),
+    normalized=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_moved_boxes_are_the_rectangles_of_the_geometry(
+    stored: tuple[int, int],
+    orientation: int,
+    size: tuple[int, int],
+    crop: tuple[float, float, float, float],
+    boxes: list[list[float]],
+    form: str,
+    normalized: bool,
+) -> None:
+    """In any format and units, a moved box is where its corners went, clipped; one outside has no area."""
+    width, height = upright = stored[::-1] if orientation >= 5 else stored
+    box = (crop[0] * width, crop[1] * height, (1 - crop[2]) * width, (1 - crop[3]) * height)
+    geometry = Geometry(stored=stored, orientation=orientation, box=box, size=size)
+    scale = (*upright, *upright) if normalized else (1, 1, 1, 1)
+    content = {"b": [[at / side for at, side in zip(TO_FORMAT[form](*box), scale, strict=True)] for box in boxes]}
+    declared = Annotations(boxes=Boxes("json", "b", form, normalized))
+    parts = transform_parts({"json": json.dumps(content).encode()}, None, geometry, declared).parts
+    found = read_coordinates(declared, parts.get, geometry.size).boxes
+    assert found is not None
+    expected = [geometry.rectangle(*box) or (0, 0, 0, 0) for box in boxes]
+    slack = 2e-3 + 1e-6 * max(size)
+    for got, wanted in zip(found.tolist(), expected, strict=True):
+        # A box that barely touches the image may be lost or kept by a rounding; its area is nothing either way.
+        thin = min(wanted[2] - wanted[0], wanted[3] - wanted[1]) < slack
+        assert got == pytest.approx(wanted, abs=slack) or thin
 
 
 def test_cropped_boxes_keep_their_place() -> None:
@@ -290,6 +347,23 @@ def test_the_same_bytes_for_any_workers(tmp_path: Path) -> None:
     for name, executor in (("one", {"executor": "serial"}), ("two", {"workers": 2})):
         sf.pack(src, tmp_path / name, **settings, **executor)  # type: ignore[arg-type]
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_options_of_the_commands(tmp_path: Path) -> None:
+    """`pack` and `index` take the declaration as texts, and refuse one that is none, or of parts that are not there."""
+    src, dst = _annotated(tmp_path / "src"), tmp_path / "dst"
+    declared = ["--mask", "mask.png", "--boxes", "json:boxes:xyxy", "--box-field", "labels=labels"]
+    packed = CliRunner().invoke(shardflow, ["pack", str(src), str(dst), "--short-side", "32", *declared])
+    assert packed.exit_code == 0, packed.output
+    tars = [str(dst / "train/*.tar"), "--to", str(tmp_path / "index")]
+    indexed = CliRunner().invoke(shardflow, ["index", *tars, *declared])
+    assert indexed.exit_code == 0, indexed.output
+    for made in (dst, tmp_path / "index"):
+        assert sf.open(made).manifest.annotations == DECLARED
+    with pytest.raises(ConfigError, match=r"no sample has seg\.png, which is declared; parts are jpg, json, mask\.png"):
+        sf.index(tars[0], tmp_path / "other", annotations=Annotations(masks=("seg.png",)))
+    for wrong in (["--box-field", "a=b"], [*declared, "--box-field", "labels"]):
+        assert CliRunner().invoke(shardflow, ["pack", str(src), str(tmp_path / "x"), *wrong]).exit_code == 2
 
 
 def test_missing_parts_are_seen_before_packing(tmp_path: Path) -> None:
