@@ -251,7 +251,7 @@ def _left_half(sizes: Any, keys: Any) -> Geometry:  # noqa: ARG001 - as a decode
 
 def damaged(tmp_path: Path, **parts: bytes | None) -> Path:
     """A dataset whose third of six samples has other parts than the rest, or lacks them."""
-    samples = [sample(3) for _ in range(6)]
+    samples = [sample(3 + 35 * number) for number in range(6)]  # images of one size, with other boxes
     samples = [(f"{number:04}", own) for number, (_, own) in enumerate(samples)]
     other = {name.replace("_", "."): data for name, data in parts.items()}
     samples[2] = ("0002", {name: data for name, data in {**samples[2][1], **other}.items() if data is not None})
