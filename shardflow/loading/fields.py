@@ -59,8 +59,13 @@ def resolve_fields(fields: Sequence[str] | None, dataset: Dataset, split: Split,
     return tuple(fields)
 
 
-def check_image_fields(fields: Sequence[str], *, views: bool, stacking: Stacking) -> None:
+def check_image_fields(fields: Sequence[str], *, views: bool, moved: Sequence[str], stacking: Stacking) -> None:
     """Check that fields that describe the images of a batch fit what the batch has of them; ConfigError if not."""
+    if views and moved:
+        raise ConfigError(
+            f"{' and '.join(moved)} would follow one crop of an image, and a MultiView has several; leave them out, "
+            "or name the part to get it as it is"
+        )
     found = [field for field in ("pixel_mask", "image_size") if field in fields]
     if not found:
         return

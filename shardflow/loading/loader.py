@@ -275,7 +275,8 @@ class Loader:
         elif "image" in self.fields and isinstance(decoder, ImageDecoder):
             jpeg_decoder()
         stacking = stacking_of(decoder)
-        check_image_fields(self.fields, views=isinstance(decoder, MultiView), stacking=stacking)
+        views, moved = isinstance(decoder, MultiView), self._annotations.names
+        check_image_fields(self.fields, views=views, moved=moved, stacking=stacking)
         if type(decoder) is ImageDecoder and stacking.needs_one_size and transform is None and "image" in self.fields:
             check_stackable(self.split, min(batch_size, self.order.samples))
         self.pixel_cache: PixelCache | None = None

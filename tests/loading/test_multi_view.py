@@ -14,7 +14,9 @@ from PIL import Image
 
 import shardflow
 from shardflow.errors import ConfigError
+from shardflow.loading.fields import check_image_fields
 from shardflow.loading.multi_view import view_keys
+from shardflow.loading.stacking import Stacking
 from shardflow.order import keyed_rng
 from tests.helpers.making import jpeg, make_dataset
 
@@ -186,6 +188,10 @@ def test_sizes_may_change_by_epoch(dataset: Path) -> None:
         (lambda _: shardflow.MultiView([shardflow.ImageDecoder()]), "found .ImageDecoder."),
         (lambda _: shardflow.MultiView([LARGE, shardflow.CenterCropDecoder(8, max_pixels=99)]), "one max_pixels"),
         (lambda url: load(url, transform=[halve]), "found 1 for 6 views"),
+        (
+            lambda _: check_image_fields(["boxes"], views=True, moved=["boxes"], stacking=Stacking()),
+            "boxes would follow",
+        ),
         (lambda url: load(url, transform=[halve, halve], decoder=LARGE), "v2.Compose"),
     ],
 )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardflow import native
+from shardflow.formats import seek_table
 from tests.helpers import jpegs
 from tests.native.test_pixels import KINDS, empty
 
@@ -40,9 +41,11 @@ def alone(payloads: list[native.Payload], view: native.View) -> tuple[list[nativ
 @given(data=st.data())
 def test_views_are_what_they_are_alone(data: st.DataObject) -> None:
     """Any views of any JPEGs, and of decoded images among them, equal the crops of a decode each, bit by bit."""
-    width, height = data.draw(st.integers(1, 120)), data.draw(st.integers(1, 120))
+    width, height = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 200))
     how = KINDS[data.draw(st.sampled_from(sorted(KINDS)))]
     encoded = jpegs.make(data.draw(st.integers(0, 3)), width, height, **how)
+    if data.draw(st.booleans()) and (segment := native.seek_table(encoded)) is not None:
+        encoded = seek_table.insert(encoded, segment)
     pixels = np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
     payloads: list[native.Payload] = data.draw(st.sampled_from([[encoded], [encoded, pixels], [pixels, encoded]]))
     views = [data.draw(views_of(width, height, len(payloads))) for _ in range(data.draw(st.integers(1, 4)))]
