@@ -18,6 +18,8 @@
     shardflow.merge(srcs, dst)      datasets -> one dataset, over the same tars
     shardflow.diff(a, b)            datasets -> their differences
     shardflow.tune(make_loader)     your loader -> the settings that suit this machine
+    shardflow.PrometheusExporter(loader), OpenTelemetryExporter(loader)
+                                    statistics of a loader -> metrics
     shardflow.errors                the exceptions
 
 Each name is imported on first use, so that `import shardflow` is quick and does not load torch.
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from .device.transforms.random_erasing import RandomErasing
     from .device.transforms.random_flip import RandomHorizontalFlip
     from .device.transforms.random_resized_crop import RandomResizedCrop
+    from .diagnostics.metrics import OpenTelemetryExporter, PrometheusExporter
     from .diagnostics.tuning import tune
     from .formats.annotations import Annotations, Boxes, Keypoints
     from .loading.annotation_fields import CroppedBoxes
@@ -100,7 +103,9 @@ _LAZY = {
     "MultiView": ("loading.multi_view", "MultiView"),
     "Normalize": ("device.transforms.normalize", "Normalize"),
     "OneOf": ("device.transforms.mixup", "OneOf"),
+    "OpenTelemetryExporter": ("diagnostics.metrics", "OpenTelemetryExporter"),
     "PackReport": ("packing.packing", "PackReport"),
+    "PrometheusExporter": ("diagnostics.metrics", "PrometheusExporter"),
     "RandomErasing": ("device.transforms.random_erasing", "RandomErasing"),
     "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
     "RandomResizedCrop": ("device.transforms.random_resized_crop", "RandomResizedCrop"),
@@ -159,7 +164,9 @@ __all__ = [
     "MultiView",
     "Normalize",
     "OneOf",
+    "OpenTelemetryExporter",
     "PackReport",
+    "PrometheusExporter",
     "RandomErasing",
     "RandomHorizontalFlip",
     "RandomResizedCrop",

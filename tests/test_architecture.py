@@ -54,6 +54,8 @@ LIBRARIES = {
     "imagecodecs": ("packing/image/arrays.py",),
     "tifffile": ("packing/image/arrays.py",),
     "click": ("cli/",),
+    "prometheus_client": ("diagnostics/metrics.py",),
+    "opentelemetry": ("diagnostics/metrics.py",),
     "tqdm": ("cli/",),
     "importlib": ("_imports.py", "cli/", "native/", "loading/provenance.py"),
     # A dataset is data: reading one runs nothing that it names.

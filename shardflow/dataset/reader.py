@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -83,6 +83,7 @@ class ShardReader:
         self.cache = None if are_local(storage, shards) else as_cache(cache)
         self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
         self._resident_bytes = 0  # at most, of all maps
+        self._downloads: deque[int] = deque()  # bytes of each; any thread may append to it
         self._partial: dict[int, ShardRows | None] = {}  # the rows of shards that are being downloaded
 
     def read(self, shard: int, record: int, *, unchecked: Container[str] = (), sequential: bool = False) -> Sample:
@@ -128,6 +129,10 @@ class ShardReader:
         """Say that a shard is not needed before the next epoch, so that the cache may evict it first."""
         if self.cache is not None:
             self.cache.finish(self.shards[shard].sha256)
+
+    def take_downloaded_bytes(self) -> int:
+        """Return how many bytes of shards this process downloaded since the last call."""
+        return sum(self._downloads.popleft() for _ in range(len(self._downloads)))
 
     def renew(self) -> None:
         """Say that the shards are still needed, in this epoch or the next, so that the cache keeps them."""
@@ -268,7 +273,11 @@ class ShardReader:
         return self._storage.local_path(name) is not None
 
     def _download(self, entry: Shard) -> Download:
-        return partial(self._storage.get, entry.name, size=entry.bytes, sha256=entry.sha256)
+        def download(target: Path) -> None:
+            self._storage.get(entry.name, target, size=entry.bytes, sha256=entry.sha256)
+            self._downloads.append(entry.bytes)
+
+        return download
 
     def _download_with_index(self, entry: Shard, target: Path) -> None:
         """Download a tar, and at the same time its index, with which samples are read while the tar arrives."""

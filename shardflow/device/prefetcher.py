@@ -236,10 +236,13 @@ class DevicePrefetcher:
         self._resumable().load_state_dict(state)
         self._state = None
 
-    def stats(self) -> Stats:
+    def stats(self, *, whole_run: bool = False) -> Stats:
         """Return where the time went since the iteration began; `print` it for advice."""
-        stats = self._stats.stats()
-        return dataclasses.replace(stats, transforms_s=stats.transforms_s + self._timer.seconds())
+        stats, counts = self._stats.stats(whole_run=whole_run), {}
+        if callable(loader_stats := getattr(self.loader, "stats", None)):  # it may be some batches ahead
+            loaded = loader_stats(whole_run=whole_run)
+            counts = {name: getattr(loaded, name) for name in ("samples", "read_bytes", "network_bytes", "substituted")}
+        return dataclasses.replace(stats, transforms_s=stats.transforms_s + self._timer.seconds(), **counts)
 
     def _resumable(self) -> _Resumable:
         if not isinstance(self.loader, _Resumable):

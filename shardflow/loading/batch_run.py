@@ -21,12 +21,14 @@ class BatchRun:
     Attributes:
         substituted: The problem of each sample that was replaced by another, in all iterations.
         stats: Where the time of the last iteration went.
+        counted_by: Recorders that count the batches: `stats`, and that of a mix.
     """
 
     def __init__(self, workers: WorkerPool, control: WorkerControl, *, max_bad: int, what: str) -> None:
         self._workers, self._control, self._max_bad, self._what = workers, control, max_bad, what
         self.substituted: set[str] = set()
         self.stats = StatsRecorder()
+        self.counted_by = [self.stats]
 
     def batches(
         self, iteration: int, steps: int, batches_in_progress: Callable[[], str]
@@ -43,6 +45,8 @@ class BatchRun:
             for output in self.stats.timed(outputs):
                 if output.substituted:
                     self._record_substituted(output.substituted)
+                for recorder in self.counted_by:
+                    recorder.count(output.counts, len(output.substituted))
                 handed_out += 1
                 yield handed_out, output.columns
                 if self._control.iteration() != iteration:

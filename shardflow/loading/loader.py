@@ -51,7 +51,7 @@ from .sample_weights import WeightsLike, class_labels, make_weights
 from .sampler import Buckets, EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from .shared_memory import SLOTS_BEYOND_PREFETCH
 from .stages import Transforms
-from .stats import Stats
+from .stats import Stats, StatsRecorder
 from .topology import check_equal_on_ranks, resolve_rank, usable_cores
 from .tv_sample import check_movable
 from .workers import WorkerPool, check_sendable
@@ -461,9 +461,13 @@ class Loader:
         steps = self._control.steps_begun()
         return describe_batches({n: self._sampler.batch(start, step) for n, step in steps.items()}, [self.split])
 
-    def stats(self) -> Stats:
-        """Return where the time went since the iteration began; its `str` says what to do about it."""
-        return self._run.stats.stats()
+    def stats(self, *, whole_run: bool = False) -> Stats:
+        """Return where the time went since the iteration began, or in all; its `str` says what to do about it."""
+        return self._run.stats.stats(whole_run=whole_run)
+
+    def count_in(self, recorder: StatsRecorder) -> None:
+        """Count the batches in the statistics of a mix as well."""
+        self._run.counted_by.append(recorder)
 
     def describe(self) -> dict[str, Any]:
         """Return what a run's log needs to name its data and to load it again: plain JSON, without credentials.

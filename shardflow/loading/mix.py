@@ -92,6 +92,10 @@ class Mix:
         self._iterations = 0
         self._stats = StatsRecorder()
         self._samples = _Samples(self.loaders, self._shares, steps_per_epoch) if by == "sample" else None
+        for loader in self.loaders:
+            loader.count_in(self._stats)
+        if self._samples is not None:
+            self._samples.run.counted_by.append(self._stats)
         self._steps = steps_per_epoch or sum(len(loader) for loader in self.loaders)
         if self._samples is not None:
             self._steps = self._samples.plan.steps
@@ -227,9 +231,9 @@ class Mix:
         if self._samples is not None:
             self._samples.control.end()
 
-    def stats(self) -> Stats:
-        """Return where the time went since the iteration began; its `str` says what to do about it."""
-        return self._stats.stats()
+    def stats(self, *, whole_run: bool = False) -> Stats:
+        """Return where the time went since the iteration began, or in all; its `str` says what to do about it."""
+        return self._stats.stats(whole_run=whole_run)
 
     def close(self) -> None:
         """End the worker processes of all loaders now; another iteration starts new ones."""

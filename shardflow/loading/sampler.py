@@ -279,6 +279,8 @@ class Batch:
     geometry: Geometry | None = None
     masks: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # field → [B], uint8 or int32 [1 or 3, H, W]
     objects: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # boxes, their fields, keypoints
+    read_bytes: int = 0  # of the samples' parts
+    network_bytes: int = 0  # of the shards that were downloaded since the batch before
     substituted: list[str] = field(default_factory=list)  # the problem of each sample that another one replaces
 
 

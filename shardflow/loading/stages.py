@@ -31,6 +31,7 @@ from .multi_view import MultiView, view_keys, views_of
 from .pixel_cache import PixelCache
 from .sampler import Batch
 from .stacking import Stacking, image_sizes, pixel_mask
+from .stats import BatchCounts
 from .tv_sample import transform_sample
 from .worker_errors import noting
 
@@ -79,6 +80,8 @@ class Read:
                     failures[index] = error
                 batch.samples.append(sample)
                 batch.pixels.append(pixels)
+                batch.read_bytes += sum(map(len, sample.parts.values()))
+            batch.network_bytes = sum(reader.take_downloaded_bytes() for reader in self._readers)
             substitute(batch, failures, self._substitute)
             yield batch
 
@@ -388,7 +391,8 @@ class Collate:
                     columns = self._batch_transform(*columns)
                 if columns is None:
                     raise ConfigError("batch_transform must return the batch; got None (does it lack a `return`?)")
-            yield WorkerOutput(columns, batch.substituted)
+            counts = BatchCounts(0 if batch.empty else len(batch.samples), batch.read_bytes, batch.network_bytes)
+            yield WorkerOutput(columns, batch.substituted, counts)
 
     def _column(self, field: str, batch: Batch) -> Any:
         if field == "image":
@@ -405,10 +409,11 @@ class Collate:
 
 
 class WorkerOutput(NamedTuple):
-    """A finished batch, and the problems of samples that were replaced in it."""
+    """A finished batch, the problems of samples that were replaced in it, and its counts for the statistics."""
 
     columns: Any
     substituted: list[str]
+    counts: BatchCounts
 
 
 def image_part(sample: Sample) -> str:

@@ -7,11 +7,23 @@ workers to start, which says nothing about later batches.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
+
+RECENT = 10_000
+"""Batches over which percentiles are taken."""
+
+
+class BatchCounts(NamedTuple):
+    """The samples of a batch, the bytes of their parts, and the bytes of shards downloaded since the batch before."""
+
+    samples: int
+    read_bytes: int
+    network_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +37,12 @@ class Stats:
         waiting_s: Of these, seconds in which training waited because the loader had no batch ready.
         copying_s: Seconds in which training waited because a batch was on its way to the device.
         transforms_s: Seconds in the transforms of `DevicePrefetcher`: of this process on a CPU, of the device on a GPU.
+        samples: Samples of the batches.
+        read_bytes: Bytes of their parts, as read from the disk, or from the cache of a remote dataset.
+        network_bytes: Bytes of the shards that this rank downloaded into the cache meanwhile.
+        substituted: Samples that were replaced by others, because they were damaged.
+        wait_p50_s, wait_p95_s, wait_p99_s: Percentiles of the wait for a batch, over the last 10,000 batches; the
+            first of each iteration is left out.
     """
 
     batches: int
@@ -33,6 +51,19 @@ class Stats:
     waiting_s: float
     copying_s: float
     transforms_s: float
+    samples: int = 0
+    read_bytes: int = 0
+    network_bytes: int = 0
+    substituted: int = 0
+    wait_p50_s: float = 0.0
+    wait_p95_s: float = 0.0
+    wait_p99_s: float = 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples handed out per second, from the first batch on."""
+        after_first = self.samples * (self.batches - 1) / self.batches if self.batches else 0.0
+        return after_first / self.total_s if self.total_s else 0.0
 
     @property
     def computing_s(self) -> float:
@@ -75,12 +106,20 @@ class StatsRecorder:
     """Adds up the times for `Stats`. One thread at a time may use it."""
 
     def __init__(self) -> None:
+        self._sums = self._earlier = _zeros()  # of this iteration, and of all before it
+        self._waits: deque[float] = deque(maxlen=RECENT)
         self.begin()
 
     def begin(self) -> None:
         """Reset all sums: an iteration begins, and its first batch is requested."""
-        self._sums: dict[str, Any] = {**dict.fromkeys((field.name for field in fields(Stats)), 0.0), "batches": 0}
+        self._earlier = {name: self._earlier[name] + value for name, value in self._sums.items()}
+        self._sums = _zeros()
         self._start = time.perf_counter()
+
+    def count(self, counts: BatchCounts, substituted: int) -> None:
+        """Record the counts of a batch."""
+        for name, value in (*counts._asdict().items(), ("substituted", substituted)):
+            self._sums[name] += value
 
     def answered(self, *, waiting_s: float, copying_s: float = 0.0, transforms_s: float = 0.0) -> None:
         """Record that a batch is handed out, and for how long training waited for it."""
@@ -91,6 +130,7 @@ class StatsRecorder:
             return
         sums["total_s"] = now - self._start
         sums["waiting_s"] += waiting_s
+        self._waits.append(waiting_s)
         sums["copying_s"] += copying_s
         sums["transforms_s"] += transforms_s
 
@@ -106,6 +146,14 @@ class StatsRecorder:
             self.answered(waiting_s=time.perf_counter() - asked)
             yield item
 
-    def stats(self) -> Stats:
-        """Return the sums."""
-        return Stats(**self._sums)
+    def stats(self, *, whole_run: bool = False) -> Stats:
+        """Return the sums since the iteration began, or of all iterations."""
+        sums = {name: value + whole_run * self._earlier[name] for name, value in self._sums.items()}
+        waits = sorted(self._waits)
+        for percent in (50, 95, 99):  # nearest rank
+            sums[f"wait_p{percent}_s"] = waits[-(-percent * len(waits) // 100) - 1] if waits else 0.0
+        return Stats(**sums)
+
+
+def _zeros() -> dict[str, Any]:
+    return {field.name: 0.0 if field.name.endswith("_s") else 0 for field in fields(Stats)}

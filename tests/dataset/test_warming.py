@@ -62,3 +62,13 @@ def test_the_download_of_a_stopped_process_is_taken_over(tmp_path: Path, monkeyp
     with fetcher(tmp_path / "cache", dataset.shards[1].sha256, "stops"):
         warm(dataset.values())
     assert all(dataset["train"].reader.is_local(shard) for shard in range(2))
+
+
+def test_downloads_are_counted_once(tmp_path: Path) -> None:
+    """The bytes of a downloaded shard are counted when it arrives, and none are while it is read from the cache."""
+    url = f"memory://downloads/{tmp_path.name}"
+    shardflow.sync(make_dataset(tmp_path / "set", [5]), url)
+    reader = shardflow.open(url, cache=tmp_path / "cache")["train"].reader
+    for record in range(5):
+        reader.read(0, record)
+    assert [reader.take_downloaded_bytes() for _ in range(2)] == [reader.shards[0].bytes, 0]

@@ -1,0 +1,150 @@
+"""Metrics: the statistics of a training loop in the terms of Prometheus and of OpenTelemetry.
+
+Values are read when they are asked for: by a scrape, or by a reader of OpenTelemetry. Nothing here starts a thread or
+opens a port. Counters count from the start of the run, over all epochs.
+
+Sources: https://prometheus.io/docs/practices/naming/ and
+https://opentelemetry.io/docs/specs/semconv/general/metrics/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shardflow.errors import ConfigError
+from shardflow.loading.stats import Stats
+from shardflow.loading.topology import resolve_rank
+
+
+class _Measured(Protocol):
+    def stats(self, *, whole_run: bool = False) -> Stats: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counter:
+    field: str  # of Stats
+    name: str  # without prefix and unit
+    unit: str  # UCUM, as OpenTelemetry has it
+    suffix: str  # the unit in Prometheus' names
+    about: str
+
+
+_COUNTERS = (
+    _Counter(field="batches", name="batches", unit="{batch}", suffix="", about="Batches handed out"),
+    _Counter(field="samples", name="samples", unit="{sample}", suffix="", about="Samples handed out"),
+    _Counter(
+        field="waiting_s",
+        name="waiting",
+        unit="s",
+        suffix="_seconds",
+        about="Time that training waited for batches, without the first of each epoch",
+    ),
+    _Counter(
+        field="total_s", name="running", unit="s", suffix="_seconds", about="Time since the first batch, by epoch"
+    ),
+    _Counter(
+        field="read_bytes", name="read", unit="By", suffix="_bytes", about="Bytes of samples read, cached or local"
+    ),
+    _Counter(field="network_bytes", name="network", unit="By", suffix="_bytes", about="Bytes of shards downloaded"),
+    _Counter(
+        field="substituted",
+        name="substituted",
+        unit="{sample}",
+        suffix="_samples",
+        about="Damaged samples that others replaced",
+    ),
+)
+_QUANTILES = {"0.5": "wait_p50_s", "0.95": "wait_p95_s", "0.99": "wait_p99_s"}
+_ABOUT_WAITS = "Quantiles of the wait for a batch, over the last 10,000 batches"
+
+
+class PrometheusExporter:
+    """A collector of prometheus_client for a loader, a mix or a device prefetcher; it is registered when it is made.
+
+    >>> shardflow.PrometheusExporter(loader)                        # doctest: +SKIP
+    >>> prometheus_client.start_http_server(9400)                   # doctest: +SKIP
+
+    Args:
+        loader: What training iterates over.
+        registry: A `CollectorRegistry`; by default the global one of prometheus_client.
+        rank: The label `rank`; by default the rank of this process.
+
+    Raises:
+        ConfigError: prometheus_client is not installed.
+    """
+
+    def __init__(self, loader: _Measured, registry: Any = None, *, rank: int | None = None) -> None:
+        try:
+            from prometheus_client import REGISTRY
+        except ImportError:
+            raise ConfigError("metrics for Prometheus need pip install 'shardflow[prometheus]'") from None
+        self._loader, self._rank = loader, str(_rank(rank))
+        (REGISTRY if registry is None else registry).register(self)
+
+    def describe(self) -> Iterable[Any]:
+        """Return the metrics without values."""
+        return [family for family, _ in self._families()]
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metrics, for a scrape."""
+        stats = self._loader.stats(whole_run=True)
+        for family, values in self._families():
+            for labels, field in values:
+                family.add_metric([self._rank, *labels], getattr(stats, field))
+            yield family
+
+    def _families(self) -> list[tuple[Any, list[tuple[list[str], str]]]]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        families: list[tuple[Any, list[tuple[list[str], str]]]] = []
+        for each in _COUNTERS:
+            name = f"shardflow_{each.name}{each.suffix}"
+            families.append((CounterMetricFamily(name, each.about, labels=["rank"]), [([], each.field)]))
+        waits = GaugeMetricFamily("shardflow_wait_seconds", _ABOUT_WAITS, labels=["rank", "quantile"])
+        return [*families, (waits, [([quantile], field) for quantile, field in _QUANTILES.items()])]
+
+
+class OpenTelemetryExporter:
+    """Observable instruments of OpenTelemetry for a loader, a mix or a device prefetcher.
+
+    >>> shardflow.OpenTelemetryExporter(loader)                     # doctest: +SKIP
+
+    Args:
+        loader: What training iterates over.
+        meter: A `Meter`; by default `opentelemetry.metrics.get_meter("shardflow")`, of the provider that you set.
+        rank: The attribute `rank`; by default the rank of this process.
+
+    Raises:
+        ConfigError: opentelemetry-api is not installed.
+    """
+
+    def __init__(self, loader: _Measured, meter: Any = None, *, rank: int | None = None) -> None:
+        try:
+            from opentelemetry import metrics
+        except ImportError:
+            raise ConfigError("metrics for OpenTelemetry need pip install 'shardflow[opentelemetry]'") from None
+        meter = metrics.get_meter("shardflow") if meter is None else meter
+        attributes = {"rank": _rank(rank)}
+
+        def read(field: str) -> Callable[[Any], Iterator[Any]]:
+            def observe(_: Any) -> Iterator[Any]:
+                yield metrics.Observation(getattr(loader.stats(whole_run=True), field), attributes)
+
+            return observe
+
+        def waits(_: Any) -> Iterator[Any]:
+            stats = loader.stats(whole_run=True)
+            for quantile, field in _QUANTILES.items():
+                yield metrics.Observation(getattr(stats, field), {**attributes, "quantile": float(quantile)})
+
+        for each in _COUNTERS:
+            meter.create_observable_counter(
+                f"shardflow.{each.name}", callbacks=[read(each.field)], unit=each.unit, description=each.about
+            )
+        meter.create_observable_gauge("shardflow.wait", callbacks=[waits], unit="s", description=_ABOUT_WAITS)
+
+
+def _rank(rank: int | None) -> int:
+    return resolve_rank(None, None)[0] if rank is None else rank
