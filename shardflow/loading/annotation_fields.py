@@ -6,7 +6,7 @@ decoder cropped each image. The coordinates of a batch are moved all at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,11 +19,13 @@ from shardflow._validation import check_probability
 from shardflow.dataset.sample import Sample
 from shardflow.errors import DecodeError, TooLargeError
 from shardflow.formats.annotations import Annotations, field_path, mask_field
-from shardflow.formats.coordinates import Coordinates, read_coordinates
+from shardflow.formats.coordinates import Array, Coordinates, read_coordinates
 
 from .geometry import Geometry
 
 BOXES, KEYPOINTS = "boxes", "keypoints"
+
+_BOX_PREFIX = "box_"
 
 _Floats = npt.NDArray[np.float64]
 _Tensors = list[torch.Tensor]
@@ -64,7 +66,7 @@ def field_parts(declared: Annotations) -> dict[str, str]:
 
 
 def _box_field(name: str) -> str:
-    return f"box_{name}"
+    return f"{_BOX_PREFIX}{name}"
 
 
 class AnnotationFields:
@@ -145,30 +147,15 @@ class AnnotationFields:
         keypoints float32 [N, K, 2 or 3] or [K, 2 or 3].
         """
         coordinates = [each.coordinates for each in annotations]
-        moved: dict[str, _Tensors] = {}
-        kept: Sequence[npt.NDArray[np.bool_]] | None = None
+        columns: dict[str, list[Array]] = {}
         if coordinates[0].boxes is not None:
-            counts = [len(_boxes_of(each)) for each in coordinates]
-            rows = np.repeat(np.arange(len(counts)), counts)
-            moved_boxes = _move_boxes(np.concatenate([_boxes_of(each) for each in coordinates]), rows, geometry)
-            boxes, is_kept = _clip_boxes(moved_boxes, geometry.windows[rows], self.boxes)
-            kept = _split(is_kept, counts)
-            counts = np.bincount(rows[is_kept], minlength=len(counts)).tolist()
-            values = {BOXES: boxes} | {
-                _box_field(name): np.concatenate([each.box_fields[name] for each in coordinates])
-                for name in coordinates[0].box_fields
-            }
-            moved |= {
-                field: [torch.from_numpy(each) for each in _split(values[field][is_kept], counts)]
-                for field in self.objects
-                if field in values
-            }
+            columns[BOXES] = [_boxes_of(each) for each in coordinates]
+            for name in coordinates[0].box_fields:
+                columns[_box_field(name)] = [each.box_fields[name] for each in coordinates]
         if KEYPOINTS in self.objects:
-            points = _move_keypoints([_points_of(each) for each in coordinates], geometry)
-            if kept is not None:
-                points = [each[is_kept] for each, is_kept in zip(points, kept, strict=True)]
-            moved[KEYPOINTS] = [torch.from_numpy(each) for each in points]
-        return moved
+            columns[KEYPOINTS] = [_points_of(each) for each in coordinates]
+        moved = move_objects(columns, geometry, self.boxes)
+        return {field: moved[field] for field in self.objects}
 
 
 class SampleAnnotations(NamedTuple):
@@ -194,6 +181,41 @@ def _needed(declared: Annotations, objects: Sequence[str]) -> Annotations:
         if not (BOXES in objects or boxes.fields or (keypoints is not None and keypoints.per_box)):
             boxes = None
     return Annotations(boxes=boxes, keypoints=keypoints)
+
+
+def is_object_field(field: str) -> bool:
+    """Return whether this is the name of boxes, of a field of boxes or of keypoints."""
+    return field in (BOXES, KEYPOINTS) or field.startswith(_BOX_PREFIX)
+
+
+def move_objects(columns: Mapping[str, Sequence[Array]], geometry: Geometry, rule: CroppedBoxes) -> dict[str, _Tensors]:
+    """Return boxes, their fields and keypoints as they are in the crops of a batch.
+
+    Args:
+        columns: Field → one array per image, as `AnnotationFields.move` returns them, in pixels of the source images.
+            Without boxes, nothing is dropped.
+        geometry: Of the crops.
+        rule: Which boxes stay.
+    """
+    moved: dict[str, _Tensors] = {}
+    kept: Sequence[npt.NDArray[np.bool_]] | None = None
+    if BOXES in columns:
+        counts = [len(each) for each in columns[BOXES]]
+        rows = np.repeat(np.arange(len(counts)), counts)
+        moved_boxes = _move_boxes(np.concatenate(columns[BOXES]), rows, geometry)
+        boxes, is_kept = _clip_boxes(moved_boxes, geometry.windows[rows], rule)
+        kept = _split(is_kept, counts)
+        counts = np.bincount(rows[is_kept], minlength=len(counts)).tolist()
+        for field, arrays in columns.items():
+            if field != KEYPOINTS:
+                values = boxes if field == BOXES else np.concatenate(arrays)
+                moved[field] = [torch.from_numpy(each) for each in _split(values[is_kept], counts)]
+    if KEYPOINTS in columns:
+        points = _move_keypoints(columns[KEYPOINTS], geometry)
+        if kept is not None and points[0].ndim == 3:
+            points = [each[is_kept] for each, is_kept in zip(points, kept, strict=True)]
+        moved[KEYPOINTS] = [torch.from_numpy(each) for each in points]
+    return moved
 
 
 def _move_boxes(boxes: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], geometry: Geometry) -> _Floats:

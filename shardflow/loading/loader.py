@@ -170,6 +170,7 @@ class Loader:
             (image, label), uint8 [3, H, W] and int. Its `dataset` is the open dataset with all of its splits.
         split: The split that is read.
         fields: What a batch consists of.
+        annotations: Which of the fields follow the crops, and which boxes stay.
         batch_size, num_workers, max_bad: As given, or chosen.
         order: The order of the epochs.
         persistent: Whether workers are kept from epoch to epoch.
@@ -263,11 +264,11 @@ class Loader:
             decoder = RandomResizedCropDecoder() if self.order.shuffle else CenterCropDecoder()
         self.decoder = decoder
         self._check_transforms(transforms)
-        self._annotations = AnnotationFields(
+        self.annotations = AnnotationFields(
             self.fields, self._opened.manifest.annotations, boxes, getattr(decoder, "max_pixels", MAX_PIXELS)
         )
-        if transform is not None and self._annotations.names:
-            check_movable(self._annotations.names)
+        if transform is not None and self.annotations.names:
+            check_movable(self.annotations.names)
         if isinstance(decoder, AspectBucketDecoder):
             self.order.set_buckets(self._make_buckets(decoder, samples_per_class))
         if "image" in self.fields and isinstance(decoder, _KERNEL_DECODERS):
@@ -275,7 +276,7 @@ class Loader:
         elif "image" in self.fields and isinstance(decoder, ImageDecoder):
             jpeg_decoder()
         stacking = stacking_of(decoder)
-        views, moved = isinstance(decoder, MultiView), self._annotations.names
+        views, moved = isinstance(decoder, MultiView), self.annotations.names
         check_image_fields(self.fields, views=views, moved=moved, stacking=stacking)
         if type(decoder) is ImageDecoder and stacking.needs_one_size and transform is None and "image" in self.fields:
             check_stackable(self.split, min(batch_size, self.order.samples))
@@ -319,8 +320,8 @@ class Loader:
             "rank": self._schedule.rank,
             "world_size": self._schedule.world_size,
             "batch_transform": self._batch_transform,
-            "annotation fields": self._annotations.kinds,
-            "boxes": self._annotations.boxes,
+            "annotation fields": self.annotations.kinds,
+            "boxes": self.annotations.boxes,
             **({"classes": self.classes} if "labels" in self.fields else {}),
         }
 
@@ -330,7 +331,7 @@ class Loader:
             split=self.split,
             decoder=self.decoder,
             pixel_cache=self.pixel_cache,
-            annotations=self._annotations,
+            annotations=self.annotations,
             transform=self._transform,
         )
 
@@ -481,7 +482,7 @@ class Loader:
         return {
             **describe_dataset(self._opened),
             "fields": list(self.fields),
-            **({"boxes": repr(self._annotations.boxes)} if self._annotations.objects else {}),
+            **({"boxes": repr(self.annotations.boxes)} if self.annotations.objects else {}),
             "decoder": describe_object(self.decoder),
             "transform": [describe_object(each) for each in self._transform]
             if isinstance(self._transform, Sequence)

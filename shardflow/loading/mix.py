@@ -15,6 +15,7 @@ import numpy.typing as npt
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, ResumeMismatchError
 
+from .annotation_fields import AnnotationFields
 from .batch_run import BatchRun, ended_early
 from .checkpoint import Cursor, compare, saved_integers
 from .loader import BatchSampler, Loader
@@ -105,6 +106,11 @@ class Mix:
     def fields(self) -> tuple[str, ...]:
         """What a batch consists of."""
         return self.loaders[0].fields
+
+    @property
+    def annotations(self) -> AnnotationFields:
+        """Which of the fields follow the crops, and which boxes stay, of the first loader."""
+        return self.loaders[0].annotations
 
     @property
     def substituted(self) -> set[str]:

@@ -243,6 +243,19 @@ def test_boxes_stay_with_enough_of_their_area(tmp_path: Path, least: float | Non
         assert (labels[0].tolist(), len(keypoints[0])) == (kept, 3)
 
 
+def test_points_of_the_sample_stay_whatever_boxes_do(tmp_path: Path) -> None:
+    """Keypoints that belong to no box are all there, also where boxes are dropped."""
+    content = json.dumps({"boxes": [[1, 1, 5, 5], [30, 2, 38, 9]], "points": [[2, 2], [35, 5], [36, 6]]}).encode()
+    declared = Annotations(boxes=Boxes("json", "boxes", "xyxy"), keypoints=Keypoints("json", "points", "xy"))
+    samples = [("0", {"jpg": jpeg(0, 40, 20), "json": content})]
+    root = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
+    left = shardflow.CenterCropDecoder(20, resize=20)
+    left.geometry = _left_half  # type: ignore[method-assign]
+    ((_, (boxes,), (points,)),) = loader(root, "boxes", "keypoints", batch_size=1, decoder=left)
+    assert len(boxes) == 1
+    assert points.tolist() == [[2, 2], [35, 5], [36, 6]]
+
+
 def _left_half(sizes: Any, keys: Any) -> Geometry:  # noqa: ARG001 - as a decoder calls it
     geometry = Geometry.identity(sizes)
     geometry.box[:, 2] = geometry.resized[:, 0] = 20
