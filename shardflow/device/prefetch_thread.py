@@ -26,7 +26,6 @@ class PrefetchedBatch(NamedTuple):
     """A batch whose copies to the device are queued."""
 
     buffer: BatchBuffer
-    key: int | None  # of 64 bits, if the batch has one
     state: dict[str, Any] | None  # the loader's after this batch, if it has one
     loaded_at: float  # when the loader returned the batch, by `time.perf_counter`
 
@@ -34,8 +33,8 @@ class PrefetchedBatch(NamedTuple):
 class PrefetchThread:
     """Prefetches the batches of one iteration into buffers, all of them free.
 
-    `prepare` is called with each batch before it is copied, and returns the batch to copy and its key; `state` returns
-    the loader's state.
+    `prepare` is called with each batch before it is copied, and returns what to copy; `state` returns the loader's
+    state.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class PrefetchThread:
         batches: Iterator[Any],
         copy_stream: CopyStream,
         buffers: list[BatchBuffer],
-        prepare: Callable[[Any], tuple[Any, int | None]],
+        prepare: Callable[[Any], Any],
         state: Callable[[], dict[str, Any] | None],
     ) -> None:
         self._batches, self._copy_stream, self._prepare, self._state = batches, copy_stream, prepare, state
@@ -107,12 +106,11 @@ class PrefetchThread:
                     return False
                 loaded_at, state = time.perf_counter(), self._state()
                 with torch.no_grad():
-                    batch, key = self._prepare(batch)
-                    buffer.fill(batch)
+                    buffer.fill(self._prepare(batch))
         except BaseException as error:
             self._ready.put(error)
             return False
-        self._ready.put(PrefetchedBatch(buffer, key, state, loaded_at))
+        self._ready.put(PrefetchedBatch(buffer, state, loaded_at))
         return True
 
 

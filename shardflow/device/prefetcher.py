@@ -18,7 +18,7 @@ from shardflow.loading.stats import Stats, StatsRecorder
 from .buffers import BatchBuffer
 from .copy_stream import CopyStream, EventTimer, copy_stream_for
 from .prefetch_thread import PrefetchThread
-from .transform_chain import DeviceTransform, TransformChain
+from .transform_chain import DeviceTransform, PreparedBatch, TransformChain
 
 
 @runtime_checkable
@@ -81,7 +81,9 @@ class DevicePrefetcher:
             raise ConfigError(f"dtype must be a torch.dtype, such as torch.bfloat16, found {dtype!r}")
         self.loader = loader
         self.device = resolve_device(device)
-        self._transforms = TransformChain(transforms, getattr(loader, "fields", None), batch_transform)
+        self._transforms = TransformChain(
+            transforms, getattr(loader, "fields", None), batch_transform, getattr(loader, "annotations", None)
+        )
         self._dtype, self._channels_last = dtype, channels_last
         self._copy_stream = stream = copy_stream_for(self.device)
         self._buffers = [BatchBuffer(stream) for _ in range(buffers)] if stream is not None else []
@@ -138,9 +140,9 @@ class DevicePrefetcher:
                     self._state = None
                     return
                 loaded = time.perf_counter()
-                batch, key = self._transforms.prepare(batch, self.device)
-                batch = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), batch)
-                batch = self._transform(batch, key, in_buffer=False)
+                prepared = self._transforms.prepare(batch, self.device)
+                prepared = _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), prepared)
+                batch = self._transform(prepared, in_buffer=False)
                 self._state = None
                 self._stats.answered(waiting_s=loaded - requested, transforms_s=time.perf_counter() - loaded)
                 yield batch
@@ -171,11 +173,11 @@ class DevicePrefetcher:
                 if prefetched is None:
                     self._state = None
                     return
-                buffer, key, state, loaded_at = prefetched
+                buffer, state, loaded_at = prefetched
                 # Training did not stand still during a wait in which the device still had work to do.
                 stalled = answered - requested if copy_stream.compute_is_idle() else 0.0
                 for_data = min(stalled, max(0.0, loaded_at - requested))
-                batch = buffer.consume(functools.partial(self._transform, key=key, in_buffer=True), timer)
+                batch = buffer.consume(functools.partial(self._transform, in_buffer=True), timer)
                 thread.release(buffer)
                 self._state = state
                 self._stats.answered(waiting_s=for_data, copying_s=stalled - for_data)
@@ -190,9 +192,9 @@ class DevicePrefetcher:
                 buffer.retire()
 
     @torch.no_grad()
-    def _transform(self, batch: Any, key: int | None, *, in_buffer: bool) -> Any:
+    def _transform(self, prepared: PreparedBatch, *, in_buffer: bool) -> Any:
         with torch.autocast(self.device.type, enabled=False):
-            batch = self._transforms(batch, key, in_buffer=in_buffer)
+            batch = self._transforms(prepared, in_buffer=in_buffer)
         return _pytree.tree_map_only(torch.Tensor, self._convert, batch)
 
     def _convert(self, tensor: torch.Tensor) -> torch.Tensor:

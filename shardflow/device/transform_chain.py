@@ -6,16 +6,18 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree
 
 from shardflow._validation import check_callable
 from shardflow.errors import ConfigError
+from shardflow.loading.annotation_fields import AnnotationFields
 from shardflow.loading.fork_rng import fork_rng, reseed
 from shardflow.order import keyed_rng
 
+from .annotation_columns import AnnotationColumns, Columns, is_views, transform_pixels
 from .buffers import clone_shared
 from .transforms import rng
 from .transforms.decode_jpeg import DecodeJpeg
@@ -29,6 +31,20 @@ _DEFAULT_FIELDS = ("image", "label")
 DeviceTransform = KeyedTransform | MixingTransform | DecodeJpeg | Callable[[torch.Tensor], torch.Tensor]
 
 
+class PreparedBatch(NamedTuple):
+    """A batch that was checked, on its way to the device.
+
+    Attributes:
+        batch: Its boxes and keypoints are transformed already.
+        key: Of 64 bits, if the batch has one.
+        params: The parameters that these were transformed by, by the number of the transform, for images and masks.
+    """
+
+    batch: Any
+    key: int | None
+    params: dict[int, torch.Tensor]
+
+
 class TransformChain:
     """Applies transforms to batches, and removes the field `random_key`.
 
@@ -37,8 +53,11 @@ class TransformChain:
     torch, Python and numpy. Where batches have keys, these generators are seeded from the key of the batch's first
     sample, so the draws depend on (seed, epoch, first sample).
 
-    Images in several views, a tuple of tensors, are augmented view by view, each with random numbers of its own: the
-    number of the view is folded into the keys. There is no target that mixed views share, so mixing is an error.
+    Images in several views, a tuple of tensors, are augmented view by view, each with random numbers of its own; the
+    first one as it would be alone. There is no target that mixed views share, so mixing is an error.
+
+    Masks, boxes, the fields of boxes and keypoints follow the images through `SpatialTransform`s, see
+    `annotation_columns`. The images of a list, which differ in size, are transformed one by one.
 
     If the loader has no `fields`, the fields of a dict are its keys, and any other batch has an image and a label.
     """
@@ -48,6 +67,7 @@ class TransformChain:
         transforms: Sequence[DeviceTransform],
         fields: Sequence[str] | None,
         batch_transform: Callable[..., Any] | None = None,
+        annotations: AnnotationFields | None = None,
     ) -> None:
         if not isinstance(transforms, Sequence):
             raise ConfigError(f"transforms must be a list, found {transforms!r}")
@@ -77,14 +97,17 @@ class TransformChain:
             self._needed |= {"label", KEY_FIELD}
         if any(isinstance(kind, KeyedTransform) and kind.needs_keys for kind in kinds):
             self._needed.add(KEY_FIELD)
-        if fields is not None and (missing := sorted(self._needed - set(fields))):
-            raise ConfigError(
-                f"the transforms need {', '.join(missing)}, the loader's fields are {', '.join(fields)}; "
-                f"give it fields={(*fields, *missing)}"
-            )
+        self._annotations = AnnotationColumns(kinds, annotations)
+        if fields is not None:
+            if missing := sorted(self._needed - set(fields)):
+                raise ConfigError(
+                    f"the transforms need {', '.join(missing)}, the loader's fields are {', '.join(fields)}; "
+                    f"give it fields={(*fields, *missing)}"
+                )
+            self._annotations.find(fields)
 
-    def prepare(self, batch: Any, device: torch.device) -> tuple[Any, int | None]:
-        """Check a batch of the loader, decode its images to the device if need be; return it and its 64-bit key."""
+    def prepare(self, batch: Any, device: torch.device) -> PreparedBatch:
+        """Check a batch of the loader, decode its images to the device if need be, and move its boxes and keypoints."""
         if isinstance(batch, Mapping) and not isinstance(batch, dict):
             batch = dict(batch)  # pytree finds no tensors in other mappings
         for leaf in _pytree.tree_leaves(batch):
@@ -103,31 +126,37 @@ class TransformChain:
         if self._decode is not None:
             fields["image"] = self._decode(fields["image"], device)
             batch = self._join(fields, batch)
-        return batch, key
+        params = self._annotations.move(fields, self._annotations.find(fields))
+        if params:
+            batch = self._join(fields, batch)
+        return PreparedBatch(batch, key, params)
 
-    def __call__(self, batch: Any, key: int | None, *, in_buffer: bool) -> Any:
+    def __call__(self, prepared: PreparedBatch, *, in_buffer: bool) -> Any:
         """Return a batch that `prepare` returned, and that is now on the device, transformed.
 
         With `in_buffer` it lies in memory that will be overwritten. The caller clones tensors in tuples, lists and
         dicts. It cannot find those that `batch_transform` puts into other objects, so `batch_transform` gets clones.
         """
+        batch, key, params = prepared
         if not self._transforms and self._batch_transform is None and KEY_FIELD not in self._fields:
             return batch
         fields = self._split(batch)
+        annotated = self._annotations.find(fields)
         keys = fields.pop(KEY_FIELD, torch.zeros(0, dtype=torch.int64))  # without the field, no transform uses the keys
         with _seeded_generators(key, batch) if self._use_generators else contextlib.nullcontext():
             for number, (kind, transform) in enumerate(self._transforms):
                 images = fields["image"]
-                if isinstance(kind, MixingTransform):
+                if number in params:
+                    fields["image"] = transform_pixels(kind.transform_images, images, params[number])
+                    for field in annotated.masks:
+                        fields[field] = transform_pixels(kind.transform_masks, fields[field], params[number])
+                elif isinstance(kind, MixingTransform):
                     _check_images(kind, images)
-                    images, fields["label"] = transform(images, fields["label"], rng.fold(keys, number))
-                elif isinstance(images, (tuple, list)):
-                    images = tuple(
-                        _augment(kind, transform, each, keys, number, view) for view, each in enumerate(images)
-                    )
+                    fields["image"], fields["label"] = transform(images, fields["label"], rng.fold(keys, number))
                 else:
-                    images = _augment(kind, transform, images, keys, number)
-                fields["image"] = images
+                    fields["image"] = _augment(kind, transform, images, keys, number)
+                    if any(annotated):
+                        _check_sizes(transform, fields["image"], images, annotated)
             if self._batch_transform is not None:
                 columns = list(fields.values())
                 return self._batch_transform(*(clone_shared(columns, batch) if in_buffer else columns))
@@ -160,8 +189,20 @@ def _uncompiled(transform: Any) -> Any:
     return getattr(function, "__self__", function)
 
 
-def _augment(kind: object, transform: Any, images: Any, keys: torch.Tensor, *place: int) -> torch.Tensor:
-    """Return images, transformed; `place` is the number of the transform, and that of the view if there are several."""
+def _augment(kind: object, transform: Any, images: Any, keys: torch.Tensor, number: int) -> Any:
+    """Return images, transformed by transform `number`: a batch, each view, or each image of a list."""
+    if is_views(images):
+        places = ((number, view) if view else (number,) for view in range(len(images)))
+        return tuple(_augment_batch(kind, transform, *each, keys) for each in zip(images, places, strict=True))
+    return transform_pixels(
+        lambda pixels, own_keys: _augment_batch(kind, transform, pixels, (number,), own_keys), images, keys
+    )
+
+
+def _augment_batch(
+    kind: object, transform: Any, images: torch.Tensor, place: tuple[int, ...], keys: torch.Tensor
+) -> torch.Tensor:
+    """Return a batch, transformed; `place` is the number of the transform, and that of the view from the second on."""
     if isinstance(kind, KeyedTransform):
         _check_images(kind, images)
         keys = functools.reduce(rng.fold, place, keys) if kind.needs_keys else keys
@@ -173,11 +214,19 @@ def _augment(kind: object, transform: Any, images: Any, keys: torch.Tensor, *pla
     return augmented
 
 
+def _check_sizes(transform: object, images: Any, before: Any, annotated: Columns) -> None:
+    if any(image.shape[-2:] != given.shape[-2:] for image, given in zip(images, before, strict=True)):
+        raise ConfigError(
+            f"{transform!r} changed the size of the images, and {annotated} cannot follow it; "
+            "transform all of them together in batch_transform"
+        )
+
+
 def _check_images(transform: object, images: Any) -> None:
     if not isinstance(images, torch.Tensor):
         raise ConfigError(
-            f"{type(transform).__name__} takes one tensor of images, found {len(images)} views; leave it out, or give "
-            "the loader a decoder of one view"
+            f"{type(transform).__name__} takes one tensor of images, found {len(images)} views or images of different "
+            "sizes; leave it out, or give the loader a decoder of one size"
         )
     if images.dim() != 4:
         remedy = "; encoded images need DecodeJpeg() as the first transform" if images.dim() == 2 else ""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from shardflow._validation import check_probability
+from shardflow.loading.geometry import Geometry, Sizes
 
 from . import rng
-from .transform import KeyedTransform
+from .transform import SpatialTransform
 
 
-class RandomHorizontalFlip(KeyedTransform):
-    """Mirrors each image with probability `p`, 0 … 1.
+class RandomHorizontalFlip(SpatialTransform):
+    """Mirrors each image with probability `p`, 0 … 1, with its masks, boxes and keypoints.
 
     Raises:
         ConfigError: The probability is out of its range.
@@ -20,7 +23,18 @@ class RandomHorizontalFlip(KeyedTransform):
     def __init__(self, p: float = 0.5) -> None:
         self.p = check_probability("p", p)
 
-    def __call__(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    def make_params(self, keys: torch.Tensor, height: int, width: int) -> torch.Tensor:  # noqa: ARG002
+        """Return 1 for the images that are mirrored and 0 for the others, float32 [B]."""
+        return (rng.uniforms(keys, 1)[:, 0] < self.p).to(torch.float32)
+
+    def transform_images(self, images: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
         """Return the images [B, C, H, W] in their dtype, some mirrored."""
-        flipped = rng.uniforms(keys, 1)[:, 0] < self.p
-        return torch.where(flipped[:, None, None, None], images.flip(-1), images)
+        return torch.where(params[:, None, None, None] > 0, images.flip(-1), images)
+
+    def transform_masks(self, masks: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+        """Return the masks [B, C, H, W], mirrored with their images."""
+        return self.transform_images(masks, params)
+
+    def geometry(self, params: torch.Tensor, sizes: Sizes) -> Geometry:
+        """Return the whole images as their crops."""
+        return dataclasses.replace(Geometry.identity(sizes), flip=params.numpy() > 0)

@@ -8,21 +8,24 @@ contrast to a sampled affine grid they can antialias: the triangle filter widens
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from shardflow._validation import check_integer, check_probability, check_range
+from shardflow.loading.geometry import Geometry, Sizes
 
 from . import rng
 from .boxes import TRIES, draw_sizes, first_fit
-from .transform import KeyedTransform, to_dtype_of, to_float
+from .transform import SpatialTransform, to_dtype_of, to_float
 
 
-class RandomResizedCrop(KeyedTransform):
+class RandomResizedCrop(SpatialTransform):
     """Crops a random box of each image, resizes it to one size, and mirrors it with probability `hflip`.
 
     The boxes are distributed as those of `torchvision.transforms.v2.RandomResizedCrop` for one image (Szegedy et al.,
     "Going deeper with convolutions", 2014). Resizing is bilinear and antialiased, as by its default. The cost is
-    2·B·C·S·W·(H + S) multiplications and additions: 42 GFLOP for 256 images of 256² to 224².
+    2·B·C·S·W·(H + S) multiplications and additions: 42 GFLOP for 256 images of 256² to 224². Masks are resized to the
+    nearest pixel, as torchvision resizes them; boxes and keypoints follow as in the loader's crops.
 
     Args:
         size: Height and width of the result in pixels, 1 or more.
@@ -46,12 +49,31 @@ class RandomResizedCrop(KeyedTransform):
         self.scale, self.ratio = check_range("scale", scale, most=1), check_range("ratio", ratio)
         self.hflip = check_probability("hflip", hflip)
 
-    def __call__(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Return images [B, C, size, size] in the dtype of the images [B, C, H, W]."""
-        height, width = images.shape[-2:]
+    def make_params(self, keys: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """Return float32 [B, 5]: x, y, width, height of the boxes in pixels, and 1 for the crops that are mirrored."""
         uniforms = rng.uniforms(keys, 2 * TRIES + 3)
         boxes = random_boxes(uniforms[:, :-1], height, width, self.scale, self.ratio)
-        return crop_and_resize(images, boxes, self.size, uniforms[:, -1] < self.hflip)
+        return torch.cat([boxes, (uniforms[:, -1:] < self.hflip).to(torch.float32)], dim=1)
+
+    def transform_images(self, images: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+        """Return images [B, C, size, size] in the dtype of the images [B, C, H, W]."""
+        return crop_and_resize(images, params[:, :4], self.size, params[:, 4] > 0)
+
+    def transform_masks(self, masks: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+        """Return masks [B, C, size, size] in the dtype of the masks [B, C, H, W]."""
+        return crop_and_resize_masks(masks, params[:, :4], self.size, params[:, 4] > 0)
+
+    def geometry(self, params: torch.Tensor, sizes: Sizes) -> Geometry:
+        """Return the crops."""
+        resized = np.full((len(params), 2), self.size, dtype=np.int32)
+        return Geometry(
+            source=sizes.astype(np.int32),
+            box=params[:, :4].to(torch.int32).numpy(),
+            resized=resized,
+            window=np.zeros_like(resized),
+            flip=params[:, 4].numpy() > 0,
+            size=(self.size, self.size),
+        )
 
 
 def random_boxes(
@@ -78,6 +100,23 @@ def crop_and_resize(images: torch.Tensor, boxes: torch.Tensor, size: int, flippe
     pixels = to_float(images)
     rows, columns = rows.to(pixels.dtype), columns.to(pixels.dtype)
     return to_dtype_of(rows[:, None] @ (pixels @ columns.transpose(1, 2)[:, None]), images)
+
+
+def crop_and_resize_masks(masks: torch.Tensor, boxes: torch.Tensor, size: int, flipped: torch.Tensor) -> torch.Tensor:
+    """Return the crops, resized to the nearest pixel of [B, C, size, size], mirrored where `flipped`."""
+    x, y, w, h = boxes.to(torch.float32).unbind(1)
+    rows, columns = _nearest(y, h, size), _nearest(x, w, size)
+    columns = torch.where(flipped[:, None], columns.flip(1), columns)
+    places = (rows[:, :, None] * masks.shape[-1] + columns[:, None, :]).flatten(1)
+    pixels = masks.flatten(2).gather(2, places[:, None, :].expand(-1, masks.shape[1], -1))
+    return pixels.view(*masks.shape[:2], size, size)
+
+
+def _nearest(start: torch.Tensor, extent: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the pixel that each of `size` shows: int64 [B, size], rounded down in float32 as torch's resizing does."""
+    targets = torch.arange(size, dtype=torch.float32, device=start.device)
+    within = torch.minimum((targets[None] * (extent / size)[:, None]).floor(), extent[:, None] - 1)
+    return (start[:, None] + within).to(torch.int64)
 
 
 def _weights(start: torch.Tensor, extent: torch.Tensor, length: int, size: int) -> torch.Tensor:

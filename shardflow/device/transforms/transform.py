@@ -1,10 +1,12 @@
-"""The base of most transforms: a function of a batch of images and of the samples' keys."""
+"""The bases of most transforms: functions of a batch of images and of the samples' keys."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
 import torch
+
+from shardflow.loading.geometry import Geometry, Sizes
 
 
 class KeyedTransform(ABC):
@@ -26,6 +28,33 @@ class KeyedTransform(ABC):
                 transform's documentation names another one. Results from uint8 are rounded once, at the end.
             keys: int64 [B], the samples' `random_key`, on the device of the images.
         """
+
+
+class SpatialTransform(KeyedTransform):
+    """A transform that masks, boxes and keypoints follow: it moves pixels, or replaces those of a place.
+
+    `DevicePrefetcher` draws the parameters once for an image and all that follows it.
+    """
+
+    @abstractmethod
+    def make_params(self, keys: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """Return a row of parameters for each of the keys, int64 [B], for images of this size: float32 [B, ...]."""
+
+    @abstractmethod
+    def transform_images(self, images: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+        """Return the images [B, C, H, W], transformed."""
+
+    @abstractmethod
+    def transform_masks(self, masks: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+        """Return masks [B, C, H, W] of the size of the images, transformed, each pixel with a value that it had."""
+
+    @abstractmethod
+    def geometry(self, params: torch.Tensor, sizes: Sizes) -> Geometry | None:
+        """Return how images of these sizes are cropped, all on the host; None if pixels stay where they are."""
+
+    def __call__(self, images: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Return the images, augmented; see `KeyedTransform`."""
+        return self.transform_images(images, self.make_params(keys, *images.shape[-2:]))
 
 
 def to_float(images: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,158 @@
+"""The annotations of a batch: masks, boxes and keypoints, which follow the images through the transforms.
+
+How many boxes stay decides the shapes of a batch, so boxes and keypoints are moved on the host, before they are copied:
+on the device, the host would wait for the answer. Therefore the parameters of the transforms are drawn on the host for
+a batch with annotations, and travel with it, for its images and masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shardflow.errors import ConfigError
+from shardflow.loading.annotation_fields import (
+    BOXES,
+    KEYPOINTS,
+    AnnotationFields,
+    CroppedBoxes,
+    is_object_field,
+    move_objects,
+)
+
+from .transforms import rng
+from .transforms.mixup import MixingTransform
+from .transforms.transform import SpatialTransform
+
+_MASK_FIELD = "mask"
+_PADDING_FIELDS = ("pixel_mask", "image_size")
+
+
+class Columns(NamedTuple):
+    """Which fields of a batch are annotations.
+
+    Attributes:
+        masks: Masks.
+        objects: Boxes, fields of boxes, keypoints.
+        padding: Fields that say where the images lie in a padded batch.
+    """
+
+    masks: list[str]
+    objects: list[str]
+    padding: list[str]
+
+    def __str__(self) -> str:
+        """Return their names."""
+        return ", ".join(self.masks + self.objects + self.padding)
+
+
+class AnnotationColumns:
+    """Finds the annotations among the fields of a batch, and moves them.
+
+    Args:
+        transforms: The transforms of the images, in order.
+        declared: The loader's annotation fields; without them, fields are known by their names.
+    """
+
+    def __init__(self, transforms: Sequence[object], declared: AnnotationFields | None) -> None:
+        self._transforms, self._declared = transforms, declared
+        self._rule = CroppedBoxes() if declared is None else declared.boxes
+
+    def find(self, fields: Iterable[str]) -> Columns:
+        """Return which of the fields are annotations.
+
+        Raises:
+            ConfigError: A transform cannot move them.
+        """
+        if self._declared is not None:
+            masks = [field for field in fields if field in self._declared.masks]
+            objects = [field for field in fields if field in self._declared.objects]
+        else:
+            masks = [field for field in fields if field == _MASK_FIELD]
+            objects = [field for field in fields if is_object_field(field)]
+        for transform in self._transforms:
+            name = type(transform).__name__
+            if isinstance(transform, MixingTransform) and (masks or objects):
+                raise ConfigError(
+                    f"{name} mixes images and their labels, not {', '.join(masks + objects)}; leave it out, or these "
+                    "fields"
+                )
+            if isinstance(transform, SpatialTransform) and objects and BOXES not in objects and objects != [KEYPOINTS]:
+                raise ConfigError(
+                    f"{name} may drop boxes, and with them their {', '.join(objects)}; give the loader the field "
+                    "'boxes' too"
+                )
+        return Columns(masks, objects, [field for field in fields if field in _PADDING_FIELDS])
+
+    def move(self, fields: dict[str, Any], columns: Columns) -> dict[int, torch.Tensor]:
+        """Move the boxes and keypoints of a batch, and return the parameters of each `SpatialTransform`, by its number.
+
+        Args:
+            fields: The batch; its objects are replaced. Its images are [B, C, H, W], or a list of [C, H, W].
+            columns: Its annotations.
+
+        Raises:
+            ConfigError: The images or masks are not what can be moved.
+        """
+        params: dict[int, torch.Tensor] = {}
+        if not any(columns) or not any(isinstance(transform, SpatialTransform) for transform in self._transforms):
+            return params
+        images, keys = fields["image"], fields["random_key"].cpu()
+        if is_views(images):
+            raise ConfigError(f"{columns} cannot follow {len(images)} views; leave them out")
+        for field in columns.masks:
+            _check_masks(field, fields[field], images)
+        sizes = np.array([image.shape[:-3:-1] for image in images], dtype=np.int64).reshape(-1, 2)
+        for number, transform in enumerate(self._transforms):
+            if not isinstance(transform, SpatialTransform):
+                continue
+            params[number] = _draw(transform, rng.fold(keys, number), sizes.tolist())
+            geometry = transform.geometry(params[number], sizes) if len(keys) else None
+            if geometry is None:
+                continue
+            if columns.padding:
+                raise ConfigError(
+                    f"{type(transform).__name__} moves the padding of images too, and {', '.join(columns.padding)} "
+                    "would be wrong; leave these fields out, or transform in the loader, before images are padded"
+                )
+            if columns.objects:
+                arrays = {field: [each.cpu().numpy() for each in fields[field]] for field in columns.objects}
+                fields |= move_objects(arrays, geometry, self._rule)
+            sizes = geometry.windows.astype(np.int64)
+        return params
+
+
+def is_views(images: Any) -> bool:
+    """Return whether images are several views [B, C, H, W], not one tensor or a list of images [C, H, W]."""
+    return isinstance(images, (tuple, list)) and len(images) > 0 and images[0].dim() == 4
+
+
+def transform_pixels(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], pixels: Any, params: torch.Tensor
+) -> Any:
+    """Return images or masks, [B, C, H, W] or a list of [C, H, W], transformed by a function of them and the rows."""
+    if isinstance(pixels, torch.Tensor):
+        return function(pixels, params)
+    return [function(image[None], params[row : row + 1])[0] for row, image in enumerate(pixels)]
+
+
+def _draw(transform: SpatialTransform, keys: torch.Tensor, sizes: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return the parameters for images of these sizes, width and height."""
+    if all(size == sizes[0] for size in sizes):
+        width, height = sizes[0] if sizes else (1, 1)
+        return transform.make_params(keys, height, width)
+    rows = enumerate(sizes)
+    return torch.cat([transform.make_params(keys[row : row + 1], height, width) for row, (width, height) in rows])
+
+
+def _check_masks(field: str, masks: Any, images: Any) -> None:
+    for mask, image in zip(masks, images, strict=True):
+        if mask.dim() != 3 or mask.shape[-2:] != image.shape[-2:]:
+            height, width = image.shape[-2:]
+            raise ConfigError(
+                f"field {field!r} must be masks [C, H, W] of the images' sizes, here {height} x {width}; found "
+                f"{list(mask.shape)}"
+            )
