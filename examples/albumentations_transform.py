@@ -9,12 +9,14 @@ What to look at:
 - Each transform of a pipeline gets a seed of its own. `Compose(seed=…)` and `set_random_seed` give all of them the same
   one: then the first number that each draws is the same, and one flip is made exactly when the other is.
 - Albumentations works on numpy arrays [H, W, 3], the loader on tensors [3, H, W]; both are views of the same bytes.
+- With masks or boxes among the loader's fields, `Keyed` gets a dict of them and the pipeline moves all of them.
 - On import it asks a server for its newest version; NO_ALBUMENTATIONS_UPDATE=1 in the environment prevents that.
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import albumentations as A  # noqa: N812 - everybody's name for it
 import numpy as np
@@ -24,18 +26,29 @@ import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 import shardflow
 from net import Net
 
+NAMES = {"boxes": "bboxes"}
+"""What Albumentations calls the loader's fields, where the names differ."""
+
 
 class Keyed:
-    """An Albumentations pipeline as a transform of the loader: a function of the image and numpy's global generator."""
+    """An Albumentations pipeline as a transform of the loader: a function of sample and numpy's global generator."""
 
     def __init__(self, pipeline: A.Compose) -> None:
         self._pipeline = pipeline
 
-    def __call__(self, image_CHW: torch.Tensor) -> torch.Tensor:  # noqa: N803 - the suffix is the shape
-        """Return the image, uint8 [3, H, W], augmented."""
+    def __call__(self, sample: Any) -> Any:
+        """Return the image, uint8 [3, H, W], augmented; or a dict of the image, its mask, boxes and their fields.
+
+        Boxes need `A.Compose(..., bbox_params=A.BboxParams("pascal_voc", label_fields=["box_labels"]))`.
+        """
         seed_all(self._pipeline)
-        augmented = self._pipeline(image=image_CHW.permute(1, 2, 0).contiguous().numpy())["image"]
-        return torch.from_numpy(np.ascontiguousarray(augmented.transpose(2, 0, 1)))
+        fields = sample if isinstance(sample, dict) else {"image": sample}
+        arrays = {NAMES.get(field, field): value.contiguous().numpy() for field, value in fields.items()}
+        arrays["image"] = np.ascontiguousarray(arrays["image"].transpose(1, 2, 0))
+        augmented = self._pipeline(**arrays)
+        augmented["image"] = augmented["image"].transpose(2, 0, 1)
+        result = {field: torch.tensor(augmented[NAMES.get(field, field)]) for field in fields}
+        return result if isinstance(sample, dict) else result["image"]
 
 
 def seed_all(transform: A.BasicTransform | A.BaseCompose) -> None:

@@ -63,3 +63,29 @@ def test_albumentations_transforms_draw_independently(example: Any) -> None:
         assert int(keyed(image)[0, 0, 0]) == outcomes[-1]
     assert set(outcomes) == {0, 1, 2, 3}
     assert all(5 < outcomes.count(corner) < 28 for corner in range(4))
+
+
+def test_albumentations_moves_masks_and_boxes(scenes: Path, example: Any) -> None:
+    """Image, mask and boxes of a sample take the same affine transform, and dropped boxes take their labels along."""
+    A = example.A  # noqa: N806 - its usual name
+    boxes = A.BboxParams("pascal_voc", label_fields=["box_labels"], min_visibility=0.1)
+    pipeline = A.Compose([A.HorizontalFlip(), A.Affine(translate_percent=0.2, p=1)], bbox_params=boxes)
+    loader = shardflow.Loader(
+        scenes.parent / "packed",
+        batch_size=33,
+        decoder=shardflow.CenterCropDecoder(64),
+        fields=("image", "mask", "boxes", "box_labels"),
+        transform=example.Keyed(pipeline),
+        num_workers=1,
+    )
+    ((images, masks, boxes, labels),) = loader
+    shapes = 0
+    for image, mask, own, numbers in zip(images, masks[:, 0], boxes, labels, strict=True):
+        coloured = (image.int() - torch.tensor([255, 255, 240])[:, None, None]).abs().amax(0) > 60
+        shown = coloured & (image.amax(0) > 60)  # what moved in from beyond the picture is black
+        assert float((shown != (mask > 0)).float().mean()) < 0.06
+        assert len(own) == len(numbers)
+        for (left, top, right, bottom), number in zip(own.round().int().tolist(), numbers.tolist(), strict=True):
+            inside = mask[top:bottom, left:right]
+            shapes += bool((inside == number + 1).any())
+    assert shapes > 0.9 * sum(map(len, boxes)) > 20
