@@ -27,6 +27,7 @@ from tests.helpers.pages import (
 )
 from tests.helpers.s3_fixtures import prefix, server
 from tests.helpers.s3_server import Server
+from tests.helpers.scenes import write_scenes
 
 __all__ = ["prefix", "server"]
 
@@ -58,6 +59,8 @@ def test_pages_run(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if "demo --draw photos/" not in code:
         shutil.copytree(photos, "photos")
+    if "pack scenes/ scenes256" in code:
+        write_scenes(Path("scenes"), train=20, val=4)
     if "pack photos/ photos256" not in code:
         shutil.copytree(photos.parent / "photos256", "photos256")
     translated = on_this_machine

@@ -9,6 +9,7 @@
     scaling     CPU time as batches, workers, shards and datasets grow                 docs/benchmark.md
     pixels      what a cache of decoded images saves                                   docs/streaming.md
     views       several crops of each image, beside torchvision                        docs/loading.md
+    annotations images with their boxes or masks, beside torchvision                   docs/detection.md
     encoded     handing over encoded files instead of crops                            docs/device.md
     packing     time and memory of packing 10,000 to 1,000,000 tiny images             docs/packers.md
 
@@ -33,7 +34,7 @@ from bench.usage import hardware
 
 HERE = Path(__file__).parent
 ROUNDS = {"recipe": 15, "mixing": 1, "sampling": 1, "start": 9, "resume": 15}
-ROUNDS |= {"budget": 5, "scaling": 3, "pixels": 5, "views": 3, "encoded": 5, "packing": 1}
+ROUNDS |= {"budget": 5, "scaling": 3, "pixels": 5, "views": 3, "annotations": 5, "encoded": 5, "packing": 1}
 """What can be measured, and how often each by default; mixing, sampling and packing are measured once."""
 TIMEOUT_S = 3600
 SHOWN = (60, 75, 85, 90, 95, 98)
