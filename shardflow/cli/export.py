@@ -1,4 +1,4 @@
-"""`shardflow export dali URL [DIRECTORY]`, and the same for `energon`."""
+"""`shardflow export dali URL [DIRECTORY]`, and the same for `energon` and `card`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 import shardflow
 from shardflow._wording import plural
 from shardflow.interop.dali import write_dali_indexes
+from shardflow.interop.dataset_card import write_card
 from shardflow.interop.energon import write_energon
 
 from .options import PathOrUrl, option_group
@@ -18,12 +19,13 @@ from .output import shard_bar
 
 @click.group()
 def export() -> None:
-    """Write the index files that other tools need to read a dataset. The shards are plain tars and stay as they are.
+    """Write what other tools need to read a dataset, or its card. The shards are plain tars and stay as they are.
 
     \b
     Examples:
       shardflow export dali photos256/
       shardflow export energon photos256/
+      shardflow export card photos256/ --license cc-by-4.0
     """
 
 
@@ -62,6 +64,25 @@ def energon(url: str, directory: str | None) -> None:
       shardflow export energon photos256/
     """
     click.echo(f"wrote .nv-meta and {_write(write_energon, url, directory)}")
+
+
+@export.command()
+@_places
+@click.option("--name", help="Name of the dataset.  [default: the last part of URL]")
+@click.option("--license", "license_id", help="Licence: the Hub's identifier, as cc-by-4.0, or a URL.")
+def card(url: str, directory: str | None, name: str | None, license_id: str | None) -> None:
+    """Write a dataset card: README.md with metadata for the Hugging Face Hub, and croissant.json.
+
+    Splits, classes, sizes and settings come from the manifest; no shard is read. The files go to DIRECTORY or beside
+    the shards of a local dataset, and replace files of these names.
+
+    \b
+    Examples:
+      shardflow export card photos256/ --license cc-by-4.0
+      shardflow export card s3://bucket/photos256 card/
+    """
+    for path in write_card(shardflow.open(url), directory, name=name, license=license_id):
+        click.echo(f"wrote {path}")
 
 
 def _write(write: Callable[..., Iterator[object]], url: str, directory: str | None) -> str:

@@ -1,0 +1,225 @@
+"""Dataset cards: a README with the Hugging Face Hub's metadata, and Croissant metadata, from the manifest alone.
+
+Sources: https://huggingface.co/docs/hub/datasets-cards and
+https://docs.mlcommons.org/croissant/docs/croissant-spec.html (1.0).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardflow._wording import plural
+from shardflow.dataset.dataset import Dataset
+from shardflow.formats.image_types import IMAGE_TYPES
+from shardflow.formats.statistics import median
+
+from . import beside_shards
+
+README, CROISSANT = "README.md", "croissant.json"
+
+_CONTEXT: dict[str, Any] = {  # as the specification has it, appendix 1
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    **{
+        name: f"cr:{name}" for name in ("column", "extract", "field", "fileProperty", "fileObject", "fileSet", "format")
+    },
+    **{name: f"cr:{name}" for name in ("includes", "jsonPath", "key", "md5", "parentField", "path", "recordSet")},
+    **{
+        name: f"cr:{name}" for name in ("references", "regex", "repeated", "replace", "separator", "source", "subField")
+    },
+    **{name: f"cr:{name}" for name in ("transform", "isLiveDataset", "citeAs")},
+    "citeAs": "cr:citeAs",
+    "conformsTo": "dct:conformsTo",
+    "cr": "http://mlcommons.org/croissant/",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "dct": "http://purl.org/dc/terms/",
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "sc": "https://schema.org/",
+}
+_SIZES = (
+    "n<1K",
+    "1K<n<10K",
+    "10K<n<100K",
+    "100K<n<1M",
+    "1M<n<10M",
+    "10M<n<100M",
+    "100M<n<1B",
+    "1B<n<10B",
+    "10B<n<100B",
+)
+_DESCRIPTION = "Images in WebDataset tar shards, with an index and a checksum of every file."
+
+
+def write_card(
+    dataset: Dataset,
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    name: str | None = None,
+    license: str | None = None,  # noqa: A002 - the word of both metadata formats
+) -> Iterator[Path]:
+    """Write README.md and croissant.json into a directory, by default beside the shards; yield the paths.
+
+    Args:
+        dataset: Its manifest is read, and no shard.
+        directory: Created if it does not exist. Files of these names are replaced.
+        name: The dataset's name; by default the last part of its URL.
+        license: Identifier as the Hub has it ("cc-by-4.0"), or a URL; without one the card says none.
+    """
+    root = beside_shards(dataset.storage, directory)
+    name = name or dataset.url.rstrip("/").rpartition("/")[2]
+    root.put(README, card(dataset, name, license).encode())
+    yield root.local_path(README)
+    root.put(CROISSANT, json.dumps(croissant(dataset, name, license), indent=1, ensure_ascii=False).encode() + b"\n")
+    yield root.local_path(CROISSANT)
+
+
+def card(dataset: Dataset, name: str, license_id: str | None) -> str:
+    """Return the README: metadata in YAML (written as JSON, which is YAML too), and the dataset in tables."""
+    content = dataset.manifest
+    metadata: dict[str, Any] = {
+        **({} if license_id is None else {"license": license_id}),
+        "pretty_name": name,
+        "size_categories": [_SIZES[min(max(0, len(str(content.samples)) - 3), len(_SIZES) - 1)]],
+        **({} if dataset.classes is None else {"task_categories": ["image-classification"]}),
+        "tags": ["webdataset", "shardflow"],
+        "configs": [
+            {
+                "config_name": "default",
+                "data_files": [{"split": split, "path": f"{split}/*.tar"} for split in dataset.splits],
+            }
+        ],
+    }
+    splits = []
+    for split in dataset.values():
+        size = f"{sum(shard.bytes for shard in split.shards) / 1e6:,.1f} MB"
+        splits.append(
+            (split.name, f"{len(split):,}", f"{len(split.shards):,}", size, _median_size(dataset, split.name))
+        )
+    parts = [
+        "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items()) + "---",
+        f"# {_escaped(name)}",
+        f"{_DESCRIPTION} {plural(content.samples, 'sample')} in {plural(len(dataset.shards), 'shard')}; fingerprint "
+        f"`{dataset.fingerprint}`.",
+        "## Splits",
+        _table(("split", "samples", "shards", "size", "median image"), splits),
+    ]
+    if dataset.classes is not None:
+        parts += ["## Classes", _table(("label", "class"), [(str(n), text) for n, text in enumerate(dataset.classes)])]
+    made = {**dataset.recipe, **{f"version of {tool}": version for tool, version in content.tools.items()}}
+    if made:
+        parts += ["## How it was made", _table(("setting", "value"), [(key, _text(made[key])) for key in made])]
+    parts += [
+        f"Of {plural(content.inputs, 'input')}, {content.quarantined:,} could not be used (`quarantine.jsonl`).",
+        "## Reading it",
+        "```python\nimport shardflow\n\n"
+        f'loader = shardflow.Loader("path/or/url", split="{dataset.splits[0]}", batch_size=256)\n```',
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def croissant(dataset: Dataset, name: str, license_id: str | None) -> dict[str, Any]:
+    """Return the Croissant metadata: each shard with size and SHA-256, the images of each split, and the classes."""
+    is_owner = not dataset.manifest.roots
+    images = [f"*.{part}" for kind in IMAGE_TYPES if kind.in_shards for part in kind.parts]
+    distribution: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
+    for split in dataset.values():
+        for shard in split.shards:
+            distribution.append(
+                {
+                    "@type": "cr:FileObject",
+                    "@id": shard.name,
+                    "name": shard.name,
+                    "contentUrl": shard.name if is_owner else dataset.storage.url(shard.name),
+                    "contentSize": f"{shard.bytes} B",
+                    "encodingFormat": "application/x-tar",
+                    "sha256": shard.sha256,
+                }
+            )
+        images_id = f"{split.name}-images"
+        distribution.append(
+            {
+                "@type": "cr:FileSet",
+                "@id": images_id,
+                "name": images_id,
+                "containedIn": [{"@id": shard.name} for shard in split.shards],
+                "encodingFormat": "image/*",
+                "includes": images,
+            }
+        )
+        fields = (("key", "sc:Text", "filename"), ("image", "sc:ImageObject", "content"))
+        records.append(
+            {
+                "@type": "cr:RecordSet",
+                "@id": split.name,
+                "name": split.name,
+                "description": f"{plural(len(split), 'sample')} in {plural(len(split.shards), 'shard')}.",
+                "field": [
+                    {
+                        "@type": "cr:Field",
+                        "@id": f"{split.name}/{field}",
+                        "name": f"{split.name}/{field}",
+                        "dataType": kind,
+                        "source": {"fileSet": {"@id": images_id}, "extract": {"fileProperty": found}},
+                    }
+                    for field, kind, found in fields
+                ],
+            }
+        )
+    if dataset.classes:
+        records.append(_classes(dataset.classes))
+    return {
+        "@context": _CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "name": name,
+        "description": _DESCRIPTION,
+        "version": "1.0.0",
+        "identifier": dataset.fingerprint,
+        **({} if license_id is None else {"license": license_id}),
+        "distribution": distribution,
+        "recordSet": records,
+    }
+
+
+def _classes(classes: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "@type": "cr:RecordSet",
+        "@id": "classes",
+        "name": "classes",
+        "dataType": "sc:Enumeration",
+        "key": {"@id": "classes/label"},
+        "field": [
+            {"@type": "cr:Field", "@id": f"classes/{field}", "name": f"classes/{field}", "dataType": kind}
+            for field, kind in (("label", "sc:Integer"), ("name", "sc:Text"))
+        ],
+        "data": [{"classes/label": label, "classes/name": text} for label, text in enumerate(classes)],
+    }
+
+
+def _median_size(dataset: Dataset, split: str) -> str:
+    statistics = (dataset.manifest.statistics or {}).get(split)
+    if statistics is None:
+        return ""
+    return f"{median(statistics.widths_after)} x {median(statistics.heights_after)}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(dict(value) if isinstance(value, Mapping) else value)
+
+
+def _table(columns: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
+    cells = [columns, ("---",) * len(columns), *(tuple(map(_escaped, line)) for line in lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def _escaped(text: str) -> str:
+    """Return text that neither Markdown nor HTML reads as markup: names of classes come from anywhere."""
+    return re.sub(r"[^\w\s.,:;/()=+-]|_", lambda found: f"&#{ord(found[0])};", re.sub(r"\s+", " ", text))

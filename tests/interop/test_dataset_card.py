@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlcroissant
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import shardflow
+from shardflow.cli.export import export
+from tests.helpers.making import jpeg, make_dataset, write_dataset
+
+
+@pytest.mark.filterwarnings("ignore")  # of mlcroissant and its dependencies
+def test_croissant_metadata_is_valid(tmp_path: Path) -> None:
+    """mlcroissant finds no error in the metadata, and the splits, classes and files that the dataset has."""
+    root = make_dataset(tmp_path / "set", {"train": [5, 7], "val": [3]})
+    done = CliRunner().invoke(export, ["card", str(root), "--license", "cc-by-4.0", "--name", "Five and seven"])
+    assert done.exit_code == 0, done.output
+    found = mlcroissant.Dataset(jsonld=root / "croissant.json")
+    assert not found.metadata.ctx.issues.errors
+    assert found.metadata.name == "Five and seven"
+    assert {record.id for record in found.metadata.record_sets} >= {"train", "val"}
+    files = {file.id: file.sha256 for file in found.metadata.distribution if file.id.endswith(".tar")}
+    assert files == {shard.name: shard.sha256 for shard in shardflow.open(root).shards}
+    assert not shardflow.verify(root)
+
+
+def test_card_says_what_the_manifest_does(tmp_path: Path) -> None:
+    """The README begins with the Hub's metadata and has splits and classes; no licence is made up."""
+    samples = [(f"{number:03}", {"jpg": jpeg(number), "cls": b"0"}) for number in range(3)]
+    root = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("a|b\n<script>", "_c_"))
+    done = CliRunner().invoke(export, ["card", str(root), str(tmp_path / "card")])
+    assert done.exit_code == 0, done.output
+    _, metadata, text = (tmp_path / "card/README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(metadata) == {
+        "pretty_name": "set",
+        "size_categories": ["n<1K"],
+        "task_categories": ["image-classification"],
+        "tags": ["webdataset", "shardflow"],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "train/*.tar"}]}],
+    }
+    assert "| train | 3 | 1 |" in text
+    assert "| 0 | a&#124;b &#60;script&#62; |" in text
+    assert "| 1 | &#95;c&#95; |" in text
+    assert shardflow.open(root).fingerprint in text
+    assert "license" not in json.loads((tmp_path / "card/croissant.json").read_text())
