@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-ROOMS = ("decoder", "entropy", "kernel", "libjpeg", "resample", "seek")
+ROOMS = ("decoder", "entropy", "kernel", "libjpeg", "pixels", "resample", "seek")
 
 FLAGS = [
     *("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),

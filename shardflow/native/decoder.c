@@ -128,7 +128,7 @@ void sf_prepare(sf_decoder *d, const sf_limits *limits, sf_problem *problem) {
     problem->status = SF_OK;
     problem->message[0] = 0;
     d->several_scans = false;
-    d->found_fault = false;
+    d->found_fault = d->makes_pixels = false;
     d->info.err = d->jpeg->jpeg_std_error(&d->errors);
     d->info.client_data = d;
     d->errors.error_exit = on_error;
@@ -182,13 +182,15 @@ void sf_check_end(sf_decoder *d) {
     if (!d->several_scans && !has_end_marker(d)) on_source_empty(&d->info);
 }
 
+void sf_give_scan_up(sf_decoder *d) {
+    d->found_fault = true;
+    FAIL(d, SF_CORRUPT, "a fault in its Huffman codes");
+}
+
 /* Decode an MCU in libjpeg-turbo's place. */
 static boolean on_mcu(j_decompress_ptr info, JBLOCKROW *into) {
     sf_decoder *d = info->client_data;
-    if (!sf_entropy_decode(&d->entropy, into)) {
-        d->found_fault = true;
-        FAIL(d, SF_CORRUPT, "a fault in its Huffman codes");
-    }
+    if (!sf_entropy_decode(&d->entropy, into)) sf_give_scan_up(d);
     return TRUE;
 }
 
@@ -225,19 +227,22 @@ static void set_table(sf_decoder *d, sf_coding coding) {
     table->components = coding.comps_in_scan;
 }
 
-void sf_narrow_scan(sf_decoder *d, const int32_t box[4]) {
-    if (!d->scan_started || d->way != SF_WINDOW) return;
+bool sf_narrow_scan(sf_decoder *d, const int32_t box[4]) {
+    if (!d->scan_started) return false;
     const sf_coding coding = sf_coding_of(d->jpeg, &d->info);
     sf_seek_table *const table = &d->seek_table;
     set_table(d, coding);
     const sf_window window = {.left = box[0] / table->mcu_width, .right = (box[2] - 1) / table->mcu_width + 1,
                               .top = box[1] / table->mcu_height, .bottom = (box[3] - 1) / table->mcu_height + 1};
     const bool skips = window.top > 0 || window.left > 0 || window.right < table->columns;
-    if (skips && !coding.restart_interval && sf_seek_read(table, d->image, d->entropy.scan, d->image_end)) {
+    if (d->way == SF_WINDOW && skips && !coding.restart_interval &&
+        sf_seek_read(table, d->image, d->entropy.scan, d->image_end)) {
         sf_entropy_narrow(&d->entropy, table, window);
     } else {
         d->way = SF_WHOLE;
     }
+    d->makes_pixels = d->own_pixels && sf_pixels_start(&d->pixels, &d->entropy, &d->info, coding, window);
+    return d->makes_pixels;
 }
 
 size_t sf_write_seek_table(sf_decoder *d, uint8_t segment[SF_SEGMENT_BYTES]) {
@@ -275,6 +280,7 @@ sf_decoder *sf_decoder_new(const sf_library *library, int32_t fast) {
     d->jpeg = library;
     d->loops = sf_loops_choose(fast != 0);
     d->own_entropy = fast && library->asks_for_mcus;
+    d->own_pixels = d->own_entropy && sf_has_avx2();
     snprintf(d->about, sizeof d->about, "%s%s", d->loops->name, d->own_entropy ? ", Huffman decoding of its own" : "");
     return d;
 }
@@ -286,6 +292,7 @@ void sf_decoder_free(sf_decoder *d) {
     sf_axis_release(&d->vertical);
     sf_release(&d->entropy.data);
     sf_release(&d->seek_table.places);
+    sf_release(&d->pixels.memory);
     sf_release(&d->frame);
     sf_release(&d->rows);
     sf_release(&d->ring);

@@ -11,6 +11,7 @@
 #include "entropy.h"
 #include "kernel.h"
 #include "libjpeg.h"
+#include "pixels.h"
 #include "resample.h"
 #include "seek.h"
 
@@ -24,6 +25,9 @@ struct sf_decoder {
     int64_t faults;   /* images that libjpeg-turbo had to decode again */
     sf_entropy entropy;
     bool scan_started; /* by `entropy` */
+    bool own_pixels;   /* whether lines are made by `pixels` where it can, */
+    bool makes_pixels; /* as those of the image at hand */
+    sf_pixels pixels;
     sf_seek_table seek_table;
     struct jpeg_decompress_struct info;
     struct jpeg_error_mgr errors;
@@ -51,10 +55,14 @@ void sf_need(sf_decoder *d, bool got); /* fail for want of memory, unless it was
 void sf_prepare(sf_decoder *d, const sf_limits *limits, sf_problem *problem);
 void sf_open_image(sf_decoder *d, const uint8_t *image, size_t size); /* reads the header */
 void sf_start_image(sf_decoder *d, int32_t reduction);                 /* to the scale of 1/reduction */
-void sf_narrow_scan(sf_decoder *d, const int32_t box[4]); /* left, top, right and bottom of what is needed, in pixels of the
-                                                           * whole image: the rest may not be decoded */
 void sf_check_end(sf_decoder *d); /* whatever was not decoded: a file that was cut there must not pass for a whole */
 void sf_close_image(sf_decoder *d);
+
+/* Decode no more than a box of the whole image (left, top, right, bottom). True: `pixels` makes its lines, and libjpeg-turbo
+ * is not to be asked for them. */
+bool sf_narrow_scan(sf_decoder *d, const int32_t box[4]);
+
+void sf_give_scan_up(sf_decoder *d); /* for a fault in it */
 
 /* After a try: whether there was a fault in the scan, and it can be tried again. First a window of the scan is decoded,
  * where there is a seek table; then all of it; and then libjpeg-turbo says what the fault is, and what there is to see. */

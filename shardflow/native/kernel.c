@@ -147,14 +147,14 @@ static int32_t at_least(int32_t value, int32_t least) { return value < least ? l
 static int32_t at_most(int32_t value, int32_t most) { return value > most ? most : value; }
 
 /* Decode no MCUs of the scan but those whose pixels carry weight, or are looked at in upsampling. */
-static void narrow_scan(sf_decoder *d, const sf_source *source) {
+static bool narrow_scan(sf_decoder *d, const sf_source *source) {
     const int32_t by = source->reduction;
     const int32_t box[4] = {
         by * at_least(source->left - MARGIN, 0), by * at_least(source->top - MARGIN, 0),
         at_most(by * (source->right + MARGIN), (int32_t)d->info.image_width),
         at_most(by * (source->bottom + MARGIN), (int32_t)d->info.image_height),
     };
-    sf_narrow_scan(d, box);
+    return sf_narrow_scan(d, box);
 }
 
 /* Decode only the columns that carry weight; libjpeg widens them to the left to whole blocks. And only the lines: those
@@ -176,9 +176,12 @@ static void narrow(sf_decoder *d, const sf_task *task, sf_source *source) {
     if (columns > (JDIMENSION)source->width) columns = (JDIMENSION)source->width;
     columns -= column;
     source->line = source->top;
-    if (!task->pixels) {
+    if (!task->pixels && narrow_scan(d, source)) {
+        const sf_window window = d->pixels.window;
+        column = (JDIMENSION)(window.left * d->seek_table.mcu_width);
+        columns = (JDIMENSION)((window.right - window.left) * d->seek_table.mcu_width);
+    } else if (!task->pixels) {
         d->jpeg->jpeg_crop_scanline(info, &column, &columns);
-        narrow_scan(d, source);
         const int32_t factor = sf_coding_of(d->jpeg, info).max_v_samp_factor, group = factor * (factor % 2 ? 2 : 1);
         source->line = source->top > MARGIN ? (source->top - MARGIN) / group * group : 0;
         if (source->line > 0) d->jpeg->jpeg_skip_scanlines(info, (JDIMENSION)source->line);
@@ -190,7 +193,7 @@ static void narrow(sf_decoder *d, const sf_task *task, sf_source *source) {
 /* The colour conversion of libjpeg-turbo uses non-temporal stores on 32-byte aligned rows, which push the row out of the
  * cache it is about to be read from: two thirds of the speed. 16 bytes off is enough to avoid it. */
 static void reserve_rows(sf_decoder *d, sf_source *source) {
-    const size_t slack = 4 * ((size_t)d->horizontal.taps + 8);
+    const size_t slack = 4 * ((size_t)d->horizontal.taps + SF_BLOCK); /* lines are made in whole blocks, too */
     source->row_bytes = (4 * (size_t)source->columns + slack + 31) & ~(size_t)31;
     sf_need(d, sf_reserve(&d->rows, 16 + ROWS_PER_READ * source->row_bytes));
     for (int i = 0; i < ROWS_PER_READ; i++) {
@@ -208,6 +211,10 @@ static int32_t read_rows(sf_decoder *d, const sf_task *task, sf_source *source) 
     if (task->pixels) {
         const size_t first = (size_t)source->line * (size_t)source->width + (size_t)source->column;
         widen(task->pixels + 3 * first, source->columns, source->rows[0]);
+        return 1;
+    }
+    if (d->makes_pixels) {
+        if (!sf_pixels_line(&d->pixels, source->line, source->rows[0])) sf_give_scan_up(d);
         return 1;
     }
     const int32_t left = source->bottom - source->line, wanted = left < ROWS_PER_READ ? left : ROWS_PER_READ;

@@ -8,8 +8,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define SF_HAVE_AVX2 1
+#ifdef SF_HAVE_AVX2
 #include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__) && defined(__ARM_NEON)
@@ -381,7 +380,7 @@ static const sf_loops AVX2_LOOPS = {"AVX2", true, horizontal_avx2, split_avx2, s
 
 /* Whether processor and operating system support it. Not __builtin_cpu_supports, which reads a table that must be filled
  * by the compiler's own library: Zig's does not. */
-static bool has_avx2(void) {
+bool sf_has_avx2(void) {
     unsigned a, b, c, d, enabled, high;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
     __asm__("xgetbv" : "=a"(enabled), "=d"(high) : "c"(0));
@@ -477,9 +476,13 @@ static const sf_loops NEON_LOOPS = {"NEON", false, horizontal_neon, split_neon, 
 
 #endif
 
+#ifndef SF_HAVE_AVX2
+bool sf_has_avx2(void) { return false; }
+#endif
+
 const sf_loops *sf_loops_choose(bool simd) {
 #if defined(SF_HAVE_AVX2)
-    if (simd && has_avx2()) return &AVX2_LOOPS;
+    if (simd && sf_has_avx2()) return &AVX2_LOOPS;
 #elif defined(SF_HAVE_NEON)
     if (simd) return &NEON_LOOPS;
 #endif

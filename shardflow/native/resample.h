@@ -12,6 +12,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#define SF_HAVE_AVX2 1
+#endif
+
 /* Memory that is reused between images: grows when asked to, contents are not kept. */
 typedef struct {
     void *data;
@@ -63,5 +67,7 @@ typedef struct {
 } sf_loops;
 
 const sf_loops *sf_loops_choose(bool simd);
+
+bool sf_has_avx2(void); /* and code that uses it was compiled */
 
 #endif

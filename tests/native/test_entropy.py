@@ -76,6 +76,22 @@ def test_any_coefficients_with_any_tables(seed: int) -> None:
     assert assert_same([payload] * 4, boxes)[1:] == ([], 0)
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), sampling=st.sampled_from([(1, 1), (2, 1), (2, 2), (1, 2)]))
+def test_any_coefficients_in_colour(seed: int, sampling: tuple[int, int]) -> None:
+    """Whatever the coefficients are, also those that no encoder makes, the pixels are those of libjpeg-turbo."""
+    rng = random.Random(seed)
+    width, height = rng.randint(1, 40), rng.randint(1, 34)
+    across, down = -(-width // (8 * sampling[0])), -(-height // (8 * sampling[1]))
+    components = [
+        huffman.Component(h, v, [[coefficients(rng) for _ in range(across * h)] for _ in range(down * v)])
+        for h, v in (sampling, (1, 1), (1, 1))
+    ]
+    tables, restart = huffman.random_tables(rng), rng.choice((None, None, 2))
+    payload = huffman.encode_components(components, (width, height), *tables, restart=restart)
+    assert assert_same([payload] * 5, boxes_of(rng, width, height, 5))[1:] == ([], 0)
+
+
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_any_damage(seed: int) -> None:
