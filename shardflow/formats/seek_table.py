@@ -21,8 +21,8 @@ VERSION = 1
 
 _APP9, _SOS = 0xE9, 0xDA
 _NAME = b"sf-seek\0"
-_HEADER = struct.Struct(">2x H 8s B HHH I B")
-"""Marker, length, name, version, columns and rows of MCUs, stretch, bytes of the scan, components."""
+_HEADER = struct.Struct(">2x H 8s B HHHH I B")
+"""Marker, length, name, version, MCUs per row, rows, stretch, stretches per row, bytes of the scan, components."""
 _SUM_BYTES = 4
 
 
@@ -32,7 +32,8 @@ class SeekTable:
 
     Attributes:
         columns, rows: Size of the image in MCUs.
-        stretch: MCUs from one place to the next in a row; those of the last stretch of a row can be fewer.
+        stretch: MCUs from one place to the next in a row, whose last stretch goes on to its end.
+        per_row: Stretches of a row.
         scan_bytes: Size of the entropy-coded data.
         bits: int64 [N], where each begins, in bits of the entropy-coded data as it lies in the file.
         predictions: int16 [N, components], the DC predictors there.
@@ -41,6 +42,7 @@ class SeekTable:
     columns: int
     rows: int
     stretch: int
+    per_row: int
     scan_bytes: int
     bits: npt.NDArray[np.int64]
     predictions: npt.NDArray[np.int16]
@@ -61,10 +63,10 @@ def read(segment: bytes) -> SeekTable:
     found, expected = int.from_bytes(segment[-_SUM_BYTES:], "big"), zlib.adler32(segment[4:-_SUM_BYTES])
     if found != expected:
         raise FormatError(f"its Adler-32 is {found:08x}, that of its bytes {expected:08x}")
-    _, _, _, columns, rows, stretch, scan_bytes, components = _HEADER.unpack_from(segment)
+    _, _, _, columns, rows, stretch, per_row, scan_bytes, components = _HEADER.unpack_from(segment)
     widths = segment[_HEADER.size : _HEADER.size + 1 + components]
     entries = np.frombuffer(segment[_HEADER.size + 1 + components : -_SUM_BYTES], np.uint8)
-    count = rows * -(-columns // stretch) if stretch else 0
+    count = rows * per_row
     bits = np.unpackbits(entries).astype(np.int64)[: (count - 1) * sum(widths)]
     if not count or len(widths) != 1 + components or len(bits) != (count - 1) * sum(widths):
         raise FormatError("its entries are not as many as its header says")
@@ -76,6 +78,7 @@ def read(segment: bytes) -> SeekTable:
         columns=columns,
         rows=rows,
         stretch=stretch,
+        per_row=per_row,
         scan_bytes=scan_bytes,
         bits=places[:, 0],
         predictions=places[:, 1:].astype(np.int16),

@@ -267,13 +267,19 @@ static bool decode_in_row(sf_entropy *e, JBLOCKROW *into) {
     return ++e->next_column != e->checked_column || is_at_checked_place(e);
 }
 
+/* The stretch of a row that a column is in. */
+static int32_t stretch_at(const sf_seek_table *table, int32_t column) {
+    const int32_t stretch = column / table->stretch;
+    return stretch < table->per_row ? stretch : table->per_row - 1;
+}
+
 /* Read the stretches of a row that the window touches, from its first MCU on. In each row one place is compared, the last one
  * inside the window; where there is none, the one behind it. */
 static bool begin_row(sf_entropy *e, int32_t row) {
     const sf_seek_table *const table = e->table;
     const sf_place *const places = (const sf_place *)table->places.data + (size_t)row * (size_t)table->per_row;
-    const int32_t first = e->window.left / table->stretch, last = (e->window.right - 1) / table->stretch;
-    int32_t checked = e->window.right == table->columns ? table->per_row : e->window.right / table->stretch;
+    const int32_t first = stretch_at(table, e->window.left), last = stretch_at(table, e->window.right - 1);
+    int32_t checked = e->window.right == table->columns ? table->per_row : stretch_at(table, e->window.right);
     if (checked <= first) checked = first + 1;
     const sf_place *const end = places + (checked > last ? checked : last + 1);
 

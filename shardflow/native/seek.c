@@ -10,6 +10,9 @@ enum {
 #else
     SHARE = 100, /* a table takes at most one part of so many of its scan's bytes */
 #endif
+    /* Stretches begin in this part of a row, and the last one goes on to its end: the left edge of a large crop is there. */
+    NUMERATOR = 3,
+    DENOMINATOR = 5,
     SUM_BYTES = 4,
 };
 static const uint8_t NAME[] = {'s', 'f', '-', 's', 'e', 'e', 'k', 0, 1}; /* and the version */
@@ -54,18 +57,19 @@ static unsigned bits_of(uint64_t value) { return value ? 64 - (unsigned)__builti
 
 static unsigned bits_of_signed(int16_t value) { return value ? 1 + bits_of((uint64_t)(value < 0 ? ~value : value)) : 0; }
 
-/* ---- a segment: marker and length (2 bytes each), NAME, columns (2), rows (2), stretch (2), scan_bytes (4), components (1),
- * the width in bits of a step and of the difference of each component (1 each), the entries, and a sum (4) ---- */
+/* ---- a segment: marker and length (2 bytes each), NAME, columns (2), rows (2), stretch (2), per_row (2), scan_bytes (4),
+ * components (1), the width in bits of a step and of the difference of each component (1 each), the entries, and a sum (4) ---- */
 
 typedef struct {
-    size_t columns, rows, stretch, scan_bytes, components, widths, entries, sum, bytes; /* where they are */
+    size_t columns, rows, stretch, per_row, scan_bytes, components, widths, entries, sum, bytes; /* where they are */
 } layout;
 
 static layout layout_of(int32_t components, size_t entries_bits) {
     layout at = {.columns = 4 + sizeof NAME};
     at.rows = at.columns + 2;
     at.stretch = at.rows + 2;
-    at.scan_bytes = at.stretch + 2;
+    at.per_row = at.stretch + 2;
+    at.scan_bytes = at.per_row + 2;
     at.components = at.scan_bytes + 4;
     at.widths = at.components + 1;
     at.entries = at.widths + 1 + (size_t)components;
@@ -116,6 +120,7 @@ bool sf_seek_read(sf_seek_table *table, const uint8_t *image, const uint8_t *sca
     if ((int32_t)get(segment + at.columns, 0, 16) != table->columns) return false;
     if ((int32_t)get(segment + at.rows, 0, 16) != table->rows) return false;
     table->stretch = (int32_t)get(segment + at.stretch, 0, 16);
+    table->per_row = (int32_t)get(segment + at.per_row, 0, 16);
     table->scan_bytes = get(segment + at.scan_bytes, 0, 32);
     const uint8_t *const widths = segment + at.widths;
     size_t entry_bits = widths[0];
@@ -123,8 +128,8 @@ bool sf_seek_read(sf_seek_table *table, const uint8_t *image, const uint8_t *sca
         if (widths[1 + c] > 16) return false;
         entry_bits += widths[1 + c];
     }
-    if (table->stretch < 1 || widths[0] > 32) return false;
-    table->per_row = (int32_t)ceil_of((size_t)table->columns, (size_t)table->stretch);
+    if (widths[0] > 32 || table->stretch < 1 || table->per_row < 1) return false;
+    if ((int64_t)(table->per_row - 1) * table->stretch >= table->columns) return false;
     const size_t count = (size_t)table->rows * (size_t)table->per_row;
     if (count > 1 && widths[0] == 0) return false; /* from here on the segment's length bounds the count */
     at = layout_of(table->components, (count - 1) * entry_bits);
@@ -137,10 +142,10 @@ bool sf_seek_read(sf_seek_table *table, const uint8_t *image, const uint8_t *sca
 
 /* ---- writing ---- */
 
-/* The place where a stretch of this length begins. */
-static const sf_place *place_of(const sf_seek_table *shape, const sf_place *mcus, size_t stretch, size_t number) {
-    const size_t columns = (size_t)shape->columns, per_row = ceil_of(columns, stretch);
-    return mcus + number / per_row * columns + number % per_row * stretch;
+/* The place where a stretch begins. */
+static const sf_place *place_of(const sf_seek_table *table, const sf_place *mcus, size_t number) {
+    const size_t per_row = (size_t)table->per_row;
+    return mcus + number / per_row * (size_t)table->columns + number % per_row * (size_t)table->stretch;
 }
 
 static int16_t difference_of(const sf_place *before, const sf_place *place, int32_t component) {
@@ -152,14 +157,14 @@ typedef struct {
     uint8_t bit, predictions[MAX_COMPS_IN_SCAN];
 } widths;
 
-static widths measure(const sf_seek_table *shape, const sf_place *mcus, size_t stretch, size_t count) {
+static widths measure(const sf_seek_table *table, const sf_place *mcus, size_t count) {
     const sf_place *before = mcus;
     widths w = {0};
     for (size_t i = 1; i < count; i++) {
-        const sf_place *const place = place_of(shape, mcus, stretch, i);
+        const sf_place *const place = place_of(table, mcus, i);
         const unsigned bits = bits_of(place->bit - before->bit);
         if (bits > w.bit) w.bit = (uint8_t)bits;
-        for (int32_t c = 0; c < shape->components; c++) {
+        for (int32_t c = 0; c < table->components; c++) {
             const unsigned width = bits_of_signed(difference_of(before, place, c));
             if (width > w.predictions[c]) w.predictions[c] = (uint8_t)width;
         }
@@ -168,15 +173,15 @@ static widths measure(const sf_seek_table *shape, const sf_place *mcus, size_t s
     return w;
 }
 
-static void put_entries(const sf_seek_table *shape, const sf_place *mcus, size_t stretch, size_t count,
-                        const widths *w, uint8_t *entries) {
+static void put_entries(const sf_seek_table *table, const sf_place *mcus, size_t count, const widths *w,
+                        uint8_t *entries) {
     const sf_place *before = mcus;
     size_t bit = 0;
     for (size_t i = 1; i < count; i++) {
-        const sf_place *const place = place_of(shape, mcus, stretch, i);
+        const sf_place *const place = place_of(table, mcus, i);
         put(entries, bit, w->bit, place->bit - before->bit);
         bit += w->bit;
-        for (int32_t c = 0; c < shape->components; c++) {
+        for (int32_t c = 0; c < table->components; c++) {
             put(entries, bit, w->predictions[c], (uint16_t)difference_of(before, place, c));
             bit += w->predictions[c];
         }
@@ -184,27 +189,29 @@ static void put_entries(const sf_seek_table *shape, const sf_place *mcus, size_t
     }
 }
 
-size_t sf_seek_write(const sf_seek_table *shape, const sf_place *mcus, uint8_t segment[SF_SEGMENT_BYTES]) {
-    const size_t columns = (size_t)shape->columns, most = shape->scan_bytes / SHARE;
-    if (shape->scan_bytes > UINT32_MAX) return 0;
-    for (size_t stretch = 1; stretch <= columns; stretch++) {
-        const size_t count = (size_t)shape->rows * ceil_of(columns, stretch);
-        const widths w = measure(shape, mcus, stretch, count);
+size_t sf_seek_write(sf_seek_table *table, const sf_place *mcus, uint8_t segment[SF_SEGMENT_BYTES]) {
+    const size_t most = table->scan_bytes / SHARE;
+    if (table->scan_bytes > UINT32_MAX) return 0;
+    for (table->stretch = 1; table->stretch <= table->columns; table->stretch++) {
+        table->per_row = (int32_t)ceil_of(NUMERATOR * (size_t)table->columns, DENOMINATOR * (size_t)table->stretch);
+        const size_t count = (size_t)table->rows * (size_t)table->per_row;
+        const widths w = measure(table, mcus, count);
         size_t entry_bits = w.bit;
         for (int c = 0; c < MAX_COMPS_IN_SCAN; c++) entry_bits += w.predictions[c];
-        const layout at = layout_of(shape->components, (count - 1) * entry_bits);
+        const layout at = layout_of(table->components, (count - 1) * entry_bits);
         if (at.bytes > most || at.bytes > SF_SEGMENT_BYTES) continue;
         memset(segment, 0, at.bytes);
         put(segment, 0, 16, 0xFF00 | APP9);
         put(segment, 16, 16, at.bytes - 2);
         memcpy(segment + 4, NAME, sizeof NAME);
-        put(segment + at.columns, 0, 16, columns);
-        put(segment + at.rows, 0, 16, (uint64_t)shape->rows);
-        put(segment + at.stretch, 0, 16, stretch);
-        put(segment + at.scan_bytes, 0, 32, shape->scan_bytes);
-        segment[at.components] = (uint8_t)shape->components;
-        memcpy(segment + at.widths, &w, 1 + (size_t)shape->components);
-        put_entries(shape, mcus, stretch, count, &w, segment + at.entries);
+        put(segment + at.columns, 0, 16, (uint64_t)table->columns);
+        put(segment + at.rows, 0, 16, (uint64_t)table->rows);
+        put(segment + at.stretch, 0, 16, (uint64_t)table->stretch);
+        put(segment + at.per_row, 0, 16, (uint64_t)table->per_row);
+        put(segment + at.scan_bytes, 0, 32, table->scan_bytes);
+        segment[at.components] = (uint8_t)table->components;
+        memcpy(segment + at.widths, &w, 1 + (size_t)table->components);
+        put_entries(table, mcus, count, &w, segment + at.entries);
         put(segment + at.sum, 0, 32, adler32(segment + 4, at.sum - 4));
         return at.bytes;
     }

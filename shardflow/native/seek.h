@@ -28,7 +28,7 @@ typedef struct {
 typedef struct {
     int32_t mcu_width, mcu_height;     /* in pixels */
     int32_t columns, rows, components; /* of the scan: MCUs, and what an MCU is made of */
-    int32_t stretch;                   /* MCUs from one place to the next in a row, less at its end */
+    int32_t stretch;                   /* MCUs from one place to the next in a row; its last stretch goes on to its end */
     int32_t per_row;                   /* stretches */
     size_t scan_bytes;                 /* up to the marker behind it */
     sf_buffer places;                  /* sf_place [rows * per_row + 1], the last one is the end of the scan */
@@ -38,8 +38,8 @@ typedef struct {
  * and `components` are set. False: there is none, or none of this scan. */
 bool sf_seek_read(sf_seek_table *table, const uint8_t *image, const uint8_t *scan, const uint8_t *end);
 
-/* Write the segment of a table, given the place of every MCU and the end of the scan; returns its bytes. The stretches are
- * the shortest for which it takes at most 1 % of the scan. 0: not even those of whole rows do. */
-size_t sf_seek_write(const sf_seek_table *shape, const sf_place *mcus, uint8_t segment[SF_SEGMENT_BYTES]);
+/* Write the segment of a table, given the place of every MCU; returns its bytes. The stretches, which are set, are the
+ * shortest for which it takes at most 1 % of the scan. 0: not even those of whole rows do. */
+size_t sf_seek_write(sf_seek_table *table, const sf_place *mcus, uint8_t segment[SF_SEGMENT_BYTES]);
 
 #endif

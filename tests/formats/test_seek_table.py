@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from shardflow.errors import FormatError
 from shardflow.formats import seek_table
 
-# Two rows of three MCUs, stretches of two, a scan of 100 bytes, two components; widths of 8, 4 and 3 bits.
-BODY = b"sf-seek\0\1" + bytes([0, 3, 0, 2, 0, 2, 0, 0, 0, 100, 2, 8, 4, 3])
+# Two rows of three MCUs, stretches of one and two, a scan of 100 bytes, two components; widths of 8, 4 and 3 bits.
+BODY = b"sf-seek\0\1" + bytes([0, 3, 0, 2, 0, 1, 0, 2, 0, 0, 0, 100, 2, 8, 4, 3])
 ENTRIES = "000100000111111", "111111111000000", "000000010000011"
 
 
@@ -31,7 +31,7 @@ SCAN = b"\xff\xda\0\6xxxx" + bytes(100) + b"\xff\xd9"
 def test_read() -> None:
     """Entries are steps and signed differences, their bits one behind the other; the first stretch has none."""
     table = seek_table.read(SEGMENT)
-    assert (table.columns, table.rows, table.stretch, table.scan_bytes) == (3, 2, 2, 100)
+    assert (table.columns, table.rows, table.stretch, table.per_row, table.scan_bytes) == (3, 2, 1, 2, 100)
     assert table.bits.tolist() == [0, 16, 271, 272]
     assert table.predictions.tolist() == [[0, 0], [7, -1], [-1, -1], [-1, 2]]
     assert table.predictions.dtype == np.int16
