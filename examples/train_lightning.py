@@ -6,8 +6,8 @@
 The second command goes on from the checkpoint that the first saved last, also in the middle of an epoch: Lightning
 saves the `state_dict` of the training dataloader with the rest. What to look at:
 
-- The loaders are made in `train_dataloader` and `val_dataloader`. These are called when the ranks are known, and the
-  loader takes its own from torch.distributed; a loader made before that would read everything on every rank.
+- `DataModule` makes the loaders in `train_dataloader` and `val_dataloader`. These are called when the ranks are known,
+  and the loader takes its own from torch.distributed; a loader made before would read everything on every rank.
 - Lightning's own samplers stay out of the way, because there is no torch DataLoader to put them into.
 - Validation reads every sample once, and adds up counts: with a short last batch, means of ranks would not be exact.
 - Lightning counts the batches of an epoch itself. Going on in the middle of an epoch therefore takes the same number of
@@ -26,36 +26,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import shardflow
 from net import Net
-
-
-class Photos(L.LightningDataModule):
-    """The splits `train` and `val` of a dataset."""
-
-    def __init__(self, dataset: str, *, batch_size: int, size: int, workers: int | None) -> None:
-        super().__init__()
-        self.dataset, self.batch_size, self.size, self.workers = dataset, batch_size, size, workers
-
-    def train_dataloader(self) -> shardflow.Loader:
-        """Return the loader of shuffled random crops."""
-        return shardflow.Loader(
-            self.dataset,
-            split="train",
-            batch_size=self.batch_size,
-            decoder=shardflow.RandomResizedCropDecoder(self.size),
-            num_workers=self.workers,
-        )
-
-    def val_dataloader(self) -> shardflow.Loader:
-        """Return the loader of every sample in order."""
-        return shardflow.Loader(
-            self.dataset,
-            split="val",
-            batch_size=self.batch_size,
-            decoder=shardflow.CenterCropDecoder(self.size),
-            shuffle=False,
-            tail="short",
-            num_workers=self.workers,
-        )
+from shardflow.interop.lightning import DataModule
 
 
 class Classifier(L.LightningModule):
@@ -133,7 +104,9 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    photos = Photos(arguments.dataset, batch_size=arguments.batch_size, size=arguments.size, workers=arguments.workers)
+    photos = DataModule(
+        arguments.dataset, size=arguments.size, batch_size=arguments.batch_size, num_workers=arguments.workers
+    )
     classes = shardflow.open(arguments.dataset).classes or ()
     trainer.fit(Classifier(len(classes)), photos, ckpt_path=arguments.resume)
 

@@ -74,7 +74,7 @@ def fit(example: Any, dataset: Path) -> Iterator[Callable[..., Any]]:
             enable_model_summary=False,
             **options,
         )
-        data = data or example.Photos(str(dataset), batch_size=16, size=16, workers=0)
+        data = data or example.DataModule(str(dataset), size=16, batch_size=16, num_workers=0)
         trainer.fit(example.Classifier(67), data, ckpt_path=resume)
         return recorder
 
