@@ -18,28 +18,12 @@ from shardflow.device import prefetcher as module
 from shardflow.device.transforms.rng import fold
 from shardflow.errors import ConfigError
 from tests.helpers.delayed_copy_stream import DelayedCopyStream
-from tests.helpers.device import noise, random_keys
+from tests.helpers.device import annotated_batch
 from tests.helpers.scenes import write_scenes
 
 CROP = shardflow.RandomResizedCrop(14, hflip=0.5)
 FLIP = shardflow.RandomHorizontalFlip(0.5)
 ERASING = shardflow.RandomErasing(0.7, mask_value=255)
-
-
-def batch_of(count: int, height: int, width: int, seed: int = 0) -> dict[str, Any]:
-    """Return a batch as a loader makes it, of boxes of all kinds: some of no area, and images with none."""
-    generator = torch.Generator().manual_seed(seed)
-    corners = [torch.rand(number % 4, 2, 2, generator=generator).sort(dim=1).values for number in range(count)]
-    boxes = [each.flatten(1) * torch.tensor([width, height] * 2) for each in corners]
-    numbers = torch.arange(sum(map(len, boxes))).split([len(each) for each in boxes])
-    return {
-        "image": noise(count, height, width),
-        "mask": torch.randint(256, (count, 1, height, width), dtype=torch.uint8, generator=generator),
-        "boxes": boxes,
-        "box_labels": list(numbers),
-        "keypoints": [torch.rand(len(each), 3, 3, generator=generator) * 9 for each in boxes],
-        "random_key": random_keys(count, seed),
-    }
 
 
 def transformed(batch: dict[str, Any], transforms: list[Any]) -> dict[str, Any]:
@@ -61,7 +45,7 @@ def test_annotations_are_moved_as_torchvision_does(
     count: int, height: int, width: int, size: int, seed: int, dtype: torch.dtype
 ) -> None:
     """Given the parameters, masks are torchvision's, bit by bit, boxes within 1e-4; fields go with their boxes."""
-    batch = batch_of(count, height, width, seed)
+    batch = annotated_batch(count, height, width, seed)
     batch["mask"] = batch["mask"].to(dtype) * (1 if dtype == torch.uint8 else 1000)
     crop = shardflow.RandomResizedCrop(size, hflip=0.5)
     result = transformed(batch, [crop, shardflow.ColorJitter(0.2), FLIP])
@@ -87,7 +71,7 @@ def test_annotations_are_moved_as_torchvision_does(
 
 def test_images_are_what_they_are_without_annotations() -> None:
     """Annotations change no pixel of the images, and keypoints move as a lit pixel does."""
-    batch = batch_of(8, 30, 40)
+    batch = annotated_batch(8, 30, 40)
     transforms = [CROP, shardflow.ColorJitter(0.4, 0.4), ERASING, FLIP]
     alone = transformed({name: batch[name] for name in ("image", "random_key")}, transforms)
     assert torch.equal(transformed(batch, transforms)["image"], alone["image"])
@@ -105,7 +89,7 @@ def test_images_are_what_they_are_without_annotations() -> None:
 
 def test_erasing_leaves_masks_or_fills_them() -> None:
     """Where the image is erased, the mask has `mask_value`; by default it stays, as with torchvision; boxes stay."""
-    batch = batch_of(8, 20, 30)
+    batch = annotated_batch(8, 20, 30)
     result = transformed(batch, [ERASING])
     erased = (shardflow.RandomErasing(0.7, value=1)(torch.zeros(8, 1, 20, 30), fold(batch["random_key"], 0))) > 0
     assert erased.any()
@@ -119,7 +103,7 @@ def test_erasing_leaves_masks_or_fills_them() -> None:
 @pytest.mark.parametrize("pinned", [False, True])
 def test_annotations_travel_with_a_copy_stream(pinned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through buffers that copy as late as they may, batches are those without; a crop sends three things over."""
-    batches = [batch_of(count, 30, 300, seed=count) for count in (3, 5, 0, 4)]
+    batches = [annotated_batch(count, 30, 300, seed=count) for count in (3, 5, 0, 4)]
     expected = list(shardflow.DevicePrefetcher(batches, "cpu", [CROP, ERASING]))
     stream = DelayedCopyStream(pinned=pinned)
     monkeypatch.setattr(module, "copy_stream_for", lambda _: stream)
@@ -131,7 +115,7 @@ def test_annotations_travel_with_a_copy_stream(pinned: bool, monkeypatch: pytest
 def test_images_of_a_list_are_transformed_one_by_one() -> None:
     """Images of different sizes come out as each would in a batch of its own, with what follows it."""
     sizes = ((20, 30), (30, 20), (25, 25), (20, 30))
-    whole = [batch_of(4, *size) for size in sizes]
+    whole = [annotated_batch(4, *size) for size in sizes]
     listed = {
         name: [own[name][row] for row, own in enumerate(whole)] if name != "random_key" else whole[0][name]
         for name in whole[0]
@@ -172,7 +156,7 @@ def test_a_loaders_declaration_and_rule_hold(tmp_path: Path) -> None:
 
 def test_what_cannot_follow_is_refused() -> None:
     """Mixing, views, masks of another size, boxes without their lists, and transforms that resize images alone."""
-    batch = batch_of(4, 20, 30)
+    batch = annotated_batch(4, 20, 30)
     resize = v2.Resize((9, 9))
     for changed, transform, message in (
         ({}, shardflow.CutMix(), "CutMix mixes images and their labels, not mask, boxes, box_labels, keypoints"),

@@ -14,7 +14,16 @@ import torch
 
 import shardflow
 from tests.helpers import jpegs
-from tests.helpers.device import KEYED, MIXING, keyed_loader, noise, png, random_keys, state_after
+from tests.helpers.device import (
+    KEYED,
+    MIXING,
+    annotated_batch,
+    keyed_loader,
+    noise,
+    png,
+    random_keys,
+    state_after,
+)
 from tests.helpers.making import jpeg
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -105,6 +114,18 @@ def test_mixing_agrees_with_the_cpu_and_does_not_wait(transform: Any) -> None:
     if isinstance(targets, shardflow.MixedTargets):
         targets = shardflow.MixedTargets(*(tensor.cpu() for tensor in targets))
     torch.testing.assert_close(targets.cpu() if isinstance(targets, torch.Tensor) else targets, expected[1])
+
+
+def test_annotations_agree_with_the_cpu() -> None:
+    """Masks and boxes follow on the GPU as on the CPU, with images to a step of 255; all of it is on the device."""
+    batches = [annotated_batch(count, 40, 300, seed=count) for count in (8, 0, 5, 8)]
+    transforms = [shardflow.RandomResizedCrop(96, hflip=0.5), shardflow.RandomErasing(0.5, mask_value=255)]
+    expected = shardflow.DevicePrefetcher(batches, "cpu", transforms)
+    for found, its in zip(shardflow.DevicePrefetcher(batches, "cuda", transforms), expected, strict=True):
+        for name, column in found.items():
+            for ours, theirs in zip(column, its[name], strict=True):
+                assert ours.device.type == "cuda"
+                torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=1 if name == "image" else 0)
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the precision of products is the caller's to choose

@@ -71,6 +71,22 @@ def random_keys(count: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(keys.view(np.int64))
 
 
+def annotated_batch(count: int, height: int, width: int, seed: int = 0) -> dict[str, Any]:
+    """Return a batch as a loader makes it, of boxes of all kinds: some of no area, and images with none."""
+    generator = torch.Generator().manual_seed(seed)
+    corners = [torch.rand(number % 4, 2, 2, generator=generator).sort(dim=1).values for number in range(count)]
+    boxes = [each.flatten(1) * torch.tensor([width, height] * 2) for each in corners]
+    numbers = torch.arange(sum(map(len, boxes))).split([len(each) for each in boxes])
+    return {
+        "image": noise(count, height, width),
+        "mask": torch.randint(256, (count, 1, height, width), dtype=torch.uint8, generator=generator),
+        "boxes": boxes,
+        "box_labels": list(numbers),
+        "keypoints": [torch.rand(len(each), 3, 3, generator=generator) * 9 for each in boxes],
+        "random_key": random_keys(count, seed),
+    }
+
+
 def kolmogorov_smirnov(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """Return the greatest distance of two empirical distributions; for samples of one distribution rarely above 2."""
     values = torch.cat([ours, theirs]).sort().values.unique()
