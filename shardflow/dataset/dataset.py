@@ -23,6 +23,7 @@ from shardflow.storage.storage import Storage
 from shardflow.storage.urls import remote_options
 from shardflow.storage.virtual import virtual_storage
 
+from .notebook_view import dataset_html
 from .reader import ShardReader, are_local
 
 
@@ -115,6 +116,10 @@ class Dataset(Mapping[str, Split]):
         self.storage = storage
         self.manifest = content
         self._splits = {name: Split(storage, name, shards, cache) for name, shards in content.splits.items()}
+
+    def _repr_html_(self) -> str:
+        readers = {name: split.reader for name, split in self._splits.items()}
+        return dataset_html(self.url, self.fingerprint, self.classes, readers)
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -71,6 +72,20 @@ def test_pages_of_shards_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.Monk
     resident_kib = sum(int(re.findall(r"Rss:\s+(\d+)", each)[0]) for each in maps)
     assert 0 < resident_kib <= 4 << 10  # of 8 MiB
     assert [bytes(sample.parts["bin"]) for sample in samples] == payloads
+
+
+def test_notebooks_show_a_dataset(tmp_path: Path) -> None:
+    """The HTML has splits, classes as text alone, and the first pictures as they are stored; damage leaves them out."""
+    samples = [(f"{number:03}", {"jpg": jpeg(number), "cls": b"0"}) for number in range(9)]
+    root = write_dataset(tmp_path / "set", {"train": [samples], "val": [samples[:2]]}, classes=("<b>", "sea"))
+    shown = shardflow.open(root)._repr_html_()
+    assert "<td>train</td><td>9</td><td>1</td>" in shown
+    assert "classes (2): &lt;b&gt;, sea" in shown
+    pictures = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', shown)
+    assert [base64.b64decode(picture) for picture in pictures] == [jpeg(number) for number in range(8)]
+    for split in ("train", "val"):
+        (root / f"{split}/000000.tar").write_bytes(b"")
+    assert "<img" not in shardflow.open(root)._repr_html_()
 
 
 def test_samples_from_the_end(root: Path) -> None:

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [("shardflow exp", ["export"]), ("shardflow export ca", ["card"]), ("shardflow info --js", ["--json"])],
+)
+def test_shells_complete_commands_and_options(words: str, completions: list[str]) -> None:
+    """Click's completion, which the page of commands switches on, finds commands, subcommands and options."""
+    environment = {"_SHARDFLOW_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = [sys.executable, "-m", "shardflow"]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    assert [line.removeprefix("plain,") for line in done.stdout.split()] == completions
