@@ -19,7 +19,7 @@ _OPERATIONS = {
     "converted": "converted from their profile to sRGB",
     "enlarged": "enlarged",
     "first_frame": "reduced to the first frame",
-    "kept": "kept byte for byte",
+    "kept": "kept as encoded",
     "profile_unusable": "with an unusable colour profile",
     "turned": "rotated upright",
 }

@@ -41,8 +41,8 @@ class Statistics(JsonObject):
     Attributes:
         counts: "images", "bytes_before" and "bytes_after", of the images alone; and the number of images that were
             "converted" from an embedded profile to sRGB, "enlarged", reduced to the "first_frame" of several, "kept"
-            byte for byte, "turned" as the EXIF orientation says, or had a "profile_unusable", which was ignored; and
-            "masks", "boxes" and "keypoints" (of these, only those that are there).
+            as they were encoded, "turned" as the EXIF orientation says, or had a "profile_unusable", which was ignored;
+            and "masks", "boxes" and "keypoints" (of these, only those that are there).
         classes: Label → images.
         widths_before, heights_before: Rounded side in pixels → images, of the upright sources.
         widths_after, heights_after: The same of the packed images.
