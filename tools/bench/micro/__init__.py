@@ -7,6 +7,8 @@
     resume      the first batch of a resumed epoch                                     docs/resume.md
     budget      where the loader's CPU time goes, by stage                             docs/benchmark.md
     scaling     CPU time as batches, workers, shards and datasets grow                 docs/benchmark.md
+    handover    what the training process itself costs                                 docs/scale.md
+    ranks       the start of 1,024 ranks over 10^9 samples, and what the bucket sees   docs/scale.md
     pixels      what a cache of decoded images saves                                   docs/streaming.md
     views       several crops of each image, beside torchvision                        docs/loading.md
     annotations images with their boxes or masks, beside torchvision                   docs/detection.md
@@ -35,6 +37,7 @@ from bench.usage import hardware
 HERE = Path(__file__).parent
 ROUNDS = {"recipe": 15, "mixing": 1, "sampling": 1, "start": 9, "resume": 15}
 ROUNDS |= {"budget": 5, "scaling": 3, "pixels": 5, "views": 3, "annotations": 5, "encoded": 5, "packing": 1}
+ROUNDS |= {"handover": 5, "ranks": 1}
 """What can be measured, and how often each by default; mixing, sampling and packing are measured once."""
 TIMEOUT_S = 3600
 SHOWN = (60, 75, 85, 90, 95, 98)
@@ -82,7 +85,7 @@ def main(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         elif what == "packing":
             tables = _call("packing.measure", inputs=options.inputs, folder=options.output)
         else:
-            data = {} if what == "resume" else {"url": _dataset(options)}
+            data = {} if what in ("resume", "ranks") else {"url": _dataset(options)}
             tables = _call(f"{what}.measure", rounds=rounds, **data)
         (options.output / f"{what}.md").write_text(tables)
         print(f"{what}\n\n{tables}", flush=True)
