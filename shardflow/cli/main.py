@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             # File names may contain any bytes, and PYTHONIOENCODING may name an encoding that lacks some characters.
             is_utf8 = sys.stdout.encoding.lower() == "utf-8"
             sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
-        result = shardflow.main(arguments, prog_name="shardflow", standalone_mode=False)
+        result = shardflow.main(arguments, prog_name="shardflow", standalone_mode=False, color=_use_colours())
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -126,8 +126,16 @@ def _use_utf8() -> None:
 
 
 def _print_error(message: str, exit_code: int) -> int:
-    click.echo(f"shardflow: {message}", err=True)
+    click.echo(f"{click.style('shardflow:', fg='red', bold=True)} {message}", err=True, color=_use_colours())
     return exit_code
+
+
+def _use_colours() -> bool | None:
+    """Return False where the user wants no colours, and None where click decides: in a terminal, but not in a pipe.
+
+    Source: https://no-color.org.
+    """
+    return False if os.environ.get("NO_COLOR") else None
 
 
 _imports.close()

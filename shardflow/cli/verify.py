@@ -105,7 +105,7 @@ def verify(
     seconds = time.perf_counter() - started
     read = f"{plural(len(shards), 'shard')}, {plural(samples, 'sample')}, {megabytes(size)} in {seconds:.1f} s"
     if not findings:
-        click.echo(f"no damage: {read}")
+        click.echo(f"{click.style('no damage:', fg='green')} {read}")
         if not sources and dataset.manifest.sharding is not None:
             click.echo(
                 "not checked: whether pictures and labels are the right ones; --source SRC compares some with SRC"
@@ -116,5 +116,5 @@ def verify(
     remedy = "run again with --repair and a copy or the source of the dataset, or pack it again"
     if dataset.manifest.roots:
         remedy += "; of tars that were written anew, make the index again (`shardflow index`)"
-    click.echo(f"damaged: {found}, of {read}; {remedy}")
+    click.echo(f"{click.style('damaged:', fg='red')} {found}, of {read}; {remedy}")
     return 1
