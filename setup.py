@@ -5,6 +5,7 @@ ones too, and the wheel says so in its name: py3-none-PLATFORM. It is compiled w
 compiled with, which may name directories of this machine. CC, CFLAGS and LDFLAGS are heeded.
 """
 
+import glob
 import os
 import shlex
 
@@ -12,7 +13,6 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-ROOMS = ("decoder", "entropy", "kernel", "libjpeg", "pixels", "resample", "seek")
 
 FLAGS = [
     *("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
@@ -48,8 +48,8 @@ setup(
     ext_modules=[
         Extension(
             "shardflow.native._kernel",
-            sources=[f"shardflow/native/{name}.c" for name in ROOMS],
-            depends=[f"shardflow/native/{name}.h" for name in ROOMS],
+            sources=sorted(glob.glob("shardflow/native/*.c")),
+            depends=sorted(glob.glob("shardflow/native/*.h")),
             optional=True,  # without a compiler shardflow.native.describe() says what is missing
         )
     ],

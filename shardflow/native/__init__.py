@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,11 @@ from shardflow.formats.image_limits import MAX_PIXELS, limits
 
 from . import binding
 from .binding import FILTERS, Header, Payload, Problem, Status
+from .transcoding import SAMPLINGS, TRANSCODING, Interpolation, transcode
 
 __all__ = [
+    "SAMPLINGS",
+    "TRANSCODING",
     "Header",
     "Interpolation",
     "Payload",
@@ -48,10 +51,9 @@ __all__ = [
     "describe",
     "read_header",
     "seek_table",
+    "transcode",
     "version",
 ]
-
-Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 
 
 def available() -> bool:

@@ -30,7 +30,7 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
 FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
 
-_ABI = 7  # SF_ABI
+_ABI = 8  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 _SEGMENT_BYTES = 2 + 65_535  # SF_SEGMENT_BYTES
 
@@ -153,6 +153,12 @@ class Decoder:
         found = self._dll.sf_decode(self._handle, (Batch * len(views))(*views), len(views), self._problems)
         return [_problem(problem) for problem in self._problems[:found]]
 
+    def transcode(self, asked: ctypes.Structure, made: ctypes.Structure) -> Problem | None:
+        """Transcode an image as asked, and return its problem; what was made is valid until the next call."""
+        problem = _Problem()
+        found = self._dll.sf_transcode(self._handle, ctypes.byref(asked), ctypes.byref(made), ctypes.byref(problem))
+        return _problem(problem) if found else None
+
     def read_header(self, payload: bytes | memoryview) -> Header:
         """Return the header of a JPEG."""
         images, sizes = addresses([payload])
@@ -261,6 +267,7 @@ def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
     dll.sf_decoder_about.argtypes, dll.sf_decoder_about.restype = [pointer], ctypes.c_char_p
     dll.sf_decoder_faults.argtypes, dll.sf_decoder_faults.restype = [pointer], ctypes.c_int64
     dll.sf_decode.argtypes, dll.sf_decode.restype = [pointer, pointer, integer, pointer], integer
+    dll.sf_transcode.argtypes = [pointer, pointer, pointer, pointer]
     dll.sf_read_header.argtypes = [pointer, pointer, ctypes.c_size_t, pointer, pointer]
     dll.sf_seek_table_of.argtypes = [pointer, pointer, ctypes.c_size_t, pointer, pointer, pointer, pointer]
     return dll

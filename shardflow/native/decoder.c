@@ -297,6 +297,9 @@ void sf_decoder_free(sf_decoder *d) {
     sf_release(&d->rows);
     sf_release(&d->ring);
     sf_release(&d->pointers);
+    sf_planes_release(&d->planes);
+    sf_encoder_reset(d);
+    sf_release(&d->encoder.bytes);
     free(d);
 }
 

@@ -8,10 +8,12 @@
 
 #include <setjmp.h>
 
+#include "encoder.h"
 #include "entropy.h"
 #include "kernel.h"
 #include "libjpeg.h"
 #include "pixels.h"
+#include "planes.h"
 #include "resample.h"
 #include "seek.h"
 
@@ -41,6 +43,8 @@ struct sf_decoder {
     const uint8_t *image, *image_end;
     sf_axis horizontal, vertical;
     sf_buffer frame, rows, ring, pointers;
+    sf_planes planes;
+    sf_encoder encoder;
 };
 
 /* Describe the problem of the image at hand. */

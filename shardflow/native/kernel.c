@@ -130,11 +130,11 @@ static void set_axes(sf_decoder *d, const sf_task *task, sf_source *source) {
     const extent down = reduce(task->box[1], task->box[3], source->reduction, source->height);
     const sf_span columns = {
         .filter = batch->filter, .origin = across.offset, .length = across.length, .high = across.pixels,
-        .resized = task->resized[0], .first = task->resized[2], .count = batch->width, .mirrored = task->mirrored,
+        .resized = task->resized[0], .first = task->resized[2], .count = batch->width, .shared = 1, .mirrored = task->mirrored,
     };
     const sf_span lines = {
         .filter = batch->filter, .origin = down.offset, .length = down.length, .high = down.pixels,
-        .resized = task->resized[1], .first = task->resized[3], .count = batch->height,
+        .resized = task->resized[1], .first = task->resized[3], .count = batch->height, .shared = 1,
     };
     sf_need(d, sf_axis_set(&d->horizontal, &columns, d->loops->packed) && sf_axis_set(&d->vertical, &lines, false));
     source->left = across.start + d->horizontal.low;

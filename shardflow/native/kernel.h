@@ -1,4 +1,4 @@
-/* The native hot path: JPEG bytes in, resized RGB pixels in the caller's buffer out.
+/* The native hot paths: JPEG bytes in, resized RGB pixels in the caller's buffer out; and JPEG bytes in, smaller ones out.
  *
  * A decoder belongs to one thread at a time; any number of them may run at once, they share nothing that is written.
  * Nothing but memory for reuse is kept between images, so an image's pixels depend on its own bytes alone. No function
@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 7
+#define SF_ABI 8
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -71,6 +71,27 @@ typedef struct {
     int32_t oversampling;  /* 0: decode at full scale; n: at 1/2, 1/4 or 1/8 where n times the target's size is left */
 } sf_batch;
 
+/* A JPEG that becomes a smaller one in its own colours: it is resized, turned upright, and of that the window is encoded. */
+typedef struct {
+    const uint8_t *image;
+    size_t size;
+    sf_limits limits;
+    int32_t stored[2];    /* width and height of the image; another one is SF_WRONG_SIZE */
+    int32_t resized[2];   /* its width and height afterwards, as it is stored */
+    int32_t orientation;  /* 1 ... 8, as in EXIF */
+    int32_t window[4];    /* left, top, width and height in the upright image */
+    int32_t filter, oversampling; /* as of a batch */
+    int32_t quality;      /* 1 ... 100 */
+    int32_t sampling[2];  /* samples of luma to one of chroma, across and down: 1 or 2 */
+} sf_transcoding;
+
+typedef struct {
+    const uint8_t *image; /* the decoder's, until it is used again */
+    size_t size;
+    /* Over the pixels that were encoded, as RGB, each with the chroma that it shares. */
+    int64_t sums[3], squares[3];
+} sf_transcoded;
+
 typedef struct {
     int32_t index;
     int32_t status;
@@ -101,6 +122,10 @@ SF_API int64_t sf_decoder_faults(const sf_decoder *decoder);
  * Returns how many images have a problem and describes each in `problems` (room for the images), by ascending index.
  * The pixels of an image that has one are all zero, in every view, unless it is SF_DAMAGED. */
 SF_API int32_t sf_decode(sf_decoder *decoder, const sf_batch *views, int32_t count, sf_problem *problems);
+
+/* Transcode an image, grey or YCbCr, to a baseline JPEG. Returns a status; `problem` is filled unless it is SF_OK. */
+SF_API int32_t sf_transcode(sf_decoder *decoder, const sf_transcoding *transcoding, sf_transcoded *transcoded,
+                            sf_problem *problem);
 
 /* Read what the header says. Returns a status; `problem` is filled unless it is SF_OK. */
 SF_API int32_t sf_read_header(sf_decoder *decoder, const uint8_t *image, size_t size, sf_header *header,

@@ -44,6 +44,15 @@ bool sf_reserve(sf_buffer *buffer, size_t bytes) {
     return true;
 }
 
+bool sf_extend(sf_buffer *buffer, size_t kept, size_t bytes) {
+    sf_buffer larger = {0};
+    if (!sf_reserve(&larger, bytes)) return false;
+    memcpy(larger.data, buffer->data, kept);
+    sf_release(buffer);
+    *buffer = larger;
+    return true;
+}
+
 void sf_release(sf_buffer *buffer) {
     free(buffer->data);
     *buffer = (sf_buffer){0};
@@ -102,10 +111,59 @@ static ALWAYS_INLINE reach weigh(int filter, const sf_span *span, double scale, 
     return r;
 }
 
+/* Replace each `shared` outputs, of which the last ones may be fewer, by their mean; returns how many are left. */
+static int32_t share(double *values, reach *reaches, int32_t room, int32_t count, int32_t shared, double *mean) {
+    const int32_t outputs = (count + shared - 1) / shared;
+    for (int32_t i = 0; i < outputs; i++) {
+        const int32_t first = i * shared, end = first + shared < count ? first + shared : count;
+        reach all = reaches[first];
+        for (int32_t j = first + 1; j < end; j++) {
+            const int32_t behind = all.start + all.taps, next = reaches[j].start + reaches[j].taps;
+            if (reaches[j].start < all.start) all.start = reaches[j].start;
+            all.taps = (behind > next ? behind : next) - all.start;
+        }
+        if (all.taps > room) all.taps = room;
+        for (int32_t k = 0; k < all.taps; k++) mean[k] = 0.0;
+        for (int32_t j = first; j < end; j++) {
+            const double *value = values + (size_t)j * room;
+            const int32_t from = reaches[j].start - all.start;
+            for (int32_t k = 0; k < reaches[j].taps && from + k < all.taps; k++) mean[from + k] += value[k] / (end - first);
+        }
+        memcpy(values + (size_t)i * room, mean, sizeof *mean * (size_t)all.taps);
+        reaches[i] = all;
+    }
+    return outputs;
+}
+
+/* Turn weights of pixels, of which there are `end`, into those of the samples that they were upsampled from. */
+static void fold(double *values, reach *reaches, int32_t room, int32_t count, int32_t end, double *folded) {
+    const int32_t last = (end - 1) / 2;
+    for (int32_t i = 0; i < count; i++) {
+        const reach pixels = reaches[i];
+        reach *const samples = &reaches[i];
+        double *const value = values + (size_t)i * room;
+        samples->start = pixels.start > 0 ? (pixels.start - 1) / 2 : 0;
+        samples->taps = (pixels.start + pixels.taps) / 2 + 1 - samples->start;
+        if (samples->start + samples->taps > last + 1) samples->taps = last + 1 - samples->start;
+        for (int32_t k = 0; k < samples->taps; k++) folded[k] = 0.0;
+        for (int32_t k = 0; k < pixels.taps; k++) {
+            const int32_t at = pixels.start + k, near = at / 2;
+            int32_t next = at % 2 ? near + 1 : near - 1;
+            if (next < 0) next = 0;
+            if (next > last) next = last;
+            folded[near - samples->start] += 0.75 * value[k];
+            folded[next - samples->start] += 0.25 * value[k];
+        }
+        memcpy(value, folded, sizeof *folded * (size_t)samples->taps);
+    }
+}
+
 static ALWAYS_INLINE bool set_weights(int filter, sf_axis *axis, const sf_span *span) {
     const double scale = span->length / span->resized;
     const double room_real = ceil(filter_support(filter) * (scale < 1.0 ? 1.0 : scale)) * 2.0 + 1.0;
-    const int32_t room = (int32_t)room_real, count = span->count;
+    const int32_t apart = (int32_t)ceil(scale * (span->shared - 1)); /* of those that share an output */
+    const int32_t room = (int32_t)room_real + apart;
+    int32_t count = span->count;
     if (!sf_reserve(&axis->scratch, sizeof(double) * room * ((size_t)count + 1) + sizeof(reach) * count)) return false;
     double *values = axis->scratch.data, *unused = values + (size_t)room * count;
     reach *reaches = (reach *)(unused + room);
@@ -114,7 +172,7 @@ static ALWAYS_INLINE bool set_weights(int filter, sf_axis *axis, const sf_span *
     double largest = 0.0;
     int32_t taps = 1, low = span->high, high = span->low;
     for (int32_t i = 0; i < span->resized; i++) {
-        const int32_t at = i - span->first;
+        const int32_t at = span->mirrored ? count - 1 - (i - span->first) : i - span->first;
         const bool wanted = at >= 0 && at < count;
         const reach r = weigh(filter, span, scale, i, room, wanted ? values + (size_t)at * room : unused);
         if (r.largest > largest) largest = r.largest;
@@ -123,6 +181,18 @@ static ALWAYS_INLINE bool set_weights(int filter, sf_axis *axis, const sf_span *
         if (r.taps > taps) taps = r.taps;
         if (r.start < low) low = r.start;
         if (r.start + r.taps > high) high = r.start + r.taps;
+    }
+    if (span->shared > 1) count = share(values, reaches, room, count, span->shared, unused);
+    if (span->halves) fold(values, reaches, room, count, span->high, unused);
+    if (span->shared > 1 || span->halves) {
+        taps = 1, low = INT32_MAX, high = 0, largest = 0.0;
+        for (int32_t i = 0; i < count; i++) {
+            const reach *const r = &reaches[i];
+            if (r->taps > taps) taps = r->taps;
+            if (r->start < low) low = r->start;
+            if (r->start + r->taps > high) high = r->start + r->taps;
+            for (int32_t k = 0; k < r->taps; k++) largest = fmax(largest, values[(size_t)i * room + k]);
+        }
     }
     int32_t precision = 0;
     while (precision < 22 && (int32_t)(0.5 + largest * (1 << (precision + 1))) < 1 << 15) precision++;
@@ -137,12 +207,11 @@ static ALWAYS_INLINE bool set_weights(int filter, sf_axis *axis, const sf_span *
     axis->starts = axis->memory.data;
     axis->weights = (int16_t *)(axis->starts + count);
     for (int32_t i = 0; i < count; i++) {
-        const int32_t from = span->mirrored ? count - 1 - i : i;
-        const double *value = values + (size_t)from * room;
+        const double *value = values + (size_t)i * room;
         int16_t *weight = axis->weights + (size_t)i * taps;
-        axis->starts[i] = reaches[from].start - low;
+        axis->starts[i] = reaches[i].start - low;
         for (int32_t k = 0; k < taps; k++) {
-            const double v = k < reaches[from].taps ? value[k] * (1 << precision) : 0.0;
+            const double v = k < reaches[i].taps ? value[k] * (1 << precision) : 0.0;
             weight[k] = (int16_t)(v < 0.0 ? v - 0.5 : v + 0.5);
         }
     }
@@ -209,15 +278,12 @@ static ALWAYS_INLINE void horizontal_plain_taps(const sf_axis *axis, const uint8
     const int16_t *weight = axis->weights;
     for (int32_t i = 0; i < axis->count; i++, weight += taps, out += 4) {
         const uint8_t *in = row + 4 * (ptrdiff_t)axis->starts[i];
-        int32_t red = 1 << (precision - 1), green = red, blue = red;
+        int32_t sum[4];
+        for (int c = 0; c < 4; c++) sum[c] = 1 << (precision - 1);
         for (int k = 0; k < taps; k++) {
-            red += in[4 * k] * weight[k];
-            green += in[4 * k + 1] * weight[k];
-            blue += in[4 * k + 2] * weight[k];
+            for (int c = 0; c < 4; c++) sum[c] += in[4 * k + c] * weight[k];
         }
-        out[0] = clip(red, precision);
-        out[1] = clip(green, precision);
-        out[2] = clip(blue, precision);
+        for (int c = 0; c < 4; c++) out[c] = clip(sum[c], precision);
     }
 }
 
@@ -252,7 +318,41 @@ static void vertical_plain(const uint8_t *const *rows, size_t at, const int16_t 
     }
 }
 
-static const sf_loops PLAIN = {"plain C", false, horizontal_plain, split_plain, squeeze_plain, vertical_plain};
+static ALWAYS_INLINE void tint_inline(const uint8_t *cb, const uint8_t *cr, int count, int16_t *restrict red,
+                                      int16_t *restrict green, int16_t *restrict blue) {
+    const int32_t half = 1 << 15;
+    for (int i = 0; i < count; i++) {
+        const int32_t b = cb[i] - 128, r = cr[i] - 128;
+        red[i] = (int16_t)((91881 * r + half) >> 16);
+        green[i] = (int16_t)((-22554 * b - 46802 * r + half) >> 16);
+        blue[i] = (int16_t)((116130 * b + half) >> 16);
+    }
+}
+
+/* Values, and their squares. Compilers make vector loops of these two themselves. */
+static ALWAYS_INLINE void sum_inline(const uint8_t *luma, const int16_t *tints, int count, uint32_t sums[2]) {
+    int32_t values = 0, squares = 0;
+    for (int i = 0; i < count; i++) {
+        int16_t value = (int16_t)(luma[i] + tints[i]);
+        value = value < 0 ? 0 : value;
+        value = value > 255 ? 255 : value;
+        values += value;
+        squares += value * value;
+    }
+    sums[0] = (uint32_t)values;
+    sums[1] = (uint32_t)squares;
+}
+
+static void tint_plain(const uint8_t *cb, const uint8_t *cr, int count, int16_t *red, int16_t *green, int16_t *blue) {
+    tint_inline(cb, cr, count, red, green, blue);
+}
+
+static void sum_plain(const uint8_t *luma, const int16_t *tints, int count, uint32_t sums[2]) {
+    sum_inline(luma, tints, count, sums);
+}
+
+static const sf_loops PLAIN = {
+    "plain C", false, horizontal_plain, split_plain, squeeze_plain, vertical_plain, tint_plain, sum_plain};
 
 /* ---- AVX2 ---- */
 
@@ -376,7 +476,17 @@ static AVX2 void vertical_avx2(const uint8_t *const *rows, size_t at, const int1
     else vertical_taps(rows, at, weights, taps / 2, precision, bytes, out);
 }
 
-static const sf_loops AVX2_LOOPS = {"AVX2", true, horizontal_avx2, split_avx2, squeeze_avx2, vertical_avx2};
+static AVX2 void tint_avx2(const uint8_t *cb, const uint8_t *cr, int count, int16_t *red, int16_t *green,
+                           int16_t *blue) {
+    tint_inline(cb, cr, count, red, green, blue);
+}
+
+static AVX2 void sum_avx2(const uint8_t *luma, const int16_t *tints, int count, uint32_t sums[2]) {
+    sum_inline(luma, tints, count, sums);
+}
+
+static const sf_loops AVX2_LOOPS = {
+    "AVX2", true, horizontal_avx2, split_avx2, squeeze_avx2, vertical_avx2, tint_avx2, sum_avx2};
 
 /* Whether processor and operating system support it. Not __builtin_cpu_supports, which reads a table that must be filled
  * by the compiler's own library: Zig's does not. */
@@ -472,7 +582,8 @@ static void vertical_neon(const uint8_t *const *rows, size_t at, const int16_t *
     else vertical_neon_taps(rows, at, weights, taps, precision, bytes, out);
 }
 
-static const sf_loops NEON_LOOPS = {"NEON", false, horizontal_neon, split_neon, squeeze_neon, vertical_neon};
+static const sf_loops NEON_LOOPS = {
+    "NEON", false, horizontal_neon, split_neon, squeeze_neon, vertical_neon, tint_plain, sum_plain};
 
 #endif
 

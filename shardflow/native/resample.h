@@ -23,23 +23,27 @@ typedef struct {
 } sf_buffer;
 
 bool sf_reserve(sf_buffer *buffer, size_t bytes); /* false: more than an image may use, or out of memory */
+bool sf_extend(sf_buffer *buffer, size_t kept, size_t bytes); /* the same, but the first `kept` bytes stay */
 void sf_release(sf_buffer *buffer);
 
-/* One axis of a resize: `length` input pixels from `origin` on become `resized` pixels, of which those from `first` on
- * are made, in reverse order when `mirrored`. Input pixels outside [low, high) are never weighted. */
+/* One axis of a resize: `length` input pixels from `origin` on become `resized` pixels, of which `count` from `first` on
+ * are made, in reverse order when `mirrored`. `shared` neighbours of these, counted in that order, share an output, their
+ * mean; the last output may have fewer. Input pixels outside [low, high) are never weighted. Where they come in `halves`,
+ * there is but one sample for two of them, and the weights are those of the samples: as if these were upsampled before,
+ * three parts of the nearer sample and one of the next, which is libjpeg's "fancy" upsampling. */
 typedef struct {
     int filter;
     double origin, length;
     int32_t low, high;
-    int32_t resized, first, count;
-    bool mirrored;
+    int32_t resized, first, count, shared;
+    bool mirrored, halves;
 } sf_span;
 
 /* The weights of one axis. Every output has the same even number of taps, padded with zero weights: a data-dependent
  * loop length would be mispredicted for each row, because the entropy decoder evicts the branch history in between. */
 typedef struct {
-    int32_t count, taps, precision; /* weights have `precision` fractional bits */
-    int32_t low, high;              /* input pixels [low, high) carry weight */
+    int32_t count, taps, precision; /* of outputs; weights have `precision` fractional bits */
+    int32_t low, high;              /* input pixels, or samples, [low, high) carry weight */
     int32_t *starts;                /* [count] the first tap's pixel, from `low`; starts + taps may pass `high` */
     int16_t *weights;               /* [count][taps] */
     int32_t *packed;                /* the weights as the AVX2 loop reads them, or NULL */
@@ -55,7 +59,7 @@ enum { SF_BLOCK = 32 };
 typedef struct {
     const char *name;
     bool packed; /* whether `horizontal` reads sf_axis.packed */
-    /* One RGBX row to one resampled RGBX row. `row` begins with pixel `low`, and is read up to taps + 4 pixels behind
+    /* One RGBX row to one resampled RGBX row, all four channels. `row` begins with pixel `low`, and is read up to taps + 4 pixels behind
      * `high`. Whole blocks are written. */
     void (*horizontal)(const sf_axis *axis, const uint8_t *row, uint8_t *out);
     /* RGBX to three planes that are `plane` bytes apart, or to RGB. Whole blocks are read, and written. */
@@ -64,6 +68,9 @@ typedef struct {
     /* The weighted sum of `taps` rows. Whole blocks are read, exactly `bytes` written. */
     void (*vertical)(const uint8_t *const *rows, size_t at, const int16_t *weights, int taps, int precision,
                      size_t bytes, uint8_t *out);
+    /* What chroma adds to luma in RGB, as libjpeg converts it, and the sum of what comes of it and of its squares. */
+    void (*tint)(const uint8_t *cb, const uint8_t *cr, int count, int16_t *red, int16_t *green, int16_t *blue);
+    void (*sum)(const uint8_t *luma, const int16_t *tints, int count, uint32_t sums[2]);
 } sf_loops;
 
 const sf_loops *sf_loops_choose(bool simd);

@@ -10,6 +10,9 @@
     encode   (`encoding`), or copy the file if nothing had to be done and its format is kept
     index    the scan of a JPEG (`encoding.add_seek_table`)
 
+A JPEG that becomes a JPEG, grey or YCbCr and in sRGB, stays in its own colours all the way, in one call of the native
+kernel (`native.transcoding`). A plain one is never opened by Pillow (`jpeg_header`).
+
 A preset is a recipe for a common case. docs/recipe.md has measurements of what the settings cost and gain.
 """
 
@@ -22,16 +25,18 @@ from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from shardflow import native
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, DecodeError, EncodeError
 from shardflow.formats import image_array, seek_table
 from shardflow.formats.image_limits import MAX_PIXELS
+from shardflow.formats.image_types import is_jpeg
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.statistics import PixelSums
 
 from .image.arrays import read_array, resize_array, turn_array
-from .image.colour import profile_conversion
+from .image.colour import ProfileConversion, profile_conversion
 from .image.decoding import FILTERS, Filter, decode_resized, has_more_frames
 from .image.encoding import (
     FORMATS,
@@ -44,7 +49,8 @@ from .image.encoding import (
     encode,
     pixel_sums,
 )
-from .image.geometry import Geometry, Size, Window
+from .image.geometry import Geometry, Size, Window, upright_size
+from .image.jpeg_header import plain_header
 from .image.orientation import apply_orientation, load_tiff, orientation_of
 
 KEEP = "keep"
@@ -146,20 +152,35 @@ class Recipe:
         """Pack an image file; raise `DecodeError`, `EncodeError` or `TooLargeError` if it cannot be."""
         if self.format == "npy":
             return self._process_array(data)
+        plain = plain_header(data) if self.format == "jpeg" and native.available() else None
+        if plain is not None and plain.size[0] * plain.size[1] <= self.max_pixels:
+            conversion = profile_conversion(plain.profile, plain.mode)
+            packed = self._transcoded(data, plain.size, 1, conversion)
+            if packed is not None:
+                return packed
+        return self._opened(data, may_transcode=plain is None)
+
+    def _opened(self, data: bytes, *, may_transcode: bool) -> EncodedImage:
+        """Pack an image file that Pillow opens."""
         with map_codec_errors(DecodeError), open_image(data, max_pixels=self.max_pixels) as image:
             loaded_upright = image.format == "TIFF" and load_tiff(image)
             stored = image.size
             target = FORMATS[_KEPT_AS.get(image.format or "", "png") if self.format == KEEP else self.format]
-            resized = self._resized(stored)
-            window = self._window(resized)
-            self._refuse_too_large(resized, window, target)
-            conversion = profile_conversion(image)
+            resized = self._resized(stored, target)
+            conversion = profile_conversion(image.info.get("icc_profile"), image.mode)
+            is_resized = self._window(resized)[2:] != stored
+            if may_transcode and is_jpeg(data) and target is FORMATS["jpeg"] and native.available():
+                orientation = orientation_of(image)
+                may_copy = self.format == KEEP and not is_resized and orientation == 1
+                packed = None if may_copy else self._transcoded(data, stored, orientation, conversion)
+                if packed is not None:
+                    return packed
             more_frames = has_more_frames(image, data, self.max_pixels)
             pixels = decode_resized(
                 image, data, resized, self.filter, as_cmyk=conversion.mode == "CMYK", max_pixels=self.max_pixels
             )
             orientation = 1 if loaded_upright else orientation_of(image)
-            changed = (window[2:] != stored, orientation != 1, conversion.transform is not None, more_frames)
+            changed = (is_resized, orientation != 1, conversion.transform is not None, more_frames)
             kept = self.format == KEEP and not any(changed) and can_copy(image, data)
         with map_codec_errors(EncodeError):
             pixels = apply_orientation(conversion.apply(pixels), orientation)
@@ -175,11 +196,9 @@ class Recipe:
             geometry = Geometry.of(stored, orientation, pixels.size, window)
             if geometry.size != pixels.size:
                 pixels = pixels.crop(window)
-            stored = data if kept else encode(pixels, target, self.quality, self.subsampling)
-            if target.codec == "JPEG" and self.seek_tables in (("all",) if kept else ("all", "encoded")):
-                stored = add_seek_table(stored, self.max_pixels)
+            file = data if kept else encode(pixels, target, self.quality, self.subsampling)
             return EncodedImage(
-                image=stored,
+                image=self._with_table(file, kept=kept) if target.codec == "JPEG" else file,
                 part=target.part,
                 pixels=pixel_sums(pixels),
                 geometry=geometry,
@@ -191,12 +210,16 @@ class Recipe:
     def _has_seek_tables(self) -> bool:
         return self.seek_tables != "none" and self.format not in ("png", "webp", "npy")
 
+    def _with_table(self, jpeg: bytes, *, kept: bool) -> bytes:
+        """Return a JPEG with its seek table, if it is to have one."""
+        wanted = self.seek_tables in (("all",) if kept else ("all", "encoded"))
+        return add_seek_table(jpeg, self.max_pixels) if wanted else jpeg
+
     def _process_array(self, data: bytes) -> EncodedImage:
         with map_codec_errors(DecodeError):
             found = read_array(data, self.max_pixels)
         stored = found.pixels.shape[1], found.pixels.shape[0]
-        resized = self._resized(stored)
-        self._refuse_too_large(resized, self._window(resized), FORMATS["npy"])
+        resized = self._resized(stored, FORMATS["npy"])
         pixels = turn_array(resize_array(found.pixels, resized, FILTERS[self.filter]), found.orientation)
         upright = pixels.shape[1], pixels.shape[0]
         window = self._window(upright)
@@ -215,8 +238,59 @@ class Recipe:
             done=tuple(name for name, was in done.items() if was),
         )
 
-    def _resized(self, size: Size) -> Size:
-        """Return the size before the crop: the setting that makes the image smallest counts."""
+    def _transcoded(
+        self, data: bytes, stored: Size, orientation: int, conversion: ProfileConversion
+    ) -> EncodedImage | None:
+        """Pack a JPEG in its own colours; None if they must change, and if it is damaged or of a rare kind."""
+        target = FORMATS["jpeg"]
+        resized = self._resized(stored, target)
+        # Where chroma is enlarged by itself, and nothing reduced, it is rounded once more than Pillow's: up to 0.5 dB.
+        enlarges_chroma = min(resized) >= min(stored) and self.subsampling != "4:2:0"
+        if conversion.transform is not None or enlarges_chroma:
+            return None
+        upright = upright_size(resized, orientation)
+        window = self._window(upright)
+        made = native.transcode(
+            data,
+            stored=stored,
+            resized=resized,
+            orientation=orientation,
+            window=window,
+            interpolation=self.filter,
+            quality=self.quality,
+            subsampling=self.subsampling,
+            max_pixels=self.max_pixels,
+        )
+        if isinstance(made, native.Problem):
+            return None
+        geometry = Geometry.of(stored, orientation, upright, window)
+        done = {
+            "enlarged": resized > stored,
+            "profile_unusable": not conversion.usable,
+            "turned": orientation != 1,
+        }
+        return EncodedImage(
+            image=self._with_table(made.image, kept=False),
+            part=target.part,
+            pixels=PixelSums(geometry.size[0] * geometry.size[1], made.sums, made.squares),
+            geometry=geometry,
+            bytes_before=len(data),
+            done=tuple(name for name, was in done.items() if was),
+        )
+
+    def _resized(self, stored: Size, target: Format) -> Size:
+        """Return the size before the crop; raise EncodeError if it is too large."""
+        resized = self._fitted(stored)
+        if resized[0] * resized[1] > self.max_pixels:
+            raise EncodeError(f"would be enlarged to {resized[0]}x{resized[1]} pixels, more than {self.max_pixels}")
+        left, top, right, bottom = self._window(resized)
+        width, height = right - left, bottom - top
+        if max(width, height) > target.longest:
+            raise EncodeError(f"would have {width}x{height} pixels; {target.longest} a side is {target.codec}'s limit")
+        return resized
+
+    def _fitted(self, size: Size) -> Size:
+        """Return the size that the setting asks for which makes the image smallest."""
         short, long = min(size), max(size)
         limits = [(most, side) for most, side in ((self.short_side, short), (self.long_side, long)) if most is not None]
         if not limits or not short:
@@ -234,13 +308,6 @@ class Recipe:
         side = min(size)
         left, top = ((own - side) // 2 for own in size)
         return left, top, left + side, top + side
-
-    def _refuse_too_large(self, resized: Size, window: Window, target: Format) -> None:
-        if resized[0] * resized[1] > self.max_pixels:
-            raise EncodeError(f"would be enlarged to {resized[0]}x{resized[1]} pixels, more than {self.max_pixels}")
-        width, height = window[2] - window[0], window[3] - window[1]
-        if max(width, height) > target.longest:
-            raise EncodeError(f"would have {width}x{height} pixels; {target.longest} a side is {target.codec}'s limit")
 
 
 class Preset(NamedTuple):

@@ -16,6 +16,7 @@ TESTS = (
     "test_entropy.py",
     "test_hostile.py",
     "test_seek.py",
+    "test_transcoding.py",
     "test_pixels.py::test_layouts_hold_the_same_pixels",
     "test_pixels.py::test_plain_loops_make_the_same_pixels",
     "test_pixels.py::test_any_crop_of_any_jpeg",

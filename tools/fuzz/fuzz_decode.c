@@ -3,7 +3,8 @@
  * One decoder lives through all inputs, as in a worker process, so that what an image leaves behind is tested with the
  * next one. Inputs are decoded by the fast code and by the plain code, which must agree, and every fourth between two
  * copies of a good image, whose pixels must not change. Images that can have a seek table are decoded with it as well, and
- * with others. The output is allocated to the byte, so that the address sanitizer sees a write beside it.
+ * with others. The output is allocated to the byte, so that the address sanitizer sees a write beside it. JPEGs are
+ * transcoded as well, in both ways, and the good one after each.
  */
 #define _GNU_SOURCE /* memmem */
 #include <stdint.h>
@@ -121,6 +122,52 @@ static void check_tables(const sf_batch *batch, int32_t found, const uint8_t *ch
     free(out);
 }
 
+/* Transcode to at most 55 pixels a side; returns the status. */
+static int transcode(sf_decoder *decoder, const uint8_t *image, size_t size, const sf_header *header,
+                     const sf_limits *limits, const uint8_t *choice, sf_transcoded *made) {
+    sf_problem problem;
+    sf_transcoding asked = {
+        .image = image, .size = size, .limits = *limits,
+        .stored = {header->width, header->height},
+        .resized = {1 + choice[0] % 55, 1 + choice[1] % 55},
+        .orientation = 1 + choice[2] % 8,
+        .filter = choice[3] % 3, .oversampling = choice[4] % 4, .quality = 1 + choice[5] % 100,
+        .sampling = {1 + choice[6] % 2, 1 + choice[7] % 2},
+    };
+    const int transposed = asked.orientation >= 5;
+    for (int axis = 0; axis < 2; axis++) {
+        const int32_t whole = asked.resized[transposed ? 1 - axis : axis];
+        asked.window[axis] = below(whole, choice[8 + axis], 0);
+        asked.window[2 + axis] = 1 + below(whole - asked.window[axis], choice[10 + axis], 0);
+    }
+    if (choice[12] > 250) asked.window[choice[3] % 4] = (int32_t)0x80000000 >> (choice[4] % 32);
+    const int status = sf_transcode(decoder, &asked, made, &problem);
+    if (status != SF_OK) check(memchr(problem.message, 0, SF_MESSAGE_BYTES) != NULL, "the message ends");
+    return status;
+}
+
+static void check_transcoding(const uint8_t *image, size_t size, const sf_header *header, const sf_limits *limits,
+                              const uint8_t *choice) {
+    static const uint8_t plainly[16] = {19, 17, 0, 1, 2, 89, 1, 1, 0, 0, 255, 255};
+    static const sf_limits none = {1 << 18, 9 << 18, 15 << 18, 500};
+    static uint8_t wanted[1 << 14];
+    static size_t wanted_size;
+    sf_transcoded made[2];
+    int found[2];
+    for (int fast = 0; fast < 2; fast++) {
+        found[fast] = transcode(decoders[fast], image, size, header, limits, choice, &made[fast]);
+    }
+    /* A fault in Huffman codes that libjpeg-turbo does not mind is a problem to the fast way alone. */
+    if (found[0] == SF_OK && found[1] == SF_OK) {
+        check(made[0].size == made[1].size && !memcmp(made[0].image, made[1].image, made[0].size), "the same bytes");
+        check(!memcmp(made[0].sums, made[1].sums, sizeof made[0].sums), "the same sums");
+        check(!memcmp(made[0].squares, made[1].squares, sizeof made[0].squares), "the same squares");
+    }
+    check(transcode(decoders[1], good, good_size, &good_header, &none, plainly, &made[0]) == SF_OK, "a good image");
+    if (wanted_size == 0) memcpy(wanted, made[0].image, wanted_size = made[0].size);
+    check(made[0].size == wanted_size && !memcmp(made[0].image, wanted, wanted_size), "it is as without the other");
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < CHOICE_BYTES) return 0;
     const uint8_t *choice = data;
@@ -209,6 +256,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         check(memchr(problems[0][0].message, 0, SF_MESSAGE_BYTES) != NULL, "the message ends");
         check(!strncmp(problems[0][0].message, problems[1][0].message, SF_MESSAGE_BYTES), "both ways say the same");
     }
+    if (!is_pixels && header.width > 0) check_transcoding(image, image_size, &header, &limits, choice);
     free(out[0]);
     free(out[1]);
     free(image);

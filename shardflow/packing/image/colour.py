@@ -86,10 +86,9 @@ class ProfileConversion:
         return converted
 
 
-def profile_conversion(image: Image.Image) -> ProfileConversion:
-    """Return the conversion that the profile in an opened image needs."""
-    profile = image.info.get("icc_profile")
-    return _conversion(bytes(profile), _MODES.get(image.mode, "RGB")) if profile else ProfileConversion()
+def profile_conversion(profile: bytes | None, mode: str) -> ProfileConversion:
+    """Return the conversion that the profile in an image needs, if it has one; `mode` is Pillow's, of its pixels."""
+    return _conversion(bytes(profile), _MODES.get(mode, "RGB")) if profile else ProfileConversion()
 
 
 @functools.lru_cache(maxsize=32)  # the images of one camera or program share a profile

@@ -22,7 +22,7 @@ from shardflow.formats.statistics import PixelSums, Statistics
 
 from .geometry import Geometry
 
-SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
+SUBSAMPLINGS = tuple(native.SAMPLINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,4 +122,5 @@ def codec_versions() -> dict[str, str]:
     found = {library: next(filter(None, map(features.version, known)), "none") for library, known in names.items()}
     if HEIF_VERSION is not None:
         found["pillow-heif"] = HEIF_VERSION
-    return {"pillow": PIL.__version__, **found, "kernel": native.version()}
+    transcoding = native.TRANSCODING if native.available() else "none"
+    return {"pillow": PIL.__version__, **found, "kernel": native.version(), "transcoding": transcoding}

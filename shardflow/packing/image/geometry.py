@@ -31,7 +31,7 @@ class Geometry:
     @classmethod
     def of(cls, stored: Size, orientation: int, resized: Size, window: Window) -> Geometry:
         """Return the geometry of an image that was turned, resized, and cropped to a window of the result."""
-        width, height = _upright_size(stored, orientation)
+        width, height = upright_size(stored, orientation)
         left, top, right, bottom = window
         # Multiply first: products are exact, so no box ends beyond its image.
         across = (left * width / resized[0], right * width / resized[0])
@@ -42,7 +42,7 @@ class Geometry:
     @property
     def upright(self) -> Size:
         """Size of the upright image."""
-        return _upright_size(self.stored, self.orientation)
+        return upright_size(self.stored, self.orientation)
 
     def point(self, x: float, y: float) -> tuple[float, float]:
         """Return where a point of the upright image is in the packed one; beyond its borders if it was cropped away."""
@@ -57,5 +57,6 @@ class Geometry:
         return (left, top, right, bottom) if left < right and top < bottom else None
 
 
-def _upright_size(stored: Size, orientation: int) -> Size:
+def upright_size(stored: Size, orientation: int) -> Size:
+    """Return the size of an image that was turned upright."""
     return (stored[1], stored[0]) if orientation >= 5 else stored

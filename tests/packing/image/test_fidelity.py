@@ -80,12 +80,13 @@ def _plainly(data: bytes) -> bytes:
     image = Image.open(io.BytesIO(data))
     scale = min(1.0, 256 / min(image.size))
     size = (int(image.width * scale + 0.5), int(image.height * scale + 0.5))
-    if native.available() and image.format == "JPEG" and size != image.size:
-        array = np.empty((size[1], size[0], 3), np.uint8)
-        assert native.decode_resized(data, array, interpolation="bicubic") is None
-        image = Image.fromarray(array)
+    if native.available() and image.format == "JPEG":
+        how = {"stored": image.size, "resized": size, "orientation": 1, "window": (0, 0, *size)}
+        made = native.transcode(data, **how, interpolation="bicubic", quality=90, subsampling="4:2:0")
+        assert not isinstance(made, native.Problem)
+        jpeg = made.image
     else:
         image = image.resize(size, Image.Resampling.BICUBIC)
-    jpeg = encoded(image.convert("RGB"), "JPEG", quality=90, subsampling="4:2:0")
+        jpeg = encoded(image.convert("RGB"), "JPEG", quality=90, subsampling="4:2:0")
     segment = native.seek_table(jpeg) if native.available() else None
     return seek_table.insert(jpeg, segment) if segment else jpeg

@@ -1,0 +1,120 @@
+"""Transcoding: a JPEG becomes a smaller one without leaving its own colours.
+
+It is decoded to planes of luma and chroma (at a reduced scale where twice the target is left for the filter), each of
+which is resized by itself, turned, cropped and encoded again. Nothing is converted to RGB and back, and chroma is not
+upsampled to be downsampled again: that is both faster and nearer to the original.
+
+Grey images get neutral chroma. RGB without YCbCr, CMYK, 12 bits, arithmetic and lossless coding are
+`Status.UNSUPPORTED`, and whatever is damaged is a problem: use a general decoder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Literal, NamedTuple
+
+from shardflow.errors import ConfigError
+from shardflow.formats.image_limits import MAX_PIXELS, limits
+
+from . import binding
+from .binding import FILTERS, Problem
+
+Interpolation = Literal["bilinear", "bicubic", "lanczos"]
+
+SAMPLINGS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2)}
+"""Chroma subsamplings: how many samples of luma there are to one of chroma, across and down."""
+
+TRANSCODING = "planes 1"
+"""What it computes: raised with every change of the bytes that come of a JPEG."""
+
+_OVERSAMPLING = 2
+
+
+class Transcoded(NamedTuple):
+    """A transcoded image."""
+
+    image: bytes
+    sums: tuple[int, ...]  # over its pixels before they were encoded, as RGB, each with the chroma that it shares
+    squares: tuple[int, ...]
+
+
+class _Transcoding(ctypes.Structure):  # sf_transcoding
+    _fields_ = (
+        ("image", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+        ("limits", binding.Limits),
+        ("stored", ctypes.c_int32 * 2),
+        ("resized", ctypes.c_int32 * 2),
+        ("orientation", ctypes.c_int32),
+        ("window", ctypes.c_int32 * 4),
+        *((name, ctypes.c_int32) for name in ("filter", "oversampling", "quality")),
+        ("sampling", ctypes.c_int32 * 2),
+    )
+
+
+class _Transcoded(ctypes.Structure):  # sf_transcoded
+    _fields_ = (
+        ("image", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+        ("sums", ctypes.c_int64 * 3),
+        ("squares", ctypes.c_int64 * 3),
+    )
+
+
+def transcode(
+    payload: bytes | memoryview,
+    *,
+    stored: tuple[int, int],
+    resized: tuple[int, int],
+    orientation: int,
+    window: tuple[int, int, int, int],
+    interpolation: Interpolation,
+    quality: int,
+    subsampling: str,
+    max_pixels: int = MAX_PIXELS,
+) -> Transcoded | Problem:
+    """Resize a JPEG, turn it upright, and encode a window of that as a baseline JPEG.
+
+    Args:
+        payload: The encoded image.
+        stored: Its width and height in pixels.
+        resized: Width and height that it is resized to, as it is stored, 1 … 65500 each.
+        orientation: How it is to be turned, 1 … 8, as in EXIF.
+        window: Left, top, right and bottom in the upright resized image.
+        interpolation: The filter; all are antialiased.
+        quality: 1 … 100.
+        subsampling: "4:4:4", "4:2:2" or "4:2:0", of the encoded image.
+        max_pixels: As of `decode_crops`.
+
+    Returns:
+        The image, or the problem that it has.
+
+    Raises:
+        ConfigError: An argument is out of its range.
+        ShardflowError: There is no kernel.
+    """
+    if interpolation not in FILTERS or subsampling not in SAMPLINGS:
+        raise ConfigError(f"expected a filter and a subsampling, found {interpolation!r} and {subsampling!r}")
+    if not (1 <= orientation <= 8 and 1 <= quality <= 100 and min(resized) >= 1):
+        raise ConfigError(f"out of range: orientation {orientation}, quality {quality}, or size {resized}")
+    left, top, right, bottom = window
+    images, sizes = binding.addresses([payload])
+    asked = _Transcoding(
+        image=ctypes.cast(images, ctypes.POINTER(ctypes.c_void_p))[0],
+        size=sizes[0],
+        limits=binding.Limits(*limits(max_pixels)),
+        stored=stored,
+        resized=resized,
+        orientation=orientation,
+        window=(left, top, right - left, bottom - top),
+        filter=FILTERS[interpolation],
+        oversampling=_OVERSAMPLING,
+        quality=quality,
+        sampling=SAMPLINGS[subsampling],
+    )
+    made = _Transcoded()
+    problem = binding.thread_decoder().transcode(asked, made)
+    if problem is not None:
+        return problem
+    image = ctypes.string_at(made.image, made.size)
+    return Transcoded(image, (*made.sums,), (*made.squares,))
