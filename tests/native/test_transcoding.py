@@ -161,14 +161,14 @@ def test_hostile_bytes() -> None:
     payloads = [jpegs.make(1, 64, 48, quality=70, **how) for how in (*KINDS.values(), {"optimize": True})]
     stored = {"stored": (64, 48), "resized": (30, 22), "orientation": 6, "window": (2, 3, 21, 29), **HOW}
     wanted, problems = native.transcode(GOOD, **stored), 0
-    for _ in range(300):
+    for _ in range(100):
         for payload in payloads:
             damaged = jpegs.flipped(payload, rng, rng.choice((1, 1, 2, 8)))[: rng.choice((None, rng.randrange(2000)))]
             made = native.transcode(damaged, **stored)
             problems += isinstance(made, Problem)
             assert isinstance(made, Transcoded) or made.message
         assert native.transcode(GOOD, **stored) == wanted
-    assert problems > 500
+    assert problems > 150
 
 
 def test_every_truncation() -> None:

@@ -38,6 +38,7 @@ ROWS = (
     Row("webdataset writer, Pillow", "webdataset", "common", "webdataset", "pillow"),
     Row("webdataset writer, Pillow with draft", "webdataset", "common", "webdataset", "pillow-draft"),
     Row("webdataset writer, torchvision", "webdataset", "common", "webdataset", "torchvision"),
+    Row("webdataset writer, torchvision bilinear", "webdataset", "common", "webdataset", "torchvision-bilinear"),
     Row("vipsthumbnail, files", "apt:libvips-tools", "common", "vips", "lanczos"),
     Row("shardflow, no kernel", "shardflow", "common", "shardflow", "no-kernel"),
     Row("shardflow", "shardflow", "common", "shardflow", "kernel"),

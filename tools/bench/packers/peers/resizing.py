@@ -24,7 +24,16 @@ def pillow_draft(path: str) -> bytes:
 
 
 def torchvision(path: str) -> bytes:
-    """Decode, resize and encode with torchvision's operators, on one thread per process."""
+    """Decode, resize (bicubic) and encode with torchvision's operators, on one thread per process."""
+    return _by_torchvision(path, "bicubic")
+
+
+def torchvision_bilinear(path: str) -> bytes:
+    """Resize as torchvision does by default, which is the function that most would write by hand."""
+    return _by_torchvision(path, "bilinear")
+
+
+def _by_torchvision(path: str, interpolation: str) -> bytes:
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg, read_file
     from torchvision.transforms.v2 import functional
@@ -32,11 +41,16 @@ def torchvision(path: str) -> bytes:
     torch.set_num_threads(1)
     image = decode_jpeg(read_file(path), mode=ImageReadMode.RGB)
     width, height = _target(image.shape[2], image.shape[1])
-    resized = functional.resize(image, [height, width], functional.InterpolationMode.BICUBIC, antialias=True)
+    resized = functional.resize(image, [height, width], functional.InterpolationMode(interpolation), antialias=True)
     return encode_jpeg(resized, quality=QUALITY).numpy().tobytes()
 
 
-RESIZERS = {"pillow": pillow, "pillow-draft": pillow_draft, "torchvision": torchvision}
+RESIZERS = {
+    "pillow": pillow,
+    "pillow-draft": pillow_draft,
+    "torchvision": torchvision,
+    "torchvision-bilinear": torchvision_bilinear,
+}
 
 
 def _target(width: int, height: int) -> tuple[int, int]:
