@@ -39,8 +39,8 @@ LATER = (
 SETTINGS = (
     "data_precision num_components jpeg_color_space comp_info quant_tbl_ptrs dc_huff_tbl_ptrs ac_huff_tbl_ptrs "
     "num_scans scan_info raw_data_in arith_code optimize_coding CCIR601_sampling smoothing_factor dct_method "
-    "restart_interval restart_in_rows write_JFIF_header JFIF_major_version JFIF_minor_version density_unit X_density Y_density "
-    "write_Adobe_marker next_scanline progressive_mode max_h_samp_factor max_v_samp_factor total_iMCU_rows "
+    "restart_interval restart_in_rows write_JFIF_header JFIF_major_version JFIF_minor_version density_unit X_density "
+    "Y_density write_Adobe_marker next_scanline progressive_mode max_h_samp_factor max_v_samp_factor total_iMCU_rows "
     "comps_in_scan cur_comp_info MCUs_per_row MCU_rows_in_scan blocks_in_MCU MCU_membership Ss Se Ah Al master main "
     "prep coef marker cconvert downsample fdct entropy script_space script_space_size"
 )
