@@ -13,7 +13,6 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-
 FLAGS = [
     *("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
     "-ffp-contract=off",  # fused multiply-adds give other weights, hence other pixels, on processors that have them
