@@ -16,8 +16,7 @@ from typing import Literal, NamedTuple
 from shardflow.errors import ConfigError
 from shardflow.formats.image_limits import MAX_PIXELS, limits
 
-from . import binding
-from .binding import FILTERS, Problem
+from .binding import FILTERS, Limits, Problem, addresses, thread_decoder
 
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 
@@ -42,7 +41,7 @@ class _Transcoding(ctypes.Structure):  # sf_transcoding
     _fields_ = (
         ("image", ctypes.c_void_p),
         ("size", ctypes.c_size_t),
-        ("limits", binding.Limits),
+        ("limits", Limits),
         ("stored", ctypes.c_int32 * 2),
         ("resized", ctypes.c_int32 * 2),
         ("orientation", ctypes.c_int32),
@@ -98,11 +97,11 @@ def transcode(
     if not (1 <= orientation <= 8 and 1 <= quality <= 100 and min(resized) >= 1):
         raise ConfigError(f"out of range: orientation {orientation}, quality {quality}, or size {resized}")
     left, top, right, bottom = window
-    images, sizes = binding.addresses([payload])
+    images, sizes = addresses([payload])
     asked = _Transcoding(
         image=ctypes.cast(images, ctypes.POINTER(ctypes.c_void_p))[0],
         size=sizes[0],
-        limits=binding.Limits(*limits(max_pixels)),
+        limits=Limits(*limits(max_pixels)),
         stored=stored,
         resized=resized,
         orientation=orientation,
@@ -113,7 +112,7 @@ def transcode(
         sampling=SAMPLINGS[subsampling],
     )
     made = _Transcoded()
-    problem = binding.thread_decoder().transcode(asked, made)
+    problem = thread_decoder().transcode(asked, made)
     if problem is not None:
         return problem
     image = ctypes.string_at(made.image, made.size)
