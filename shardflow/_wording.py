@@ -1,4 +1,4 @@
-"""Wording that messages and output share: numbers with their nouns."""
+"""Wording that messages and output share: numbers with their nouns and units."""
 
 from __future__ import annotations
 
@@ -6,3 +6,8 @@ from __future__ import annotations
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: "1 shard", "2,048 shards"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def megabytes(count: int) -> str:
+    """Return a number of bytes in megabytes, or in gigabytes from ten of them."""
+    return f"{count / 1e6:,.1f} MB" if count < 10e9 else f"{count / 1e9:,.1f} GB"

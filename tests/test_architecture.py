@@ -60,7 +60,7 @@ LIBRARIES = {
     "click": ("cli/",),
     "prometheus_client": ("diagnostics/metrics.py",),
     "opentelemetry": ("diagnostics/metrics.py",),
-    "tqdm": ("cli/",),
+    "tqdm": ("cli/", "packing/progress.py"),
     "importlib": ("_imports.py", "cli/", "native/", "loading/provenance.py"),
     # A dataset is data: reading one runs nothing that it names.
     "pickle": (),

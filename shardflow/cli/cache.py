@@ -10,13 +10,13 @@ import click
 
 import shardflow
 from shardflow._validation import size_in_bytes
-from shardflow._wording import plural
+from shardflow._wording import megabytes, plural
 from shardflow.dataset.warming import warm as warm_splits
 from shardflow.errors import NotFoundError
 from shardflow.storage.cache import LIMIT, Cache
 
 from .options import PathOrUrl, json_option
-from .output import megabytes, print_json, print_lines, shard_bar, total_bytes
+from .output import print_json, print_lines, shard_bar, total_bytes
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's

@@ -14,7 +14,7 @@ from shardflow.packing.extending import ON_CONFLICT
 from shardflow.packing.sources.source import describe_skipped
 
 from .options import PathOrUrl, executor_options, source_of, source_options
-from .output import PackBar, first_few, print_lines
+from .output import first_few, pack_bar, print_lines
 
 
 @click.command()
@@ -48,7 +48,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
     if dry_run:
         print_lines(_dry_run_lines(count_extension(source, dst, on_conflict=on_conflict), on_conflict), 13)
         return
-    with PackBar() as bar:
+    with pack_bar() as bar:
         report = shardflow.extend(source, dst, on_conflict=on_conflict, progress=bar.update, **settings)
     if not report.inputs:
         skipped = f"; skipped: {_conflicting(report.conflicting)}" if report.conflicting else ""

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow._wording import plural
+from shardflow._wording import megabytes, plural
 from shardflow.dataset.shard_rows import read_index
 from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 from shardflow.diagnostics.system_report import describe_system
@@ -18,7 +18,7 @@ from shardflow.formats.shard_index import KEY_PART
 from shardflow.formats.statistics import Statistics, median
 
 from .options import PathOrUrl, json_option
-from .output import first_few, megabytes, operation_counts, print_json, print_lines
+from .output import first_few, operation_counts, print_json, print_lines
 
 _CLASSES_SHOWN = 8
 

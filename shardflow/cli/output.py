@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from tqdm import tqdm
@@ -13,7 +13,7 @@ from tqdm import tqdm
 import shardflow
 from shardflow._wording import plural
 from shardflow.formats.manifest import Shard
-from shardflow.packing.run import Progress
+from shardflow.packing.progress import PackBar
 
 _OPERATIONS = {
     "converted": "converted from their profile to sRGB",
@@ -36,34 +36,20 @@ def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> 
         yield progress
 
 
-class PackBar(contextlib.AbstractContextManager["PackBar"]):
-    """The progress bar of a pack; it appears with the first progress. If the pack is stopped, it says how to resume."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm[NoReturn] | None = None
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        if kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit)):
-            click.echo("shardflow: stopped; finished work is kept: run the same command again to resume", err=True)
-
-    def update(self, progress: Progress) -> None:
-        """Show the current progress."""
-        if self._bar is None:
-            self._bar = tqdm(total=progress.inputs, initial=progress.resumed, desc="packing", unit=" images")
-        self._bar.set_postfix_str(f"{megabytes(progress.bytes_in)} -> {megabytes(progress.bytes_out)}", refresh=False)
-        self._bar.update(progress.done - self._bar.n)
+@contextlib.contextmanager
+def pack_bar() -> Iterator[PackBar]:
+    """Show the progress bar of a pack. If the pack is stopped, say how to resume."""
+    try:
+        with PackBar() as bar:
+            yield bar
+    except (KeyboardInterrupt, SystemExit):
+        click.echo("shardflow: stopped; finished work is kept: run the same command again to resume", err=True)
+        raise
 
 
 def total_bytes(shards: Sequence[Shard]) -> int:
     """Return the size of all shards together."""
     return sum(shard.bytes for shard in shards)
-
-
-def megabytes(count: int) -> str:
-    """Return a number of bytes in megabytes, or in gigabytes from ten of them."""
-    return f"{count / 1e6:,.1f} MB" if count < 10e9 else f"{count / 1e9:,.1f} GB"
 
 
 def first_few(names: Sequence[str], most: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow._wording import plural
+from shardflow._wording import megabytes, plural
 from shardflow.packing.dry_run import DryRun, count_pack
 from shardflow.packing.image.decoding import FILTERS
 from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
@@ -16,7 +16,7 @@ from shardflow.packing.recipe import KEEP, PRESETS, SEEK_TABLES
 from shardflow.packing.sources.source import describe_skipped
 
 from .options import PathOrUrl, annotation_options, annotations_of, executor_options, source_of, source_options
-from .output import PackBar, megabytes, operation_counts, print_lines
+from .output import operation_counts, pack_bar, print_lines
 
 _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\n".join(
     f"  {name:10}{preset.purpose}" for name, preset in PRESETS.items()
@@ -72,7 +72,7 @@ def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -
     if dry_run:
         print_lines(_dry_run_lines(count_pack(source, dst, **plan), dst), 13)
         return
-    with PackBar() as bar:
+    with pack_bar() as bar:
         report = shardflow.pack(source, dst, progress=bar.update, **run, **plan)
     print_lines(_report_lines(report, dst), 13)
 

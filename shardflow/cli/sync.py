@@ -7,11 +7,11 @@ import time
 import click
 
 import shardflow
-from shardflow._wording import plural
+from shardflow._wording import megabytes, plural
 from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 
 from .options import PathOrUrl
-from .output import megabytes, shard_bar
+from .output import shard_bar
 
 _MOST_IS_USED = 0.9
 

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 import shardflow
-from shardflow._wording import plural
+from shardflow._wording import megabytes, plural
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.packing.verifying import IMAGES, NOT_IN_SOURCES, compare_with_sources, open_sources
 
 from .options import PathOrUrl, column_options, json_option, with_columns
-from .output import megabytes, print_json, shard_bar, total_bytes
+from .output import print_json, shard_bar, total_bytes
 
 
 @click.command()

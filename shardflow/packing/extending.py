@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,8 +34,9 @@ from .executors import executor_maker
 from .jobs import Job, content_of, digest_of, plan_jobs, sharding_of
 from .known_inputs import KnownInputs, State, compare_inputs
 from .ledger import Ledger
+from .progress import ProgressLike
 from .recipe import Recipe, recipe_of
-from .run import Progress, run_jobs
+from .run import run_jobs
 from .sources.items import Items
 from .sources.labelling import append_classes
 from .sources.resolve import list_source, shared_options
@@ -88,7 +89,7 @@ def extend(
     executor: str = "processes",
     ray_address: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: ProgressLike = None,
 ) -> ExtendReport:
     """Add the new inputs of a source to a dataset, with the dataset's own recipe, annotations, sharding and shuffling.
 

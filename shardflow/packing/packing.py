@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,9 @@ from .commit import PackReport, Totals, commit
 from .executors import executor_maker
 from .jobs import plan_jobs, sharding_of
 from .ledger import Ledger
+from .progress import Progress, ProgressLike
 from .recipe import make_recipe
-from .run import Progress, run_jobs
+from .run import run_jobs
 from .sources.resolve import list_source, shared_options
 
 __all__ = ["PackReport", "Progress", "pack"]
@@ -39,7 +40,7 @@ def pack(
     executor: str = "processes",
     ray_address: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: ProgressLike = None,
     **settings: Any,
 ) -> PackReport:
     """Resize the images of a source and write them to `dst` as a dataset.
@@ -71,7 +72,7 @@ def pack(
         ray_address: Address of the cluster, such as "auto" or "ray://head:10001"; None for one on this machine.
         storage_options: Options of fsspec's file system, when `dst` is a URL and its client does not find all that it
             needs in the environment; they are for `src` as well when that is a URL of the same scheme.
-        progress: Called in this thread, now and then.
+        progress: Called with the `Progress` now and then, in this thread; True for a progress bar, also in a notebook.
         settings: Settings of the recipe that differ from the preset: short_side=256, long_side=None, square=False,
             enlarge=False, filter="bicubic", format="jpeg", quality=90, subsampling="4:2:0",
             max_pixels=110_000_000; see `packing.recipe.Recipe`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from shardflow.errors import StoreError
@@ -13,24 +13,7 @@ from shardflow.formats.receipt import Receipt
 from .executors import Executor
 from .jobs import Job, Outcome
 from .ledger import Ledger, remove_temporaries
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """The progress of a pack.
-
-    Attributes:
-        inputs: Number of all inputs.
-        resumed: Inputs that an earlier attempt had done.
-        done: Inputs that are packed or quarantined by now, the resumed ones included.
-        bytes_in, bytes_out: Bytes that this attempt has read, and written.
-    """
-
-    inputs: int
-    resumed: int
-    done: int
-    bytes_in: int = 0
-    bytes_out: int = 0
+from .progress import Progress, ProgressLike, showing
 
 
 def run_jobs(
@@ -40,7 +23,7 @@ def run_jobs(
     *,
     staging: Path,
     on_receipt: Callable[[str, Receipt], None],
-    progress: Callable[[Progress], None] | None,
+    progress: ProgressLike,
 ) -> int:
     """Run the unfinished jobs, and return the number of inputs of the finished ones.
 
@@ -56,7 +39,6 @@ def run_jobs(
     inputs = sum(len(job.items) for job in jobs)
     resumed = inputs - sum(len(job.items) for job in unfinished)
     so_far = Progress(inputs=inputs, resumed=resumed, done=resumed)
-    progress = progress or (lambda _: None)
 
     def done(job: Job, outcome: Outcome) -> None:
         nonlocal so_far
@@ -69,12 +51,13 @@ def run_jobs(
             bytes_in=so_far.bytes_in + outcome.statistics.counts["bytes_before"],
             bytes_out=so_far.bytes_out + outcome.fragment.size,
         )
-        progress(so_far)
+        show(so_far)
 
-    progress(so_far)
-    try:
-        executor.run(unfinished, done)
-    finally:
-        with contextlib.suppress(StoreError):  # an error of the run matters more
-            remove_temporaries(staging)
+    with showing(progress) as show:
+        show(so_far)
+        try:
+            executor.run(unfinished, done)
+        finally:
+            with contextlib.suppress(StoreError):  # an error of the run matters more
+                remove_temporaries(staging)
     return resumed

@@ -14,7 +14,7 @@ from PIL import Image
 
 import shardflow as sf
 from shardflow import PackReport
-from shardflow.packing.run import Progress
+from shardflow.packing.progress import Progress
 from tests.helpers.command import run
 from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, without_root, write_tree
 from tests.helpers.hostile import (

@@ -23,8 +23,8 @@ from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.packing.executors import Serial
 from shardflow.packing.jobs import plan_jobs
 from shardflow.packing.ledger import Ledger
+from shardflow.packing.progress import Progress
 from shardflow.packing.recipe import Recipe
-from shardflow.packing.run import Progress
 from shardflow.packing.sources.resolve import list_source
 from shardflow.storage.local import LocalStorage
 from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
@@ -396,6 +396,15 @@ def test_progress(tmp_path: Path) -> None:
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
     assert (seen[0].done, seen[-1].done, seen[-1].inputs) == (0, 100, 100)
     assert seen[-1].bytes_in == report.bytes_in == sum(path.stat().st_size for path in src.rglob("*.jpg"))
+
+
+def test_progress_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `progress=True` a bar shows how many images are done; without, nothing is printed."""
+    src = image_folder(tmp_path / "src", 30)
+    for number, shown in enumerate((True, False, None)):
+        sf.pack(src, tmp_path / f"{number}", executor="serial", progress=shown)
+        assert ("packing: 100%" in (said := capsys.readouterr().err) and "30/30" in said) is bool(shown)
+        assert shown or not said
 
 
 def test_statistics(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""The progress of a pack: counts, and a bar that shows them in a terminal or a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shardflow._wording import megabytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The progress of a pack.
+
+    Attributes:
+        inputs: Number of all inputs.
+        resumed: Inputs that an earlier attempt had done.
+        done: Inputs that are packed or quarantined by now, the resumed ones included.
+        bytes_in, bytes_out: Bytes that this attempt has read, and written.
+    """
+
+    inputs: int
+    resumed: int
+    done: int
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+ProgressLike = Callable[[Progress], None] | bool | None
+"""A function that gets the progress now and then; True for a `PackBar`."""
+
+
+class PackBar(contextlib.AbstractContextManager["PackBar"]):
+    """A progress bar over the inputs; it appears with the first progress."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def update(self, progress: Progress) -> None:
+        """Show the current progress."""
+        if self._bar is None:
+            from tqdm.auto import tqdm  # a tenth of a second, which workers need not spend
+
+            self._bar = tqdm(total=progress.inputs, initial=progress.resumed, desc="packing", unit=" images")
+        self._bar.set_postfix_str(f"{megabytes(progress.bytes_in)} -> {megabytes(progress.bytes_out)}", refresh=False)
+        self._bar.update(progress.done - self._bar.n)
+
+
+@contextlib.contextmanager
+def showing(progress: ProgressLike) -> Iterator[Callable[[Progress], None]]:
+    """Provide the function to be called with the progress."""
+    if progress is True:
+        with PackBar() as bar:
+            yield bar.update
+    else:
+        yield progress or (lambda _: None)
