@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from shardflow.errors import DatasetExistsError
+from shardflow.errors import DatasetExistsError, NotFoundError
 
 from .file_names import name_of, path_of
 from .local_files import COPY_BYTES, flock, map_os_errors, new_file, sync_to_disk, write_verified
@@ -23,6 +23,7 @@ class LocalStorage:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
+        self._locked: os.stat_result | None = None  # the root, while a writer has it locked
 
     def __str__(self) -> str:
         return str(self.root)
@@ -102,6 +103,7 @@ class LocalStorage:
         final = self.local_path(name)
         temporary = final.with_name(f"{TEMPORARY}{final.name}.{secrets.token_hex(4)}")
         with map_os_errors(final):
+            self._check_root()  # or a manifest would be published into a new directory, without its shards
             final.parent.mkdir(parents=True, exist_ok=True)
             try:
                 yield temporary
@@ -136,4 +138,20 @@ class LocalStorage:
     def exclusive_writer(self) -> Iterator[Writer]:
         """Lock the root, which is its own staging directory."""
         with lock_directory(self.root) as lock:
-            yield Writer(self.root, lock, is_alone=True)
+            self._locked = os.fstat(lock)
+            try:
+                yield Writer(self.root, lock, is_alone=True)
+            finally:
+                self._locked = None
+
+    def _check_root(self) -> None:
+        """Check that the root is still the directory that a writer has locked, if one has."""
+        try:
+            same = self._locked is None or os.path.samestat(self._locked, self.root.stat())
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise NotFoundError(
+                f"{self.root} vanished, or was replaced, while it was written to; put it back and run the same command "
+                "again"
+            )

@@ -57,6 +57,22 @@ def test_readers_see_whole_blobs(storage: LocalStorage) -> None:
     assert [write.result() for write in writes] == [None] * 40
 
 
+@pytest.mark.parametrize("another", [False, True])
+def test_root_that_vanishes_is_not_made_again(storage: LocalStorage, another: bool) -> None:
+    """A writer whose directory was renamed publishes nothing in its place; without a writer, a blob makes the root."""
+    with storage.exclusive_writer():
+        storage.put_new("a/b", b"1")
+        storage.root.rename(storage.root.with_name("elsewhere"))
+        if another:
+            storage.root.mkdir()
+        with pytest.raises(NotFoundError, match=r"store vanished, or was replaced, .*; put it back"):
+            storage.put_new("c", b"2")
+    assert storage.root.exists() == another
+    assert storage.listing() == {}
+    storage.put_new("c", b"2")
+    assert storage.read("c") == b"2"
+
+
 @pytest.mark.parametrize("create_only", [False, True])
 @pytest.mark.parametrize("failure", [ValueError("mine"), KeyboardInterrupt(), ConfigError("mine")])
 def test_failure_in_the_body_leaves_nothing(storage: LocalStorage, create_only: bool, failure: BaseException) -> None:
