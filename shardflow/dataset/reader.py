@@ -273,9 +273,11 @@ class ShardReader:
         return self._storage.local_path(name) is not None
 
     def _download(self, entry: Shard) -> Download:
+        storage, downloads = self._storage, self._downloads  # not the reader, which would be in a cycle with its maps
+
         def download(target: Path) -> None:
-            self._storage.get(entry.name, target, size=entry.bytes, sha256=entry.sha256)
-            self._downloads.append(entry.bytes)
+            storage.get(entry.name, target, size=entry.bytes, sha256=entry.sha256)
+            downloads.append(entry.bytes)
 
         return download
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -39,13 +41,14 @@ def running(folder: Path) -> Iterator[Store]:
     command += ["--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck"]
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+        # In a group of its own: `node` is a script that starts the real one.
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True)
         try:
             store = Store(f"http://127.0.0.1:{port}", "az://tests", _options)
             _create_container(store, process, folder / "log")
             yield store
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)
             process.wait(timeout=15)
 
 
