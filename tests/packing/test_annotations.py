@@ -341,7 +341,7 @@ def test_another_declaration_is_another_pack(tmp_path: Path) -> None:
 
 
 def test_the_same_bytes_for_any_workers(tmp_path: Path) -> None:
-    """Moved masks and boxes are the same, byte for byte, whoever packs them."""
+    """Moved masks and boxes are the same, byte for byte, for any number of workers."""
     src = _annotated(tmp_path / "src")
     settings = {"short_side": 20, "square": True, "shard_samples": 2, "annotations": DECLARED}
     for name, executor in (("one", {"executor": "serial"}), ("two", {"workers": 2})):
