@@ -148,6 +148,8 @@ class _Content:
         if not lists or not all(isinstance(each, list) and all(isinstance(e, dict) for e in each) for each in lists):
             raise ConfigError(f"{where} is not a COCO set: expected an object with the lists {', '.join(kinds)}")
         self.images, annotations, categories = lists
+        if not self.images:
+            raise ConfigError(f"{where} lists no images; name a set that has some")
         self.annotations: dict[Any, list[dict[str, Any]]] = {}
         try:
             for image in self.images:

@@ -169,6 +169,7 @@ def test_bad_annotations(tmp_path: Path, changed: dict[str, Any], said: str) -> 
         ([], "is not a COCO set"),
         ({"info": 1}, "is not a COCO set"),
         ({**CONTENT, "images": [1]}, "is not a COCO set"),
+        ({**CONTENT, "images": []}, "lists no images"),
         ({**CONTENT, "images": CONTENT["images"][:1] * 2}, "has the image 70 twice"),
         ({**CONTENT, "annotations": [{"image_id": []}]}, "is not a COCO set"),
         ({**CONTENT, "annotations": [{"image_id": 70, "caption": "a dog"}]}, "annotations without boxes"),
