@@ -15,19 +15,20 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yarl
 
-from shardflow.errors import BucketNotFoundError, NotFoundError
+from shardflow.errors import NotFoundError
 
 from .conditional_write import blob_metadata, write
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer, web_file_system
 from .ranged_read import Answer, read_range
-from .retry import Failure, Outages, RetryPolicy, retry, with_timeout
+from .retry import Failure, Retries, RetryPolicy, with_timeout
 from .storage import ListedBlob
-from .transport import Head
+from .transport import Head, blob_url, if_found
 
 T = TypeVar("T")
 
@@ -46,9 +47,9 @@ class AzureTransport:
         self._container, _, prefix = path.strip("/").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._web = web_file_system()
-        self._classify = classify
         self._retry_policy = retry_policy
-        self._outages = Outages(retry_policy)
+        self._url = partial(blob_url, url)
+        self._retry = Retries(classify, retry_policy, self._url)
         self._signature, self._signed = "", -_SIGNATURE_S
 
     async def fetch(
@@ -68,12 +69,7 @@ class AzureTransport:
 
     async def head(self, name: str) -> Head | None:
         """Return the head of a blob, None if it does not exist."""
-        try:
-            return await self._retry(lambda: self._describe(name), name)
-        except BucketNotFoundError:
-            raise
-        except NotFoundError:
-            return None
+        return await if_found(self._retry(lambda: self._describe(name), name))
 
     async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
         """Publish a blob: one that must be `new`, or that replaces the one with this ETag, or whatever is there."""
@@ -147,31 +143,11 @@ class AzureTransport:
         answer_s = self._retry_policy.answer_s
         return {"retry_total": 0, "connection_timeout": min(5.0, answer_s), "read_timeout": answer_s}
 
-    def _url(self, name: str) -> str:
-        return f"{self._root}/{name}" if name else self._root
-
     def _blob(self, name: str) -> Any:
         return self._service.get_blob_client(self._container, self._prefix + name)
 
     async def _in_time(self, work: Awaitable[T], size: int = 0) -> T:
         return await with_timeout(work, self._retry_policy.transfer_s(size), f"{self._root}: expected an answer")
-
-    async def _retry(
-        self,
-        request: Callable[[], Awaitable[T]],
-        name: str,
-        received: Callable[[], int] = lambda: 0,
-        start: int | None = None,
-    ) -> T:
-        url = self._url(name)
-        return await retry(
-            request,
-            lambda error: self._classify(error, url),
-            self._retry_policy,
-            received,
-            outages=self._outages,
-            piece=None if start is None else (name, start),
-        )
 
     async def _get(self, name: str, headers: Mapping[str, str]) -> Any:
         url, credential = yarl.URL(self._blob(name).url, encoded=True), self._service.credential

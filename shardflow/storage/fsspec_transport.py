@@ -1,4 +1,4 @@
-"""The transport for every scheme but S3, on the methods that all of fsspec's file systems have.
+"""The transport for schemes that have none of their own, on the methods that all of fsspec's file systems have.
 
 They have no conditional reads, so only its checksum shows that a file was replaced while it was read.
 """
@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
 
-from .retry import Failure, Outages, RetryPolicy, retry, with_timeout
+from .retry import Failure, Retries, RetryPolicy, with_timeout
 from .storage import ListedBlob
-from .transport import Head
-
-T = TypeVar("T")
+from .transport import Head, blob_url
 
 _WHOLE_FILES = 4  # as many as `sync` transfers at the same time
 
@@ -34,9 +33,8 @@ class FsspecTransport:
         root, mark, query = path.partition("?")
         self._root, self._query = root.rstrip("/"), mark + query
         self._url = url
-        self._classify = classify
         self._retry_policy = retry_policy
-        self._outages = Outages(retry_policy)
+        self._retry = Retries(classify, retry_policy, partial(blob_url, url))
         self._has_ranges = True
         self._whole: dict[str, bytes] = {}  # files from a server without ranges, until their last bytes are requested
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -60,7 +58,7 @@ class FsspecTransport:
         if start >= stop:
             return []
         if self._has_ranges:
-            data = await self._retry(request, name, start)
+            data = await self._retry(request, name, start=start)
             if len(data) == stop - start:
                 return [data]
             self._has_ranges = False
@@ -69,7 +67,7 @@ class FsspecTransport:
         async with self._locks[name]:
             data = self._whole.get(name, b"")
             if len(data) != size:  # not fetched yet, or replaced since
-                data = await self._retry(request, name, start)
+                data = await self._retry(request, name, start=start)
             if len(data) != size:
                 return [data]  # from another server of the same name, which has ranges
             self._whole[name] = data
@@ -137,16 +135,6 @@ class FsspecTransport:
 
     def _key(self, name: str) -> str:
         return (f"{self._root}/{name}" if name else self._root) + self._query
-
-    async def _retry(self, request: Callable[[], Awaitable[T]], name: str, start: int | None = None) -> T:
-        url = f"{self._url}/{name}" if name else self._url
-        return await retry(
-            request,
-            lambda error: self._classify(error, url),
-            self._retry_policy,
-            outages=self._outages,
-            piece=None if start is None else (name, start),
-        )
 
     async def _call(self, method: str, name: str, size: int = 0, *data: bytes, **arguments: Any) -> Any:
         """Call a method of the file system. One that blocks runs in a thread, which goes on after a timeout."""

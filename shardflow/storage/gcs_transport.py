@@ -16,22 +16,21 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import yarl
 
-from shardflow.errors import BucketNotFoundError, NotFoundError, TransientError
+from shardflow.errors import NotFoundError, TransientError
 
 from .conditional_write import blob_metadata, write
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer
 from .ranged_read import Answer, read_range
-from .retry import Failure, Outages, RetryPolicy, retry, with_timeout
+from .retry import Failure, Retries, RetryPolicy, with_timeout
 from .storage import ListedBlob
-from .transport import Head
-
-T = TypeVar("T")
+from .transport import Head, blob_url, if_found
 
 _CODES = {"bucket does not exist": "NoSuchBucket", "doesn't match calculated": "BadDigest"}
 """What the message of an answer says → the code of the same in S3."""
@@ -47,9 +46,9 @@ class GcsTransport:
         self._fs, self._root = fs, url
         self._bucket, _, prefix = path.strip("/").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._classify = classify
         self._retry_policy = retry_policy
-        self._outages = Outages(retry_policy)
+        self._url = partial(blob_url, url)
+        self._retry = Retries(classify, retry_policy, self._url)
 
     async def fetch(
         self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
@@ -69,12 +68,7 @@ class GcsTransport:
 
     async def head(self, name: str) -> Head | None:
         """Return the head of an object, None if it does not exist."""
-        try:
-            return await self._retry(lambda: self._describe(name), name)
-        except BucketNotFoundError:
-            raise
-        except NotFoundError:
-            return None
+        return await if_found(self._retry(lambda: self._describe(name), name))
 
     async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
         """Publish an object: one that must be `new`, or that replaces the one with this tag, or whatever is there."""
@@ -120,28 +114,8 @@ class GcsTransport:
         """Close the connections."""
         await close_session(self._fs)
 
-    def _url(self, name: str) -> str:
-        return f"{self._root}/{name}" if name else self._root
-
     def _object(self, name: str) -> str:
         return f"/storage/v1/b/{self._bucket}/o/{quote(self._prefix + name, safe='')}"
-
-    async def _retry(
-        self,
-        request: Callable[[], Awaitable[T]],
-        name: str,
-        received: Callable[[], int] = lambda: 0,
-        start: int | None = None,
-    ) -> T:
-        url = self._url(name)
-        return await retry(
-            request,
-            lambda error: self._classify(error, url),
-            self._retry_policy,
-            received,
-            outages=self._outages,
-            piece=None if start is None else (name, start),
-        )
 
     def _call(
         self,

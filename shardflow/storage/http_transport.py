@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
-from shardflow.errors import BucketNotFoundError, NotFoundError, StoreError
+from shardflow.errors import StoreError
 
 from .fsspec_transport import FsspecTransport
 from .http_answer import RANGE_HEADERS, WholeFileError, answer_to, close_session, range_answer, web_file_system
-from .ranged_read import Answer, read_range
-from .retry import ChangedError, Failure, Outages, RetryPolicy, retry
+from .ranged_read import Answer, head_by_range, read_range
+from .retry import Failure, Retries, RetryPolicy
 from .storage import ListedBlob
-from .transport import Head
-
-T = TypeVar("T")
+from .transport import Head, blob_url
 
 
 class HttpTransport:
@@ -46,9 +45,13 @@ class HttpTransport:
         retry_policy: RetryPolicy,
     ) -> None:
         self._whole, self._web, self._locate = whole, web, locate
-        self._url, self._classify, self._retry_policy = url, classify, retry_policy
-        self._outages = Outages(retry_policy)
+        self._url, self._retry_policy = url, retry_policy
         self._has_ranges = True
+
+        def classified(error: Exception, url: str) -> Failure:
+            return Failure(error=_WholeFilesError()) if isinstance(error, WholeFileError) else classify(error, url)
+
+        self._retry = Retries(classified, retry_policy, partial(blob_url, url))
 
     async def fetch(
         self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
@@ -71,16 +74,7 @@ class HttpTransport:
 
     async def head(self, name: str) -> Head | None:
         """Return the head of a file, None if it does not exist."""
-        heads: list[Head] = []
-        try:
-            await self.fetch(name, 0, 1, None, heads.append)
-        except ChangedError:  # it was replaced between two attempts
-            return await self.head(name)
-        except BucketNotFoundError:
-            raise
-        except NotFoundError:
-            return None
-        return heads[-1]
+        return await head_by_range(self.fetch, name)
 
     async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:  # noqa: ARG002
         """Raise a StoreError: such places can only be read."""
@@ -112,18 +106,6 @@ class HttpTransport:
             return await session.get(url, **{**self._web.kwargs, "headers": {**RANGE_HEADERS, **own, **headers}})
 
         return answer_to(send(), self._retry_policy.answer_s, f"{self._url}/{name}")
-
-    async def _retry(
-        self, request: Callable[[], Awaitable[T]], name: str, received: Callable[[], int], start: int
-    ) -> T:
-        def classified(error: Exception) -> Failure:
-            if isinstance(error, WholeFileError):
-                return Failure(error=_WholeFilesError())
-            return self._classify(error, f"{self._url}/{name}")
-
-        return await retry(
-            request, classified, self._retry_policy, received, outages=self._outages, piece=(name, start)
-        )
 
 
 def http_transport(

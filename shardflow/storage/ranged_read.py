@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shardflow.errors import TransientError
 
 from .retry import ChangedError, RetryPolicy, with_timeout
-from .transport import Head
+from .transport import Head, if_found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,17 @@ async def read_range(
 
     await retry(attempt, lambda: received)
     return chunks
+
+
+async def head_by_range(
+    fetch: Callable[[str, int, int, Head | None, Callable[[Head], None]], Awaitable[list[bytes]]], name: str
+) -> Head | None:
+    """Return the head of a blob from the answer to a request of its first byte, None if it does not exist."""
+    heads: list[Head] = []
+    try:
+        return None if await if_found(fetch(name, 0, 1, None, heads.append)) is None else heads[-1]
+    except ChangedError:  # it was replaced between two attempts
+        return await head_by_range(fetch, name)
 
 
 async def no_bytes(most_bytes: int) -> bytes:  # noqa: ARG001 - as of Answer.read

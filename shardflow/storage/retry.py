@@ -161,6 +161,40 @@ async def retry(
         await asyncio.sleep(attempts.pause_s(failure, clock() - since))
 
 
+class Retries:
+    """The retries of a transport: called with a request, it repeats that as `retry` does; all share their outages.
+
+    Args:
+        classify: Decides about an error, given the URL that messages name.
+        policy: The limits.
+        url: Returns the URL of a blob from its name.
+    """
+
+    def __init__(
+        self, classify: Callable[[Exception, str], Failure], policy: RetryPolicy, url: Callable[[str], str]
+    ) -> None:
+        self._classify, self._policy, self._url = classify, policy, url
+        self._outages = Outages(policy)
+
+    async def __call__(
+        self,
+        request: Callable[[], Awaitable[T]],
+        name: str,
+        received_bytes: Callable[[], int] = lambda: 0,
+        start: int | None = None,
+    ) -> T:
+        """Repeat a request for a blob; one for its bytes from `start` shares the limit of time with others for them."""
+        url = self._url(name)
+        return await retry(
+            request,
+            lambda error: self._classify(error, url),
+            self._policy,
+            received_bytes,
+            outages=self._outages,
+            piece=None if start is None else (name, start),
+        )
+
+
 async def with_timeout(work: Awaitable[T], timeout_s: float, expected: str) -> T:
     """Wait for a result; after the timeout raise a DeadlineError whose message begins with `expected`."""
     try:

@@ -12,13 +12,13 @@ import contextlib
 import functools
 import hashlib
 import math
+import operator
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from shardflow.errors import (
-    BucketNotFoundError,
     ConfigError,
     NotFoundError,
     ShardflowError,
@@ -28,12 +28,10 @@ from shardflow.errors import (
 
 from .conditional_write import blob_metadata, has_metadata, write
 from .local_files import file_sha256
-from .ranged_read import Answer, no_bytes, range_size, read_range
-from .retry import ChangedError, Failure, Outages, RetryPolicy, retry, with_timeout
+from .ranged_read import Answer, head_by_range, no_bytes, range_size, read_range
+from .retry import ChangedError, Failure, Retries, RetryPolicy, with_timeout
 from .storage import ListedBlob
 from .transport import Head
-
-T = TypeVar("T")
 
 LEAST_PART_BYTES = 5 << 20  # S3 accepts smaller parts only as the last one
 _MOST_PARTS = 10_000  # in one upload
@@ -82,7 +80,8 @@ class S3Transport:
         self._prefix = f"{prefix}/" if prefix else ""
         self._classify = classify
         self._retry_policy = retry_policy
-        self._outages = Outages(retry_policy)
+        self._url = functools.partial(operator.add, f"s3://{self._bucket}/{self._prefix}")
+        self._retry = Retries(classify, retry_policy, self._url)
         self._part_bytes = max(part_bytes, LEAST_PART_BYTES)
         self._connecting = asyncio.Lock()  # otherwise requests that begin together would each open a session
 
@@ -114,17 +113,8 @@ class S3Transport:
 
     async def head(self, name: str) -> Head | None:
         """Return the head of an object, None if it does not exist."""
-        heads: list[Head] = []
-        try:
-            # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
-            await self.fetch(name, 0, 1, None, heads.append)
-        except ChangedError:  # it was replaced between two attempts
-            return await self.head(name)
-        except BucketNotFoundError:
-            raise
-        except NotFoundError:
-            return None
-        return heads[-1]
+        # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
+        return await head_by_range(self.fetch, name)
 
     async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
         """Publish an object: one that must be `new`, or that replaces the one with this ETag, or whatever is there."""
@@ -175,26 +165,6 @@ class S3Transport:
         """Close the connections."""
         if self._fs._s3 is not None:
             await self._fs._s3.__aexit__(None, None, None)
-
-    def _url(self, name: str) -> str:
-        return f"s3://{self._bucket}/{self._prefix}{name}"
-
-    async def _retry(
-        self,
-        request: Callable[[], Awaitable[T]],
-        name: str,
-        received_bytes: Callable[[], int] = lambda: 0,
-        start: int | None = None,
-    ) -> T:
-        url = self._url(name)
-        return await retry(
-            request,
-            lambda error: self._classify(error, url),
-            self._retry_policy,
-            received_bytes,
-            outages=self._outages,
-            piece=None if start is None else (name, start),
-        )
 
     async def _request(self, method: str, name: str, **arguments: Any) -> Any:
         return await self._retry(lambda: self._call(method, name, **arguments), name)

@@ -1,16 +1,20 @@
 """The Transport protocol: the requests that a remote storage makes.
 
-`s3_transport` and `fsspec_transport` implement it.
+The modules named after a kind of store implement it; `fsspec_transport` serves all the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from shardflow.errors import BucketNotFoundError, NotFoundError
 
 from .storage import ListedBlob
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +80,18 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Close the connections."""
         ...
+
+
+def blob_url(root: str, name: str) -> str:
+    """Return the URL of a blob below a root, the root itself without a name."""
+    return f"{root}/{name}" if name else root
+
+
+async def if_found(work: Awaitable[T]) -> T | None:
+    """Return what a request returns, None if the blob does not exist; a missing bucket is an error all the same."""
+    try:
+        return await work
+    except BucketNotFoundError:
+        raise
+    except NotFoundError:
+        return None
