@@ -2,53 +2,18 @@
 
 #include <string.h>
 
-#ifdef SF_HAVE_AVX2
-#include <immintrin.h>
+#include "blocks.h"
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-#define AVX2 __attribute__((target("avx2")))
+#ifdef SF_HAVE_AVX2
 
 /* ---- the inverse transform: jidctint.c's "islow", in the arithmetic of libjpeg-turbo's vector code (16 bits that wrap
  * around, sums of 32), two blocks at once, one in each half of the vectors ---- */
 
-enum { CONST_BITS = 13, PASS1_BITS = 2, LINE = 32 };
+enum { LINE = 32 };
 
-/* Constants of Loeffler, Ligtenberg and Moschytz (1989), times 2^13. */
-enum {
-    F_0_298 = 2446, F_0_390 = 3196, F_0_541 = 4433, F_0_765 = 6270, F_0_899 = 7373, F_1_175 = 9633, F_1_501 = 12299,
-    F_1_847 = 15137, F_1_961 = 16069, F_2_053 = 16819, F_2_562 = 20995, F_3_072 = 25172,
-};
-
-static ALWAYS_INLINE AVX2 __m256i pair_of(int a, int b) {
-    return _mm256_set1_epi32((int)((uint32_t)(uint16_t)a | (uint32_t)(uint16_t)b << 16));
-}
-
-/* Both halves of sums of 32 bits. */
-typedef struct {
-    __m256i low, high;
-} wide;
-
-static ALWAYS_INLINE AVX2 wide products(wide in, int a, int b) {
-    const __m256i by = pair_of(a, b);
-    return (wide){_mm256_madd_epi16(in.low, by), _mm256_madd_epi16(in.high, by)};
-}
-static ALWAYS_INLINE AVX2 wide interleave(__m256i a, __m256i b) {
-    return (wide){_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b)};
-}
-static ALWAYS_INLINE AVX2 wide plus(wide a, wide b) {
-    return (wide){_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
-}
-static ALWAYS_INLINE AVX2 wide minus(wide a, wide b) {
-    return (wide){_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)};
-}
 static ALWAYS_INLINE AVX2 wide scaled(__m256i a) {
     const wide high = interleave(_mm256_setzero_si256(), a);
     return (wide){_mm256_srai_epi32(high.low, 16 - CONST_BITS), _mm256_srai_epi32(high.high, 16 - CONST_BITS)};
-}
-static ALWAYS_INLINE AVX2 __m256i descaled(wide a, int bits) {
-    const __m256i half = _mm256_set1_epi32(1 << (bits - 1));
-    return _mm256_packs_epi32(_mm256_srai_epi32(_mm256_add_epi32(a.low, half), bits),
-                              _mm256_srai_epi32(_mm256_add_epi32(a.high, half), bits));
 }
 
 /* Outputs from the sums of the even and of the odd inputs. */
@@ -73,24 +38,6 @@ static ALWAYS_INLINE AVX2 void transform(__m256i v[8], int bits) {
         plus(products(in53, F_2_053 - F_2_562, -F_2_562), z4), plus(products(in71, F_0_298 - F_0_899, -F_0_899), z3),
     };
     combine(even, odd, bits, v);
-}
-
-static ALWAYS_INLINE AVX2 void transpose(__m256i v[8]) {
-    __m256i a[8], b[8];
-    for (int i = 0; i < 4; i++) {
-        a[2 * i] = _mm256_unpacklo_epi16(v[2 * i], v[2 * i + 1]);
-        a[2 * i + 1] = _mm256_unpackhi_epi16(v[2 * i], v[2 * i + 1]);
-    }
-    for (int i = 0; i < 2; i++) {
-        for (int k = 0; k < 2; k++) {
-            b[4 * i + 2 * k] = _mm256_unpacklo_epi32(a[4 * i + k], a[4 * i + 2 + k]);
-            b[4 * i + 2 * k + 1] = _mm256_unpackhi_epi32(a[4 * i + k], a[4 * i + 2 + k]);
-        }
-    }
-    for (int k = 0; k < 4; k++) {
-        v[2 * k] = _mm256_unpacklo_epi64(b[k], b[4 + k]);
-        v[2 * k + 1] = _mm256_unpackhi_epi64(b[k], b[4 + k]);
-    }
 }
 
 static ALWAYS_INLINE AVX2 __m256i two(const int16_t *a, const int16_t *b) {
