@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 import shardflow
 from shardflow._wording import plural
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 from shardflow.packing.progress import PackBar
 
 _OPERATIONS = {

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shardflow.errors import DecodeError, IntegrityError, NotFoundError
 from shardflow.formats.labels import CLASS_PART, CLASSES_PART, sample_labels
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 from shardflow.order.keyed_rng import U64
 
 from .dataset import Split

@@ -17,6 +17,7 @@ from shardflow._validation import check_integer
 from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, ManifestError, NotFoundError
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.quarantine import Quarantined
+from shardflow.formats.shard import Shard
 from shardflow.storage.cache import Cache, as_cache
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
@@ -39,9 +40,7 @@ class Split:
         reader: Reads its shards.
     """
 
-    def __init__(
-        self, storage: Storage, name: str, shards: tuple[manifest.Shard, ...], cache: Cache | None = None
-    ) -> None:
+    def __init__(self, storage: Storage, name: str, shards: tuple[Shard, ...], cache: Cache | None = None) -> None:
         self.name = name
         self.shards = shards
         self.shard_samples: npt.NDArray[np.int64] = np.array([shard.samples for shard in shards], dtype=np.int64)
@@ -127,7 +126,7 @@ class Dataset(Mapping[str, Split]):
         return tuple(self._splits)
 
     @property
-    def shards(self) -> tuple[manifest.Shard, ...]:
+    def shards(self) -> tuple[Shard, ...]:
         """The shards of all splits, in order."""
         return tuple(shard for split in self._splits.values() for shard in split.shards)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardflow.errors import FormatError, NotFoundError
 from shardflow.formats import receipt
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 
 from .dataset import Dataset, open_dataset
 from .selection import image_checksums

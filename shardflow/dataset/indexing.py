@@ -14,8 +14,9 @@ from shardflow._validation import check_integer
 from shardflow._wording import plural
 from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError
 from shardflow.formats.annotations import NOTHING, Annotations
-from shardflow.formats.manifest import SPLITS, is_name
+from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import Quarantined
+from shardflow.formats.shard import is_name
 from shardflow.formats.shard_index import KEY_PART, Index
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage

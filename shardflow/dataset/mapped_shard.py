@@ -20,7 +20,7 @@ from typing import IO, TypeVar
 
 from shardflow.errors import FormatError, IntegrityError
 from shardflow.formats import shard_index, ustar
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 from shardflow.storage.cache import MOST_COPIES, Cache, Download
 from shardflow.storage.local_files import map_os_errors
 

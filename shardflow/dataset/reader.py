@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from shardflow.errors import IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import ustar
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.storage.cache import MOST_COPIES, STALL_TIMEOUT_S, Cache, Download, FetchResult, as_cache
 from shardflow.storage.local_files import map_os_errors, pause

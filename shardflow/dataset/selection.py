@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.order import keyed_rng
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardflow.errors import IntegrityError, ShardIndexError, TarError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.formats.tar_samples import split_member_name
 from shardflow.storage.storage import Storage

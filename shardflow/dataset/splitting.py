@@ -12,7 +12,7 @@ import numpy.typing as npt
 from shardflow._validation import check_integer, check_share
 from shardflow._wording import plural
 from shardflow.errors import ConfigError
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 from shardflow.order import keyed_rng
 from shardflow.storage.urls import url_text
 

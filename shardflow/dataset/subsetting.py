@@ -10,7 +10,7 @@ import numpy as np
 
 from shardflow._validation import check_integer, check_share
 from shardflow.errors import ConfigError
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 
 from .class_labels import read_labels
 from .dataset import Dataset, open_dataset

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from shardflow.formats import manifest, quarantine
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import TEMPORARY, Storage

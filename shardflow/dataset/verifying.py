@@ -17,7 +17,7 @@ from shardflow.errors import DecodeError, FormatError, IntegrityError, StoreErro
 from shardflow.formats import seek_table, shard_index, ustar
 from shardflow.formats.image_types import is_jpeg
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.storage.storage import Storage
 

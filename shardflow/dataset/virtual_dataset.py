@@ -20,9 +20,10 @@ from shardflow._version import __version__
 from shardflow.errors import ConfigError, DatasetExistsError
 from shardflow.formats import manifest, quarantine, shard_index, ustar
 from shardflow.formats.annotations import Annotations
-from shardflow.formats.manifest import Manifest, Shard
+from shardflow.formats.manifest import Manifest
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.roots import Root, split_shard_name
+from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage

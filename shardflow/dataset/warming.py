@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import as_completed
 
 from shardflow.errors import ConfigError, DeadlineError, StoreError
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 from shardflow.storage.cache import STALL_TIMEOUT_S, FetchResult
 from shardflow.storage.transfers import TransferPool
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from shardflow.errors import ConfigError, ManifestError
 from .annotations import Annotations
 from .json_object import JsonObject, entries, entry
 from .roots import Root, split_shard_name
+from .shard import MAX_BYTES, SHA256, Shard, is_count, is_name
 from .sharding import Sharding
 from .statistics import Statistics
 
@@ -27,52 +27,6 @@ FILE_NAME = "shardflow.json"
 VERSION = 1
 SPLITS = ("train", "val", "valid", "validation", "test")
 """Names of folders that are splits, not classes."""
-
-_NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_MAX_SAMPLES = 2**32 - 1  # an index counts records in 32 bits
-_MAX_BYTES = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard(JsonObject):
-    """The entry of one shard.
-
-    Args:
-        name: Path of the tar below the dataset, with forward slashes: "train/000000.tar".
-        samples: Number of samples, 1 … 2³²-1.
-        bytes: Size of the tar, 1 … 2⁶³-1.
-        sha256: Of the tar, 64 hexadecimal digits.
-        index_sha256: Of the index beside it: a wrong index would pair intact members wrongly.
-
-    Raises:
-        ManifestError: A value is out of its range.
-    """
-
-    name: str
-    samples: int
-    bytes: int
-    sha256: str
-    index_sha256: str
-
-    def __post_init__(self) -> None:
-        if not is_name(self.name) or not self.name.endswith(".tar"):
-            raise ManifestError(f"shard name {self.name!r} is not a relative path of A-Z a-z 0-9 . _ - ending in .tar")
-        if not _is_count(self.samples, 1, _MAX_SAMPLES) or not _is_count(self.bytes, 1, _MAX_BYTES):
-            raise ManifestError(f"shard {self.name}: samples and bytes must be positive integers")
-        for digest in (self.sha256, self.index_sha256):
-            if not (isinstance(digest, str) and _SHA256.fullmatch(digest)):
-                raise ManifestError(f"shard {self.name}: {digest!r} is not a SHA-256 of 64 hexadecimal digits")
-
-    @property
-    def index_name(self) -> str:
-        """Path of the index below the dataset."""
-        return self.name[: -len(".tar")] + ".npy"
-
-    @property
-    def receipt_name(self) -> str:
-        """Path of the receipt below the dataset."""
-        return self.name[: -len(".tar")] + ".json"
 
 
 def _by_name(kind: type[JsonObject]) -> dict[str, Any]:
@@ -148,7 +102,7 @@ class Manifest(JsonObject):
         if len(set(names)) != len(names):
             raise ManifestError("a shard is named twice")
         for name, count in (("inputs", self.inputs), ("skipped", self.skipped)):
-            if not _is_count(count, 0, _MAX_BYTES):
+            if not is_count(count, 0, MAX_BYTES):
                 raise ManifestError(f"{name} must be an integer, 0 or more, found {count!r}")
         if not all(isinstance(text, str) for text in (*(self.classes or ()), *self.tools.values())):
             raise ManifestError("classes and the versions of tools must be strings")
@@ -215,16 +169,11 @@ def from_bytes(data: bytes) -> Manifest:
 def kept_name(fingerprint: str) -> str:
     """Return where the manifest of a version is kept after a later version has replaced it."""
     kind, _, digest = fingerprint.partition(":")
-    if kind != "sha256" or not _SHA256.fullmatch(digest):
+    if kind != "sha256" or not SHA256.fullmatch(digest):
         raise ConfigError(
             f"version {fingerprint!r} is not a fingerprint; expected sha256: followed by 64 hexadecimal digits"
         )
     return f"manifests/{digest}.json"
-
-
-def is_name(value: Any) -> bool:
-    """Return whether a value can name a file of a dataset: a path of A-Z a-z 0-9 . _ - that does not leave it."""
-    return isinstance(value, str) and bool(_NAME.fullmatch(value)) and not {".", ".."} & set(value.split("/"))
 
 
 _NOT_FINGERPRINTED = {name for name, (_, declared) in entries(Manifest).items() if not declared.fingerprinted}
@@ -241,10 +190,6 @@ def _fingerprint(content: Mapping[str, Any]) -> str:
 
 def _canonical(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-
-
-def _is_count(value: Any, least: int, most: int) -> bool:
-    return type(value) is int and least <= value <= most
 
 
 def _is_fraction(value: Any) -> bool:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from shardflow.errors import FormatError
 
 from .json_object import JsonObject, entry
-from .manifest import Shard
 from .quarantine import Quarantined
+from .shard import Shard
 from .statistics import PixelSums, Statistics
 
 VERSION = 2

@@ -21,6 +21,7 @@ from shardflow.formats import manifest, quarantine
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.formats.receipt import Receipt
+from shardflow.formats.shard import Shard
 from shardflow.formats.sharding import Sharding
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.storage.write_lock import WriteLock, abort_uploads
@@ -70,7 +71,7 @@ class PackReport:
 class Totals:
     """Receipts added up, in any order. The paths of the packed inputs, most of a receipt, are not kept."""
 
-    shards: dict[str, manifest.Shard] = field(default_factory=dict)  # by the names of their jobs
+    shards: dict[str, Shard] = field(default_factory=dict)  # by the names of their jobs
     statistics: defaultdict[str, Statistics] = field(default_factory=lambda: defaultdict(Statistics))  # by split
     pixels: PixelSums = field(default_factory=PixelSums)
     bytes_in: int = 0
@@ -119,7 +120,7 @@ def commit(
             message = f"{ledger.storage.url(name)}.json is not the receipt of the shard beside it"
             raise IntegrityError(f"{message}; restore it from where the dataset was packed")
         totals.add(name, receipt)
-    splits: dict[str, list[manifest.Shard]] = {split: [] for split in sharding.jobs}
+    splits: dict[str, list[Shard]] = {split: [] for split in sharding.jobs}
     for name in sharding.names():
         if name in totals.shards:
             splits[name.partition("/")[0]].append(totals.shards[name])

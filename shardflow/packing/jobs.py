@@ -28,11 +28,11 @@ from shardflow.errors import (
     StoreError,
     TooLargeError,
 )
-from shardflow.formats import manifest
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.labels import Label
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import UNREAD, Receipt, from_bytes
+from shardflow.formats.shard import Shard
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.order import keyed_rng
@@ -259,7 +259,7 @@ class Finish:
             storage.upload(f"{job.name}.tar", tar)
             index = assembled.index
             storage.put(f"{job.name}.npy", index)
-            shard = manifest.Shard(
+            shard = Shard(
                 name=f"{job.name}.tar",
                 samples=samples,
                 bytes=assembled.size,

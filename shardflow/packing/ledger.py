@@ -14,10 +14,11 @@ from pathlib import Path
 
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
 from shardflow.formats import quarantine
-from shardflow.formats.manifest import SPLITS, Shard
+from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import FILE_NAME as QUARANTINE
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
+from shardflow.formats.shard import Shard
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import remove_abandoned
 from shardflow.storage.storage import TEMPORARY, ListedBlob, Storage, Writer

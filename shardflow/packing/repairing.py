@@ -22,8 +22,8 @@ from shardflow.dataset.dataset import Dataset, open_dataset
 from shardflow.dataset.verifying import Finding, verify_dataset, verify_shard
 from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import shard_index
-from shardflow.formats.manifest import Shard
 from shardflow.formats.receipt import InputRecord, Receipt, from_bytes
+from shardflow.formats.shard import Shard
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.staging import temporary_staging
 from shardflow.storage.storage import Storage

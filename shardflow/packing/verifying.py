@@ -28,8 +28,8 @@ from shardflow.formats import image_array
 from shardflow.formats.image_limits import check_image
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, Label, sample_labels
-from shardflow.formats.manifest import Shard
 from shardflow.formats.receipt import Receipt, from_bytes
+from shardflow.formats.shard import Shard
 from shardflow.order import keyed_rng
 
 from .annotations import transform_parts

@@ -20,7 +20,7 @@ from shardflow.dataset.shard_rows import ShardRows
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import sample_labels
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 
 _THREADS = 8
 _SHARDS = 4

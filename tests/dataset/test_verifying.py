@@ -13,7 +13,8 @@ import shardflow
 from shardflow import native
 from shardflow.errors import IntegrityError, ManifestError, NotFoundError, ShardflowError
 from shardflow.formats import seek_table, shard_index, ustar
-from shardflow.formats.manifest import FILE_NAME, Manifest, Shard
+from shardflow.formats.manifest import FILE_NAME, Manifest
+from shardflow.formats.shard import Shard
 from shardflow.storage.local import LocalStorage
 from tests.helpers.making import flip, jpeg, make_dataset, write_shard
 from tests.helpers.tars import plain_tar

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from shardflow.errors import ManifestError
 from shardflow.formats import manifest
-from shardflow.formats.manifest import Manifest, Shard
+from shardflow.formats.manifest import Manifest
+from shardflow.formats.shard import Shard
 from shardflow.formats.sharding import Sharding
 from shardflow.formats.statistics import Statistics
 

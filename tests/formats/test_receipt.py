@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import FormatError
-from shardflow.formats.manifest import Shard
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import UNREAD, InputRecord, Receipt, from_bytes
+from shardflow.formats.shard import Shard
 from shardflow.formats.statistics import PixelSums, Statistics
 
 BYTES_SHA256 = "e29bb75ac631afdf8017c458af7f110285870879cd2576da584a015b65515572"

@@ -6,8 +6,9 @@ import pytest
 
 from shardflow.errors import ManifestError
 from shardflow.formats import manifest
-from shardflow.formats.manifest import Manifest, Shard
+from shardflow.formats.manifest import Manifest
 from shardflow.formats.roots import Root, split_shard_name
+from shardflow.formats.shard import Shard
 
 FINGERPRINT = "sha256:" + "a" * 64
 

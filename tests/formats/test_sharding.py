@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from shardflow.errors import ManifestError
-from shardflow.formats.manifest import Manifest, Shard, from_bytes
+from shardflow.formats.manifest import Manifest, from_bytes
+from shardflow.formats.shard import Shard
 from shardflow.formats.sharding import Sharding
 
 SHARDING = Sharding(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardflow.dataset.dataset import Split
-from shardflow.formats.manifest import Shard
+from shardflow.formats.shard import Shard
 from shardflow.storage.local import LocalStorage
 
 PROJECT = Path(__file__).parents[2]

@@ -14,7 +14,8 @@ from PIL import Image
 
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.annotations import Annotations
-from shardflow.formats.manifest import FILE_NAME, Manifest, Shard
+from shardflow.formats.manifest import FILE_NAME, Manifest
+from shardflow.formats.shard import Shard
 from shardflow.storage.local import LocalStorage
 
 Sample = tuple[str, Mapping[str, bytes]]  # its key, and its parts

@@ -27,6 +27,7 @@ from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
+from shardflow.formats.shard import Shard
 from shardflow.formats.tar_samples import read_samples
 from shardflow.storage.file_names import name_bytes, name_of
 from shardflow.storage.local_files import map_os_errors
@@ -172,7 +173,7 @@ def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[
             yield _draft(file, split, path, locations, identity)
 
 
-def _place(storage: Storage, dataset: manifest.Manifest, shard: manifest.Shard) -> str:
+def _place(storage: Storage, dataset: manifest.Manifest, shard: Shard) -> str:
     """Return the place of a shard's tar for the reader; of a virtual dataset, relative to its root where possible."""
     if not dataset.roots:
         return shard.name
@@ -182,7 +183,7 @@ def _place(storage: Storage, dataset: manifest.Manifest, shard: manifest.Shard) 
     return f"{root.url if is_local else root_url(str(storage), root)}/{path}"
 
 
-def _indexed_samples(storage: Storage, shard: manifest.Shard, split: str, place: str) -> Iterator[Draft[SplitLabel]]:
+def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> Iterator[Draft[SplitLabel]]:
     """Yield the samples of a shard of a dataset, whose tar is at a place."""
     index: shard_index.Index | None
     try:
@@ -199,7 +200,7 @@ def _indexed_samples(storage: Storage, shard: manifest.Shard, split: str, place:
             yield _draft(file, split, f"{shard.name}#{record}", locations, 0, own=True)
 
 
-def _rebuilt(storage: Storage, shard: manifest.Shard, tar: bytes) -> shard_index.Index:
+def _rebuilt(storage: Storage, shard: Shard, tar: bytes) -> shard_index.Index:
     try:
         data = shard_index.rebuild(memoryview(tar), shard.index_sha256)
     except (FormatError, IntegrityError) as error:

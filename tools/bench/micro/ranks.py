@@ -26,7 +26,8 @@ import numpy as np
 from bench.report import markdown
 from shardflow.dataset.dataset import Split
 from shardflow.errors import TransientError
-from shardflow.formats.manifest import Manifest, Shard, from_bytes
+from shardflow.formats.manifest import Manifest, from_bytes
+from shardflow.formats.shard import Shard
 from shardflow.loading.sampler import EpochOrder, EpochStart, PlanSampler, WorkerControl
 from shardflow.loading.shard_prefetcher import IN_FLIGHT
 from shardflow.order.schedule import Schedule
