@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 MAPPED_SHARDS = 256
 """Shards that a process keeps mapped: more than the plan needs at a time, and well below the limit of open files."""
 
-RESIDENT_BYTES = 16 << 20
+RESIDENT_BYTES = 4 << 20
 """Bytes that a process reads before it gives the pages of its maps back. They stay in the page cache, but count as
 memory of the process no more: an epoch would pile up all bytes of its shards."""
 

@@ -4,7 +4,8 @@ They are cut from photographs, several ways each where there are fewer photograp
 
     pictures    for loaders: short side 256, quality 90, 4:2:0, some 30 kB each
     small       for packers, as in ImageNet: 500 pixels the long side, some 0.19 megapixels
-    large       for packers, as from a camera: 4000 x 3000 pixels, photographs side by side with a sensor's grain
+    medium      for packers, as on web pages: 1600 x 1200 pixels, photographs side by side with a sensor's grain
+    large       for packers, as from a camera: 4000 x 3000 pixels, made alike
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ CLASSES = 10
 SHORT_SIDE, QUALITY = 256, 90
 ORIGINAL_QUALITY = 93
 SMALL_SIDE = 500
-LARGE, TILE = (4000, 3000), 1000
-LARGE_GRAIN, DRAWN_GRAIN = 3.0, 6.0
+TILED = {"medium": ((1600, 1200), 400), "large": ((4000, 3000), 1000)}
+"""Size of an image, and of the photographs in it."""
+TILED_GRAIN, DRAWN_GRAIN = 3.0, 6.0
 """Standard deviations, of 255."""
 
 
@@ -44,8 +46,8 @@ def originals(folder: str, kind: str, count: int, images: str | None) -> None:
     """Write `folder/CLASS/NUMBER.jpg`; the classes are landscape and portrait, one image in four."""
     photographs = _files(images)
     for number in range(count):
-        rng = np.random.default_rng((kind == "large", number))
-        picture = (_small if kind == "small" else _large)(photographs, rng)
+        rng = np.random.default_rng((["small", "large", "medium"].index(kind), number))
+        picture = _small(photographs, rng) if kind == "small" else _tiled(photographs, rng, *TILED[kind])
         if number % 4 == 0:
             picture = picture.transpose(Image.Transpose.ROTATE_90)
         name = "landscape" if picture.width >= picture.height else "portrait"
@@ -58,12 +60,12 @@ def _small(photographs: list[Path], rng: np.random.Generator) -> Image.Image:
     return cut if min(cut.size) > SHORT_SIDE else ImageOps.fit(cut, (SMALL_SIDE, 375))  # packers must reduce it
 
 
-def _large(photographs: list[Path], rng: np.random.Generator) -> Image.Image:
-    canvas = Image.new("RGB", LARGE)
-    for x in range(0, LARGE[0], TILE):
-        for y in range(0, LARGE[1], TILE):
-            canvas.paste(ImageOps.fit(_photograph(photographs, rng), (TILE, TILE), Image.Resampling.BICUBIC), (x, y))
-    return _grainy(canvas, LARGE_GRAIN, rng)
+def _tiled(photographs: list[Path], rng: np.random.Generator, size: tuple[int, int], tile: int) -> Image.Image:
+    canvas = Image.new("RGB", size)
+    for x in range(0, size[0], tile):
+        for y in range(0, size[1], tile):
+            canvas.paste(ImageOps.fit(_photograph(photographs, rng), (tile, tile), Image.Resampling.BICUBIC), (x, y))
+    return _grainy(canvas, TILED_GRAIN, rng)
 
 
 def _photograph(photographs: list[Path], rng: np.random.Generator) -> Image.Image:

@@ -6,6 +6,7 @@
     start       a new process, until its first batch: local, and from S3               docs/benchmark.md
     resume      the first batch of a resumed epoch                                     docs/resume.md
     budget      where the loader's CPU time goes, by stage                             docs/benchmark.md
+    memory      where the loader's memory goes, beside an ImageFolder's                docs/benchmark.md
     scaling     CPU time as batches, workers, shards and datasets grow                 docs/benchmark.md
     handover    what the training process itself costs                                 docs/scale.md
     ranks       the start of 1,024 ranks over 10^9 samples, and what the bucket sees   docs/scale.md
@@ -36,8 +37,17 @@ from bench.usage import hardware
 
 HERE = Path(__file__).parent
 ROUNDS = {"recipe": 15, "mixing": 1, "sampling": 1, "start": 9, "resume": 15}
-ROUNDS |= {"budget": 5, "scaling": 3, "pixels": 5, "views": 3, "annotations": 5, "encoded": 5, "packing": 1}
-ROUNDS |= {"handover": 5, "ranks": 1}
+ROUNDS |= {
+    "budget": 5,
+    "scaling": 3,
+    "memory": 3,
+    "pixels": 5,
+    "views": 3,
+    "annotations": 5,
+    "encoded": 5,
+    "packing": 1,
+}
+ROUNDS |= {"handover": 5, "ranks": 1, "memory": 3}
 """What can be measured, and how often each by default; mixing, sampling and packing are measured once."""
 TIMEOUT_S = 3600
 SHOWN = (60, 75, 85, 90, 95, 98)

@@ -1,7 +1,7 @@
 """Packers on the same JPEG files: short side 256, quality 90, 4:2:0, two worker processes.
 
 Makes the environments and the originals. Every packer packs few images and many, each time in fresh processes: the
-difference is what an image costs, and the rest is the start. Takes 15 minutes, and the first time 15 GB of disk and
+difference is what an image costs, and the rest is the start. Takes 20 minutes, and the first time 15 GB of disk and
 some downloads. vipsthumbnail comes from the system (on Debian: libvips-tools). What does not install or run is reported
 in the table.
 """
@@ -23,8 +23,8 @@ from bench.harness import Row, made
 from bench.report import Run
 from bench.usage import Stopwatch
 
-KINDS = {"small": "0.19-megapixel originals", "large": "12-megapixel originals"}
-COMPARED = {"small": 100, "large": 12}
+KINDS = {"small": "0.19-megapixel originals", "medium": "2-megapixel originals", "large": "12-megapixel originals"}
+COMPARED = {"small": 100, "medium": 40, "large": 12}
 """How many images of each kind are compared with their originals."""
 CALM = 0.1
 """Share of the machine's CPU time that others may have used in a round whose wall time counts."""
@@ -56,6 +56,7 @@ class Packers(harness.Workload):
         """Add the size of the work."""
         numbers = {"type": int, "nargs": 2, "metavar": ("FEW", "MANY")}
         parser.add_argument("--small", default=[600, 2400], help="numbers of small originals", **numbers)
+        parser.add_argument("--medium", default=[150, 600], help="numbers of medium originals", **numbers)
         parser.add_argument("--large", default=[60, 180], help="numbers of large originals", **numbers)
 
     def facts(self) -> dict[str, Any]:
