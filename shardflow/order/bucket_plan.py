@@ -64,7 +64,7 @@ class BucketPlan:
             groups += [*stacked.reshape(whole, self._group), *rest[:filled].reshape(-1, self._group)]
             kinds += [bucket] * (len(groups) - len(kinds))
             rest = rest[filled:]
-        order = sorted(range(len(groups)), key=lambda number: (int(groups[number].max()), number))
+        order = sorted(range(len(groups)), key=lambda number: int(groups[number].max()))
         self._places = np.concatenate([*(groups[number] for number in order), rest])
         self._kinds = np.array([*(kinds[number] for number in order), *([int(own.max())] if len(rest) else [])])
         self._visits = visits[:, self._places]
@@ -80,7 +80,7 @@ class BucketPlan:
         shards, records, repeats = self._visits[:, positions]
         return shards, records, repeats
 
-    def needs(self, rank: int = 0, world_size: int = 1) -> tuple[I64, I64, I64]:
+    def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
         """Return which shards a rank needs and when; see `Plan.needs`."""
         shards, begins, ends = shard_spans(self._visits[0, rank::world_size])
         return shards, begins * world_size + rank, (ends - 1) * world_size + rank + 1

@@ -70,8 +70,9 @@ class ClassBatchPlan:
     def __init__(self, class_batches: ClassBatches, shard_samples: npt.ArrayLike, *, seed: int, epoch: int) -> None:
         made, per_class = class_batches, class_batches.samples_per_class
         self.length = made.length
-        self._ends = np.cumsum(np.asarray(shard_samples, dtype=np.int64))
-        self._starts = self._ends - np.asarray(shard_samples, dtype=np.int64)
+        sizes = np.asarray(shard_samples, dtype=np.int64)
+        self._ends = np.cumsum(sizes)
+        self._starts = self._ends - sizes
         shuffled = keyed_rng.permutation(keyed_rng.key(seed, "class samples", epoch), len(made.labels))
         by_class = shuffled[np.argsort(made.labels[shuffled], kind="stable")]
         class_starts = np.cumsum(made.sizes) - made.sizes
@@ -89,6 +90,6 @@ class ClassBatchPlan:
         shards = np.searchsorted(self._ends, samples, side="right")
         return shards, samples - self._starts[shards], np.zeros_like(samples)
 
-    def needs(self, rank: int = 0, world_size: int = 1) -> tuple[I64, I64, I64]:  # noqa: ARG002 - see below
+    def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:  # noqa: ARG002 - see below
         """Return when the shards are needed, as `Plan.needs` does: batches have samples from all over the split."""
         return shard_spans(np.searchsorted(self._ends, self._samples, side="right"))

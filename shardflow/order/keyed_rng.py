@@ -74,7 +74,7 @@ def permutation(key: int, length: int) -> npt.NDArray[np.int64]:
     SplitMix64 is a bijection of its counter, so the sorted values are distinct and there are no ties.
     """
     counters = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(_GAMMA)
-    return np.argsort(_mix_array(counters + np.uint64(key)), kind="stable")
+    return np.argsort(_mix_array(counters + np.uint64(key)))
 
 
 def uniforms(keys: U64, count: int) -> npt.NDArray[np.float64]:

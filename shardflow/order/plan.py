@@ -43,7 +43,7 @@ def shard_spans(shards: I64) -> tuple[I64, I64, I64]:
     """Return the shards of a sequence, each once in the order of first need, and where each begins and ends in it."""
     found, begins = np.unique(shards, return_index=True)
     _, backwards = np.unique(shards[::-1], return_index=True)
-    order = np.argsort(begins, kind="stable")
+    order = np.argsort(begins)
     return found[order], begins[order], len(shards) - backwards[order]
 
 
@@ -118,7 +118,7 @@ class Plan:
             return self._order[place], offset, np.zeros_like(offset)
         return self._order[place], *self._sample.locate(self._shard_starts[place] + offset, place)
 
-    def needs(self, rank: int = 0, world_size: int = 1) -> tuple[I64, I64, I64]:
+    def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
         """Return which shards a rank needs and when, in the order of first need: (shards, begins, ends), int64.
 
         The rank takes samples of `shards[i]` at positions from `begins[i]` to `ends[i]`-1 only. Windows bound these

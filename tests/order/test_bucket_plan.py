@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from shardflow.order.plan import Plan
 from shardflow.order.weights import ShardWeights, Weights
 
 SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 0)
+
+ORDER_SHA256 = "f692155e287a7ebb65ea3826a356aa1c5093e46c4f1523e644f64849fac9f1a9"
+BUCKETS = [3, 0, 1, 2, 1, 2, 1, 3, 2, 1, 0, 0, 2, 1, 0, 0, 3, 1, 2, 1]
 
 
 def make(
@@ -80,6 +84,22 @@ def test_weights_count() -> None:
     shards, records, repeats = plan.visits(np.arange(plan.length))
     assert np.bincount(firsts[shards] + records, minlength=60).tolist() == weights.tolist()
     assert len(set(zip(shards.tolist(), records.tolist(), repeats.tolist(), strict=True))) == plan.length
+
+
+def test_order_is_frozen() -> None:
+    """The order of an epoch is the same for ever: a saved position means the same sample after an update."""
+    plan, _, _ = make([40, 3, 57, 20], batch_size=3, world_size=2, epoch=5)
+    located = np.stack(plan.visits(np.arange(plan.length))).astype("<i8")
+    assert hashlib.sha256(located.tobytes()).hexdigest() == ORDER_SHA256
+    assert [plan.bucket(position) for position in range(0, 120, 6)] == BUCKETS
+    assert plan.moved == 5
+
+
+def test_no_samples_is_an_empty_epoch() -> None:
+    """A split whose shards are empty has no positions, and needs no shard."""
+    plan, _, _ = make([0, 0], batch_size=3, world_size=2)
+    assert (plan.length, plan.moved) == (0, 0)
+    assert [len(array) for array in (*plan.visits(np.arange(0)), *plan.needs(0, 2))] == [0] * 6
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

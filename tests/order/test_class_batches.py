@@ -23,9 +23,9 @@ def make(class_sizes: list[int], classes: int, per_class: int) -> ClassBatches:
 def samples(made: ClassBatches, epoch: int, seed: int = 0) -> list[list[int]]:
     """The batches of an epoch, as numbers of samples; the shards have seven samples."""
     shards = np.minimum(7, len(made.labels) - np.arange(0, len(made.labels), 7))
-    plan = ClassBatchPlan(made, shards, seed=seed, epoch=epoch)
+    plan = ClassBatchPlan(made, shards.astype(np.uint64), seed=seed, epoch=epoch)
     found, records, repeats = plan.visits(np.arange(plan.length))
-    assert not repeats.any()
+    assert repeats.tolist() == [0] * plan.length
     numbers: list[list[int]] = (7 * found + records).reshape(made.batches, -1).tolist()
     return numbers
 

@@ -67,6 +67,13 @@ def test_array_and_integer_arithmetic_agree(key: int, parts: list[int]) -> None:
         assert folded.tolist() == [keyed_rng.fold(key, part) for part in kept]
 
 
+@given(pairs=st.lists(st.tuples(KEYS, KEYS), max_size=20))
+def test_each_part_can_have_its_own_key(pairs: list[tuple[int, int]]) -> None:
+    """With an array of keys, `fold_array` folds each part into the key that is beside it."""
+    keys, parts = np.array(pairs, dtype=np.uint64).reshape(-1, 2).T
+    assert keyed_rng.fold_array(keys, parts).tolist() == [keyed_rng.fold(*pair) for pair in pairs]
+
+
 @given(key=KEYS, part=st.one_of(PARTS, st.text()))
 def test_keys_are_64_bits(key: int, part: int | str) -> None:
     """A folded key is a 64-bit integer, so that it can be folded again and stored in an array."""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
-from shardflow.order.plan import Plan
+from shardflow.order.plan import Plan, default_lanes
 
 SIZES = st.lists(st.integers(0, 90), min_size=1, max_size=12)
 STICKY_ORDER_SHA256 = "576a0689c3c7a4226e4c8f61760b0bc6038378160aa113844d998ebeffcfa2ed"
@@ -180,6 +180,11 @@ def test_first_batch_touches_the_head_of_one_shard_per_lane() -> None:
     assert set(records.tolist()) == set(range(32))
     shards, _ = plan.locate(np.arange(100_000, 100_256))
     assert len(set(shards.tolist())) > 100
+
+
+def test_lanes_by_default() -> None:
+    """Each rank has eight lanes; without shuffling one lane keeps the manifest's order."""
+    assert (default_lanes(4, True), default_lanes(4, False)) == (32, 1)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:

@@ -171,7 +171,7 @@ def test_equal_weights_have_equal_digests() -> None:
 def test_first_samples_keep_their_weights() -> None:
     """A limit takes the weights of the first samples."""
     assert Weights([1, 2, 3, 4]).first(2).digest == Weights([1, 2]).digest
-    assert Weights([1, 5], np.array([0, 1, 1])).first(2).digest == Weights([1, 5]).digest
+    assert Weights([1, 5], np.array([1, 1, 0, 0])).first(3).digest == Weights([5, 5, 1]).digest
 
 
 @pytest.mark.parametrize(
