@@ -1,0 +1,27 @@
+"""The pytest plugin of `tools/mutation`: the same examples each time, and the shortest tests first, up to a limit."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, settings
+
+LIMIT_S = 20
+"""For the tests of a mutant, by the durations that mutmut recorded in its first run."""
+
+settings.register_profile(
+    "mutation", derandomize=True, database=None, deadline=None, phases=(Phase.explicit, Phase.generate)
+)
+settings.load_profile("mutation")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests by their durations, and leave out those behind the limit."""
+    if (stats := Path("mutmut-stats.json")).exists():
+        durations: dict[str, float] = json.loads(stats.read_text())["duration_by_test"]
+        items.sort(key=lambda item: durations.get(item.nodeid, 0.0))
+        begins = [0.0, *accumulate(durations.get(item.nodeid, 0.0) for item in items)]
+        items[:] = [item for item, begin in zip(items, begins, strict=False) if begin < LIMIT_S]
