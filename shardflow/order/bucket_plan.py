@@ -53,7 +53,8 @@ class BucketPlan:
         groups: list[I64] = []
         kinds: list[int] = []
         rest = np.empty(0, dtype=np.int64)
-        for bucket in range(int(own.max()) + 1 if len(own) else 0):
+        last = int(own.max(initial=0))
+        for bucket in range(last + 1):
             places = np.flatnonzero(own == bucket)
             by_stream = [places[places % streams == stream] for stream in range(streams)]
             whole = min(map(len, by_stream)) // each
@@ -66,7 +67,7 @@ class BucketPlan:
             rest = rest[filled:]
         order = sorted(range(len(groups)), key=lambda number: int(groups[number].max()))
         self._places = np.concatenate([*(groups[number] for number in order), rest])
-        self._kinds = np.array([*(kinds[number] for number in order), *([int(own.max())] if len(rest) else [])])
+        self._kinds = np.array([*(kinds[number] for number in order), last])
         self._visits = visits[:, self._places]
         steps = np.arange(self.length) // self._group
         self.moved = int((own[self._places] != self._kinds[steps]).sum())
