@@ -204,12 +204,16 @@ class Store:
             if name in self.silent:
                 await asyncio.sleep(self.policy.answer_s)
                 raise ClientError(AGAIN)
+            if name == "refused":
+                raise ClientError(Failure(error=AccessDeniedError("s3://b/refused: no right to do this")))
 
         await asyncio.sleep(begin_s - self.time.now)
         try:
             await retry(request, classify, self.policy, outages=self.outages, piece=name)
         except TransientError:
             assert name in self.silent
+        except AccessDeniedError:
+            assert name == "refused"
         return self.time.now
 
     def reads(self, *reads: tuple[str, float]) -> list[float]:
@@ -234,11 +238,12 @@ def test_requests_for_the_same_piece_share_one_patience() -> None:
 
 
 def test_requests_to_a_dead_store_share_one_patience() -> None:
-    """While a store answers none, requests for different pieces end together; one answer gives them time again."""
+    """While a store answers none, requests for different pieces end together; an answer or refusal gives them time."""
     assert max(Store("a", "b", "c").reads(("a", 0), ("b", 50), ("c", 90))) <= LATEST_S
-    ends = Store("a", "b").reads(("a", 0), ("b", 90), ("alive", 80))
-    assert ends[0] <= LATEST_S
-    assert ends[1] >= 90 + POLICY.give_up_s - POLICY.answer_s
+    for answered in ("alive", "refused"):
+        ends = Store("a", "b").reads(("a", 0), ("b", 90), (answered, 80))
+        assert ends[0] <= LATEST_S
+        assert ends[1] >= 90 + POLICY.give_up_s - POLICY.answer_s
 
 
 def test_a_shorter_patience_shortens_the_waits_within_it() -> None:

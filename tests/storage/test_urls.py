@@ -6,7 +6,7 @@ import pytest
 
 from shardflow.errors import ConfigError
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import RemoteUrl, canonical_root, is_remote, strip_file_scheme, url_text
+from shardflow.storage.urls import RemoteUrl, canonical_root, is_remote, remote_options, strip_file_scheme, url_text
 
 SECRETS = {
     "secret": "canary-1",
@@ -96,6 +96,21 @@ def test_harmless_and_short_texts_are_no_secrets() -> None:
     """A message may name the endpoint, and a text that is in any message by chance does not silence it."""
     address = RemoteUrl("s3://bucket/a", {"endpoint_url": "http://store.example", "secret": "a"})
     assert not address.leaks_in(ValueError("http://store.example: a failure"))
+
+
+@pytest.mark.parametrize("name", ["AccountKey", "SharedAccessSignature"])
+def test_a_secret_within_a_connection_string_is_found(name: str) -> None:
+    """An error that repeats the key alone, and not the whole of Azure's connection string, is found as well."""
+    address = RemoteUrl("az://box/a", {"connection_string": f"AccountName=me;{name}=canary==;EndpointSuffix=net"})
+    assert address.leaks_in(ValueError("signed with canary=="))
+    assert not address.leaks_in(ValueError("AccountName=me"))
+
+
+def test_options_belong_to_urls() -> None:
+    """A directory takes no storage_options: they are for another argument of the same command."""
+    options = {"anon": True}
+    assert remote_options("s3://bucket/a", options) == options
+    assert remote_options("a/b", options) is remote_options("file:/a/b", options) is None
 
 
 def test_the_home_directory_and_schemes_in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
