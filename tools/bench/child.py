@@ -16,7 +16,6 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
 MARK = "bench-result: "
 
 
@@ -38,5 +37,6 @@ def _print(value: Any) -> None:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     main()
     os._exit(0)  # some libraries wait for threads that do not end

@@ -24,6 +24,7 @@ from torchvision.transforms import v2
 import shardflow
 from bench import pictures as drawing
 from bench.environments import PROJECT
+from bench.gpu import TEST_COUNTS
 from bench.loaders import measure as loaders
 from bench.loaders.peers import recipe
 from bench.usage import PeakMemory, Stopwatch, hardware
@@ -73,16 +74,17 @@ class Setting:
 
 def kernel() -> dict[str, Any]:
     """Build the native kernel in this checkout unless it is there."""
-    if not native.available():
-        command = [sys.executable, "setup.py", "build_ext", "--inplace"]
-        subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
+    if native.available():
+        return {}
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    subprocess.run(command, cwd=PROJECT, check=True)
     code = "from shardflow import native; assert native.available(), 'the kernel is not available'"
     subprocess.run([sys.executable, "-c", code], check=True)
-    return {}
+    return {"built": True}
 
 
-def facts(setting: dict[str, Any]) -> dict[str, Any]:
-    """Return versions, the machine, and whether nvJPEG decodes here."""
+def facts(setting: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return versions and the machine, and then whether nvJPEG decodes here."""
     device = torch.device(setting["device"])
     found: dict[str, Any] = {
         "hardware": hardware(),
@@ -92,21 +94,19 @@ def facts(setting: dict[str, Any]) -> dict[str, Any]:
         "kernel": native.version(),
         "shared_memory_bytes": shutil.disk_usage("/dev/shm").free,
     }
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_available():
         of = torch.cuda.get_device_properties(device)
         found |= {"gpu": of.name, "gpu_bytes": of.total_memory, "cuda": torch.version.cuda}
         found["capability"] = f"{of.major}.{of.minor}"
+    yield found
+    if "gpu" in found:
         from tests.helpers.making import jpeg
 
         file = torch.frombuffer(bytearray(jpeg(1)), dtype=torch.uint8)
         begun = time.perf_counter()
-        try:
-            decode_jpeg([file] * 8, device=device)
-            torch.cuda.synchronize()
-            found["nvjpeg_starts_s"] = time.perf_counter() - begun
-        except RuntimeError as error:
-            found["nvjpeg_fails"] = str(error).partition("\n")[0]
-    return found
+        decode_jpeg([file] * 8, device=device)
+        torch.cuda.synchronize()
+        yield {"nvjpeg_starts_s": time.perf_counter() - begun}
 
 
 def pictures(folder: str, count: int, copies: int, images: str | None, processes: int) -> dict[str, Any]:
@@ -132,15 +132,34 @@ def prepare(setting: dict[str, Any], peer: str) -> dict[str, Any]:
     return {}
 
 
+class _Outcomes:
+    """A plugin of pytest that counts outcomes."""
+
+    def __init__(self) -> None:
+        self.counts, self.failed = dict.fromkeys(TEST_COUNTS, 0), list[str]()
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Count the tests, and name those that failed."""
+        reports = {name: terminalreporter.stats.get(name, []) for name in TEST_COUNTS}
+        self.counts = {name: len(of_it) for name, of_it in reports.items()}
+        self.failed = [report.nodeid for report in reports["failed"] + reports["error"]]
+
+
 def cuda_tests(processes: int) -> dict[str, Any]:
-    """Run the tests that need a GPU; return the summary and what failed."""
-    command = [sys.executable, "-m", "pytest", "-m", "cuda", "-n", str(processes), "-q", "--tb=short"]
-    command += ["-o", "filterwarnings=default", "-p", "no:cacheprovider", "tests/device/test_cuda.py"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    found = {"summary": (lines or [done.stderr])[-1].strip("= "), "failed_tests": failed}
-    return found | ({"output": done.stdout[-20_000:]} if done.returncode else {})
+    """Run the tests that need a GPU; count them, and say what is wrong. Tracebacks are in the log."""
+    import pytest
+
+    os.chdir(PROJECT)
+    command = ["-m", "cuda", "-q", "--tb=short", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
+    command += ["-n", str(processes), "--timeout=90", "tests/device/test_cuda.py"]
+    outcomes = _Outcomes()
+    code = pytest.main(command, plugins=[outcomes])
+    found: dict[str, Any] = {"counts": outcomes.counts, "failed_tests": outcomes.failed}
+    if code:
+        found["failed"] = f"pytest ended with code {int(code)}; failed: {', '.join(outcomes.failed) or 'none'}"
+    elif not outcomes.counts["passed"]:
+        found["failed"] = "all tests were skipped"
+    return found
 
 
 def synthetic(setting: dict[str, Any], model: str) -> dict[str, Any]:
@@ -166,6 +185,8 @@ def fed(setting: dict[str, Any], model: str, way: str) -> Iterator[dict[str, Any
     found = {"trained": True, **rate(batches, train, given), "host_peak_bytes": peak.bytes}
     if given.device == "cuda":
         found["device_peak_bytes"] = torch.cuda.max_memory_reserved()
+        # Page-locked memory is the driver's, and not among the pages of the processes.
+        found["pinned_peak_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
     if isinstance(source, shardflow.DevicePrefetcher):
         found["stats"] = str(source.stats())
     yield found
@@ -190,7 +211,8 @@ def taken(setting: dict[str, Any], peer: str, variant: str, reads: str, workers:
     begun = time.perf_counter()
     start = importlib.import_module(f"bench.loaders.peers.{peer}").open_loader(Path(given.data, reads), variant)
     batches = itertools.chain.from_iterable(start() for _ in itertools.count())
-    next(batches)
+    first, _ = next(batches)
+    loaders.check(first, keep_uint8=True)
     found = {"variant": variant, "first_batch_s": time.perf_counter() - begun}
     warm = Stopwatch()
     while warm.wall_s() < seconds / 2:
@@ -228,6 +250,8 @@ class Training:
     def __init__(self, model: str, given: Setting) -> None:
         torch.backends.cudnn.benchmark = True
         self._device = given.device
+        if given.device == "cpu":
+            torch.set_num_threads(1)  # the cores are the workers'
         made = MODELS[model](given).to(given.device, memory_format=torch.channels_last)
         self._model, self._optimiser = made, torch.optim.SGD(made.parameters(), lr=0.01, momentum=0.9)
 
@@ -241,8 +265,11 @@ class Training:
 
 
 def _resnet(given: Setting) -> torch.nn.Module:
-    make = torchvision.models.resnet18 if given.tiny else torchvision.models.resnet50
-    model: torch.nn.Module = make(num_classes=CLASSES)
+    if given.tiny:
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 16, 16), torch.nn.Flatten(), torch.nn.Linear(8 * (given.size // 16) ** 2, CLASSES)
+        )
+    model: torch.nn.Module = torchvision.models.resnet50(num_classes=CLASSES)
     return model
 
 
