@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -18,6 +18,7 @@ from shardflow.errors import BucketNotFoundError, ConfigError, FormatError, Mani
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import Shard
+from shardflow.formats.shard_table import ShardTable
 from shardflow.storage.cache import Cache, as_cache
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
@@ -40,11 +41,11 @@ class Split:
         reader: Reads its shards.
     """
 
-    def __init__(self, storage: Storage, name: str, shards: tuple[Shard, ...], cache: Cache | None = None) -> None:
+    def __init__(self, storage: Storage, name: str, shards: Sequence[Shard], cache: Cache | None = None) -> None:
         self.name = name
-        self.shards = shards
-        self.shard_samples: npt.NDArray[np.int64] = np.array([shard.samples for shard in shards], dtype=np.int64)
-        self.reader = ShardReader(storage, shards, cache)
+        self.shards = ShardTable.of(shards)
+        self.shard_samples = self.shards.samples
+        self.reader = ShardReader(storage, self.shards, cache)
         self._ends: npt.NDArray[np.int64] = np.cumsum(self.shard_samples)
 
     def __len__(self) -> int:
@@ -81,7 +82,7 @@ class Split:
             raise IndexError(f"sample {number} of {len(self)}")
         number %= len(self)
         shard = int(np.searchsorted(self._ends, number, side="right"))
-        return shard, number - int(self._ends[shard]) + self.shards[shard].samples
+        return shard, number - int(self._ends[shard] - self.shard_samples[shard])
 
     def image_sizes(self) -> npt.NDArray[np.int64]:
         """Return width and height of each sample's image: int64 [N, 2], zeros if there is none or unknown.
@@ -226,8 +227,8 @@ def open_dataset(
     if version is not None and version != content.fingerprint:
         content = _read_version(storage, version)
     storage = virtual_storage(storage, content.roots, storage_options)
-    shards = (shard for shards in content.splits.values() for shard in shards)
-    return Dataset(storage, content, None if are_local(storage, shards) else as_cache(cache))
+    is_local = all(are_local(storage, shards) for shards in content.splits.values())
+    return Dataset(storage, content, None if is_local else as_cache(cache))
 
 
 def _holds_pictures(folder: Path) -> bool:

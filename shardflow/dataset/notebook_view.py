@@ -26,7 +26,7 @@ _HEIGHT = 96  # pixels of a picture
 def dataset_html(url: str, fingerprint: str, classes: Sequence[str] | None, readers: Mapping[str, ShardReader]) -> str:
     """Return the HTML of a dataset, with a reader for each split; text, such as names of classes, is escaped."""
     rows = [
-        _row("td", split, f"{sum(shard.samples for shard in reader.shards):,}", f"{len(reader.shards):,}")
+        _row("td", split, f"{reader.shards.samples.sum():,}", f"{len(reader.shards):,}")
         for split, reader in readers.items()
     ]
     lines = [

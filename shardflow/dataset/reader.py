@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,7 @@ from shardflow.errors import IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import ustar
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
+from shardflow.formats.shard_table import ShardTable
 from shardflow.storage.cache import MOST_COPIES, STALL_TIMEOUT_S, Cache, Download, FetchResult, as_cache
 from shardflow.storage.local_files import map_os_errors, pause
 from shardflow.storage.storage import Storage
@@ -46,9 +47,10 @@ _POLL_S = 0.01
 _POLLS_WITHOUT_DOWNLOAD = 3  # a prefetcher may be about to begin one
 
 
-def are_local(storage: Storage, shards: Iterable[Shard]) -> bool:
+def are_local(storage: Storage, shards: Sequence[Shard]) -> bool:
     """Return whether all of these shards are files of this machine."""
-    name_in_folder = {shard.name.rpartition("/")[0]: shard.name for shard in shards}  # a folder's shards share a root
+    names = ShardTable.of(shards).names
+    name_in_folder = {name.rpartition("/")[0]: name for name in names}  # the shards of a folder share a root
     return all(storage.local_path(name) is not None for name in name_in_folder.values())
 
 
@@ -78,9 +80,9 @@ class ShardReader:
     """
 
     def __init__(self, storage: Storage, shards: Sequence[Shard], cache: Cache | None = None) -> None:
-        self.shards = shards
+        self.shards = ShardTable.of(shards)
         self._storage = storage
-        self.cache = None if are_local(storage, shards) else as_cache(cache)
+        self.cache = None if are_local(storage, self.shards) else as_cache(cache)
         self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
         self._resident_bytes = 0  # at most, of all maps
         self._downloads: deque[int] = deque()  # bytes of each; any thread may append to it
@@ -137,7 +139,7 @@ class ShardReader:
     def renew(self) -> None:
         """Say that the shards are still needed, in this epoch or the next, so that the cache keeps them."""
         if self.cache is not None:
-            self.cache.renew({name for shard in self.shards for name in (shard.sha256, shard.index_sha256)})
+            self.cache.renew(self.shards.contents)
 
     def is_local(self, shard: int) -> bool:
         """Return whether a shard can be mapped now, without a download."""
@@ -194,8 +196,7 @@ class ShardReader:
         return {**self.__dict__, "_mapped": OrderedDict(), "_partial": {}}
 
     def _count_resident(self, shard: int) -> None:
-        entry = self.shards[shard]
-        self._resident_bytes += entry.bytes // max(1, entry.samples)
+        self._resident_bytes += int(self.shards.bytes[shard]) // int(self.shards.samples[shard])
         if self._resident_bytes > RESIDENT_BYTES:
             self._resident_bytes = 0
             for mapped in self._mapped.values():

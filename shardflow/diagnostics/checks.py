@@ -85,7 +85,7 @@ def _hardware(loader: Loader) -> Iterator[Check]:
 
 
 def _shards(split: Split) -> Iterator[Check]:
-    sizes = [shard.bytes for shard in split.shards]
+    sizes = split.shards.bytes.tolist()
     mean = sum(sizes) / len(sizes)
     if mean < _SMALL_SHARD and len(sizes) > _MANY_SHARDS:
         yield Check(
@@ -102,7 +102,7 @@ def _shards(split: Split) -> Iterator[Check]:
 
 
 def _storage(split: Split) -> Iterator[Check]:
-    size, cache = sum(shard.bytes for shard in split.shards), split.reader.cache
+    size, cache = sum(split.shards.bytes.tolist()), split.reader.cache
     if cache is not None and cache.limit_bytes < size:
         yield Check(
             "cache",

@@ -242,7 +242,7 @@ def _bottleneck(best: Trial, loader: Loader, cores: int) -> tuple[str, str]:
             "shards were still being downloaded: `shardflow cache warm URL` downloads all of them in advance; "
             "later epochs need no network"
         )
-    size = sum(shard.bytes for shard in split.shards)
+    size = sum(split.shards.bytes.tolist())
     if measured.disk_bytes >= _FROM_DISK * measured.images * size / len(split):
         return "disk", (
             "images are read from the disk: use a faster disk, smaller images, or enough memory for the whole dataset "

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardflow.errors import ConfigError, ManifestError
@@ -20,6 +20,7 @@ from .annotations import Annotations
 from .json_object import JsonObject, entries, entry
 from .roots import Root, split_shard_name
 from .shard import MAX_BYTES, SHA256, Shard, is_count, is_name
+from .shard_table import ShardTable, cut_tables
 from .sharding import Sharding
 from .statistics import Statistics
 
@@ -47,7 +48,7 @@ class Manifest(JsonObject):
     """The content of a dataset. The fields are the schema of `shardflow.json`.
 
     Args:
-        splits: Name → shards in order.
+        splits: Name → shards in order; they become a `ShardTable`.
         classes: Class names, label 0 first; None where the samples have no labels.
         recipe: How the images were made, as `Recipe.describe` returns it.
         tools: Versions of the software that made them. Not part of the fingerprint.
@@ -65,7 +66,7 @@ class Manifest(JsonObject):
         ManifestError: A value is out of its range.
     """
 
-    splits: Mapping[str, tuple[Shard, ...]] = field(
+    splits: Mapping[str, Sequence[Shard]] = field(
         metadata=entry(
             write=lambda splits: {split: [shard.to_json() for shard in shards] for split, shards in splits.items()},
             read=lambda splits: {split: tuple(map(Shard.from_json, shards)) for split, shards in splits.items()},
@@ -95,10 +96,11 @@ class Manifest(JsonObject):
     def __post_init__(self) -> None:
         if not self.splits:
             raise ManifestError("a dataset has at least one split")
-        names = [shard.name for shards in self.splits.values() for shard in shards]
         for split in self.splits:
             if not is_name(split) or "/" in split:
                 raise ManifestError(f"split name {split!r} is not made of A-Z a-z 0-9 . _ -")
+        object.__setattr__(self, "splits", {split: ShardTable.of(shards) for split, shards in self.splits.items()})
+        names = [name for table in self._tables.values() for name in table.names]
         if len(set(names)) != len(names):
             raise ManifestError("a shard is named twice")
         for name, count in (("inputs", self.inputs), ("skipped", self.skipped)):
@@ -116,7 +118,7 @@ class Manifest(JsonObject):
     @property
     def samples(self) -> int:
         """Number of samples of all splits."""
-        return sum(shard.samples for shards in self.splits.values() for shard in shards)
+        return sum(int(table.samples.sum()) for table in self._tables.values())
 
     @property
     def quarantined(self) -> int:
@@ -126,12 +128,31 @@ class Manifest(JsonObject):
     @functools.cached_property
     def fingerprint(self) -> str:
         """The dataset's identity: "sha256:" and the digest of all entries but tools and roots."""
-        return _fingerprint({"version": VERSION, **self.to_json()})
+        content = _fingerprinted({"version": VERSION, **self._without_shards().to_json()})
+        digest = hashlib.sha256(_canonical({name: content[name] for name in content if name < "splits"})[:-1])
+        before = b',"splits":{'
+        for split, table in sorted(self._tables.items()):
+            digest.update(before + json.dumps(split).encode() + b":")
+            for piece in table.canonical():
+                digest.update(piece)
+            before = b","
+        digest.update(b"}," + _canonical({name: content[name] for name in content if name > "splits"})[1:])
+        return "sha256:" + digest.hexdigest()
 
     def to_bytes(self) -> bytes:
         """Return the contents of `shardflow.json`."""
-        content = {"version": VERSION, **self.to_json(), "fingerprint": self.fingerprint}
+        return self._to_bytes(self.fingerprint)
+
+    def _to_bytes(self, fingerprint: str) -> bytes:
+        content = {"version": VERSION, **self.to_json(), "fingerprint": fingerprint}
         return json.dumps(content, sort_keys=True, indent=1).encode() + b"\n"
+
+    @property
+    def _tables(self) -> dict[str, ShardTable]:
+        return {split: ShardTable.of(shards) for split, shards in self.splits.items()}
+
+    def _without_shards(self) -> Manifest:
+        return replace(self, splits=dict.fromkeys(self.splits, ()))
 
 
 def from_bytes(data: bytes) -> Manifest:
@@ -140,6 +161,31 @@ def from_bytes(data: bytes) -> Manifest:
     Raises:
         ManifestError: It is not a manifest, its fingerprint does not fit its content, or a newer shardflow wrote it.
     """
+    return _from_written(data) or _from_json(data)
+
+
+def _from_written(data: bytes) -> Manifest | None:
+    """Return a manifest in the form that `to_bytes` writes, without objects for its shards.
+
+    None of one in another form, and of anything that is wrong: `_from_json` finds what.
+    """
+    if (cut := cut_tables(data)) is None:
+        return None
+    rest, tables = cut
+    try:
+        content = json.loads(rest)
+        claimed = content["fingerprint"]
+        others = {name: value for name, value in content.items() if name not in ("version", "fingerprint")}
+        manifest = Manifest.from_json(others)
+        if manifest._to_bytes(claimed) != rest:  # what is read must be all that the file says
+            return None
+        manifest = replace(manifest, splits=tables)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return manifest if manifest.fingerprint == claimed else None
+
+
+def _from_json(data: bytes) -> Manifest:
     try:
         content = json.loads(data)
         version = content.pop("version")
@@ -184,8 +230,11 @@ def _others(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fingerprint(content: Mapping[str, Any]) -> str:
-    counted = {name: value for name, value in content.items() if name not in _NOT_FINGERPRINTED}
-    return "sha256:" + hashlib.sha256(_canonical(counted)).hexdigest()
+    return "sha256:" + hashlib.sha256(_canonical(_fingerprinted(content))).hexdigest()
+
+
+def _fingerprinted(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in _NOT_FINGERPRINTED}
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:

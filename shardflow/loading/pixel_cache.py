@@ -65,7 +65,7 @@ class PixelCache:
         assert isinstance(first, BuiltinDecoder)
         self._split, self._directory, self._limit_bytes = split, cache.decoded_directory, cache.pixel_limit_bytes or 0
         self._decoder, self._versions = first, hashlib.sha256(versions.encode()).hexdigest()[:16]
-        self._files: OrderedDict[str, _ShardPixels | None] = OrderedDict()
+        self._files: OrderedDict[int, _ShardPixels | None] = OrderedDict()  # by the number of the shard
         self._memory: dict[int, Words] = {}
         self._full = False
 
@@ -99,20 +99,20 @@ class PixelCache:
 
     def _file(self, shard: int) -> _ShardPixels | None:
         """Return the file of a shard; None when it cannot be opened."""
-        name = f"{self._split.shards[shard].sha256}.{self._versions}"
-        if name in self._files:
-            self._files.move_to_end(name)
-            return self._files[name]
+        if shard in self._files:
+            self._files.move_to_end(shard)
+            return self._files[shard]
         if len(self._files) == _OPEN_FILES:
             self._files.popitem(last=False)
         sizes = self._split.reader.image_sizes(shard)
+        path = self._directory / f"{self._split.shards[shard].sha256}.{self._versions}"
         try:
             share_bytes = self._limit_bytes * len(sizes) // len(self._split)
-            self._files[name] = _ShardPixels(self._directory / name, sizes, share_bytes)
+            self._files[shard] = _ShardPixels(path, sizes, share_bytes)
         except OSError as error:
-            self._files[name] = None
+            self._files[shard] = None
             self._give_up(error)
-        return self._files[name]
+        return self._files[shard]
 
     def _give_up(self, error: OSError) -> None:
         if not self._full:

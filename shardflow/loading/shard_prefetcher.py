@@ -71,12 +71,12 @@ class ShardPrefetcher:
     ) -> None:
         self._split, self._needs, self._period = split, needs, period
         # A mapped shard keeps its bytes on the disk after it was evicted: a smaller cache would exceed its limit.
-        self._keep_mapped = sum(shard.bytes for shard in split.shards) <= cache.limit_bytes
+        self._keep_mapped = sum(split.shards.bytes.tolist()) <= cache.limit_bytes
         # What is fetched ahead is evicted last, so half of the limit is safe. But where not all shards fit, it takes
         # room from those that stay until the next epoch. Shards that are needed now are fetched in any case.
         budget = cache.limit_bytes // 2
         if not self._keep_mapped:
-            few = 2 * IN_FLIGHT * max(shard.bytes for shard in split.shards)
+            few = 2 * IN_FLIGHT * int(split.shards.bytes.max())
             budget = min(budget, max(few, cache.limit_bytes // 16))
         self._budget_bytes = budget // local_ranks() // sources
         self._spans = Counter[int]()  # shard → its spans that are unfinished; it can have two, in two lanes
@@ -101,7 +101,7 @@ class ShardPrefetcher:
         """
         while self._unfinished and self._unfinished[0][0] <= position:
             _, shard = heapq.heappop(self._unfinished)
-            self._unfinished_bytes -= self._split.shards[shard].bytes
+            self._unfinished_bytes -= int(self._split.shards.bytes[shard])
             self._spans[shard] -= 1
             if not self._spans[shard]:
                 del self._spans[shard]
@@ -113,7 +113,7 @@ class ShardPrefetcher:
             self._split.reader.finish(self._read.popleft()[1])
         admitted = []
         while (need := self._next) is not None:
-            size = self._split.shards[need.shard].bytes
+            size = int(self._split.shards.bytes[need.shard])
             fits = self._unfinished_bytes + size <= self._budget_bytes and need.begin < position + self._period
             if need.begin >= stop and not (fits and self._begun):
                 break

@@ -49,13 +49,14 @@ def edited(edit: Callable[[dict[str, Any]], Any]) -> bytes:
 
 
 def fingerprinted(content: Any) -> bytes:
-    """Any JSON with the fingerprint that its content has."""
+    """Any JSON with the fingerprint that its content has, in the form in which manifests are written."""
     text = json.dumps(
         {name: value for name, value in content.items() if name not in ("tools", "bases", "fingerprint")},
         sort_keys=True,
         separators=(",", ":"),
     )
-    return json.dumps({**content, "fingerprint": "sha256:" + hashlib.sha256(text.encode()).hexdigest()}).encode()
+    whole = {**content, "fingerprint": "sha256:" + hashlib.sha256(text.encode()).hexdigest()}
+    return json.dumps(whole, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def test_bytes_and_fingerprint_are_frozen() -> None:

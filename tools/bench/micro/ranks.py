@@ -12,6 +12,7 @@ import asyncio
 import gc
 import hashlib
 import itertools
+import multiprocessing
 import os
 import resource
 import selectors
@@ -75,6 +76,7 @@ def start() -> str:
         lambda: sum(1 for _ in order.needs(0, 0, lanes, RANK, RANKS)),
         lambda shards: f"{shards:,} of {SHARDS:,}",
     )
+    lines.append(("a worker: which shards are needed, how large they are", *_forked(lambda: _look_through(split)), ""))
     lines.append(("peak of the process", "", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f}", ""))
     return markdown(("step", "CPU-s", "MB", ""), lines)
 
@@ -94,6 +96,34 @@ def _manifest() -> Manifest:
         for number in range(SHARDS)
     )
     return Manifest(splits={"train": shards}, inputs=SHARDS * SHARD_SAMPLES)
+
+
+def _look_through(split: Split) -> None:
+    """Do what the prefetcher of each worker does with all shards, and the renewal of what is in the cache."""
+    assert "0" * 64 not in split.shards.contents
+    assert sum(split.shards.bytes.tolist()) == SHARDS * SHARD_BYTES
+
+
+def _forked(do: Callable[[], None]) -> tuple[str, str]:
+    """Return the CPU seconds that something takes in a forked process, and the MB that are its own afterwards."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def run() -> None:
+        before, memory = time.process_time(), _own_mb()
+        do()
+        sender.send((f"{time.process_time() - before:.2f}", f"{_own_mb() - memory:.0f}"))
+
+    process = context.Process(target=run)
+    process.start()
+    found: tuple[str, str] = receiver.recv()
+    process.join()
+    return found
+
+
+def _own_mb() -> float:
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_Dirty")) / 1e3
 
 
 def _resident_mb() -> float:
