@@ -49,6 +49,17 @@ def test_numbers_beyond_the_classes_are_refused() -> None:
         assert parse_labels(part, payload, classes=9)
         with pytest.raises(DecodeError, match="from 0 to 7"):
             parse_labels(part, payload, classes=8)
+        with pytest.raises(DecodeError, match="from 0 to 7"):
+            sample_labels({part: payload}.get, classes=8)
+
+
+def test_numbers_have_eighteen_digits_at_most() -> None:
+    """The largest number that is read fits into int64, the next one is refused."""
+    most = b"9" * 18
+    assert parse_labels("cls", most) == parse_labels("labels.json", b"[%s]" % most) == (10**18 - 1,)
+    for part, payload in (("cls", b"1" + b"0" * 18), ("labels.json", b"[1%s]" % (b"0" * 18))):
+        with pytest.raises(DecodeError, match="not a"):
+            parse_labels(part, payload)
 
 
 def test_strict_parsing_accepts_our_form_alone() -> None:

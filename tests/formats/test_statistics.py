@@ -5,12 +5,13 @@ import json
 import operator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import ManifestError
-from shardflow.formats.statistics import Statistics, median
+from shardflow.formats.statistics import PixelSums, Statistics, median
 
 SIDES = st.integers(1, 70_000)
 IMAGES = st.lists(
@@ -59,6 +60,17 @@ def test_any_number_of_images_needs_little_room() -> None:
     """A million different sizes are some hundred numbers."""
     statistics = counted([((side, side), (side, side), [], False) for side in range(1, 65_536, 7)])
     assert len(statistics.widths_before) < 200
+
+
+def test_mean_and_deviation_are_those_of_all_pixels() -> None:
+    """The sums of several images give the mean and the standard deviation over the pixels of all, in 0 … 1."""
+    images = [np.random.default_rng(seed).integers(0, 100 * seed, (5 * seed, 3)) for seed in (1, 2)]
+    sums = [PixelSums(len(each), tuple(each.sum(0).tolist()), tuple((each**2).sum(0).tolist())) for each in images]
+    total, pixels = sums[0] + sums[1], np.concatenate(images) / 255
+    assert total.mean == pytest.approx(pixels.mean(0), abs=1e-6)
+    assert total.std == pytest.approx(pixels.std(0), abs=1e-6)
+    assert PixelSums().mean is PixelSums().std is None
+    assert PixelSums() + total == total == PixelSums.from_json(json.loads(json.dumps(total.to_json())))
 
 
 @pytest.mark.parametrize(("values", "middle"), [({}, 0), ({7: 1}, 7), ({1: 1, 9: 1}, 1), ({1: 1, 5: 1, 9: 1}, 5)])

@@ -12,14 +12,24 @@ from hypothesis import Phase, settings
 LIMIT_S = 20
 """For the tests of a mutant, by the durations that mutmut recorded in its first run."""
 
+_CHOSEN = pytest.StashKey[set[str]]()
+
 settings.register_profile(
     "mutation", derandomize=True, database=None, deadline=None, phases=(Phase.explicit, Phase.generate)
 )
 settings.load_profile("mutation")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect whole files: the ids of some tests, with brackets and colons in them, are no arguments."""
+    config.stash[_CHOSEN] = {argument for argument in config.args if "::" in argument}
+    config.args = list(dict.fromkeys(argument.partition("::")[0] for argument in config.args))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the tests by their durations, and leave out those behind the limit."""
+    chosen = config.stash[_CHOSEN]
+    items[:] = [item for item in items if not chosen or item.nodeid in chosen]
     if (stats := Path("mutmut-stats.json")).exists():
         durations: dict[str, float] = json.loads(stats.read_text())["duration_by_test"]
         items.sort(key=lambda item: durations.get(item.nodeid, 0.0))
