@@ -40,5 +40,5 @@ def from_bytes(data: bytes) -> list[Quarantined]:
     """
     try:
         return [Quarantined(each["path"], each["stage"], each["reason"]) for each in map(json.loads, data.splitlines())]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"damaged ({type(error).__name__}: {error}); restore it from a copy") from error

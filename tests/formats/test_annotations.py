@@ -112,6 +112,24 @@ def test_masks_are_fields() -> None:
             Annotations(masks=masks)  # type: ignore[arg-type]
 
 
+def test_a_sample_lacks_what_is_declared() -> None:
+    """The parts that a sample has not are named, in the order of the declaration; with all of them it lacks nothing."""
+    assert DECLARED.missing(["jpg", "json", "depth.png"]) == "has no mask.png, pose.json, which is declared"
+    assert DECLARED.missing(["depth.png", "mask.png", "json", "pose.json", "jpg"]) == ""
+    assert Annotations().missing([]) == ""
+
+
+def test_a_declaration_is_described() -> None:
+    """Each kind that is declared is described by its text, and by its number where that is known."""
+    assert DECLARED.describe({"masks": 1200, "boxes": 0, "images": 7}) == {
+        "masks": "mask.png, depth.png; 1,200",
+        "boxes": "json:objects[].bbox:xywh",
+        "box fields": "area=objects[].area:float, labels=objects[].id",
+        "keypoints": "pose.json:[].points:xyv:normalized",
+    }
+    assert Annotations(masks=("a.png",)).describe() == {"masks": "a.png"}
+
+
 def test_two_declarations_join() -> None:
     """Two declarations become one: the masks of both, and the boxes and keypoints of the second before the first's."""
     boxes = Boxes("json", "boxes", "xyxy")

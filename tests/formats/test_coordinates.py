@@ -152,16 +152,17 @@ def _halved(*numbers: float) -> tuple[float, ...]:
 
 
 def _moved(content: Any, declared: Annotations) -> Any:
-    data = json.dumps(content).encode()
-    parts, _ = move_coordinates(
+    read_part = {"json": json.dumps(content).encode(), "txt": b"x"}.get
+    parts, was = move_coordinates(
         declared,
-        {"json": data, "txt": b"x"}.get,
+        read_part,
         SIZE,
         (100, 50),
         move_box=_halved,
         move_point=lambda x, y: (x / 2, y / 2),
     )
     assert set(parts) == {"json"}
+    np.testing.assert_equal(was._asdict(), read_coordinates(declared, read_part, SIZE)._asdict())
     return json.loads(parts["json"])
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardflow.errors import ManifestError
+from shardflow.errors import ConfigError, ManifestError
 from shardflow.formats import manifest
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
@@ -360,6 +360,14 @@ def test_types_are_checked(place: str, value: Any) -> None:
             manifest.from_bytes(data)
 
 
+def test_earlier_versions_have_names_of_their_own() -> None:
+    """The manifest of a version is kept under the digest of its fingerprint; anything but a fingerprint has no name."""
+    assert manifest.kept_name(FINGERPRINT) == f"manifests/{FINGERPRINT[7:]}.json"
+    for wrong in ("", ONE, f"sha256:{ONE}0", f"sha256:{ONE[:-1]}", f"sha1:{ONE}", f"sha256:../{ONE}", f"SHA256:{ONE}"):
+        with pytest.raises(ConfigError, match="is not a fingerprint"):
+            manifest.kept_name(wrong)
+
+
 def test_places_cannot_be_added_or_left_out() -> None:
     """A place too many or too few in a shard or in the manifest is a ManifestError, with a fitting fingerprint too."""
     content = json.loads(example().to_bytes())
@@ -389,7 +397,7 @@ def test_any_json_is_a_manifest_error(content: Any) -> None:
 
 
 @given(place=st.sampled_from(sorted(json.loads(example().to_bytes()))), value=JSON, data=st.data())
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 def test_any_json_in_any_place_is_a_manifest_error_or_kept(place: str, value: Any, data: st.DataObject) -> None:
     """Any JSON in any place is a ManifestError, or a manifest whose bytes say exactly that."""
     content = json.loads(example().to_bytes())

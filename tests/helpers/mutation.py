@@ -27,11 +27,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort the tests by their durations, and leave out those behind the limit."""
-    chosen = config.stash[_CHOSEN]
-    items[:] = [item for item in items if not chosen or item.nodeid in chosen]
-    if (stats := Path("mutmut-stats.json")).exists():
-        durations: dict[str, float] = json.loads(stats.read_text())["duration_by_test"]
-        items.sort(key=lambda item: durations.get(item.nodeid, 0.0))
+    """Sort the tests that mutmut chose for a mutant by their durations, and leave out those behind the limit."""
+    if chosen := config.stash[_CHOSEN]:
+        durations: dict[str, float] = json.loads(Path("mutmut-stats.json").read_text())["duration_by_test"]
+        items[:] = sorted(
+            (item for item in items if item.nodeid in chosen), key=lambda item: durations.get(item.nodeid, 0.0)
+        )
         begins = [0.0, *accumulate(durations.get(item.nodeid, 0.0) for item in items)]
         items[:] = [item for item, begin in zip(items, begins, strict=False) if begin < LIMIT_S]
