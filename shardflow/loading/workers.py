@@ -86,6 +86,10 @@ class WorkerPool:
             items = iter(self.data_loader)
         except BrokenPipeError:  # it ended before it had read what it was sent
             raise ConfigError(_UNGUARDED) from None
+        except RuntimeError as error:
+            if not _is_death(error):
+                raise
+            raise _cause_of_death(self.data_loader._iterator, error) from None  # since the last iteration
         try:
             while True:
                 try:
@@ -93,10 +97,9 @@ class WorkerPool:
                 except StopIteration:
                     return
                 except RuntimeError as error:
-                    if not str(error).startswith(("DataLoader worker (pid", "Pin memory thread")):
+                    if not _is_death(error):
                         raise
-                    problem = _cause_of_death(items, str(error).rstrip(". "))
-                    raise problem from None
+                    raise _cause_of_death(items, error) from None
                 self._silence_signal_handler()
                 if isinstance(item, SentError):
                     item = item.error()
@@ -148,7 +151,12 @@ def check_sendable(context: Any, **objects: Any) -> None:
             raise ConfigError(f"{name} is defined in this session, where {where} do not find it; {remedy}")
 
 
-def _cause_of_death(items: Any, message: str) -> ShardflowError:
+def _is_death(error: RuntimeError) -> bool:
+    """Return whether the DataLoader says that a worker died, or the thread that pins batches."""
+    return str(error).startswith(("DataLoader worker (pid", "Pin memory thread"))
+
+
+def _cause_of_death(items: Any, error: RuntimeError) -> ShardflowError:
     """Return the error for workers of an iteration that ended, from their exit codes."""
     codes = [worker.exitcode for worker in items._workers]
     if _RUN_AGAIN in codes:
@@ -161,6 +169,7 @@ def _cause_of_death(items: Any, message: str) -> ShardflowError:
         reason = "the usual reasons are too little memory or too small a /dev/shm"
     else:
         reason = f"native code crashed there ({', '.join(sorted(signals))}): a library that a transform calls, perhaps"
+    message = str(error).rstrip(". ")
     return WorkerError(f"{message}; {reason}. {remedy}")
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -85,23 +86,44 @@ def test_a_dead_pin_memory_thread_is_a_typed_error(dataset: Path, monkeypatch: p
         next(iter(loader(dataset, pin_memory=True)))
 
 
-def test_worker_killed_during_the_callers_step_is_raised_by_the_loader(dataset: Path) -> None:
-    """A worker killed while the loop's body runs lets the body finish; the loader raises, and its state is right."""
+def test_worker_killed_during_the_callers_step_is_raised_by_the_loader(
+    dataset: Path, request: pytest.FixtureRequest
+) -> None:
+    """A worker killed while the loop's body runs lets the body finish; the loader raises, and its state is right.
+
+    What its workers held is free at once, not when cycles of references are collected.
+    """
+    gc.disable()
+    request.addfinalizer(gc.enable)
     some = loader(dataset, prefetch_factor=1)
     before = children()
     batches = iter(some)
     handed_out = 1
     next(batches)
+    iteration = weakref.ref(some.data_loader._iterator)
     for pid in children() - before:
         os.kill(pid, signal.SIGKILL)
     time.sleep(0.5)  # where torch would raise from its signal handler
     with pytest.raises(WorkerError):  # noqa: PT012 - what comes before the error is counted
         for _ in batches:
             handed_out += 1
+    assert iteration() is None
     assert some.state_dict()["position"] == 4 * handed_out
     whole = [numbers.tolist() for _, numbers in loader(dataset)]
     some.load_state_dict(some.state_dict())
     assert [numbers.tolist() for _, numbers in some] == whole[handed_out:]
+
+
+def test_worker_killed_between_epochs_is_raised_by_the_loader(dataset: Path) -> None:
+    """A worker killed between two epochs is a WorkerError of the next one, which then starts again from its start."""
+    some = loader(dataset)
+    list(some)
+    os.kill(next(iter(children() & set(some._workers.pids()))), signal.SIGKILL)
+    with pytest.raises(WorkerError):
+        next(iter(some))
+    whole = loader(dataset)
+    whole.set_epoch(1)
+    assert [numbers.tolist() for _, numbers in some] == [numbers.tolist() for _, numbers in whole]
 
 
 def test_nothing_is_left_behind_after_an_error(dataset: Path) -> None:
