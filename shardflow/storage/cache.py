@@ -23,6 +23,7 @@ from shardflow.errors import ConfigError, IntegrityError, ShardflowError, StoreE
 from .cache_directory import CachedFile, CacheDirectory
 from .cache_eviction import RENEW_S, Evictor
 from .local_files import file_sha256, map_os_errors
+from .staging import temporary_staging
 from .urls import strip_file_scheme
 
 LIMIT = "100GB"
@@ -298,9 +299,9 @@ class Cache:
             if not (_is_full(error) or self._files.is_deleted(error) or self._files.is_unusable(error)):
                 raise
         try:
-            with tempfile.TemporaryDirectory(prefix="shardflow-") as directory:
-                download(Path(directory) / name)
-                return open(Path(directory) / name, "rb")
+            with temporary_staging() as (directory, _):
+                download(directory / name)
+                return open(directory / name, "rb")
         except OSError as error:
             if not _is_full(error):
                 raise

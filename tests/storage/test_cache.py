@@ -601,9 +601,12 @@ def test_larger_than_the_cache(cache: Cache, caplog: pytest.LogCaptureFixture) -
 
 
 def test_full_disk(cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the disk of the cache is full, files become unnamed temporary files, and one warning is logged."""
+    """When the disk of the cache is full, files become unnamed temporary files, and one warning is logged.
+
+    One that has a name because its process was killed in the middle of the download is removed by the next.
+    """
     elsewhere = cache.directory.parent / "tmp"
-    elsewhere.mkdir()
+    (elsewhere / f"shardflow-staging-{os.getuid()}-killed").mkdir(parents=True)
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
 
     def fill(target: Path) -> None:
