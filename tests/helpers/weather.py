@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 from tests.helpers.s3_matrix import FAULTS, FINAL, RANGES
@@ -16,6 +17,7 @@ SLOW = tuple(FAULTS[name][0] for name in _SLOW)
 """The same, but noticed only by a deadline, after 8 to 15 seconds with a loader's retry policy."""
 ANY = (*PROMPT, FAULTS[_DAMAGE][0]) * 8 + SLOW
 """All faults; the slow ones rarely, so that the time allows many; damage too rarely for one blob four times."""
+_NAMES = {fault: name for name, (fault, _) in FAULTS.items()}
 
 
 class Weather(Rule):
@@ -27,12 +29,12 @@ class Weather(Rule):
     def __init__(self, faults: Sequence[Fault], share: float, seed: int) -> None:
         super().__init__(Fault())
         self._faults, self._share, self._random = faults, share, random.Random(seed)
-        self.struck = 0
+        self.met: Counter[str] = Counter()  # how many requests met a fault, by its name
 
     def applies(self, method: str, target: str) -> bool:
         """Draw whether this request meets a fault, and which."""
         if not super().applies(method, target) or self._random.random() >= self._share:
             return False
         self.fault = self._random.choice(self._faults)
-        self.struck += 1
+        self.met[_NAMES[self.fault]] += 1
         return True
