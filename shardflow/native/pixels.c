@@ -125,30 +125,29 @@ static bool decode_row(sf_pixels *p) {
 
 /* 32 pixels whose chroma is given apart for the even and the odd ones, in 16 bits from -128 on. */
 static ALWAYS_INLINE AVX2 void store_pixels(__m256i luma, __m256i blue[2], __m256i red[2], uint8_t *out) {
-    const __m256i zero = _mm256_setzero_si256(), one = _mm256_set1_epi16(1), most = _mm256_set1_epi16(255);
-    const __m256i y[2] = {_mm256_and_si256(luma, most), _mm256_srli_epi16(luma, 8)};
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i y[2] = {_mm256_and_si256(luma, _mm256_set1_epi16(255)), _mm256_srli_epi16(luma, 8)};
     __m256i r[2], g[2], b[2];
     for (int i = 0; i < 2; i++) {
-        const __m256i twice_blue = _mm256_add_epi16(blue[i], blue[i]), twice_red = _mm256_add_epi16(red[i], red[i]);
-        /* 1.402 = 1 + 26345/2^16, and 1.772 = 2 - 14942/2^16 */
-        const __m256i more_red = _mm256_mulhi_epi16(twice_red, _mm256_set1_epi16(26345));
-        const __m256i less_blue = _mm256_mulhi_epi16(twice_blue, _mm256_set1_epi16(-14942));
-        r[i] = _mm256_add_epi16(_mm256_add_epi16(y[i], red[i]), _mm256_srai_epi16(_mm256_add_epi16(more_red, one), 1));
-        b[i] = _mm256_add_epi16(_mm256_add_epi16(y[i], twice_blue), _mm256_srai_epi16(_mm256_add_epi16(less_blue, one), 1));
+        const __m256i twice_blue = _mm256_add_epi16(blue[i], blue[i]);
+        /* 1.402 = 1 + 13173/2^15, and 1.772 = 2 - 7471/2^15 */
+        const __m256i more_red = _mm256_mulhrs_epi16(red[i], _mm256_set1_epi16(13173));
+        const __m256i less_blue = _mm256_mulhrs_epi16(blue[i], _mm256_set1_epi16(-7471));
+        r[i] = _mm256_add_epi16(_mm256_add_epi16(y[i], red[i]), more_red);
+        b[i] = _mm256_add_epi16(_mm256_add_epi16(y[i], twice_blue), less_blue);
         /* 0.34414 = 22554/2^16, and 0.71414 = 1 - 18734/2^16 */
         const wide both = products(interleave(blue[i], red[i]), -22554, 18734);
         g[i] = _mm256_sub_epi16(_mm256_add_epi16(y[i], descaled(both, 16)), red[i]);
-        r[i] = _mm256_min_epi16(_mm256_max_epi16(r[i], zero), most);
-        g[i] = _mm256_min_epi16(_mm256_max_epi16(g[i], zero), most);
-        b[i] = _mm256_min_epi16(_mm256_max_epi16(b[i], zero), most);
     }
-    const __m256i reds = _mm256_or_si256(r[0], _mm256_slli_epi16(r[1], 8));
-    const __m256i greens = _mm256_or_si256(g[0], _mm256_slli_epi16(g[1], 8));
-    const __m256i blues = _mm256_or_si256(b[0], _mm256_slli_epi16(b[1], 8));
-    const __m256i rg_low = _mm256_unpacklo_epi8(reds, greens), rg_high = _mm256_unpackhi_epi8(reds, greens);
-    const __m256i bx_low = _mm256_unpacklo_epi8(blues, zero), bx_high = _mm256_unpackhi_epi8(blues, zero);
-    const __m256i q0 = _mm256_unpacklo_epi16(rg_low, bx_low), q1 = _mm256_unpackhi_epi16(rg_low, bx_low);
-    const __m256i q2 = _mm256_unpacklo_epi16(rg_high, bx_high), q3 = _mm256_unpackhi_epi16(rg_high, bx_high);
+    /* Of each half, eight even pixels and then the odd ones between them. */
+    const __m256i reds = _mm256_packus_epi16(r[0], r[1]), greens = _mm256_packus_epi16(g[0], g[1]);
+    const __m256i blues = _mm256_packus_epi16(b[0], b[1]);
+    const __m256i rg_even = _mm256_unpacklo_epi8(reds, greens), rg_odd = _mm256_unpackhi_epi8(reds, greens);
+    const __m256i bx_even = _mm256_unpacklo_epi8(blues, zero), bx_odd = _mm256_unpackhi_epi8(blues, zero);
+    const __m256i even0 = _mm256_unpacklo_epi16(rg_even, bx_even), even1 = _mm256_unpackhi_epi16(rg_even, bx_even);
+    const __m256i odd0 = _mm256_unpacklo_epi16(rg_odd, bx_odd), odd1 = _mm256_unpackhi_epi16(rg_odd, bx_odd);
+    const __m256i q0 = _mm256_unpacklo_epi32(even0, odd0), q1 = _mm256_unpackhi_epi32(even0, odd0);
+    const __m256i q2 = _mm256_unpacklo_epi32(even1, odd1), q3 = _mm256_unpackhi_epi32(even1, odd1);
     _mm256_storeu_si256((__m256i *)out, _mm256_permute2x128_si256(q0, q1, 0x20));
     _mm256_storeu_si256((__m256i *)(out + 32), _mm256_permute2x128_si256(q2, q3, 0x20));
     _mm256_storeu_si256((__m256i *)(out + 64), _mm256_permute2x128_si256(q0, q1, 0x31));
