@@ -93,15 +93,11 @@ static AVX2 void transform_pair(const job *a, const job *b) {
 /* ---- MCUs ---- */
 
 static AVX2 void transform_mcu(sf_pixels *p, int32_t column, int32_t slot) {
-    const int luma = p->across * p->down, count = luma + 2;
+    const int count = p->across * p->down + 2;
     job jobs[6];
     for (int i = 0; i < count; i++) {
-        const int plane = i < luma ? 0 : i - luma + 1;
-        const size_t across = plane ? 1 : (size_t)p->across, down = plane ? 1 : (size_t)p->down;
-        const size_t x = (size_t)column * across + (plane ? 0 : (size_t)i % across);
-        const size_t y = (size_t)slot * down + (plane ? 0 : (size_t)i / across);
-        jobs[i] = (job){p->blocks[i], p->factors[plane], p->planes[plane] + DCTSIZE * (y * p->strides[plane] + x),
-                        p->strides[plane]};
+        const sf_target *const t = &p->targets[i];
+        jobs[i] = (job){p->blocks[i], t->factors, t->out + (size_t)column * t->column + (size_t)slot * t->slot, t->stride};
     }
     for (int i = 0; i < count; i += 2) transform_pair(jobs + i, jobs + (i + 1 < count ? i + 1 : i));
     memset(p->blocks, 0, sizeof(JBLOCK) * (size_t)count);
@@ -214,12 +210,12 @@ static AVX2 void write_420(const uint8_t *luma, int16_t *const sums[2], size_t c
 }
 
 static const uint8_t *line_of(const sf_pixels *p, int plane, int32_t line) {
-    const int32_t height = DCTSIZE * (plane ? 1 : p->down);
-    return p->planes[plane] + (size_t)(line / height % 2 * height + line % height) * p->strides[plane];
+    const int32_t kept = 2 * DCTSIZE * (plane ? 1 : p->down); /* a power of two */
+    return p->planes[plane] + (size_t)(line & (kept - 1)) * p->strides[plane];
 }
 
 bool sf_pixels_line(sf_pixels *p, int32_t line, uint8_t *row) {
-    const int32_t chroma = line / p->down, last = p->chroma_height - 1;
+    const int32_t chroma = p->down == 2 ? line / 2 : line, last = p->chroma_height - 1;
     /* The lines of a pair are made at once there: both wait for the line of chroma below. */
     const int32_t below = p->down == 2 && chroma < last ? chroma + 1 : chroma;
     while (p->next_row <= below / DCTSIZE) {
@@ -261,6 +257,20 @@ static bool can_decode(const struct jpeg_decompress_struct *info, sf_coding codi
     return across == 1 || info->image_width > 4; /* so few columns are not interpolated */
 }
 
+/* Set where the blocks of an MCU go. Divisions are done here, once for an image: by numbers that vary they are slow. */
+static void set_targets(sf_pixels *p) {
+    const int luma = p->across * p->down;
+    for (int i = 0; i < luma + 2; i++) {
+        const int plane = i < luma ? 0 : i - luma + 1;
+        const size_t across = plane ? 1 : (size_t)p->across, down = plane ? 1 : (size_t)p->down;
+        const size_t x = plane ? 0 : (size_t)i % across, y = plane ? 0 : (size_t)i / across, stride = p->strides[plane];
+        p->targets[i] = (sf_target){
+            .factors = p->factors[plane], .out = p->planes[plane] + DCTSIZE * (y * stride + x), .stride = stride,
+            .column = DCTSIZE * across, .slot = DCTSIZE * down * stride,
+        };
+    }
+}
+
 bool sf_pixels_start(sf_pixels *p, sf_entropy *entropy, const struct jpeg_decompress_struct *info, sf_coding coding,
                      sf_window window) {
     if (!can_decode(info, coding)) return false;
@@ -286,6 +296,7 @@ bool sf_pixels_start(sf_pixels *p, sf_entropy *entropy, const struct jpeg_decomp
         const uint16_t *const factors = info->quant_tbl_ptrs[coding.cur_comp_info[i]->quant_tbl_no];
         for (int k = 0; k < DCTSIZE2; k++) p->factors[i][k] = (int16_t)factors[k];
     }
+    set_targets(p);
     for (int c = 0; c < 2; c++) p->sums[c] = (int16_t *)((uint8_t *)p->memory.data + offset) + (size_t)c * sums + LINE / 2;
     memset(p->blocks, 0, sizeof p->blocks);
     return true;

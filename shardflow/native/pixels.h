@@ -15,6 +15,13 @@
 #include "libjpeg.h"
 #include "resample.h"
 
+/* Where a block of the MCUs goes: in the first column and slot to `out`, and in others so many bytes further each. */
+typedef struct {
+    const int16_t *factors;
+    uint8_t *out;
+    size_t stride, column, slot;
+} sf_target;
+
 typedef struct {
     sf_entropy *entropy;
     sf_window window;         /* the MCUs whose pixels are wanted */
@@ -24,6 +31,7 @@ typedef struct {
     int32_t next_row;         /* of MCUs, to be decoded; two are kept */
     size_t strides[3];
     uint8_t *planes[3];
+    sf_target targets[6];
     int16_t *sums[2];         /* a line of each chroma plane, weighted */
     sf_buffer memory;
     _Alignas(16) int16_t factors[3][DCTSIZE2];
