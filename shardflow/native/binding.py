@@ -30,7 +30,7 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
 FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
 
-_ABI = 8  # SF_ABI
+_ABI = 9  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 _SEGMENT_BYTES = 2 + 65_535  # SF_SEGMENT_BYTES
 

@@ -279,6 +279,7 @@ sf_decoder *sf_decoder_new(const sf_library *library, int32_t fast) {
     if (!d) return NULL;
     d->jpeg = library;
     d->loops = sf_loops_choose(fast != 0);
+    sf_encoder_init(&d->encoder, fast != 0);
     d->own_entropy = fast && library->asks_for_mcus;
     d->own_pixels = d->own_entropy && sf_has_avx2();
     snprintf(d->about, sizeof d->about, "%s%s", d->loops->name, d->own_entropy ? ", Huffman decoding of its own" : "");
@@ -298,8 +299,7 @@ void sf_decoder_free(sf_decoder *d) {
     sf_release(&d->ring);
     sf_release(&d->pointers);
     sf_planes_release(&d->planes);
-    sf_encoder_reset(d);
-    sf_release(&d->encoder.bytes);
+    sf_encoder_release(&d->encoder);
     free(d);
 }
 

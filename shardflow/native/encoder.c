@@ -1,80 +1,321 @@
 #include "encoder.h"
 
+#include <string.h>
+
 #include "decoder.h"
 
-enum { FIRST_BYTES = 1 << 16 };
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define RARE(condition) __builtin_expect(condition, 0)
 
-/* ---- destination: the bytes of the encoder ---- */
+enum {
+    LENGTH_SHIFT = 27, /* of a symbol */
+    CODE_BITS = (1 << LENGTH_SHIFT) - 1,
+    SKIP = 0xF0, /* the symbol of 16 zeros */
+    BLOCK_END = 0,
+    MAX_MCU_BLOCKS = 6,
+    MCU_BYTES = MAX_MCU_BLOCKS * DCTSIZE2 * 26 / 8, /* a value takes 26 bits at most, with its code */
+    WORD_BYTES = 8, /* written at once */
+    FIRST_BYTES = 1 << 16,
+};
 
-static void on_start(j_compress_ptr info) {
-    sf_decoder *d = info->client_data;
-    sf_encoder *const e = &d->encoder;
-    sf_need(d, sf_reserve(&e->bytes, FIRST_BYTES));
-    e->destination.next_output_byte = e->bytes.data;
-    e->destination.free_in_buffer = FIRST_BYTES;
+static const uint8_t ZIGZAG[DCTSIZE2] = { /* the places of values in a block */
+    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
+    35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
+};
+
+/* ---- the header: T.81, annex B ---- */
+
+enum { SOI = 0xD8, APP0 = 0xE0, DQT = 0xDB, SOF0 = 0xC0, DHT = 0xC4, SOS = 0xDA };
+enum { HEADER_BYTES = 609, SCAN_HEADER_BYTES = 14, FRONT_BYTES = HEADER_BYTES + SF_SEGMENT_BYTES + SCAN_HEADER_BYTES };
+enum { END_BYTES = 2 };
+
+static uint8_t *put_bytes(uint8_t *to, const void *bytes, size_t count) {
+    memcpy(to, bytes, count);
+    return to + count;
 }
 
-/* All of the buffer is full now, whatever its pointers say: jpeglib.h wants it so. */
-static boolean on_full(j_compress_ptr info) {
-    sf_decoder *d = info->client_data;
-    sf_encoder *const e = &d->encoder;
-    const size_t full = (size_t)(e->destination.next_output_byte - (uint8_t *)e->bytes.data) + e->destination.free_in_buffer;
-    sf_need(d, sf_extend(&e->bytes, full, 2 * full));
-    e->destination.next_output_byte = (uint8_t *)e->bytes.data + full;
-    e->destination.free_in_buffer = full;
-    return TRUE;
+static uint8_t *put_marker(uint8_t *to, uint8_t marker, int length) {
+    const uint8_t bytes[4] = {0xFF, marker, (uint8_t)(length >> 8), (uint8_t)length};
+    return put_bytes(to, bytes, 4);
 }
 
-static void on_end(j_compress_ptr info) { (void)info; }
+static uint8_t *put_codes(uint8_t *to, uint8_t table, const sf_standard_codes *codes) {
+    int count = 0;
+    for (int i = 0; i < 16; i++) count += codes->counts[i];
+    to = put_marker(to, DHT, 2 + 1 + 16 + count);
+    *to++ = table;
+    to = put_bytes(to, codes->counts, sizeof codes->counts);
+    return put_bytes(to, codes->symbols, (size_t)count);
+}
+
+/* Set the quantisers of a quality, on libjpeg's scale, and write all up to the header of the scan. */
+static void write_header(sf_encoder *e, const sf_plane *luma, int32_t quality, const int32_t sampling[2], uint8_t *to) {
+    static const uint8_t jfif[] = {'J', 'F', 'I', 'F', 0, 1, 1, 0, 0, 1, 0, 1, 0, 0}; /* version 1.1, square pixels */
+    const int percent = quality < 50 ? 5000 / quality : 200 - 2 * quality;
+    *to++ = 0xFF;
+    *to++ = SOI;
+    to = put_marker(to, APP0, 2 + (int)sizeof jfif);
+    to = put_bytes(to, jfif, sizeof jfif);
+    for (uint8_t table = 0; table < SF_TABLES; table++) {
+        uint8_t steps[DCTSIZE2];
+        for (int i = 0; i < DCTSIZE2; i++) {
+            const int step = (STANDARD_STEPS[table][i] * percent + 50) / 100;
+            steps[i] = (uint8_t)(step < 1 ? 1 : step > 255 ? 255 : step);
+        }
+        sf_quantiser_set(&e->quantisers[table], steps);
+        to = put_marker(to, DQT, 2 + 1 + DCTSIZE2);
+        *to++ = table;
+        for (int k = 0; k < DCTSIZE2; k++) *to++ = steps[ZIGZAG[k]];
+    }
+    const uint8_t frame[] = {
+        8, (uint8_t)(luma->height >> 8), (uint8_t)luma->height, (uint8_t)(luma->width >> 8), (uint8_t)luma->width, SF_PLANES,
+        1, (uint8_t)(sampling[0] << 4 | sampling[1]), SF_LUMA, 2, 0x11, SF_CHROMA, 3, 0x11, SF_CHROMA,
+    };
+    to = put_marker(to, SOF0, 2 + (int)sizeof frame);
+    to = put_bytes(to, frame, sizeof frame);
+    for (uint8_t table = 0; table < SF_TABLES; table++) {
+        to = put_codes(to, table, &STANDARD_DC[table]);
+        to = put_codes(to, 0x10 | table, &STANDARD_AC[table]);
+    }
+}
+
+static void write_scan_header(uint8_t *to) {
+    static const uint8_t scan[] = {SF_PLANES, 1, 0x00, 2, 0x11, 3, 0x11, 0, DCTSIZE2 - 1, 0};
+    to = put_marker(to, SOS, 2 + (int)sizeof scan);
+    put_bytes(to, scan, sizeof scan);
+}
+
+/* ---- bits ---- */
+
+typedef struct {
+    uint8_t *next;
+    uint64_t bits; /* of which the lowest `count`, seven at most, are still to be written */
+    unsigned count;
+    const uint8_t *end; /* of the room */
+} writer;
+
+/* Write up to 32 bits, but not none. A word is written each time, behind which the next one begins as soon as it can: a branch
+ * that waits for a whole word is foreseen by no processor. */
+static ALWAYS_INLINE void put(writer *w, uint32_t bits, unsigned length) {
+    w->bits = w->bits << length | bits;
+    w->count += length;
+    uint64_t word = w->bits << (64 - w->count);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    memcpy(w->next, &word, sizeof word);
+    w->next += w->count / 8;
+    w->count %= 8;
+}
+
+static ALWAYS_INLINE void put_symbol(writer *w, sf_symbol symbol, uint32_t value) {
+    put(w, (symbol & CODE_BITS) | value, symbol >> LENGTH_SHIFT);
+}
+
+/* ---- blocks ---- */
+
+/* The symbol of the size of a value, and its bits: of a negative one those of the number below it. */
+static ALWAYS_INLINE void put_value(writer *w, const sf_symbol *symbols, int32_t value) {
+    const int32_t sign = value >> 31;
+    const unsigned size = 32 - (unsigned)__builtin_clz((uint32_t)((value ^ sign) - sign) << 1 | 1) - 1;
+    put_symbol(w, symbols[size], (uint32_t)(value + sign) & ((1u << size) - 1));
+}
+
+static ALWAYS_INLINE void put_block(writer *w, const sf_encoder *e, int table, const sf_block *block, int32_t predicted) {
+    const sf_symbol *const ac = e->ac[table];
+    put_value(w, e->dc[table], block->values[0] - predicted);
+    uint64_t places = 0;
+    for (int row = 0; row < DCTSIZE; row++) places |= e->zigzag[row][block->set >> DCTSIZE * row & 255];
+    unsigned last = 0;
+    for (places &= ~(uint64_t)1; places; places &= places - 1) {
+        const unsigned place = (unsigned)__builtin_ctzll(places);
+        unsigned zeros = place - last - 1;
+        last = place;
+        for (; RARE(zeros >= 16); zeros -= 16) put_symbol(w, ac[SKIP], 0);
+        put_value(w, ac + 16 * zeros, block->values[ZIGZAG[place]]);
+    }
+    if (last < DCTSIZE2 - 1) put_symbol(w, ac[BLOCK_END], 0);
+}
+
+/* A block that fills up the last MCU of a row or of a column: it is as the one before it, and has no other values. */
+static void put_filler(writer *w, const sf_encoder *e) {
+    put_symbol(w, e->dc[SF_LUMA][0], 0);
+    put_symbol(w, e->ac[SF_LUMA][BLOCK_END], 0);
+}
+
+/* ---- the scan ---- */
+
+typedef struct {
+    const sf_plane *planes;
+    int32_t across, down;   /* blocks of luma in an MCU */
+    int32_t luma_columns;   /* blocks of the image */
+    int32_t columns, rows;  /* MCUs */
+    size_t row_blocks;      /* room for those of a row of luma */
+    uint16_t predicted[MAX_COMPS_IN_SCAN];
+} scan;
+
+static int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
+
+static sf_block *blocks_of(const sf_encoder *e, const scan *s, int plane, int32_t line) {
+    return (sf_block *)e->blocks.data + s->row_blocks * (size_t)(plane ? s->down + plane - 1 : line);
+}
+
+/* Transform the blocks of a row of MCUs. The last line of a plane is repeated up to the end of its blocks. */
+static void transform_row(sf_encoder *e, const scan *s, int32_t row) {
+    for (int i = 0; i < SF_PLANES; i++) {
+        const sf_plane *const plane = &s->planes[i];
+        const int32_t down = i ? 1 : s->down, last = plane->height - 1;
+        for (int32_t line = 0; line < down; line++) {
+            const int32_t first = DCTSIZE * (row * down + line);
+            const uint8_t *rows[DCTSIZE];
+            if (first > last) break;
+            for (int32_t y = 0; y < DCTSIZE; y++) {
+                rows[y] = plane->rows + plane->row_bytes * (size_t)(first + y < last ? first + y : last);
+            }
+            e->fdct(rows, i ? s->columns : s->luma_columns, &e->quantisers[i ? SF_CHROMA : SF_LUMA],
+                    blocks_of(e, s, i, line));
+        }
+    }
+}
+
+static ALWAYS_INLINE void put_mcu(writer *w, const sf_encoder *e, scan *s, int32_t row, int32_t column) {
+    const int32_t luma_lines = divide_up(s->planes[0].height, DCTSIZE) - row * s->down;
+    for (int32_t line = 0; line < s->down; line++) {
+        for (int32_t x = column * s->across; x < (column + 1) * s->across; x++) {
+            if (line >= luma_lines || x >= s->luma_columns) {
+                put_filler(w, e);
+                continue;
+            }
+            const sf_block *const block = blocks_of(e, s, 0, line) + x;
+            put_block(w, e, SF_LUMA, block, (int16_t)s->predicted[0]);
+            s->predicted[0] = (uint16_t)block->values[0];
+        }
+    }
+    for (int i = 1; i < SF_PLANES; i++) {
+        const sf_block *const block = blocks_of(e, s, i, 0) + column;
+        put_block(w, e, SF_CHROMA, block, (int16_t)s->predicted[i]);
+        s->predicted[i] = (uint16_t)block->values[0];
+    }
+}
+
+static void reserve_mcu(sf_decoder *d, writer *w) {
+    sf_buffer *const data = &d->encoder.data;
+    if (w->end - w->next >= MCU_BYTES + WORD_BYTES) return;
+    const size_t kept = (size_t)(w->next - (uint8_t *)data->data), room = 2 * (size_t)(w->end - (uint8_t *)data->data);
+    sf_need(d, sf_extend(data, kept, room));
+    w->next = (uint8_t *)data->data + kept;
+    w->end = (uint8_t *)data->data + room;
+}
+
+/* Write the data of the scan, and where each MCU begins in them. Returns their bytes. */
+static size_t write_data(sf_decoder *d, scan *s, sf_place *places) {
+    sf_encoder *const e = &d->encoder;
+    const size_t room = e->data.bytes < FIRST_BYTES ? FIRST_BYTES : e->data.bytes;
+    sf_need(d, sf_reserve(&e->data, room));
+    uint8_t *const begin = e->data.data;
+    writer w = {.next = begin, .end = begin + room};
+    for (int32_t row = 0; row < s->rows; row++) {
+        transform_row(e, s, row);
+        for (int32_t column = 0; column < s->columns; column++, places++) {
+            reserve_mcu(d, &w);
+            places->bit = 8 * (uint64_t)(w.next - (uint8_t *)e->data.data) + w.count;
+            memcpy(places->predictions, s->predicted, sizeof s->predicted);
+            put_mcu(&w, e, s, row, column);
+        }
+    }
+    if (w.count) put(&w, (1u << (8 - w.count)) - 1, 8 - w.count);
+    return (size_t)(w.next - (uint8_t *)e->data.data);
+}
+
+/* Copy data with a zero behind each FF, and move the places in it; returns where the copy ends. */
+static uint8_t *stuff(const uint8_t *data, size_t bytes, sf_place *places, size_t count, uint8_t *to) {
+    const sf_place *const last = places + count;
+    for (size_t at = 0, zeros = 0; at < bytes; zeros++) {
+        const uint8_t *const found = memchr(data + at, 0xFF, bytes - at);
+        const size_t end = found ? (size_t)(found - data) + 1 : bytes;
+        to = put_bytes(to, data + at, end - at);
+        if (found) *to++ = 0;
+        for (; places < last && places->bit / 8 < end; places++) places->bit += 8 * zeros;
+        at = end;
+    }
+    return to;
+}
+
+static size_t count_stuffed(const uint8_t *data, size_t bytes) {
+    size_t count = 0;
+    for (size_t i = 0; i < bytes; i++) count += data[i] == 0xFF;
+    return count;
+}
 
 /* ---- public ---- */
 
-static void start(sf_decoder *d, const sf_plane *luma, int32_t quality, const int32_t sampling[2]) {
+/* The scan is written before what lies in front of it: only then its seek table is known, and how long that is. */
+size_t sf_encode(sf_decoder *d, const sf_plane planes[SF_PLANES], int32_t quality, const int32_t sampling[2],
+                 bool with_table, const uint8_t **image) {
     sf_encoder *const e = &d->encoder;
-    e->info.err = &d->errors;
-    e->info.client_data = d;
-    if (!e->exists) {
-        sf_create_compress(d->jpeg, &e->info);
-        e->exists = true;
-    }
-    e->destination = (struct jpeg_destination_mgr){
-        .init_destination = on_start, .empty_output_buffer = on_full, .term_destination = on_end};
-    e->info.dest = &e->destination;
-    e->info.image_width = (JDIMENSION)luma->width;
-    e->info.image_height = (JDIMENSION)luma->height;
-    e->info.input_components = SF_PLANES;
-    e->info.in_color_space = JCS_YCbCr;
-    d->jpeg->jpeg_set_defaults(&e->info);
-    d->jpeg->jpeg_set_quality(&e->info, quality, TRUE);
-    sf_take_planes(d->jpeg, &e->info, sampling[0], sampling[1]);
-    d->jpeg->jpeg_start_compress(&e->info, TRUE);
+    sf_seek_table *const table = &d->seek_table;
+    scan s = {
+        .planes = planes, .across = sampling[0], .down = sampling[1],
+        .luma_columns = divide_up(planes[0].width, DCTSIZE),
+        .columns = divide_up(planes[0].width, DCTSIZE * sampling[0]),
+        .rows = divide_up(planes[0].height, DCTSIZE * sampling[1]),
+    };
+    const size_t mcus = (size_t)s.columns * (size_t)s.rows;
+    s.row_blocks = ((size_t)s.luma_columns + 1) & ~(size_t)1;
+    sf_need(d, sf_reserve(&e->blocks, sizeof(sf_block) * s.row_blocks * (size_t)(s.down + 2)) &&
+                   sf_reserve(&table->places, sizeof(sf_place) * mcus));
+    uint8_t header[HEADER_BYTES];
+    write_header(e, &planes[0], quality, sampling, header);
+    const size_t bytes = write_data(d, &s, table->places.data), stuffed = count_stuffed(e->data.data, bytes);
+    sf_need(d, sf_reserve(&e->image, FRONT_BYTES + bytes + stuffed + END_BYTES));
+    uint8_t *const segment = e->image.data, *const scan = segment + FRONT_BYTES;
+    uint8_t *const end = stuff(e->data.data, bytes, table->places.data, mcus, scan);
+    end[0] = 0xFF;
+    end[1] = JPEG_EOI;
+    table->columns = s.columns;
+    table->rows = s.rows;
+    table->components = SF_PLANES;
+    table->scan_bytes = bytes + stuffed;
+    const size_t segment_bytes = with_table ? sf_seek_write(table, table->places.data, segment) : 0;
+    uint8_t *const scan_header = scan - SCAN_HEADER_BYTES, *const first = scan_header - segment_bytes - HEADER_BYTES;
+    memmove(scan_header - segment_bytes, segment, segment_bytes);
+    put_bytes(first, header, HEADER_BYTES);
+    write_scan_header(scan_header);
+    *image = first;
+    return (size_t)(end + END_BYTES - first);
 }
 
-static void write_planes(sf_decoder *d, const sf_plane planes[SF_PLANES], const int32_t sampling[2]) {
-    const int32_t lines = DCTSIZE * sampling[1];
-    for (int32_t y = 0; y < planes[0].height; y += lines) {
-        JSAMPROW rows[SF_PLANES][2 * DCTSIZE];
-        JSAMPARRAY starts[SF_PLANES] = {rows[0], rows[1], rows[2]};
-        for (int i = 0; i < SF_PLANES; i++) {
-            const int32_t count = i ? DCTSIZE : lines, first = i ? y / sampling[1] : y, last = planes[i].height - 1;
-            for (int32_t row = 0; row < count; row++) {
-                const int32_t at = first + row < last ? first + row : last;
-                rows[i][row] = planes[i].rows + planes[i].row_bytes * (size_t)at;
-            }
+static void set_symbols(const sf_standard_codes *codes, sf_symbol *symbols) {
+    uint32_t code = 0;
+    for (unsigned length = 1, at = 0; length <= 16; length++, code <<= 1) {
+        for (int i = 0; i < codes->counts[length - 1]; i++, code++) {
+            const uint8_t symbol = codes->symbols[at++];
+            const unsigned size = symbol & 15;
+            symbols[symbol] = (length + size) << LENGTH_SHIFT | code << size;
         }
-        d->jpeg->jpeg_write_raw_data(&d->encoder.info, starts, (JDIMENSION)lines);
     }
 }
 
-size_t sf_encode(sf_decoder *d, const sf_plane planes[SF_PLANES], int32_t quality, const int32_t sampling[2]) {
-    sf_encoder *const e = &d->encoder;
-    start(d, &planes[0], quality, sampling);
-    write_planes(d, planes, sampling);
-    d->jpeg->jpeg_finish_compress(&e->info);
-    return (size_t)(e->destination.next_output_byte - (uint8_t *)e->bytes.data);
+void sf_encoder_init(sf_encoder *e, bool simd) {
+    e->fdct = sf_fdct_choose(simd);
+    for (int table = 0; table < SF_TABLES; table++) {
+        set_symbols(&STANDARD_DC[table], e->dc[table]);
+        set_symbols(&STANDARD_AC[table], e->ac[table]);
+    }
+    for (unsigned place = 0; place < DCTSIZE2; place++) {
+        const unsigned row = ZIGZAG[place] / DCTSIZE, column = ZIGZAG[place] % DCTSIZE;
+        for (unsigned set = 0; set < 256; set++) e->zigzag[row][set] |= (uint64_t)(set >> column & 1) << place;
+    }
 }
 
-void sf_encoder_reset(sf_decoder *d) {
-    if (d->encoder.exists) d->jpeg->jpeg_destroy_compress(&d->encoder.info);
-    d->encoder.exists = false;
+void sf_encoder_trim(sf_encoder *e) {
+    sf_trim(&e->blocks);
+    sf_trim(&e->data);
+    sf_trim(&e->image);
+}
+
+void sf_encoder_release(sf_encoder *e) {
+    sf_release(&e->blocks);
+    sf_release(&e->data);
+    sf_release(&e->image);
 }

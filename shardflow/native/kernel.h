@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 8
+#define SF_ABI 9
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -83,6 +83,7 @@ typedef struct {
     int32_t filter, oversampling; /* as of a batch */
     int32_t quality;      /* 1 ... 100 */
     int32_t sampling[2];  /* samples of luma to one of chroma, across and down: 1 or 2 */
+    int32_t with_seek_table; /* write one, if the image can have one */
 } sf_transcoding;
 
 typedef struct {

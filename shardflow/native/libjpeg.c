@@ -25,52 +25,32 @@ static void fail_trial(j_common_ptr info) {
     longjmp(attempt->escape, 1);
 }
 
-/* The creators compare version and size with those that the library was compiled with, before they touch the structure:
+/* The creator compares version and size with those that the library was compiled with, before it touches the structure:
  * the guard against a library with another layout. */
 static bool has_layout(const struct sf_library *library, char *message) {
     trial attempt = {.message = message};
     struct jpeg_error_mgr errors;
     struct jpeg_decompress_struct info = {.err = library->jpeg_std_error(&errors), .client_data = &attempt};
-    struct jpeg_compress_struct compressor = {.err = &errors, .client_data = &attempt};
     errors.error_exit = fail_trial;
     if (setjmp(attempt.escape)) return false;
     sf_create_decompress(library, &info);
     library->jpeg_destroy_decompress(&info);
-    sf_create_compress(library, &compressor);
-    library->jpeg_destroy_compress(&compressor);
     return true;
 }
 
 static bool choose_layout(struct sf_library *library, char *message) {
     const size_t before = offsetof(struct jpeg_decompress_struct, later);
-    const size_t settings = offsetof(struct jpeg_compress_struct, later);
     const struct jpeg_decompress_struct *const info = NULL;
-    const struct jpeg_compress_struct *const compressor = NULL;
     library->api = 62;
     library->info_bytes = before + sizeof info->later.api62;
-    library->compressor_bytes = settings + sizeof compressor->later.api62;
     if (has_layout(library, message)) return true;
     library->api = 80;
     library->info_bytes = before + sizeof info->later.api80;
-    library->compressor_bytes = settings + sizeof compressor->later.api80;
     return has_layout(library, message);
 }
 
 void sf_create_decompress(const struct sf_library *library, j_decompress_ptr info) {
     library->jpeg_CreateDecompress(info, library->api, library->info_bytes);
-}
-
-void sf_create_compress(const struct sf_library *library, j_compress_ptr info) {
-    library->jpeg_CreateCompress(info, library->api, library->compressor_bytes);
-}
-
-void sf_take_planes(const struct sf_library *library, j_compress_ptr info, int across, int down) {
-    boolean *const raw = library->api == 62 ? &info->later.api62.raw_data_in : &info->later.api80.raw_data_in;
-    jpeg_component_info *const first =
-        library->api == 62 ? info->later.api62.comp_info : info->later.api80.comp_info;
-    *raw = TRUE;
-    first->h_samp_factor = across;
-    first->v_samp_factor = down;
 }
 
 sf_component sf_component_of(const struct sf_library *library, const struct jpeg_decompress_struct *info, int index) {

@@ -24,7 +24,6 @@ enum {
     NUM_QUANT_TBLS = 4,
     NUM_HUFF_TBLS = 4,
     MAX_COMPS_IN_SCAN = 4,
-    C_MAX_BLOCKS_IN_MCU = 10,
     D_MAX_BLOCKS_IN_MCU = 10,
     JPEG_MAX_DIMENSION = 65500,
     JPEG_RST0 = 0xD0,
@@ -45,7 +44,6 @@ typedef JCOEF JBLOCK[DCTSIZE2];
 typedef JBLOCK *JBLOCKROW;
 
 typedef struct jpeg_common_struct *j_common_ptr;
-typedef struct jpeg_compress_struct *j_compress_ptr;
 typedef struct jpeg_decompress_struct *j_decompress_ptr;
 
 struct jpeg_error_mgr {
@@ -81,14 +79,6 @@ struct jpeg_source_mgr {
     void (*skip_input_data)(j_decompress_ptr info, long bytes);
     boolean (*resync_to_restart)(j_decompress_ptr info, int desired);
     void (*term_source)(j_decompress_ptr info);
-};
-
-struct jpeg_destination_mgr {
-    uint8_t *next_output_byte;
-    size_t free_in_buffer;
-    void (*init_destination)(j_compress_ptr info);
-    boolean (*empty_output_buffer)(j_compress_ptr info);
-    void (*term_destination)(j_compress_ptr info);
 };
 
 typedef struct {
@@ -198,60 +188,6 @@ struct jpeg_decompress_struct {
     } later;
 };
 
-/* What lies behind `input_gamma` of a compressor; version 80 has fields in five places that version 62 has not. */
-#define SF_SETTINGS(scaling, factors, downsampling, scaled_sizes, block)                                 \
-    struct {                                                                                             \
-        scaling                                                                                          \
-        int data_precision, num_components;                                                              \
-        J_COLOR_SPACE jpeg_color_space;                                                                  \
-        jpeg_component_info *comp_info; /* the first one */                                              \
-        void *quant_tbl_ptrs[NUM_QUANT_TBLS];                                                            \
-        factors                                                                                          \
-        JHUFF_TBL *dc_huff_tbl_ptrs[NUM_HUFF_TBLS], *ac_huff_tbl_ptrs[NUM_HUFF_TBLS];                     \
-        UINT8 arith_dc_L[16], arith_dc_U[16], arith_ac_K[16];                                            \
-        int num_scans;                                                                                   \
-        const void *scan_info;                                                                           \
-        boolean raw_data_in, arith_code, optimize_coding, CCIR601_sampling;                              \
-        downsampling                                                                                     \
-        int smoothing_factor, dct_method;                                                                \
-        unsigned int restart_interval;                                                                   \
-        int restart_in_rows;                                                                             \
-        boolean write_JFIF_header;                                                                       \
-        UINT8 JFIF_major_version, JFIF_minor_version, density_unit;                                      \
-        uint16_t X_density, Y_density;                                                                   \
-        boolean write_Adobe_marker;                                                                      \
-        JDIMENSION next_scanline;                                                                        \
-        boolean progressive_mode;                                                                        \
-        int max_h_samp_factor, max_v_samp_factor;                                                        \
-        scaled_sizes                                                                                     \
-        JDIMENSION total_iMCU_rows;                                                                      \
-        int comps_in_scan;                                                                               \
-        jpeg_component_info *cur_comp_info[MAX_COMPS_IN_SCAN];                                           \
-        JDIMENSION MCUs_per_row, MCU_rows_in_scan;                                                       \
-        int blocks_in_MCU, MCU_membership[C_MAX_BLOCKS_IN_MCU];                                          \
-        int Ss, Se, Ah, Al;                                                                              \
-        block                                                                                            \
-        void *master, *main, *prep, *coef, *marker, *cconvert, *downsample, *fdct, *entropy;             \
-        void *script_space;                                                                              \
-        int script_space_size;                                                                           \
-    }
-
-struct jpeg_compress_struct {
-    SF_COMMON_FIELDS
-    struct jpeg_destination_mgr *dest;
-    JDIMENSION image_width, image_height;
-    int input_components;
-    J_COLOR_SPACE in_color_space;
-    double input_gamma;
-    union {
-        SF_SETTINGS(, , , , ) api62;
-        SF_SETTINGS(unsigned int scale_num; unsigned int scale_denom; JDIMENSION jpeg_width; JDIMENSION jpeg_height;,
-                    int q_scale_factor[NUM_QUANT_TBLS];, boolean do_fancy_downsampling;,
-                    int min_DCT_h_scaled_size; int min_DCT_v_scaled_size;,
-                    int block_size; const int *natural_order; int lim_Se;) api80;
-    } later;
-};
-
 /* How the private structure begins, in every version so far. */
 struct jpeg_entropy_decoder {
     void (*start_pass)(j_decompress_ptr info);
@@ -271,19 +207,11 @@ struct jpeg_entropy_decoder {
     F(JDIMENSION, jpeg_skip_scanlines, (j_decompress_ptr info, JDIMENSION lines))                      \
     F(JDIMENSION, jpeg_read_scanlines, (j_decompress_ptr info, JSAMPROW * rows, JDIMENSION most))      \
     F(JDIMENSION, jpeg_read_raw_data, (j_decompress_ptr info, JSAMPIMAGE planes, JDIMENSION lines))    \
-    F(boolean, jpeg_resync_to_restart, (j_decompress_ptr info, int desired))                           \
-    F(void, jpeg_CreateCompress, (j_compress_ptr info, int api, size_t info_bytes))                    \
-    F(void, jpeg_destroy_compress, (j_compress_ptr info))                                              \
-    F(void, jpeg_set_defaults, (j_compress_ptr info))                                                  \
-    F(void, jpeg_set_quality, (j_compress_ptr info, int quality, boolean force_baseline))              \
-    F(void, jpeg_start_compress, (j_compress_ptr info, boolean write_all_tables))                      \
-    F(JDIMENSION, jpeg_write_raw_data, (j_compress_ptr info, JSAMPIMAGE planes, JDIMENSION lines))     \
-    F(void, jpeg_finish_compress, (j_compress_ptr info))
+    F(boolean, jpeg_resync_to_restart, (j_decompress_ptr info, int desired))
 
 struct sf_library {
     int api;           /* 62 or 80, the version of its interface */
-    size_t info_bytes; /* of its decompressor, */
-    size_t compressor_bytes;
+    size_t info_bytes; /* of its decompressor */
     /* Whether it asks for each MCU through the pointer in its private structure that is declared above. */
     bool asks_for_mcus;
 #define SF_DECLARE(returned, name, arguments) returned(*name) arguments;
@@ -313,11 +241,5 @@ typedef struct {
 } sf_component;
 
 sf_component sf_component_of(const struct sf_library *library, const struct jpeg_decompress_struct *info, int index);
-
-void sf_create_compress(const struct sf_library *library, j_compress_ptr info);
-
-/* Have a compressor, after jpeg_set_defaults, take planes, of which the first has so many samples per sample of the
- * others. */
-void sf_take_planes(const struct sf_library *library, j_compress_ptr info, int across, int down);
 
 #endif

@@ -60,21 +60,20 @@ static void transcode(sf_decoder *d, const sf_transcoding *t, sf_transcoded *tra
     check(d, t);
     sf_planes_make(d, t, planes);
     if (d->problem->status != SF_OK) return; /* damaged */
-    transcoded->size = sf_encode(d, planes, t->quality, t->sampling);
-    transcoded->image = d->encoder.bytes.data;
+    transcoded->size = sf_encode(d, planes, t->quality, t->sampling, t->with_seek_table != 0, &transcoded->image);
     sum_up(d, planes, t->sampling, transcoded);
 }
 
 /* A fault in the Huffman codes is not looked at twice: the caller has another way for all that is not plain and whole. */
 int32_t sf_transcode(sf_decoder *d, const sf_transcoding *t, sf_transcoded *transcoded, sf_problem *problem) {
     *transcoded = (sf_transcoded){0};
-    sf_trim(&d->encoder.bytes);
+    sf_encoder_trim(&d->encoder); /* the bytes of the image before are not needed any more */
     d->found_fault = false;
     sf_prepare(d, &t->limits, problem);
     if (!setjmp(d->escape)) transcode(d, t, transcoded);
     sf_close_image(d);
     sf_planes_trim(&d->planes);
     sf_trim(&d->entropy.data);
-    if (problem->status != SF_OK) sf_encoder_reset(d);
+    sf_trim(&d->seek_table.places);
     return problem->status;
 }

@@ -48,6 +48,7 @@ class _Transcoding(ctypes.Structure):  # sf_transcoding
         ("window", ctypes.c_int32 * 4),
         *((name, ctypes.c_int32) for name in ("filter", "oversampling", "quality")),
         ("sampling", ctypes.c_int32 * 2),
+        ("with_seek_table", ctypes.c_int32),
     )
 
 
@@ -70,6 +71,7 @@ def transcode(
     interpolation: Interpolation,
     quality: int,
     subsampling: str,
+    with_seek_table: bool,
     max_pixels: int = MAX_PIXELS,
 ) -> Transcoded | Problem:
     """Resize a JPEG, turn it upright, and encode a window of that as a baseline JPEG.
@@ -83,6 +85,7 @@ def transcode(
         interpolation: The filter; all are antialiased.
         quality: 1 … 100.
         subsampling: "4:4:4", "4:2:2" or "4:2:0", of the encoded image.
+        with_seek_table: Write its seek table (`formats.seek_table`), where it can have one that is small enough.
         max_pixels: As of `decode_crops`.
 
     Returns:
@@ -110,6 +113,7 @@ def transcode(
         oversampling=_OVERSAMPLING,
         quality=quality,
         sampling=SAMPLINGS[subsampling],
+        with_seek_table=with_seek_table,
     )
     made = _Transcoded()
     problem = thread_decoder().transcode(asked, made)

@@ -8,7 +8,7 @@
     turn     as the EXIF or XMP orientation says (`orientation`); all metadata is dropped
     crop     the centre, if a square is asked for
     encode   (`encoding`), or copy the file if nothing had to be done and its format is kept
-    index    the scan of a JPEG (`encoding.add_seek_table`)
+    index    the scan of a JPEG (`encoding.add_seek_table`), unless it was indexed while it was encoded, as below
 
 A JPEG that becomes a JPEG, grey or YCbCr and in sRGB, stays in its own colours all the way, in one call of the native
 kernel (`native.transcoding`). A plain one is never opened by Pillow (`jpeg_header`).
@@ -197,8 +197,10 @@ class Recipe:
             if geometry.size != pixels.size:
                 pixels = pixels.crop(window)
             file = data if kept else encode(pixels, target, self.quality, self.subsampling)
+            if target.codec == "JPEG" and self._wants_table(kept=kept):
+                file = add_seek_table(file, self.max_pixels)
             return EncodedImage(
-                image=self._with_table(file, kept=kept) if target.codec == "JPEG" else file,
+                image=file,
                 part=target.part,
                 pixels=pixel_sums(pixels),
                 geometry=geometry,
@@ -210,10 +212,9 @@ class Recipe:
     def _has_seek_tables(self) -> bool:
         return self.seek_tables != "none" and self.format not in ("png", "webp", "npy")
 
-    def _with_table(self, jpeg: bytes, *, kept: bool) -> bytes:
-        """Return a JPEG with its seek table, if it is to have one."""
-        wanted = self.seek_tables in (("all",) if kept else ("all", "encoded"))
-        return add_seek_table(jpeg, self.max_pixels) if wanted else jpeg
+    def _wants_table(self, *, kept: bool) -> bool:
+        """Whether a JPEG, copied or encoded, is to have a seek table."""
+        return self.seek_tables in (("all",) if kept else ("all", "encoded"))
 
     def _process_array(self, data: bytes) -> EncodedImage:
         with map_codec_errors(DecodeError):
@@ -259,6 +260,7 @@ class Recipe:
             interpolation=self.filter,
             quality=self.quality,
             subsampling=self.subsampling,
+            with_seek_table=self._wants_table(kept=False),
             max_pixels=self.max_pixels,
         )
         if isinstance(made, native.Problem):
@@ -270,7 +272,7 @@ class Recipe:
             "turned": orientation != 1,
         }
         return EncodedImage(
-            image=self._with_table(made.image, kept=False),
+            image=made.image,
             part=target.part,
             pixels=PixelSums(geometry.size[0] * geometry.size[1], made.sums, made.squares),
             geometry=geometry,

@@ -24,8 +24,6 @@ FIELDS = {
     "enable_2pass_quant output_width output_height out_color_components output_components rec_outbuf_height "
     "actual_number_of_colors colormap output_scanline input_scan_number input_iMCU_row output_scan_number "
     "output_iMCU_row coef_bits quant_tbl_ptrs dc_huff_tbl_ptrs ac_huff_tbl_ptrs data_precision comp_info",
-    "jpeg_destination_mgr": "next_output_byte free_in_buffer init_destination empty_output_buffer term_destination",
-    "jpeg_compress_struct": f"{COMMON} dest image_width image_height input_components in_color_space input_gamma",
     "JHUFF_TBL": "bits huffval sent_table",
     "jpeg_component_info": "component_id component_index h_samp_factor v_samp_factor quant_tbl_no dc_tbl_no ac_tbl_no",
 }
@@ -36,21 +34,12 @@ LATER = (
     "MCU_rows_in_scan blocks_in_MCU MCU_membership Ss Se Ah Al unread_marker master main coef post inputctl marker "
     "entropy idct upsample cconvert cquantize"
 )
-SETTINGS = (
-    "data_precision num_components jpeg_color_space comp_info quant_tbl_ptrs dc_huff_tbl_ptrs ac_huff_tbl_ptrs "
-    "num_scans scan_info raw_data_in arith_code optimize_coding CCIR601_sampling smoothing_factor dct_method "
-    "restart_interval restart_in_rows write_JFIF_header JFIF_major_version JFIF_minor_version density_unit X_density "
-    "Y_density write_Adobe_marker next_scanline progressive_mode max_h_samp_factor max_v_samp_factor total_iMCU_rows "
-    "comps_in_scan cur_comp_info MCUs_per_row MCU_rows_in_scan blocks_in_MCU MCU_membership Ss Se Ah Al master main "
-    "prep coef marker cconvert downsample fdct entropy script_space script_space_size"
-)
 COMPONENT = (
     "h_samp_factor v_samp_factor width_in_blocks height_in_blocks downsampled_width downsampled_height "
     "component_needed MCU_width last_row_height quant_table dct_table"
 )
 WHOLE = (
     "jpeg_error_mgr",
-    "jpeg_destination_mgr",
     "jpeg_progress_mgr",
     "jpeg_source_mgr",
     "jpeg_common_struct",
@@ -58,7 +47,7 @@ WHOLE = (
 )
 TYPES = ("boolean", "J_COLOR_SPACE", "JDIMENSION", "UINT8", "JSAMPROW", "JCOEF", "JBLOCK", "JBLOCKROW")
 CONSTANTS = (
-    "DCTSIZE DCTSIZE2 NUM_QUANT_TBLS NUM_HUFF_TBLS MAX_COMPS_IN_SCAN C_MAX_BLOCKS_IN_MCU D_MAX_BLOCKS_IN_MCU "
+    "DCTSIZE DCTSIZE2 NUM_QUANT_TBLS NUM_HUFF_TBLS MAX_COMPS_IN_SCAN D_MAX_BLOCKS_IN_MCU "
     "JPEG_MAX_DIMENSION JPEG_RST0 JPEG_EOI JMSG_LENGTH_MAX FALSE TRUE JCS_GRAYSCALE JCS_RGB JCS_YCbCr JCS_EXT_RGBX"
 )
 
@@ -84,7 +73,6 @@ def _facts(includes: str, later: str, folder: Path) -> dict[str, str]:
         tag = structure if structure[0] == "J" or structure.endswith("info") else f"struct {structure}"
         lines += [_field(tag, name, name) for name in names.split()]
     lines += [_field("struct jpeg_decompress_struct", name, later + name) for name in LATER.split()]
-    lines += [_field("struct jpeg_compress_struct", name, later + name) for name in SETTINGS.split()]
     lines += [_field("component", name, name) for name in (*COMPONENT.split(), "component_scaled_size")]
     lines += ['printf("component: %zu\\n", sizeof(component));']
     sizes = [name if name[0] == "J" else f"struct {name}" for name in WHOLE]

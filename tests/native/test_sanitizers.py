@@ -13,6 +13,7 @@ from tests.helpers import sanitized
 HERE = Path(__file__).parent
 TESTS = (
     "test_codings.py",
+    "test_encoder.py",
     "test_entropy.py",
     "test_hostile.py",
     "test_seek.py",

@@ -24,7 +24,7 @@ from tests.helpers.reference import decoded, psnr_db, resized
 from tests.native.test_codings import CODINGS
 
 GOOD = jpegs.make(1)  # 64 x 48
-HOW: dict[str, Any] = {"interpolation": "bicubic", "quality": 90, "subsampling": "4:2:0"}
+HOW: dict[str, Any] = {"interpolation": "bicubic", "quality": 90, "subsampling": "4:2:0", "with_seek_table": False}
 
 
 def transcode(payload: bytes, size: tuple[int, int], **how: Any) -> Transcoded | Problem:

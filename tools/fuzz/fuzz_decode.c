@@ -4,7 +4,7 @@
  * next one. Inputs are decoded by the fast code and by the plain code, which must agree, and every fourth between two
  * copies of a good image, whose pixels must not change. Images that can have a seek table are decoded with it as well, and
  * with others. The output is allocated to the byte, so that the address sanitizer sees a write beside it. JPEGs are
- * transcoded as well, in both ways, and the good one after each.
+ * transcoded as well, in both ways, and the good one after each; the seek table that is then written is that of the scan.
  */
 #define _GNU_SOURCE /* memmem */
 #include <stdint.h>
@@ -133,6 +133,7 @@ static int transcode(sf_decoder *decoder, const uint8_t *image, size_t size, con
         .orientation = 1 + choice[2] % 8,
         .filter = choice[3] % 3, .oversampling = choice[4] % 4, .quality = 1 + choice[5] % 100,
         .sampling = {1 + choice[6] % 2, 1 + choice[7] % 2},
+        .with_seek_table = choice[13] & 1,
     };
     const int transposed = asked.orientation >= 5;
     for (int axis = 0; axis < 2; axis++) {
@@ -144,6 +145,18 @@ static int transcode(sf_decoder *decoder, const uint8_t *image, size_t size, con
     const int status = sf_transcode(decoder, &asked, made, &problem);
     if (status != SF_OK) check(memchr(problem.message, 0, SF_MESSAGE_BYTES) != NULL, "the message ends");
     return status;
+}
+
+/* The table in front of the scan is the one that is made of the JPEG; there is none only where none can be. */
+static void check_table(const sf_transcoded *made) {
+    static uint8_t segment[SF_SEGMENT_BYTES];
+    static const sf_limits none = {1 << 18, 9 << 18, 15 << 18, 500};
+    const size_t scan = scan_of(made->image, made->size);
+    size_t bytes;
+    sf_problem problem;
+    const int status = sf_seek_table_of(decoders[1], made->image, made->size, &none, segment, &bytes, &problem);
+    check(status == SF_OK && scan > bytes, "it is a whole JPEG");
+    check(!memcmp(made->image + scan - bytes, segment, bytes), "the table is that of its scan");
 }
 
 static void check_transcoding(const uint8_t *image, size_t size, const sf_header *header, const sf_limits *limits,
@@ -162,6 +175,7 @@ static void check_transcoding(const uint8_t *image, size_t size, const sf_header
         check(made[0].size == made[1].size && !memcmp(made[0].image, made[1].image, made[0].size), "the same bytes");
         check(!memcmp(made[0].sums, made[1].sums, sizeof made[0].sums), "the same sums");
         check(!memcmp(made[0].squares, made[1].squares, sizeof made[0].squares), "the same squares");
+        if (choice[13] & 1) check_table(&made[0]);
     }
     check(transcode(decoders[1], good, good_size, &good_header, &none, plainly, &made[0]) == SF_OK, "a good image");
     if (wanted_size == 0) memcpy(wanted, made[0].image, wanted_size = made[0].size);
