@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.io import decode_jpeg
+from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
@@ -49,7 +49,7 @@ def payloads(count: int, width: int = 90, height: int = 70) -> list[memoryview]:
 
 def decoded(payload: memoryview) -> torch.Tensor:
     """What torchvision makes of a JPEG."""
-    image: torch.Tensor = decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8), mode="RGB")
+    image: torch.Tensor = decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8), mode=ImageReadMode.RGB)
     return image
 
 
