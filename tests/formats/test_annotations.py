@@ -70,6 +70,8 @@ def test_a_wrong_entry_is_refused(declared: Any) -> None:
 def test_texts_and_boxes_are_the_same(text: str) -> None:
     """The text of a declaration says all of it but the per-box fields."""
     assert str(Boxes.parse(text)) == text
+    assert Boxes.parse(text, BOXES["fields"]) == replace(Boxes.parse(text), fields=BOXES["fields"])
+    assert Boxes.parse(text, BOXES["fields"]).fields == BOXES["fields"]
     assert str(Keypoints.parse("json:keypoints[]:xy:normalized")) == "json:keypoints[]:xy:normalized"
 
 

@@ -123,6 +123,7 @@ BOX = [0, 0, 1, 1]
         ({"boxes": [[1e39, 2, 3, 4]]}, "json:boxes:xyxy", None, "boxes: 1e.39 is not a finite number of 32 bits"),
         ({"boxes": [[10**400, 2, 3, 4]]}, "json:boxes:xyxy", None, "too large"),
         ({"boxes": [BOX, [9, 0, 5, 5]]}, "json:boxes:xyxy", None, r"side below 0 as xyxy; is another format meant\?"),
+        ({"boxes": [[9, 0, 5, 50]]}, "json:boxes:xyxy", None, "side below 0 as xyxy"),
         ({"boxes": [[9, 0, -1, 5]]}, "json:boxes:xywh", None, "side below 0 as xywh"),
         ({"boxes": [BOX], "labels": []}, LABELLED, None, "'labels' has 0 values at labels, but there are 1 boxes"),
         ({"boxes": [BOX], "labels": ["cat"]}, LABELLED, None, "labels: expected an integer, found 'cat'"),

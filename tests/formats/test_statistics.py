@@ -38,6 +38,7 @@ def test_order_and_grouping_make_no_difference(groups: list[list[Any]], random: 
     assert total == counted(everything)
     assert total.counts["images"] == len(everything)
     assert sum(total.widths_after.values()) == len(everything)
+    assert sum(total.classes.values()) == sum(len(labels) for _, _, labels, _ in everything)
     assert json.dumps(total.to_json()) == json.dumps(counted(everything).to_json())
 
 
