@@ -7,10 +7,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from shardflow.storage.cache_eviction import spare_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for what tests start as scripts
+
+settings.register_profile("tests", deadline=None)  # no test asserts a time
+settings.load_profile("tests")
 
 _NEEDED_BYTES = 3 * 10**9  # what the tests of a whole run may have on the disk at once
 

@@ -31,7 +31,7 @@ LABELS = st.lists(st.integers(0, CLASSES - 1), max_size=3, unique=True).flatmap(
 
 
 @given(shards=st.lists(st.lists(LABELS, min_size=1, max_size=6), min_size=1, max_size=3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_labels_are_those_of_the_samples(shards: list[list[tuple[tuple[int, ...], tuple[str, bytes]]]]) -> None:
     """Every form of a label gives its classes, one or several, in the order of the samples."""
     with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,7 @@ def transformed(batch: dict[str, Any], transforms: list[Any]) -> dict[str, Any]:
     return dict(result)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     count=st.integers(0, 6),
     height=st.integers(1, 40),

@@ -81,7 +81,7 @@ FILES: dict[str, Callable[[int], bytes]] = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kinds=st.lists(st.sampled_from(["jpeg", "jpeg", "jpeg", *FILES]), min_size=1, max_size=9),
     seed=st.integers(0, 2**64 - 1),

@@ -55,7 +55,7 @@ def global_batches(
         ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(orders, st.sampled_from([1, 2, 4, 6, 12]), st.integers(0, 5), st.integers(1, 7), st.data())
 def test_global_batches_do_not_depend_on_the_world_size(
     options: dict[str, Any], global_batch: int, epoch: int, lanes: int, data: st.DataObject
@@ -69,7 +69,7 @@ def test_global_batches_do_not_depend_on_the_world_size(
     assert [sorted(batch) for batch in cuts[0]] == [sorted(batch) for batch in cuts[1]]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(orders, st.integers(0, 5), st.integers(1, 7), st.lists(topologies, min_size=1, max_size=4), st.data())
 def test_what_was_seen_stays_seen(
     options: dict[str, Any], epoch: int, lanes: int, runs: list[tuple[int, int]], data: st.DataObject
@@ -87,7 +87,7 @@ def test_what_was_seen_stays_seen(
     assert sorted(seen) == [(shard, record) for shard, size in enumerate(sizes) for record in range(size)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(orders, st.integers(1, 100), st.lists(topologies, min_size=1, max_size=4))
 def test_epochs_of_a_chosen_length_join_without_a_gap(
     options: dict[str, Any], length: int, topologies_of_epochs: list[tuple[int, int]]

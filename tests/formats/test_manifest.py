@@ -397,7 +397,7 @@ def test_any_json_is_a_manifest_error(content: Any) -> None:
 
 
 @given(place=st.sampled_from(sorted(json.loads(example().to_bytes()))), value=JSON, data=st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_json_in_any_place_is_a_manifest_error_or_kept(place: str, value: Any, data: st.DataObject) -> None:
     """Any JSON in any place is a ManifestError, or a manifest whose bytes say exactly that."""
     content = json.loads(example().to_bytes())

@@ -37,7 +37,7 @@ def test_read() -> None:
     assert table.predictions.dtype == np.int16
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(body=st.binary(max_size=40), entries=st.text("01", max_size=80))
 def test_reading_anything(body: bytes, entries: str) -> None:
     """What is no table is a FormatError, under a right sum as well."""
@@ -67,7 +67,7 @@ def test_insert() -> None:
     assert seek_table.insert(filled, SEGMENT) == filled
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=60), cut=st.integers(0, 200))
 def test_finding_in_anything(data: bytes, cut: int) -> None:
     """Bytes that are no JPEG, and cut ones, have no table or a whole one."""

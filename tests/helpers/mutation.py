@@ -17,11 +17,11 @@ _CHOSEN = pytest.StashKey[set[str]]()
 settings.register_profile(
     "mutation", derandomize=True, database=None, deadline=None, phases=(Phase.explicit, Phase.generate)
 )
-settings.load_profile("mutation")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect whole files: the ids of some tests, with brackets and colons in them, are no arguments."""
+    settings.load_profile("mutation")  # in the place of conftest.py's
     config.stash[_CHOSEN] = {argument for argument in config.args if "::" in argument}
     config.args = list(dict.fromkeys(argument.partition("::")[0] for argument in config.args))
 

@@ -126,7 +126,7 @@ def reference(geometry: Geometry, index: int, value: Any) -> Any:
     return F.horizontal_flip(window) if geometry.flip[index] else window
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(geometries(), st.lists(rectangle, max_size=4), st.sampled_from(["L", "1", "P", "I;16", "RGB"]))
 def test_annotations_equal_torchvisions_functionals(
     geometry: Geometry, rectangles: list[tuple[float, ...]], mode: str

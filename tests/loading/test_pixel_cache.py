@@ -184,7 +184,7 @@ CODINGS = [
     coding=st.sampled_from(CODINGS),
     number=st.integers(0, 2**63),
 )
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("way")
 def test_pixels_stand_for_the_encoded_image(
     width: int, height: int, size: int, coding: dict[str, Any], number: int

@@ -117,7 +117,7 @@ def threads() -> int:
     topology=st.integers(1, 4).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_needs_of_an_epoch_name_every_shard_in_time(
     sizes: list[int],
     lanes: int,

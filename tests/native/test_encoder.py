@@ -62,7 +62,7 @@ def draw(kind: str, seed: int, width: int, height: int) -> Planes:
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     kind=st.sampled_from(["shades", "noise", "extremes", "checks", "flat"]),
     seed=st.integers(0, 2**31),

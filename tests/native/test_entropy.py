@@ -67,7 +67,7 @@ def damaged(payload: bytes, rng: random.Random) -> bytes:
     return data[: rng.randrange(len(data))] if rng.random() < 0.2 else data
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=st.integers(0, 2**32))
 def test_any_coefficients_with_any_tables(seed: int) -> None:
     """Whatever the tables, the runs and the values are, blocks are what was encoded."""
@@ -76,7 +76,7 @@ def test_any_coefficients_with_any_tables(seed: int) -> None:
     assert assert_same([payload] * 4, boxes)[1:] == ([], 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), sampling=st.sampled_from([(1, 1), (2, 1), (2, 2), (1, 2)]))
 def test_any_coefficients_in_colour(seed: int, sampling: tuple[int, int]) -> None:
     """Whatever the coefficients are, also those that no encoder makes, the pixels are those of libjpeg-turbo."""
@@ -92,7 +92,7 @@ def test_any_coefficients_in_colour(seed: int, sampling: tuple[int, int]) -> Non
     assert assert_same([payload] * 5, boxes_of(rng, width, height, 5))[1:] == ([], 0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32))
 def test_any_damage(seed: int) -> None:
     """Flipped bits, wherever they are, and files that are cut end in the same pixels or the same problem."""

@@ -75,7 +75,7 @@ def test_crops_equal_torchvisions(kind: str) -> None:
     assert different <= 0.005 * total
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_crop_of_any_jpeg(data: st.DataObject) -> None:
     """Whatever the image's size, the crop and the target, the pixels are torchvision's within one level."""

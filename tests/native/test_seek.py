@@ -57,7 +57,7 @@ def entries_of(segment: bytes) -> int:
     return 4 + 22 + 1 + segment[25]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     size=st.tuples(st.integers(90, 400), st.integers(70, 300)),
@@ -94,7 +94,7 @@ def test_odd_samplings(sampling: list[tuple[int, int]]) -> None:
     np.testing.assert_array_equal(found[0], decode([jpeg] * 60, boxes, fast=False)[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_a_table_of_another_scan(seed: int) -> None:
     """A table of another image of the same size, or with random entries, costs time and changes no pixel."""
@@ -110,7 +110,7 @@ def test_a_table_of_another_scan(seed: int) -> None:
     np.testing.assert_array_equal(found[0], decode([jpeg] * 6, boxes)[0])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
 def test_a_table_that_deceives(seed: int) -> None:
     """Entries that lie in accord with each other can change pixels, but cause no problem and harm no neighbour."""

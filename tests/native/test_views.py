@@ -37,7 +37,7 @@ def alone(payloads: list[native.Payload], view: native.View) -> tuple[list[nativ
     return native.decode_crops(payloads, own.boxes, own.flips, own.out, resized=own.resized), own
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_views_are_what_they_are_alone(data: st.DataObject) -> None:
     """Any views of any JPEGs, and of decoded images among them, equal the crops of a decode each, bit by bit."""
@@ -56,7 +56,7 @@ def test_views_are_what_they_are_alone(data: st.DataObject) -> None:
         np.testing.assert_array_equal(view.out, own.out)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_damaged_images_are_black_in_every_view(data: st.DataObject) -> None:
     """A damaged image fails in all views or in none; its neighbours are whole."""

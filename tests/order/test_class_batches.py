@@ -31,7 +31,7 @@ def samples(made: ClassBatches, epoch: int, seed: int = 0) -> list[list[int]]:
 
 
 @given(sizes=SIZES, classes=st.integers(1, 6), per_class=st.integers(1, 6), epoch=st.integers(0, 99))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_each_batch_has_p_classes_with_k_samples(sizes: list[int], classes: int, per_class: int, epoch: int) -> None:
     """Each batch has P different classes with K samples, and no sample comes twice in an epoch."""
     assume(sum(size >= per_class for size in sizes) >= classes)

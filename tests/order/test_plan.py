@@ -84,7 +84,7 @@ def test_sticky_order_is_frozen() -> None:
     seed=SEEDS,
     epoch=st.integers(0, 1000),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_every_sample_comes_once(sizes: list[int], **options: Any) -> None:
     """Positions and samples correspond one to one, whatever the shards, lanes, window, seed and epoch."""
     expected = [(shard, record) for shard, size in enumerate(sizes) for record in range(size)]
@@ -112,7 +112,7 @@ def test_lanes_cut_the_stream_into_even_pieces(sizes: list[int], lanes: int) -> 
 
 
 @given(plan_seed=SEEDS, sizes=SIZES, lanes=st.integers(1, 9), window=st.integers(1, 600))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_shuffled_lanes_stay_contiguous(plan_seed: int, sizes: list[int], lanes: int, window: int) -> None:
     """Windows move samples within their lane only: each lane reads a stretch of the shuffled shards."""
     options: dict[str, Any] = {"seed": plan_seed, "epoch": 5}
@@ -126,7 +126,7 @@ def test_shuffled_lanes_stay_contiguous(plan_seed: int, sizes: list[int], lanes:
 
 
 @given(sizes=SIZES, seed=SEEDS, lanes=st.integers(1, 9), window=st.integers(1, 600))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_sticky_lanes_keep_their_samples(sizes: list[int], seed: int, lanes: int, window: int) -> None:
     """A sticky order has the same samples in a lane in every epoch, so that a rank reads the same shards."""
     options: dict[str, Any] = {"seed": seed, "lanes": lanes, "window": window, "sticky": True}
@@ -198,7 +198,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 
 @given(plan=plans(), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_was_asked_before_does_not_matter(plan: Plan, data: st.DataObject) -> None:
     """Any positions, in any order, repeated or alone, are located as in the whole epoch."""
     if not plan.length:
@@ -290,7 +290,7 @@ def needs_by_looking(plan: Plan, lanes: int, window: int, rank: int, world_size:
     sticky=st.booleans(),
     topology=st.integers(1, 9).flatmap(lambda world: st.tuples(st.integers(0, world - 1), st.just(world))),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_needs_are_what_locating_every_position_finds(
     sizes: list[int], lanes: int, window: int, shuffle: bool, sticky: bool, topology: tuple[int, int]
 ) -> None:

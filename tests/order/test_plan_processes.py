@@ -26,10 +26,9 @@ from tests.helpers.making import make_dataset
 
 Counts = npt.NDArray[np.int64]
 
-ARITHMETIC = settings(max_examples=1500, deadline=None, derandomize=True)
+ARITHMETIC = settings(max_examples=1500, derandomize=True)
 PROCESSES = settings(
     max_examples=24,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate],  # shrinking a failure would start processes for minutes

@@ -94,7 +94,7 @@ TO_FORMAT: dict[str, Callable[[float, float, float, float], list[float]]] = {
     form=st.sampled_from([*TO_FORMAT]),
     normalized=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_moved_boxes_are_the_rectangles_of_the_geometry(
     stored: tuple[int, int],
     orientation: int,

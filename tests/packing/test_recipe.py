@@ -188,7 +188,7 @@ def _packed_size(recipe: Recipe, width: int, height: int) -> tuple[int, int]:
     return packed.geometry.size
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 64), st.booleans())
 def test_size(width: int, height: int, short_side: int, enlarge: bool) -> None:
     """The short side is exact, the long side is the nearest to the same ratio, and nothing grows unless asked."""
@@ -203,7 +203,7 @@ def test_size(width: int, height: int, short_side: int, enlarge: bool) -> None:
         assert size[1] == pytest.approx(height * scale, abs=0.5)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.integers(1, 300), st.integers(1, 300), st.none() | st.integers(1, 40), st.integers(40, 64), st.booleans())
 def test_long_side(width: int, height: int, short_side: int | None, long_side: int, enlarge: bool) -> None:
     """The long side is never above its cap, and the ratio stays: the setting that makes the image smallest counts."""
@@ -328,7 +328,7 @@ def test_hostile_files(case: str) -> None:
 FILES = [encoded(RGB, name) for name in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM")]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.sampled_from(FILES), st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=6)
 )

@@ -92,7 +92,7 @@ def test_lossy_files_have_the_values_that_pillow_decodes() -> None:
     assert EXACT.process(array).image == array
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     width=st.integers(1, 60), height=st.integers(1, 60), side=st.integers(1, 60), channels=st.sampled_from([1, 3, 6])
 )
@@ -163,7 +163,7 @@ def test_limits_are_checked_before_decoding(encode: Any) -> None:
         packed(tile, Recipe(format="npy", max_pixels=5000))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_damage_is_an_error_of_the_sample(data: st.DataObject) -> None:
     """Whatever bits of a TIFF or PNG flip, there is an array or a typed error."""

@@ -52,7 +52,7 @@ def test_rectangles() -> None:
     assert CUT.rectangle(350, 0, 390, 200) is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 50), st.booleans(), st.booleans())
 def test_corners_meet(width: int, height: int, short_side: int, square: bool, enlarge: bool) -> None:
     """The corners of what was kept are the corners of the packed picture, and it lies within the upright one."""

@@ -73,7 +73,7 @@ JPEGS = [
 ]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.sampled_from(JPEGS),
     st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=3),

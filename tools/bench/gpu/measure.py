@@ -186,7 +186,9 @@ def fed(setting: dict[str, Any], model: str, way: str) -> Iterator[dict[str, Any
     if given.device == "cuda":
         found["device_peak_bytes"] = torch.cuda.max_memory_reserved()
         # Page-locked memory is the driver's, and not among the pages of the processes.
-        found["pinned_peak_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
+        statistics = getattr(torch.cuda, "host_memory_stats", dict)()  # older versions of PyTorch have none
+        if "allocated_bytes.peak" in statistics:
+            found["pinned_peak_bytes"] = statistics["allocated_bytes.peak"]
     if isinstance(source, shardflow.DevicePrefetcher):
         found["stats"] = str(source.stats())
     yield found
