@@ -66,16 +66,21 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
 
 
 def explain_unknown_arguments(elsewhere: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a function refuse keyword arguments that it lacks with a `ConfigError` that says what to use instead.
+    """Let a function refuse arguments that it lacks, or that need a name, with a `ConfigError` that says what to write.
 
     `elsewhere` has the remedy for arguments that users know from other libraries.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        own = [name for name in inspect.signature(function).parameters if name != "self"]
+        parameters = inspect.signature(function).parameters.values()
+        own = [each.name for each in parameters if each.name != "self"]
+        unnamed = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            if len(args) > len(unnamed):
+                named = ", ".join(f"{name}=" for name in own if name not in unnamed)
+                raise ConfigError(f"write the name of each argument after {unnamed[-1]!r}: one of {named}")
             for name in kwargs:
                 if name not in own:
                     why = f"; {elsewhere[name]}" if name in elsewhere else did_you_mean(name, own)

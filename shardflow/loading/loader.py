@@ -12,7 +12,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import webdataset as wds
 from torch.utils.data import DataLoader
@@ -398,6 +398,12 @@ class Loader:
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch, also after a resume: see `remaining`."""
         return self._schedule.steps()
+
+    def __getitem__(self, number: object) -> NoReturn:
+        raise TypeError(
+            "a Loader yields batches and takes the place of PyTorch's DataLoader: iterate over it as it is; single "
+            "samples are in loader.dataset"
+        )
 
     def __repr__(self) -> str:
         order, schedule = self.order, self._schedule

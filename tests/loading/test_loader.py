@@ -482,6 +482,15 @@ def test_arguments_of_other_loaders_are_explained(dataset: Path, name: str, reme
         shardflow.Mix([(dataset, 1)], **{"batch_size": 4, name: None})
 
 
+def test_use_as_a_dataset_is_explained(dataset: Path) -> None:
+    """An argument without its name, and a loader within PyTorch's, are errors that say what to write."""
+    with pytest.raises(ConfigError, match=r"write the name of each argument after 'url': one of split=, .*batch_size="):
+        shardflow.Loader(dataset, 64)
+    wrapped = torch.utils.data.DataLoader(shardflow.Loader(dataset, batch_size=4, num_workers=0), batch_size=4)
+    with pytest.raises(TypeError, match=r"takes the place of PyTorch's DataLoader.*loader\.dataset"):
+        next(iter(wrapped))
+
+
 def test_the_tail_is_dropped_when_shuffling_and_kept_otherwise(dataset: Path) -> None:
     """By default training drops what fills no batch, and an evaluation has each sample exactly once."""
     for shuffle, tail in ((True, "drop"), (shardflow.Shuffle(window=8), "drop"), (False, "short")):
