@@ -79,7 +79,10 @@ def describe_batches(batches: Mapping[int, Batch], splits: Sequence[Split]) -> s
         reader = splits[batch.sources[0] if batch.sources else 0].reader
         shard, record = int(batch.shards[0]), int(batch.records[0])
         # A missing shard may be what the worker died of: an error message must not wait for it.
-        sample = f"sample {reader.key(shard, record)}" if reader.is_local(shard) else f"record {record}"
+        sample = f"record {record}"
+        if reader.is_local(shard):
+            sample = f"sample {reader.key(shard, record)}"
+            reader.unmap(shard)  # this process reads no shards: a map would keep one that is evicted on the disk
         others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
         described.append(f"worker {worker}: {reader.url(shard)}, {sample}{others}")
     return f"Batches in progress: {'; '.join(described)}" if described else "No batch was in progress"

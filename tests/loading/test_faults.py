@@ -69,12 +69,16 @@ class KillsItself:
 
 
 def test_killed_worker_is_a_typed_error_that_names_samples(dataset: Path) -> None:
-    """A worker that dies while making a batch raises WorkerError within seconds, naming a shard and sample."""
+    """A worker that dies while making a batch raises WorkerError within seconds, naming a shard and sample.
+
+    The training process keeps no shard mapped for that.
+    """
     some = loader(dataset, transform=KillsItself(9))
     begun = time.monotonic()
     with pytest.raises(WorkerError, match=r"Batches in progress: worker 0: .*\.tar, sample \d{9} and 3 more"):
         list(some)
     assert time.monotonic() - begun < 30
+    assert str(dataset / "train") not in Path("/proc/self/maps").read_text()
 
 
 def test_a_dead_pin_memory_thread_is_a_typed_error(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
