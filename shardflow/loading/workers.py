@@ -82,6 +82,7 @@ class WorkerPool:
         """
         if self.data_loader.num_workers and getattr(multiprocessing.current_process(), "_inheriting", False):
             os._exit(_RUN_AGAIN)  # a worker that runs the user's script: the training process explains it
+        is_start = self.data_loader._iterator is None
         try:
             items = iter(self.data_loader)
         except BrokenPipeError:  # it ended before it had read what it was sent
@@ -90,6 +91,8 @@ class WorkerPool:
             if not _is_death(error):
                 raise
             raise _cause_of_death(self.data_loader._iterator, error) from None  # since the last iteration
+        if is_start:  # before the first batch: one of them may die while those of others have arrived already
+            weakref.finalize(items, forget, set(self.pids()))
         try:
             while True:
                 try:
@@ -128,7 +131,6 @@ class WorkerPool:
         if getattr(iterator, "_worker_pids_set", False):
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
-            weakref.finalize(iterator, forget, set(self.pids()))
 
 
 def check_sendable(context: Any, **objects: Any) -> None:

@@ -2,17 +2,24 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from torch.utils.data import get_worker_info
 from torchvision.transforms import v2
 
 import shardflow
+from shardflow.errors import WorkerError
 from shardflow.loading import shared_memory
 from shardflow.loading.decoders import Decoded
+from tests.helpers.loading import until
 from tests.helpers.making import make_dataset
 
 
@@ -88,6 +95,22 @@ def test_slots_come_back_when_batches_are_dropped(dataset: Path) -> None:
     gc.collect()
     assert shared_memory._slabs
     assert set(slots_in_use()) == {0}
+
+
+def test_workers_that_end_before_the_first_batch_leave_no_slab(dataset: Path) -> None:
+    """When a worker dies while the first batch waits for it, the slab that another one has sent is dropped."""
+    through = loader(dataset, batch_transform=_FirstWorkerHangs())
+
+    def kill() -> None:
+        if until(lambda: bool(shared_memory._slabs)):
+            os.kill(through._workers.pids()[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(WorkerError):
+        next(iter(through))
+    killer.join()
+    assert not shared_memory._slabs
 
 
 def test_a_fork_of_the_training_process_frees_nothing(dataset: Path) -> None:
@@ -259,6 +282,17 @@ def test_transforms_may_keep_what_they_are_given(dataset: Path) -> None:
     expected = [images for images, _ in loader(dataset, num_workers=0, shuffle=False)]
     for (images, _), before in zip(delayed, [expected[0], *([expected[0]] * 6), *expected], strict=False):
         assert torch.equal(images, before)
+
+
+class _FirstWorkerHangs:
+    """A batch transform of which worker 0 never returns."""
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the batch, in another worker."""
+        info = get_worker_info()
+        if info is not None and info.id == 0:
+            time.sleep(60)
+        return images, labels
 
 
 class _Delayed:
