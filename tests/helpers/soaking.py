@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import faulthandler
 import json
@@ -78,7 +79,7 @@ class Sample:
     clock_s: int  # by how much the clock of the training is wrong
     descriptors: int
     threads: int
-    main_bytes: int  # anonymous memory
+    main_bytes: int  # anonymous memory, without what malloc keeps free
     workers_bytes: int
     shm_bytes: int  # of files in /dev/shm, and of shared memory without a name
     cache_bytes: int  # on the disk, also of files that have been deleted and are still open or mapped
@@ -316,6 +317,9 @@ def _workers(training: int) -> list[str]:
 
 def _measured(folder: Path) -> dict[str, int]:
     """Return the resources of this process and its workers; one may be killed meanwhile."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc: free memory of which it keeps more or less is no leak
+        libc.malloc_trim(0)
     cache = folder / "disk/cache"
     found: Counter[str] = Counter()
     main, cached = str(os.getpid()), _listed(cache, "*/*")
