@@ -18,7 +18,6 @@ enum {
 #ifdef SF_HAVE_AVX2
 #include <immintrin.h>
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
 #define AVX2 __attribute__((target("avx2")))
 
 static ALWAYS_INLINE AVX2 __m256i pair_of(int a, int b) {

@@ -4,9 +4,6 @@
 
 #include "decoder.h"
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-#define RARE(condition) __builtin_expect(condition, 0)
-
 enum {
     LENGTH_SHIFT = 27, /* of a symbol */
     CODE_BITS = (1 << LENGTH_SHIFT) - 1,
@@ -18,10 +15,7 @@ enum {
     FIRST_BYTES = 1 << 16,
 };
 
-static const uint8_t ZIGZAG[DCTSIZE2] = { /* the places of values in a block */
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
-    35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
-};
+static const uint8_t ZIGZAG[DCTSIZE2] = {SF_ZIGZAG};
 
 /* ---- the header: T.81, annex B ---- */
 
@@ -154,8 +148,6 @@ typedef struct {
     uint16_t predicted[MAX_COMPS_IN_SCAN];
 } scan;
 
-static int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
-
 static sf_block *blocks_of(const sf_encoder *e, const scan *s, int plane, int32_t line) {
     return (sf_block *)e->blocks.data + s->row_blocks * (size_t)(plane ? s->down + plane - 1 : line);
 }
@@ -179,7 +171,7 @@ static void transform_row(sf_encoder *e, const scan *s, int32_t row) {
 }
 
 static ALWAYS_INLINE void put_mcu(writer *w, const sf_encoder *e, scan *s, int32_t row, int32_t column) {
-    const int32_t luma_lines = divide_up(s->planes[0].height, DCTSIZE) - row * s->down;
+    const int32_t luma_lines = sf_divide_up(s->planes[0].height, DCTSIZE) - row * s->down;
     for (int32_t line = 0; line < s->down; line++) {
         for (int32_t x = column * s->across; x < (column + 1) * s->across; x++) {
             if (line >= luma_lines || x >= s->luma_columns) {
@@ -256,9 +248,9 @@ size_t sf_encode(sf_decoder *d, const sf_plane planes[SF_PLANES], int32_t qualit
     sf_seek_table *const table = &d->seek_table;
     scan s = {
         .planes = planes, .across = sampling[0], .down = sampling[1],
-        .luma_columns = divide_up(planes[0].width, DCTSIZE),
-        .columns = divide_up(planes[0].width, DCTSIZE * sampling[0]),
-        .rows = divide_up(planes[0].height, DCTSIZE * sampling[1]),
+        .luma_columns = sf_divide_up(planes[0].width, DCTSIZE),
+        .columns = sf_divide_up(planes[0].width, DCTSIZE * sampling[0]),
+        .rows = sf_divide_up(planes[0].height, DCTSIZE * sampling[1]),
     };
     const size_t mcus = (size_t)s.columns * (size_t)s.rows;
     s.row_blocks = ((size_t)s.luma_columns + 1) & ~(size_t)1;

@@ -14,17 +14,12 @@ enum {
 };
 _Static_assert(64 * SYMBOL_BITS % 8 == 0, "BLOCK_BYTES is not rounded down");
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-#define RARE(condition) __builtin_expect(condition, 0)
-
 /* Where in a block a coefficient goes, by the index of the one after it. Beyond the block all go to its last place, as
  * with libjpeg-turbo; the zero that an early end writes there is there already. */
 #define LAST 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63
 static const uint8_t PLACES[] = {
     0, /* there is no index 0 */
-    0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21,
-    28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54,
-    47, 55, 62, 63, LAST, LAST, LAST, LAST, LAST,
+    SF_ZIGZAG, LAST, LAST, LAST, LAST, LAST,
 };
 #undef LAST
 _Static_assert(sizeof PLACES > 63 + 16 + END, "a run and an end may follow the last index");

@@ -23,8 +23,6 @@ static turn turn_of(int32_t orientation) {
     };
 }
 
-static int32_t divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
-
 static size_t whole_blocks(size_t bytes) { return (bytes + SF_BLOCK - 1) & ~(size_t)(SF_BLOCK - 1); }
 
 /* ---- filters ---- */
@@ -51,7 +49,7 @@ static void set_axis(sf_decoder *d, const sf_transcoding *t, sf_channel *c, int 
         .halves = most == 2 * size,
     };
     if (most != size && !span.halves) FAIL(d, SF_UNSUPPORTED, "more than two pixels to a sample");
-    c->made[axis] = divide_up(count, pixels);
+    c->made[axis] = sf_divide_up(count, pixels);
     sf_need(d, sf_axis_set(&c->axes[axis], &span, axis == 0 && d->loops->packed));
 }
 
@@ -193,7 +191,7 @@ static sf_plane transpose(sf_decoder *d, sf_channel *c, const sf_plane *stored) 
 }
 
 static sf_plane neutral(sf_decoder *d, sf_channel *c, const sf_transcoding *t) {
-    const int32_t width = divide_up(t->window[2], t->sampling[0]), height = divide_up(t->window[3], t->sampling[1]);
+    const int32_t width = sf_divide_up(t->window[2], t->sampling[0]), height = sf_divide_up(t->window[3], t->sampling[1]);
     const sf_plane plane = new_plane(d, &c->stored, width, height);
     memset(plane.rows, NEUTRAL, plane.row_bytes * (size_t)height);
     return plane;

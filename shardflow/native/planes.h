@@ -20,6 +20,8 @@ typedef struct {
     uint8_t *rows;
 } sf_plane;
 
+static inline int32_t sf_divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
+
 /* One of them on its way. Axis 0 is across and axis 1 down the image as it is stored. */
 typedef struct {
     sf_component source;

@@ -16,8 +16,6 @@
 #include <arm_neon.h>
 #endif
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
 /* An image within the pixel limit needs far less; this stops extreme ratios (one tall column, one wide output row). */
 static const size_t LIMIT_BYTES = (size_t)1 << 30;
 

@@ -16,6 +16,9 @@
 #define SF_HAVE_AVX2 1
 #endif
 
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define RARE(condition) __builtin_expect(condition, 0)
+
 /* Memory that is reused between images: grows when asked to, contents are not kept. */
 typedef struct {
     void *data;
