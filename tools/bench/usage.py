@@ -7,6 +7,7 @@ import platform
 import resource
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
@@ -99,16 +100,29 @@ class Stopwatch:
 
 
 class PeakMemory:
-    """Records the memory of this process tree from a thread: shared pages count once. Takes CPU time of its own."""
+    """Records the memory of this process tree from a thread: shared pages count once. Takes CPU time of its own.
 
-    def __init__(self) -> None:
-        self.bytes = 0
+    `memory` returns the bytes of a process, by kind if that matters; `bytes_by_kind` are those of all at the peak.
+    """
+
+    def __init__(self, memory: Callable[[int], Mapping[str, int]] | None = None) -> None:
+        self.bytes_by_kind: Mapping[str, int] = {}
+        self._memory = memory or _memory
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
     def _watch(self) -> None:
         while not self._done.wait(0.1):
-            self.bytes = max(self.bytes, sum(map(_memory_bytes, tree(os.getpid()))))
+            now = Counter[str]()
+            for pid in tree(os.getpid()):
+                now.update(self._memory(pid))
+            if now.total() > self.bytes:
+                self.bytes_by_kind = now
+
+    @property
+    def bytes(self) -> int:
+        """The memory at the peak."""
+        return sum(self.bytes_by_kind.values())
 
     def __enter__(self) -> PeakMemory:
         self._thread.start()
@@ -119,12 +133,12 @@ class PeakMemory:
         self._thread.join()
 
 
-def _memory_bytes(pid: int) -> int:
+def _memory(pid: int) -> dict[str, int]:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return 0
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+        return {}
+    return {"all": sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))}
 
 
 def medians(cases: Mapping[Hashable, Callable[[], float]], rounds: int) -> dict[Any, float]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import threading
-from collections import Counter
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from bench.processes import call
 from bench.report import markdown
-from bench.usage import tree
+from bench.usage import PeakMemory
 
 LOADERS = {"shardflow": "kernel", "imagefolder": "tensors"}
 """Peers of the loaders' benchmark, and their variants."""
@@ -51,44 +50,32 @@ def peak(peer: str, variant: str, data: str) -> Memory:
     from bench.loaders.measure import Normalise
 
     torch.set_num_threads(1)
-    start, most, done = _used(data)["anonymous"], dict.fromkeys((*KINDS, "together"), 0), threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.1):
-            used = _used(data)
-            if sum(used.values()) > most["together"]:
-                most.update(used, together=sum(used.values()))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    memory = partial(_memory, data=data)
+    start = memory(os.getpid())["anonymous"]
+    with PeakMemory(memory) as most:
         batches = importlib.import_module(f"bench.loaders.peers.{peer}").open_loader(Path(data), variant)
         normalise = Normalise()
         for _ in range(2):
             for images, _numbers in batches():
                 normalise(images)
-    finally:
-        done.set()
-        watcher.join()
-    return {"start": start, **most}
+    return {"start": start, **most.bytes_by_kind, "together": most.bytes}
 
 
-def _used(data: str) -> Memory:
-    """Return the proportional set size of this process and its descendants by kind, without libraries."""
-    used: Counter[str] = Counter()
-    for pid in tree(os.getpid()):
-        kind = ""
-        try:
-            lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
-        except OSError:  # it has just ended
-            continue
-        for line in lines:
-            fields = line.split()
-            if not fields[0].endswith(":"):  # a mapping: addresses, rights, offset, device, inode, name
-                kind = _kind(fields[5] if len(fields) > 5 else "", data)
-            elif fields[0] == "Pss:":
-                used[kind] += int(fields[1]) << 10
-    return {kind: used[kind] for kind in KINDS}
+def _memory(pid: int, data: str) -> Memory:
+    """Return the proportional set size of a process by kind, without libraries."""
+    used, kind = dict.fromkeys((*KINDS, "libraries"), 0), ""
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    except OSError:  # it has just ended
+        lines = []
+    for line in lines:
+        fields = line.split()
+        if not fields[0].endswith(":"):  # a mapping: addresses, rights, offset, device, inode, name
+            kind = _kind(fields[5] if len(fields) > 5 else "", data)
+        elif fields[0] == "Pss:":
+            used[kind] += int(fields[1]) << 10
+    del used["libraries"]
+    return used
 
 
 def _kind(name: str, data: str) -> str:
