@@ -66,10 +66,10 @@ def split_shard_name(name: str) -> tuple[str, str]:
 def _is_relative(url: str) -> bool:
     """Return whether a URL is a relative path in which ".." stands at the beginning only."""
     parts = url.split("/")
-    while len(parts) > 1 and parts[0] == "..":
+    while parts[:1] == [".."]:
         parts.pop(0)
-    plain = not ({"", ".", ".."} & set(parts)) or parts in (["."], [".."])
-    return plain and "://" not in url and url.isprintable() and not (parts == ["."] and url != ".")
+    is_plain = url == "." or not {"", ".", ".."} & set(parts)
+    return is_plain and "://" not in url and url.isprintable()
 
 
 def _is_remote(url: str) -> bool:

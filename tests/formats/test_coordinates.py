@@ -91,6 +91,7 @@ def test_no_keypoints_have_a_shape() -> None:
     points = read({"k": [[], []]}, None, "json:k[]:xy").keypoints
     assert points is not None
     assert points.shape == (2, 0, 2)
+    assert _moved({"k": []}, Annotations(keypoints=Keypoints.parse("json:k:xy"))) == {"k": []}
 
 
 LABELLED = Boxes("json", "boxes", "xyxy", fields={"labels": "labels"})

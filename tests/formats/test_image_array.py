@@ -49,6 +49,7 @@ def test_bytes_are_those_of_numpy(height: int, width: int, channels: int, dtype:
         saved(np.zeros((4, 4), np.uint8)),
         saved(np.zeros((4, 4, 17), np.uint8)),
         saved(np.zeros((0, 4, 3), np.uint8)),
+        saved(np.zeros((0, 4, 3), np.float32)),
         saved(np.array([[[{}]]], dtype=object)),
         saved(np.zeros((4, 4, 3), np.uint8)).replace(b"\x01\x00v", b"\x01\x00u", 1),
         saved(np.zeros((4, 4, 3), np.uint8)).replace(b"(4, 4, 3)", b"(4, 4, 9)", 1),

@@ -20,7 +20,7 @@ from shardflow.formats import tar_lenient, ustar
 from shardflow.formats.tar_lenient import Member
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
-NAMES = ["a.jpg", "x" * 99 + "ü.jpg", "ünï/" + "d" * 150 + "/e.mask.png", "f" * 300 + ".cls", "d" * 90 + "/" + "n" * 90]
+NAMES = ["a.jpg", "x" * 99 + "ü.jpg", "ünï/" + "d" * 150 + "/e=f.png", "f" * 300 + ".cls", "d" * 90 + "/" + "n" * 90]
 
 
 def members(data: bytes) -> list[Member]:
