@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import email.utils
 import time
+import types
 from typing import Any
 
 import aiohttp
@@ -20,7 +21,7 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.storage.error_mapping import classify
+from shardflow.storage.error_mapping import AnswerError, classify
 from shardflow.storage.retry import ChangedError
 
 URL = "s3://bucket/train/000000.tar"
@@ -36,6 +37,14 @@ def web(status: int, headers: dict[str, str] | None = None) -> Exception:
     """Return the exception that aiohttp raises for an answer."""
     info: Any = aiohttp.RequestInfo(url=None, method="GET", headers={}, real_url="http://host/a")  # type: ignore[arg-type]
     return aiohttp.ClientResponseError(info, (), status=status, headers=headers)  # type: ignore[arg-type]
+
+
+class HubError(Exception):
+    """An exception as the client of the Hub raises it, which holds the response."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__("said")
+        self.response = types.SimpleNamespace(status_code=status, headers={"X-Error-Code": code})
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -67,6 +76,8 @@ def open_to_all(_: BaseException) -> bool:
         (answer(501), StoreError, "choose another place"),
         (web(404), NotFoundError, "check the path"),
         (web(403), AccessDeniedError, "have it granted"),
+        (AnswerError(403, {}, "InvalidObjectState", "said"), AccessDeniedError, "restore it first (AnswerError: said)"),
+        (HubError(404, "RepoNotFound"), BucketNotFoundError, "no such repository"),
         (botocore.NoCredentialsError(), AccessDeniedError, "no credentials were found"),
         (botocore.ProfileNotFound(profile="x"), ConfigError, "check AWS_PROFILE"),
         (botocore.ParamValidationError(report="x"), ConfigError, "s3://bucket/prefix"),
@@ -134,12 +145,13 @@ def test_own_errors_are_kept() -> None:
 
 @pytest.mark.parametrize("error", [answer, web])
 def test_retry_after(error: Any) -> None:
-    """`Retry-After` is read in seconds and as a date; any other text, and a date in the past, mean no pause."""
+    """`Retry-After` is read in seconds and as a date, the Hub's header in seconds; all else means no pause."""
     soon = email.utils.formatdate(time.time() + 60, usegmt=True)
     for said, least, most in (("7", 7, 7), (soon, 55, 61), ("Mon, 02 Jan 2006 15:04:05 GMT", 0, 0), ("soon", 0, 0)):
         raised = error(503, headers={"Retry-After": said})
         assert least <= classify(raised, URL, open_to_all).after_s <= most
     assert classify(error(403, headers={"Retry-After": "7"}), URL, open_to_all).after_s == 0
+    assert classify(error(429, headers={"RateLimit": '"api";r=0;t=30'}), URL, open_to_all).after_s == 30
 
 
 def test_a_secret_in_an_answer_is_not_passed_on() -> None:

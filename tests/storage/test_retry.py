@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import random
 import selectors
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardflow.errors import AccessDeniedError, ConfigError, DeadlineError, TransientError
-from shardflow.storage.retry import Failure, Outages, RetryPolicy, retry, with_timeout
+from shardflow.storage.retry import Failure, Outages, Retries, RetryPolicy, retry, with_timeout
 
 POLICY = RetryPolicy(attempts=6, give_up_s=100.0, pace_bytes=1000, backoff_s=1.0, longest_backoff_s=5.0)
 AGAIN = Failure(error=TransientError("s3://b/x: the store failed"), retry=True)
@@ -72,9 +73,10 @@ class Server:
             raise ClientError(failure)
         return "done"
 
-    def retry(self, policy: RetryPolicy = POLICY) -> Any:
+    def retry(self, policy: RetryPolicy = POLICY, outages: Outages | None = None) -> Any:
         """Make the request."""
-        return self.time.run(retry(self.request, classify, policy, lambda: self.held))
+        work = retry(self.request, classify, policy, lambda: self.held, outages=outages, piece="x")
+        return self.time.run(work)
 
     @property
     def pauses(self) -> list[float]:
@@ -194,8 +196,8 @@ class Store:
 
     def __init__(self, *silent: str) -> None:
         self.silent, self.time = silent, VirtualTime()
-        self.outages = Outages(POLICY)
         self.policy = dataclasses.replace(POLICY, attempts=None)
+        self.retries = Retries(lambda error, _: classify(error), self.policy, str)
 
     async def read(self, name: str, begin_s: float) -> float:
         """Begin to read at a time; return when that succeeded or was given up."""
@@ -209,7 +211,7 @@ class Store:
 
         await asyncio.sleep(begin_s - self.time.now)
         try:
-            await retry(request, classify, self.policy, outages=self.outages, piece=name)
+            await self.retries(request, name, start=0)
         except TransientError:
             assert name in self.silent
         except AccessDeniedError:
@@ -244,6 +246,16 @@ def test_requests_to_a_dead_store_share_one_patience() -> None:
         ends = Store("a", "b").reads(("a", 0), ("b", 90), (answered, 80))
         assert ends[0] <= LATEST_S
         assert ends[1] >= 90 + POLICY.give_up_s - POLICY.answer_s
+
+
+@pytest.mark.parametrize("answer", [None, Failure(error=AccessDeniedError("s3://b/x: no right to do this"))])
+def test_an_answer_ends_the_outage_of_its_piece(answer: Failure | None) -> None:
+    """After an answer or a refusal, a request for the same piece that fails again has all of its time."""
+    outages, server = Outages(POLICY), Server(AGAIN, answer, AGAIN, AGAIN, taking_s=40.0)
+    with contextlib.suppress(AccessDeniedError):
+        server.retry(outages=outages)
+    assert server.retry(outages=outages) == "done"
+    assert len(server.began) == 5
 
 
 def test_a_shorter_patience_shortens_the_waits_within_it() -> None:

@@ -45,7 +45,9 @@ def test_invalid_urls_are_refused(url: str) -> None:
 @pytest.mark.parametrize("url", ["s3:/bucket/x", "S3:/bucket/x", "s3:bucket/x", "https:/host/x", "gs:bucket"])
 def test_a_missing_slash_is_no_directory(url: str) -> None:
     """A URL with too few slashes is refused, instead of taken for a directory of that name; `./` makes it one."""
-    with pytest.raises(ConfigError, match=r"a URL begins with '[a-z0-9]+://', this one with '.*'; write both slashes"):
+    with pytest.raises(
+        ConfigError, match=r"a URL begins with '[a-z0-9]+://', this one with '\w+:/?'; write both slashes"
+    ):
         open_storage(url)
     assert url_text(f"./{url}") == f"./{url}"
 
@@ -76,6 +78,17 @@ def test_every_option_is_secret_but_for_some() -> None:
     suspicious = RemoteUrl("s3://bucket/a", {"endpoint_url": "http://user:canary@host"})
     assert suspicious.holds_secrets()
     assert suspicious.without_secrets().options == {}
+    assert suspicious.leaks_in(ValueError("cannot connect to http://user:canary@host/a"))
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"), [("https://host/a", "where the server has its files"), ("hf://a/b", "hf upload")]
+)
+def test_some_places_can_only_be_read(url: str, remedy: str) -> None:
+    """A web server and the Hub are not written to; the error has another way."""
+    with pytest.raises(ConfigError, match=f"{url}: .* can be read here, but not written; write to a disk.*{remedy}"):
+        RemoteUrl(url, {}).check_writable()
+    RemoteUrl("s3://bucket/a", {}).check_writable()
 
 
 @pytest.mark.parametrize("secret", ["canary-1", "canary-2", "canary-3", "canary-4", "canary-5", "sig=6", "canary-7"])
@@ -110,7 +123,7 @@ def test_options_belong_to_urls() -> None:
     """A directory takes no storage_options: they are for another argument of the same command."""
     options = {"anon": True}
     assert remote_options("s3://bucket/a", options) == options
-    assert remote_options("a/b", options) is remote_options("file:/a/b", options) is None
+    assert remote_options("a/b", options) is remote_options("file:///a/b", options) is None
 
 
 def test_the_home_directory_and_schemes_in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,9 +186,11 @@ def test_a_lock_is_for_one_content(storage: Storage, which: Writer | None) -> No
 
 def test_a_writer_that_is_alone_needs_no_blob(storage: Storage) -> None:
     """Where the kernel keeps other writers out, no blob is written, and its content is not computed."""
-    acquire(storage, unasked, ALONE).check()
-    acquire_to_extend(storage, unasked, GONE, ALONE).check()
-    assert storage.listing() == {}
+    for lock in (acquire(storage, unasked, ALONE), acquire_to_extend(storage, unasked, GONE, ALONE)):
+        lock.check()
+        lock.put("quarantine.jsonl", b"1")
+        lock.release()
+        assert list(storage.listing()) == ["quarantine.jsonl"]
 
 
 @pytest.mark.parametrize("which", [None, SHARED, ALONE])
@@ -203,6 +205,7 @@ def test_a_dataset_is_not_locked(storage: Storage, tmp_path: Path, which: Writer
 def test_a_dataset_is_locked_to_extend_it(storage: Storage, tmp_path: Path) -> None:
     """The lock of an extension is for one content, and named by the version that it extends."""
     fingerprint = dataset(storage, tmp_path)
+    assert acquire_to_extend(storage, unasked, fingerprint, ALONE).read_version()[0] == storage.read(manifest.FILE_NAME)
     for _ in range(2):
         lock = acquire_to_extend(storage, ours, fingerprint, SHARED)
     assert lock.name == f"unfinished-{fingerprint.removeprefix('sha256:')}.json"
@@ -228,9 +231,15 @@ def test_the_lock_of_an_older_version_is_void(storage: Storage, tmp_path: Path) 
 
 
 def test_clean_up_spares_a_running_extension(storage: Storage, tmp_path: Path) -> None:
-    """The leftovers of a commit are removed, but not the lock of an extension of this very version."""
-    lock = acquire_to_extend(storage, ours, dataset(storage, tmp_path), SHARED)
+    """The leftovers of a commit are removed, but not the lock of an extension of this very version; all stays where the
+    manifest is damaged or missing.
+    """
     storage.put(write_lock.FILE_NAME, b'{"content": "of a pack"}')
+    clean_up(storage)
+    storage.put(manifest.FILE_NAME, b"{}")
+    clean_up(storage)
+    assert sorted(storage.listing()) == sorted([manifest.FILE_NAME, write_lock.FILE_NAME])
+    lock = acquire_to_extend(storage, ours, dataset(storage, tmp_path), SHARED)
     if isinstance(storage, LocalStorage):
         (storage.root / f".tmp-{manifest.FILE_NAME}.1234").touch()
     clean_up(storage)
@@ -318,7 +327,12 @@ def test_a_storage_that_ignores_conditions_is_refused(tmp_path: Path, ignored: s
 def test_a_storage_without_conditional_writes(tmp_path: Path, prefix: str) -> None:
     """A dataset behind any other URL of fsspec is not extended there; a new one can be written."""
     storage = open_storage(f"memory://{prefix}")
-    acquire(storage, ours, SHARED).release()
+    lock = acquire(storage, ours, SHARED)
+    for data in (b"1", b"2"):
+        lock.put("quarantine.jsonl", data)
+    assert storage.read("quarantine.jsonl") == b"2"
+    storage.remove("quarantine.jsonl")
+    lock.release()
     fingerprint = dataset(storage, tmp_path)
     with pytest.raises(StoreError, match=r"only while it is unchanged; extend a copy on a disk or S3.*shardflow sync"):
         acquire_to_extend(storage, unasked, fingerprint, SHARED)
