@@ -198,7 +198,7 @@ def open_dataset(
         url: A directory, or any URL that fsspec serves: "s3://bucket/photos256".
         storage_options: Options of fsspec's file system (`endpoint_url`, `anon`, …), if it is a URL; or if it is the
             directory of a virtual dataset whose tars are behind a URL.
-        cache: Where to keep shards that are not on a local disk: a `Cache`, or its directory; by default `shardflow` in
+        cache: Where to keep files that are not on a local disk: a `Cache`, or its directory; by default `shardflow` in
             the user's cache directory. Shards on a local disk are read where they lie.
         version: Fingerprint of the version to open, if the dataset was extended; by default the newest.
 
@@ -209,8 +209,9 @@ def open_dataset(
         ConfigError: An argument is wrong.
     """
     storage = open_storage(url, remote_options(url, storage_options))
+    shared = as_cache(cache) if storage.local_path("") is None else None
     try:
-        content = _read_manifest(storage, manifest.FILE_NAME)
+        content = _read_manifest(storage, manifest.FILE_NAME, shared)
     except BucketNotFoundError:
         raise
     except NotFoundError:
@@ -225,10 +226,10 @@ def open_dataset(
             raise NotFoundError(f"{storage} is a file, and no dataset; `shardflow pack` makes one of images") from None
         raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
-        content = _read_version(storage, version)
+        content = _read_version(storage, version, shared)
     storage = virtual_storage(storage, content.roots, storage_options)
     is_local = all(are_local(storage, shards) for shards in content.splits.values())
-    return Dataset(storage, content, None if is_local else as_cache(cache))
+    return Dataset(storage, content, None if is_local else shared or as_cache(cache))
 
 
 def _holds_pictures(folder: Path) -> bool:
@@ -250,10 +251,10 @@ def _similar(path: Path) -> str:
     return ""
 
 
-def _read_version(storage: Storage, version: str) -> manifest.Manifest:
+def _read_version(storage: Storage, version: str, cache: Cache | None) -> manifest.Manifest:
     name = manifest.kept_name(version)
     try:
-        content = _read_manifest(storage, name)
+        content = _read_manifest(storage, name, cache)
     except NotFoundError:
         message = f"{storage} is not {version} and has no {name}: it never was that version, or is a copy"
         raise NotFoundError(f"{message}; `shardflow sync` copies only the newest version") from None
@@ -262,8 +263,8 @@ def _read_version(storage: Storage, version: str) -> manifest.Manifest:
     return content
 
 
-def _read_manifest(storage: Storage, name: str) -> manifest.Manifest:
+def _read_manifest(storage: Storage, name: str, cache: Cache | None) -> manifest.Manifest:
     try:
-        return manifest.from_bytes(storage.read(name))
+        return manifest.from_bytes(storage.read(name, cache))
     except ManifestError as error:
         raise error.at(shard=storage.url(name)) from error

@@ -26,7 +26,7 @@ from shardflow.formats import ustar
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.formats.shard_table import ShardTable
-from shardflow.storage.cache import MOST_COPIES, STALL_TIMEOUT_S, Cache, Download, FetchResult, as_cache
+from shardflow.storage.cache import STALL_TIMEOUT_S, Cache, Download, FetchResult, as_cache
 from shardflow.storage.local_files import map_os_errors, pause
 from shardflow.storage.storage import Storage
 
@@ -171,13 +171,8 @@ class ShardReader:
         entry = self.shards[shard]
         if self.cache is None or self._is_file(entry.index_name):
             return read_index(self._storage, entry)
-        for _ in range(MOST_COPIES):
-            with self.cache.open(entry.index_sha256, None, partial(self._download_index, entry)) as file:
-                try:
-                    return parse_index(self._storage, entry, file.read())
-                except (IntegrityError, OSError):  # each copy is verified on its way into the cache
-                    self.cache.discard(entry.index_sha256, os.fstat(file.fileno()))
-        raise self.cache.damaged_copies(self._storage.url(entry.index_name))
+        download, url = partial(self._download_index, entry), self._storage.url(entry.index_name)
+        return parse_index(self._storage, entry, self.cache.read(entry.index_sha256, None, download, url))
 
     def rows(self, shard: int) -> ShardRows | None:
         """Return the rows of a shard's index; None if it is missing or damaged."""

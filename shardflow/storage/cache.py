@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import hashlib
 import os
 import secrets
 import tempfile
@@ -114,6 +115,20 @@ class Cache:
                 if file is not None:
                     return file
             return self._open_private(size, download)
+
+    def read(self, sha256: str, size: int | None, download: Download, url: str) -> bytes:
+        """Return this content, see `open`; a damaged copy is downloaded again. Messages name it by its URL.
+
+        Raises:
+            IntegrityError: One copy after the other is damaged.
+        """
+        for _ in range(MOST_COPIES):
+            with self.open(sha256, size, download) as file:
+                with contextlib.suppress(OSError):
+                    if hashlib.sha256(data := file.read()).hexdigest() == sha256:
+                        return data
+                self.discard(sha256, os.fstat(file.fileno()))
+        raise self.damaged_copies(url)
 
     def fetch(self, sha256: str, size: int | None, download: Download, *, stall_timeout_s: float = 0) -> FetchResult:
         """Put the file of this content into the cache, if there is room; see `open`.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shardflow.errors import DatasetExistsError, NotFoundError
 
+from .cache import Cache
 from .file_names import name_of, path_of
 from .local_files import COPY_BYTES, flock, map_os_errors, new_file, sync_to_disk, write_verified
 from .storage import TEMPORARY, ListedBlob, Writer
@@ -36,7 +37,7 @@ class LocalStorage:
         """Return the path of a blob."""
         return self.root / path_of(name)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, cache: Cache | None = None) -> bytes:  # noqa: ARG002 - the protocol's
         """Return the content of a blob."""
         path = self.local_path(name)
         with map_os_errors(path):

@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,9 @@ from fsspec.asyn import get_loop
 
 from shardflow._imports import import_large
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError
+from shardflow.formats.shard import SHA256
 
+from .cache import Cache
 from .error_mapping import classify
 from .fsspec_transport import FsspecTransport
 from .local_files import map_os_errors, new_file, write_verified
@@ -44,6 +47,9 @@ _log = logging.getLogger(__name__)
 
 PIECE_BYTES = 8 << 20
 PIECES = 4
+SHARED_BYTES = 1 << 20
+"""Blobs of more bytes than this are shared through the cache; it is also what finding that out costs each process."""
+
 _CANCEL_TIMEOUT_S = 10.0
 _LOOP_TIMEOUT_S = 60.0
 _PACKAGES = {
@@ -63,6 +69,14 @@ _CLIENTS = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
 """Kind of store → the module of its file system, which is large."""
 
 _SAME_BYTES = 4  # times in a row, after which wrong bytes are taken for what is stored
+
+
+class _LargeBlobError(Exception):
+    """A blob of more than `SHARED_BYTES`, whose content is known."""
+
+    def __init__(self, size: int, sha256: str) -> None:
+        super().__init__(size, sha256)
+        self.size, self.sha256 = size, sha256
 
 
 # The lock that is held while a client is created, by process: in a forked one, a thread that is gone may hold the old.
@@ -124,16 +138,41 @@ class RemoteStorage:
         """Return None: no blob is on this machine."""
         return None
 
-    def read(self, name: str) -> bytes:
-        """Return the content of a blob. It is verified if a RemoteStorage wrote it."""
-        return self.read_tagged(name)[0]
+    def read(self, name: str, cache: Cache | None = None) -> bytes:
+        """Return the content of a blob. It is verified if a RemoteStorage wrote it.
+
+        Such a blob of more than `SHARED_BYTES` comes from the cache: the head of its first bytes, which are given up,
+        says which content it is.
+        """
+
+        def check_size(head: Head) -> None:
+            if head.size > SHARED_BYTES and SHA256.fullmatch(sha256 := head.metadata.get("sha256", "")):
+                raise _LargeBlobError(head.size, sha256)
+
+        if cache is not None:
+            try:
+                return self._read(name, check_size, SHARED_BYTES)[0]
+            except _LargeBlobError as blob:
+                download = partial(self.get, name, size=blob.size, sha256=blob.sha256)
+                with contextlib.suppress(IntegrityError):  # replaced meanwhile, or not what its head says
+                    return cache.read(blob.sha256, blob.size, download, self.url(name))
+        return self._read(name)[0]
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
         """Return the content of a blob, verified if a RemoteStorage wrote it, and its tag."""
+        return self._read(name)
 
+    def _read(
+        self, name: str, on_head: Callable[[Head], None] = lambda _: None, first_bytes: int | None = None
+    ) -> tuple[bytes, str]:
         def attempt() -> tuple[bytes, str]:
             heads: list[Head] = []
-            with contextlib.closing(self._pieces(name, heads.append)) as pieces:
+
+            def keep(head: Head) -> None:
+                on_head(head)
+                heads.append(head)
+
+            with contextlib.closing(self._pieces(name, keep, first_bytes=first_bytes)) as pieces:
                 data = b"".join(pieces)
             found = hashlib.sha256(data).hexdigest()
             if (stored := heads[0].metadata.get("sha256", found)) != found:
@@ -208,12 +247,18 @@ class RemoteStorage:
             yield Writer(folder, lock, is_alone=False)
 
     def _pieces(
-        self, name: str, on_head: Callable[[Head], None], size: int | None = None
+        self,
+        name: str,
+        on_head: Callable[[Head], None],
+        size: int | None = None,
+        *,
+        first_bytes: int | None = None,
     ) -> Generator[bytes, None, None]:
         """Yield a blob in order, while the next ranges are in flight; `on_head` may refuse the blob by an error.
 
         Where the size is known, no request waits for the first answer. Those that were sent before it are not
-        conditional; if the blob changes meanwhile, its checksum shows that.
+        conditional; if the blob changes meanwhile, its checksum shows that. Where it is not, the first request may be
+        for less than a piece.
         """
         transport, found = self._transport(), Future[Head]()
         in_flight: deque[Future[list[bytes]]] = deque()
@@ -224,7 +269,7 @@ class RemoteStorage:
                 in_flight.append(self._submit(transport.fetch(name, start, stop, head, lambda _: None)))
 
         try:
-            start, stop = next(ranges, (0, self._piece_bytes))
+            start, stop = next(ranges, (0, min(first_bytes or self._piece_bytes, self._piece_bytes)))
             in_flight.append(self._submit(transport.fetch(name, start, stop, None, found.set_result)))
             in_flight[0].add_done_callback(lambda done: _propagate_failure(done, found))
             if size is not None:

@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from .cache import Cache  # which imports this module, by way of its locks
 
 TEMPORARY = ".tmp-"
 
@@ -57,8 +60,11 @@ class Storage(Protocol):
         """
         ...
 
-    def read(self, name: str) -> bytes:
-        """Return the content of a small blob.
+    def read(self, name: str, cache: Cache | None = None) -> bytes:
+        """Return the content of a blob that fits into memory.
+
+        Processes of a host that name the same cache fetch a large blob over the network once, where the storage knows
+        its SHA-256 before its bytes.
 
         Raises:
             NotFoundError: The blob does not exist.

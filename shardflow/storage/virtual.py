@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from shardflow.errors import ConfigError
 from shardflow.formats.roots import Root, split_shard_name
 
+from .cache import Cache
 from .resolve import open_storage
 from .storage import ListedBlob, Storage, Writer
 from .urls import is_remote, remote_options
@@ -43,10 +44,10 @@ class VirtualStorage:
         storage, name = self._locate(name)
         return storage.local_path(name)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, cache: Cache | None = None) -> bytes:
         """Return the content of a blob."""
         storage, name = self._locate(name)
-        return storage.read(name)
+        return storage.read(name, cache)
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
         """Return the content of a blob, and its tag."""

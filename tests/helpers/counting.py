@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardflow.errors import TransientError
+from shardflow.storage.cache import Cache
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import temporary_staging
@@ -40,9 +41,9 @@ class CountingStorage:
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol's
         return None
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, cache: Cache | None = None) -> bytes:
         self._count(name)
-        return self._storage.read(name)
+        return self._storage.read(name, cache)
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
         self._count(name)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,11 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.storage.remote import RemoteStorage, _ranges
+from shardflow.formats import manifest
+from shardflow.formats.manifest import Manifest
+from shardflow.formats.shard import Shard
+from shardflow.storage.cache import Cache
+from shardflow.storage.remote import SHARED_BYTES, RemoteStorage, _ranges
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
 from tests.helpers.s3_proxy import Fault, Proxy
 from tests.helpers.s3_server import PIECE_BYTES, QUICK, SECRET_KEY, Server
@@ -69,6 +73,73 @@ def test_ranges_follow_each_other_and_name_what_was_seen_first(
     assert {method for method, _, _ in proxy.log} == {"GET"}
     pieces = [tuple(map(int, asked.removeprefix("bytes=").split("-"))) for _, _, asked in proxy.log]
     assert [(start, last + 1) for start, last in sorted(pieces)] == list(_ranges(len(DATA), PIECE_BYTES))
+
+
+@pytest.mark.usefixtures("direct")
+def test_a_large_blob_is_fetched_once_for_a_cache(
+    server: Server, prefix: str, proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Storages that share a cache fetch a large blob once, again where the copy is damaged, and keep no small one."""
+    cache = Cache(tmp_path / "cache")
+    pieces = len(list(_ranges(len(DATA), PIECE_BYTES)))
+    for requests in (1 + pieces, 1, 1):  # the first shows which content it is
+        assert server.storage(prefix, proxy.endpoint).read("blob", cache) == DATA
+        assert proxy.count("GET") == len(proxy.log) == requests
+        proxy.clear()
+    (copy,) = cache.blobs()
+    copy.path.write_bytes(DATA[:-1] + b"x")
+    assert server.storage(prefix, proxy.endpoint).read("blob", cache) == DATA
+    assert proxy.count("GET") == 1 + pieces
+    server.storage(prefix).put("small", DATA[:SHARED_BYTES])
+    assert server.storage(prefix, proxy.endpoint).read("small", cache) == DATA[:SHARED_BYTES]
+    assert [blob.path.name for blob in cache.blobs()] == [SHA256]
+    assert not caplog.records
+
+
+def test_a_large_blob_that_is_replaced_while_it_is_fetched(
+    direct: RemoteStorage, storage: RemoteStorage, proxy: Proxy, tmp_path: Path
+) -> None:
+    """Where another content is stored than the head said a moment ago, that one is read."""
+    cache = Cache(tmp_path / "cache")
+    proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), first=1, times=1)
+    assert storage.read("blob", cache) == OTHER
+    assert cache.blobs() == []
+
+
+@pytest.mark.usefixtures("direct")
+@pytest.mark.parametrize("claimed", ["../../outside", "0" * 64])
+def test_a_large_blob_whose_head_claims_another_content(
+    storage: RemoteStorage, proxy: Proxy, tmp_path: Path, claimed: str
+) -> None:
+    """It is an error that says so, and no file is left in the cache or outside of it."""
+    cache = Cache(tmp_path / "cache")
+    proxy.add(Fault(answer_headers=(("x-amz-meta-sha256", claimed),)))
+    with pytest.raises(
+        IntegrityError, match=f"blob: expected SHA-256 {claimed}, with which it was stored, found {SHA256}"
+    ):
+        storage.read("blob", cache)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_the_manifest_of_many_shards_is_fetched_once_for_a_host(
+    server: Server, prefix: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    """Ranks that open a dataset with a large manifest read it from their cache, of the newest version and of others."""
+    shards = (
+        Shard(name=f"train/{n:06d}.tar", samples=1, bytes=1024, sha256=SHA256, index_sha256=SHA256) for n in count()
+    )
+    old, new = (Manifest(splits={"train": tuple(islice(shards, n))}, inputs=n) for n in (9_000, 10_000))
+    server.storage(prefix).put(manifest.FILE_NAME, new.to_bytes())
+    server.storage(prefix).put(manifest.kept_name(old.fingerprint), old.to_bytes())
+    options = server.options(proxy.endpoint)
+    for version, samples, fetched, known in ((None, 10_000, 2, 1), (old.fingerprint, 9_000, 1 + 2, 2)):
+        for requests in (fetched, known):
+            proxy.clear()
+            dataset = shardflow.open(
+                server.url(prefix), storage_options=options, cache=tmp_path / "cache", version=version
+            )
+            assert len(dataset["train"]) == samples
+            assert len(proxy.log) == requests
 
 
 @pytest.mark.usefixtures("direct")
