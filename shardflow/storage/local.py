@@ -14,9 +14,8 @@ from shardflow.errors import DatasetExistsError, NotFoundError
 
 from .cache import Cache
 from .file_names import name_of, path_of
-from .local_files import COPY_BYTES, flock, map_os_errors, new_file, sync_to_disk, write_verified
+from .local_files import COPY_BYTES, flock, lock_directory, map_os_errors, new_file, sync_to_disk, write_verified
 from .storage import TEMPORARY, ListedBlob, Writer
-from .write_lock import lock_directory
 
 
 class LocalStorage:

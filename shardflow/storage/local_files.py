@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import select
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -15,6 +16,8 @@ from typing import IO
 from shardflow.errors import AccessDeniedError, DatasetExistsError, IntegrityError, NotFoundError, StoreError
 
 COPY_BYTES = 1 << 20
+LOCK_TIMEOUT_S = 2.0
+_POLL_S = 0.02
 
 
 @contextlib.contextmanager
@@ -84,6 +87,28 @@ def flock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def lock_directory(path: Path, *, timeout_s: float | None = None) -> Iterator[int]:
+    """Create a directory if it does not exist, and lock it; yield the descriptor that holds the lock.
+
+    A process that inherits the descriptor holds the lock too. So after a writer was killed, the lock stays until the
+    last of its workers has ended, and none of them can publish a file beside the next writer. The timeout gives such
+    workers time to end.
+    """
+    with map_os_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        deadline = time.monotonic() + (LOCK_TIMEOUT_S if timeout_s is None else timeout_s)
+        try:
+            while not flock(descriptor):
+                if time.monotonic() > deadline:
+                    raise StoreError(f"another process is writing to {path}; wait, or choose another destination")
+                pause(_POLL_S)
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 def pause(seconds: float) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from shardflow.errors import StoreError
 
-from .local_files import map_os_errors
-from .write_lock import lock_directory
+from .local_files import lock_directory, map_os_errors
 
 _PREFIX = f"shardflow-staging-{os.getuid()}-"
 

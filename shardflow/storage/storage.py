@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from .cache import Cache  # which imports this module, by way of its locks
+from .cache import Cache
 
 TEMPORARY = ".tmp-"
 

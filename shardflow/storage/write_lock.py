@@ -1,6 +1,6 @@
 """The write lock: which process may write to a place.
 
-On a local disk it is the kernel's: `flock` on the directory, which leaves no file and ends with its processes. An
+On a local disk it is `local_files.lock_directory`, which leaves no file and ends with its processes. An
 object store has no locks. There a writer first creates a blob that says what will be written, and deletes it when the
 manifest is written. A writer that finds the blob of other work stops. A writer that finds its own work goes on: it
 resumes a run, or is its twin, which writes the same bytes under the same names and does no harm.
@@ -15,12 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from shardflow.errors import (
     ConfigError,
@@ -32,7 +29,6 @@ from shardflow.errors import (
 )
 from shardflow.formats import manifest
 
-from .local_files import flock, map_os_errors, pause
 from .storage import TEMPORARY, Storage, Writer
 
 FILE_NAME = "unfinished.json"
@@ -40,31 +36,7 @@ _LOCK = re.compile(r"unfinished(-[0-9a-f]{64})?\.json")
 _LEFTOVER = f"{TEMPORARY}{manifest.FILE_NAME}."
 _NO_TAG = f'"{"0" * 32}"'  # of no blob
 
-LOCK_TIMEOUT_S = 2.0
 _ATTEMPTS = 8  # one is enough unless other writers begin or end at the same moment
-_POLL_S = 0.02
-
-
-@contextlib.contextmanager
-def lock_directory(path: Path, *, timeout_s: float | None = None) -> Iterator[int]:
-    """Create a directory if it does not exist, and lock it; yield the descriptor that holds the lock.
-
-    A process that inherits the descriptor holds the lock too. So after a writer was killed, the lock stays until the
-    last of its workers has ended, and none of them can publish a file beside the next writer. The timeout gives such
-    workers time to end.
-    """
-    with map_os_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        deadline = time.monotonic() + (LOCK_TIMEOUT_S if timeout_s is None else timeout_s)
-        try:
-            while not flock(descriptor):
-                if time.monotonic() > deadline:
-                    raise StoreError(f"another process is writing to {path}; wait, or choose another destination")
-                pause(_POLL_S)
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

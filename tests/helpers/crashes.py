@@ -24,8 +24,8 @@ from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import DatasetExistsError, NotFoundError
+from shardflow.storage.local_files import lock_directory
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
-from shardflow.storage.write_lock import lock_directory
 from tests.helpers.command import COMMAND
 from tests.helpers.folders import contents, encoded, write_tree
 from tests.helpers.s3_server import Server

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from shardflow.errors import StoreError
+from shardflow.storage import local_files
+from shardflow.storage.local_files import lock_directory
+
+HOLD = """
+import pathlib, sys
+from shardflow.storage.local_files import lock_directory
+with lock_directory(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+HOLD_WITH_WORKER = """
+import pathlib, subprocess, sys
+from shardflow.storage.local_files import lock_directory
+with lock_directory(pathlib.Path(sys.argv[1])) as descriptor:
+    worker = subprocess.Popen(["sleep", sys.argv[2]], pass_fds=[descriptor], stdout=subprocess.DEVNULL)
+    print(worker.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A directory that does not exist yet."""
+    return tmp_path / "storage"
+
+
+@contextlib.contextmanager
+def process(code: str, *args: object) -> Iterator[subprocess.Popen[str]]:
+    """Run a Python process until the body ends."""
+    command = [sys.executable, "-c", code, *map(str, args)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def line(stream: IO[str] | None) -> str:
+    """Return the next line that a process prints."""
+    assert stream is not None
+    return stream.readline().strip()
+
+
+def test_a_locked_directory_keeps_others_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one process writes, another is refused, with the place and the remedy; afterwards it may write."""
+    monkeypatch.setattr(local_files, "LOCK_TIMEOUT_S", 0.1)
+    with process(HOLD, path) as child:
+        assert line(child.stdout) == "held"
+        with pytest.raises(StoreError, match=r"another process is writing to .*storage; wait"), lock_directory(path):
+            pass
+        child.communicate("")
+        assert child.returncode == 0
+        with lock_directory(path):
+            assert list(path.iterdir()) == []
+
+
+def test_a_killed_process_releases_its_lock(path: Path) -> None:
+    """A writer that is killed with SIGKILL leaves neither a lock nor a file."""
+    with process(HOLD, path) as child:
+        assert line(child.stdout) == "held"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        with lock_directory(path):
+            pass
+    assert list(path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seconds", [0.4, 60])
+def test_the_workers_of_a_killed_process_are_waited_for(path: Path, seconds: float) -> None:
+    """A worker that inherited the lock of a killed writer still holds it; the next writer waits until the timeout."""
+    with process(HOLD_WITH_WORKER, path, seconds) as child:
+        worker = int(line(child.stdout))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        try:
+            if seconds < 1:
+                with lock_directory(path):
+                    pass
+            else:
+                with pytest.raises(StoreError, match="another process"), lock_directory(path):
+                    pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+
+
+def test_a_process_locks_a_directory_once(path: Path) -> None:
+    """A second lock is refused in the same process too; the end of the body releases the lock, also after an error."""
+
+    def lock_twice() -> None:
+        with lock_directory(path):
+            with pytest.raises(StoreError), lock_directory(path, timeout_s=0):
+                pass
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        lock_twice()
+    with lock_directory(path):
+        pass
