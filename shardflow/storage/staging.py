@@ -9,8 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardflow.errors import StoreError
-
 from .local_files import lock_directory, map_os_errors
 
 _PREFIX = f"shardflow-staging-{os.getuid()}-"
@@ -37,8 +35,8 @@ def remove_abandoned() -> None:
     """Remove the temporary directories that killed processes of this user left, as far as possible."""
     with contextlib.suppress(OSError):
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            # A StoreError: a process holds the directory. Not found: another process removes it at this moment.
-            with contextlib.suppress(StoreError, FileNotFoundError):
+            # Such as: a process holds the directory; another process removes it at this moment.
+            with contextlib.suppress(OSError):
                 if not folder.is_symlink() and folder.stat().st_uid == os.getuid():
                     with lock_directory(folder, timeout_s=0):
                         shutil.rmtree(folder, ignore_errors=True)

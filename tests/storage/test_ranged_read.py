@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shardflow.errors import BucketNotFoundError, DeadlineError, NotFoundError, TransientError
+from shardflow.storage.ranged_read import Answer, head_by_range, no_bytes, range_size, read_range
+from shardflow.storage.retry import ChangedError, RetryPolicy
+from shardflow.storage.transport import Head
+
+CONTENT = bytes(range(100))
+POLICY = RetryPolicy(pace_bytes=8, pace_s=0.1)
+
+
+class Blob:
+    """A blob whose first answer breaks off, and the requests for it."""
+
+    def __init__(self, breaks_after: int = 100, heads: tuple[Head, ...] = (Head(size=100, tag="t"),)) -> None:
+        self.breaks_after = breaks_after
+        self._heads = iter((*heads, *[heads[-1]] * 9))
+        self.requests: list[tuple[int, int, str | None]] = []
+        self.most: list[int] = []
+
+    @contextlib.asynccontextmanager
+    async def request(self, start: int, stop: int, tag: str | None) -> AsyncIterator[Answer]:
+        """Answer with at most 5 bytes at a time."""
+        body = io.BytesIO(CONTENT[start:stop] if self.requests else CONTENT[start:stop][: self.breaks_after])
+        self.requests.append((start, stop, tag))
+
+        async def read(most_bytes: int) -> bytes:
+            self.most.append(most_bytes)
+            return body.read(min(5, most_bytes))
+
+        yield Answer(head=next(self._heads), read=read)
+
+    def read(self, start: int, stop: int, head: Head | None = None) -> tuple[bytes, list[Head], list[int]]:
+        """Return the bytes, the heads that were reported, and how many bytes had arrived after each attempt."""
+        heads: list[Head] = []
+        counts: list[int] = []
+
+        async def retry(attempt: Callable[[], Awaitable[None]], received: Callable[[], int]) -> None:
+            for _ in range(3):
+                with contextlib.suppress(TransientError):
+                    await attempt()
+                    return
+                counts.append(received())
+            raise AssertionError
+
+        read = read_range(self.request, retry, POLICY, start, stop, head, heads.append)
+        return b"".join(asyncio.run(read)), heads, counts
+
+
+def test_an_answer_that_breaks_off_is_continued() -> None:
+    """The next request begins behind the last byte that arrived, on the condition of the first answer's tag."""
+    blob = Blob(breaks_after=10)
+    assert blob.read(20, 50) == (CONTENT[20:50], [Head(size=100, tag="t")], [10])
+    assert blob.requests == [(20, 50, None), (30, 50, "t")]
+
+
+def test_a_known_tag_is_the_condition_of_the_first_request() -> None:
+    """The head of an earlier request is the condition, and no other is reported; one without a tag is replaced."""
+    for known, tag, reported in ((Head(size=100, tag="t"), "t", 0), (Head(size=100), None, 1)):
+        blob = Blob()
+        data, heads, _ = blob.read(0, 10, known)
+        assert (data, len(heads), blob.requests) == (CONTENT[:10], reported, [(0, 10, tag)])
+
+
+def test_a_range_ends_with_the_blob() -> None:
+    """Of a range beyond the end, the bytes up to the end are read, also after a break."""
+    blob = Blob(breaks_after=5)
+    assert blob.read(90, 200)[0] == CONTENT[90:]
+    assert blob.requests == [(90, 200, None), (95, 100, "t")]
+
+
+def test_a_blob_that_changed_size_is_not_mixed() -> None:
+    """Where there are no tags, an answer of another size than the first is a ChangedError."""
+    with pytest.raises(ChangedError, match="the blob has changed"):
+        Blob(breaks_after=5, heads=(Head(size=100), Head(size=99))).read(0, 50)
+
+
+def test_each_stretch_of_bytes_has_its_own_time() -> None:
+    """No more bytes are asked for than belong to the stretch whose time runs; one without bytes is a DeadlineError."""
+    blob = Blob()
+    assert blob.read(0, 20)[0] == CONTENT[:20]
+    assert blob.most == [8, 3, 8, 3, 4]  # five bytes come at a time, eight are a stretch
+
+    @contextlib.asynccontextmanager
+    async def hang(*_: object) -> AsyncIterator[Answer]:
+        async def read(most_bytes: int) -> bytes:
+            await asyncio.Event().wait()
+            return bytes(most_bytes)
+
+        yield Answer(head=Head(size=100), read=read)
+
+    blob.request = hang  # type: ignore[method-assign, assignment]
+    with pytest.raises(DeadlineError, match=r"^expected 8 more bytes of an answer within 0\.1 s"):
+        blob.read(0, 20)
+
+
+def head_of(*answers: Head | Exception) -> Head | None:
+    """Return the head of a blob whose first byte is requested, with these outcomes in turn."""
+    outcomes: Iterator[Head | Exception] = iter(answers)
+
+    async def fetch(name: str, start: int, stop: int, head: Any, on_head: Callable[[Head], None]) -> list[bytes]:
+        assert (name, start, stop, head) == ("x", 0, 1, None)
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        on_head(outcome)
+        return []
+
+    return asyncio.run(head_by_range(fetch, "x"))
+
+
+def test_a_head_is_that_of_the_first_byte() -> None:
+    """A head comes with the first byte; a missing blob has none, a replaced one is asked for again."""
+    assert head_of(Head(size=3)) == head_of(ChangedError("replaced"), Head(size=3)) == Head(size=3)
+    assert head_of(NotFoundError("x")) is None
+    with pytest.raises(BucketNotFoundError):
+        head_of(BucketNotFoundError("b"))
+
+
+def test_the_size_of_a_range() -> None:
+    """The size of the blob is behind the range, which must begin where it was requested."""
+    assert range_size("bytes 5-9/100", 5) == 100
+    for said in ("", "bytes 5-9", "bytes 5-9/*", "bytes 4-9/100", "bytes */100", "items 5-9/100"):
+        with pytest.raises(TransientError, match="not the requested range"):
+            range_size(said, 5)
+    assert asyncio.run(no_bytes(5)) == b""

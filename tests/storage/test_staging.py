@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from shardflow.storage.staging import remove_abandoned, temporary_staging
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_staging_directory_ends_with_its_use(temporary: Path) -> None:
+    """It is locked, and removed with all that is in it, also after an error."""
+    with contextlib.suppress(KeyError), temporary_staging() as (folder, lock):
+        assert folder.parent == temporary
+        assert os.path.samestat(folder.stat(), os.fstat(lock))
+        (folder / "a").touch()
+        raise KeyError
+    assert list(temporary.iterdir()) == []
+
+
+def test_abandoned_directories_are_removed(temporary: Path) -> None:
+    """Those that killed processes left are removed, whatever stands beside them: held ones, files, links and others."""
+    prefix = f"shardflow-staging-{os.getuid()}-"
+    with temporary_staging() as (first, _), temporary_staging() as (second, _):
+        kept = [temporary / name for name in (f"{prefix}file", f"{prefix}link", "shardflow-staging-x", "of-others")]
+        kept[0].touch()
+        kept[1].symlink_to(kept[3])
+        for each in (*kept[2:], *(temporary / f"{prefix}{number}" for number in range(8))):
+            (each / "a").mkdir(parents=True)
+        remove_abandoned()
+        assert set(temporary.iterdir()) == {first, second, *kept}
+        assert (kept[3] / "a").is_dir()
