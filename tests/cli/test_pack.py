@@ -134,9 +134,9 @@ def test_images_that_are_not_read(tmp_path: Path) -> None:
 
 def test_extending_by_images_that_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An extension counts new images of kinds that are not read; those that are read by now become samples."""
-    src, dst = write_tree(image_folder(tmp_path / "src", 4), {"a/1.avif": photo(1), "a/2.psd": b""}), tmp_path / "dst"
+    src, dst = write_tree(image_folder(tmp_path / "src", 4), {"a/1.webp": photo(1), "a/2.psd": b""}), tmp_path / "dst"
     with monkeypatch.context() as patch:
-        patch.setitem(MISSING_CODECS, "AVIF", "AVIF is not read here")
+        patch.setitem(MISSING_CODECS, "WEBP", "WebP is not read here")
         shardflow.pack(src, dst, short_side=32, executor="serial", max_bad=2)
     write_tree(src, {"a/3.psd": b"", "a/new.jpg": photo(2)})
     dry = CliRunner().invoke(main.shardflow, ["extend", str(src), str(dst), "--dry-run"]).output

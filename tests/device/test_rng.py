@@ -52,6 +52,7 @@ def test_beta_is_distributed_as_torchs(alpha: float) -> None:
     assert kolmogorov_smirnov(ours.clamp(1e-6, 1 - 1e-6), theirs.clamp(1e-6, 1 - 1e-6)) < 2
 
 
+@pytest.mark.filterwarnings("ignore:Skipping serialization of:UserWarning")  # of PyTorch 2.6, about its own settings
 def test_compiled_numbers_are_the_same() -> None:
     """Compiled to machine code, wrapping arithmetic still wraps: the numbers are equal bit for bit."""
     if shutil.which("g++") is None:

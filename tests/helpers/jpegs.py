@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torchvision
 from numpy.typing import NDArray
+from packaging.version import Version
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual name
@@ -46,10 +48,29 @@ def make(number: int = 0, width: int = 64, height: int = 48, *, mode: str = "RGB
 def reference(payload: bytes, box: tuple[int, int, int, int], size: tuple[int, int], flip: bool) -> NDArray[np.uint8]:
     """Return torchvision's crop, [3, height, width]; `box` is x, y, width, height, `size` is height, width."""
     x, y, width, height = box
-    image = decode_jpeg(torch.frombuffer(bytearray(payload), dtype=torch.uint8), mode=ImageReadMode.RGB)
-    image = F.resized_crop(image, y, x, height, width, list(size), antialias=True)
+    image = F.crop(_decoded_by_torchvision(payload), y, x, height, width)
+    if Version(torchvision.__version__) < Version("0.24"):  # which goes through floats on a processor with AVX-512
+        image = torch.nn.functional.interpolate(image[None], list(size), mode="bilinear", antialias=True)[0]
+    else:
+        image = F.resize(image, list(size), antialias=True)
     result: NDArray[np.uint8] = (F.hflip(image) if flip else image).numpy()
     return result
+
+
+def decoded(payload: bytes) -> NDArray[np.uint8]:
+    """Return the pixels of torchvision, [3, height, width], or of Pillow where torchvision's libjpeg-turbo is old.
+
+    The wheels of torchvision before 0.28 hold libjpeg-turbo 2.0, which repeats the colours of 4:4:0 where later ones
+    interpolate, and smooths incomplete progressive files in another way.
+    """
+    if Version(torchvision.__version__) < Version("0.28"):
+        return np.asarray(Image.open(io.BytesIO(payload)).convert("RGB")).transpose(2, 0, 1)
+    pixels: NDArray[np.uint8] = _decoded_by_torchvision(payload).numpy()
+    return pixels
+
+
+def _decoded_by_torchvision(payload: bytes) -> torch.Tensor:
+    return decode_jpeg(torch.frombuffer(bytearray(payload), dtype=torch.uint8), mode=ImageReadMode.RGB)
 
 
 def set_size(payload: bytes, width: int, height: int) -> bytes:
