@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import fsspec
-from fsspec.asyn import get_loop
 
 from .error_mapping import AnswerError
 from .ranged_read import Answer, no_bytes, range_size
@@ -22,7 +21,7 @@ RANGE_HEADERS = {
 
 def web_file_system() -> Any:
     """Return a file system of fsspec whose session of aiohttp, `await set_session()`, makes requests of any URLs."""
-    return fsspec.filesystem("https", skip_instance_cache=True, asynchronous=True, loop=get_loop())
+    return fsspec.filesystem("https", skip_instance_cache=True, asynchronous=True)
 
 
 async def close_session(fs: Any) -> None:

@@ -91,9 +91,10 @@ def test_each_stretch_of_bytes_has_its_own_time() -> None:
 
     @contextlib.asynccontextmanager
     async def hang(*_: object) -> AsyncIterator[Answer]:
-        async def read(most_bytes: int) -> bytes:
-            await asyncio.Event().wait()
-            return bytes(most_bytes)
+        chunks = iter([bytes(8)])
+
+        async def read(_: int) -> bytes:
+            return next(chunks, None) or (await asyncio.Event().wait() and b"")
 
         yield Answer(head=Head(size=100), read=read)
 
