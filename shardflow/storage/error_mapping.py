@@ -186,6 +186,6 @@ def _retry_after_s(headers: Mapping[str, str]) -> float:
         r"\bt=(\d+)", by_name.get("ratelimit", "")
     ):  # of the Hub, draft-ietf-httpapi-ratelimit-headers
         return float(reset[1])
-    with contextlib.suppress(ValueError, TypeError):
+    with contextlib.suppress(ValueError, OverflowError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     return 0.0

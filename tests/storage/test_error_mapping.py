@@ -25,6 +25,7 @@ from shardflow.storage.error_mapping import AnswerError, classify
 from shardflow.storage.retry import ChangedError
 
 URL = "s3://bucket/train/000000.tar"
+NEVER = "Fri, 31 Dec 99999999999 23:59:59 GMT"
 
 
 def answer(status: int, code: str = "", headers: dict[str, str] | None = None, message: str = "said") -> Exception:
@@ -76,7 +77,6 @@ def open_to_all(_: BaseException) -> bool:
         (answer(501), StoreError, "choose another place"),
         (web(404), NotFoundError, "check the path"),
         (web(403), AccessDeniedError, "have it granted"),
-        (AnswerError(403, {}, "InvalidObjectState", "said"), AccessDeniedError, "restore it first (AnswerError: said)"),
         (HubError(404, "RepoNotFound"), BucketNotFoundError, "no such repository"),
         (botocore.NoCredentialsError(), AccessDeniedError, "no credentials were found"),
         (botocore.ProfileNotFound(profile="x"), ConfigError, "check AWS_PROFILE"),
@@ -88,7 +88,7 @@ def open_to_all(_: BaseException) -> bool:
         (PermissionError("x"), AccessDeniedError, "have it granted"),
         (NotImplementedError("x"), StoreError, "choose another place"),
         (ValueError("Invalid endpoint: host:1"), ConfigError, "check AWS_ENDPOINT_URL"),
-        (RuntimeError("x"), StoreError, "see the cause"),
+        (ValueError("x"), StoreError, "see the cause"),
     ],
 )
 def test_permanent_failures(error: Exception, kind: type[ShardflowError], remedy: str) -> None:
@@ -133,6 +133,14 @@ def test_failures_worth_a_retry(error: Exception, kind: type[ShardflowError]) ->
     assert failure.retry
 
 
+def test_an_answer_to_a_request_of_a_transport() -> None:
+    """The code of an answer overrides its status, and its text is quoted; one with neither is known by its status."""
+    said = classify(AnswerError(403, {}, "InvalidObjectState", "said"), URL, open_to_all).error
+    assert str(said) == f"{URL}: the object is archived; restore it first (AnswerError: said)"
+    silent = classify(AnswerError(418, {"Retry-After": "7"}), URL, open_to_all).error
+    assert str(silent) == f"{URL}: the server refused with 418; see its documentation (AnswerError)"
+
+
 def test_own_errors_are_kept() -> None:
     """An error of the project's tree stays the same object; the URL is put before its message once."""
     for error, retry in ((TransientError("short"), True), (DeadlineError("slow"), True), (IntegrityError("no"), False)):
@@ -147,7 +155,13 @@ def test_own_errors_are_kept() -> None:
 def test_retry_after(error: Any) -> None:
     """`Retry-After` is read in seconds and as a date, the Hub's header in seconds; all else means no pause."""
     soon = email.utils.formatdate(time.time() + 60, usegmt=True)
-    for said, least, most in (("7", 7, 7), (soon, 55, 61), ("Mon, 02 Jan 2006 15:04:05 GMT", 0, 0), ("soon", 0, 0)):
+    for said, least, most in (
+        ("7", 7, 7),
+        (soon, 55, 61),
+        ("Mon, 02 Jan 2006 15:04:05 GMT", 0, 0),
+        ("soon", 0, 0),
+        (NEVER, 0, 0),
+    ):
         raised = error(503, headers={"Retry-After": said})
         assert least <= classify(raised, URL, open_to_all).after_s <= most
     assert classify(error(403, headers={"Retry-After": "7"}), URL, open_to_all).after_s == 0
