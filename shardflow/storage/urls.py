@@ -88,7 +88,7 @@ class RemoteUrl:
             place = parts.netloc.rpartition("@")[2]
         except ValueError:
             self.scheme = ""
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", self.scheme):
+        if not re.fullmatch(r"[a-z][a-z0-9+.-]*", self.scheme):
             text = url.partition("?")[0].rpartition("@")[2]
             raise ConfigError(f"{text}: this is not a URL; expected one such as s3://bucket/prefix")
         self.kind = kind_of_store(url)

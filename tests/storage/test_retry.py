@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardflow.errors import AccessDeniedError, ConfigError, DeadlineError, TransientError
+from shardflow.errors import AccessDeniedError, ConfigError, DeadlineError, IntegrityError, TransientError
 from shardflow.storage.retry import Failure, Outages, Retries, RetryPolicy, retry, with_timeout
 
 POLICY = RetryPolicy(attempts=6, give_up_s=100.0, pace_bytes=1000, backoff_s=1.0, longest_backoff_s=5.0)
@@ -124,10 +124,15 @@ def test_attempts_are_limited() -> None:
     error = TransientError("s3://b/x: the connection failed")
     error.__cause__ = cause
     storage = Server(*[Failure(error=error, retry=True)] * 10)
-    with pytest.raises(TransientError, match=r"^s3://b/x: the connection failed; tried 6 times in \d+ s: ") as caught:
+    with pytest.raises(
+        TransientError, match=r"^s3://b/x: the connection failed; tried 6 times in \d+ s: run"
+    ) as caught:
         storage.retry()
     assert len(storage.began) == POLICY.attempts
     assert caught.value.__cause__ is cause
+    damaged = Server(*[Failure(error=IntegrityError("other bytes; restore them"), retry=True)] * 10)
+    with pytest.raises(IntegrityError, match=r"other bytes; restore them; tried 6 times in \d+ s$"):
+        damaged.retry()
 
 
 def test_time_is_limited() -> None:
@@ -258,12 +263,20 @@ def test_an_answer_ends_the_outage_of_its_piece(answer: Failure | None) -> None:
     assert len(server.began) == 5
 
 
+def test_a_request_of_no_piece_has_its_own_time() -> None:
+    """The answers to other requests do not give time to one that has failed since before them."""
+    outages = Outages(POLICY)
+    outages.end("other", 50.0)
+    assert outages.extend(None, 0.0, 60.0) == 0.0
+
+
 def test_a_shorter_patience_shortens_the_waits_within_it() -> None:
     """A deadline below the time for an answer bounds that too, at the same least pace; no deadline is refused."""
     policy = RetryPolicy().within(2.0)
     assert (policy.give_up_s, policy.answer_s, policy.pace_s) == (2.0, 2.0, 2.0)
     assert policy.pace_bytes / policy.pace_s == RetryPolicy().pace_bytes / RetryPolicy().pace_s
     assert RetryPolicy().within(600.0).answer_s == RetryPolicy().answer_s
+    assert RetryPolicy().within(0.5).give_up_s == 0.5
     for wrong in (0, -1, "60", float("inf"), float("nan")):
         with pytest.raises(ConfigError, match="deadline_s must be a number of seconds above 0"):
             RetryPolicy().within(wrong)  # type: ignore[arg-type]

@@ -12,14 +12,15 @@ SECRETS = {
     "secret": "canary-1",
     "token": b"canary-2",
     "client_kwargs": {"headers": ["canary-3", {"password": "canary-4"}]},
-    "unheard-of": ("canary-5",),
+    "unheard-of": ("canary-5", b"\xff\xff\xff\xff"),
 }
 
 
 def test_scheme_host_and_path_are_shown() -> None:
     """A URL is shown without user, password, query, fragment and last slash."""
     for url, shown in {
-        "s3://bucket/a/b/": "s3://bucket/a/b",
+        "s3://bucket/a/X/": "s3://bucket/a/X",
+        "s3://bucket/a://b": "s3://bucket/a://b",
         "https://user:canary@host:8000/a?sig=canary#b": "https://host:8000/a",
         "memory://a": "memory://a",
     }.items():
@@ -32,22 +33,34 @@ def test_a_buckets_url_holds_no_secrets(url: str) -> None:
     with pytest.raises(ConfigError, match="belong in storage_options") as caught:
         RemoteUrl(url, {})
     assert "canary" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"s3://bucket/a: a dataset's URL cannot have a '#' in it"):
+        RemoteUrl("s3://bucket/a#b", {})
 
 
-@pytest.mark.parametrize("url", ["bucket/x", "://x", "1s3://x", "http://user:canary@[x?canary", "user:canary@host/x"])
-def test_invalid_urls_are_refused(url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        *(("bucket/x", "bucket/x"), ("://x", "://x"), ("1s3://x", "1s3://x"), ("user:canary@host/x", "host/x")),
+        ("http://us@r:canary@[x?canary?canary", "[x"),
+    ],
+)
+def test_invalid_urls_are_refused(url: str, shown: str) -> None:
     """The message shows the text up to a query, without a possible password."""
-    with pytest.raises(ConfigError, match="this is not a URL; expected one such as s3://") as caught:
+    with pytest.raises(ConfigError) as caught:
         RemoteUrl(url, {})
-    assert "canary" not in str(caught.value)
+    assert str(caught.value) == f"{shown}: this is not a URL; expected one such as s3://bucket/prefix"
 
 
-@pytest.mark.parametrize("url", ["s3:/bucket/x", "S3:/bucket/x", "s3:bucket/x", "https:/host/x", "gs:bucket"])
-def test_a_missing_slash_is_no_directory(url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "begin"),
+    [
+        *(("s3:/bucket/x", "s3:/"), ("S3:/bucket/x", "S3:/"), ("s3:bucket/x", "s3:"), ("https:/host/x", "https:/")),
+        ("gs:bucket", "gs:"),
+    ],
+)
+def test_a_missing_slash_is_no_directory(url: str, begin: str) -> None:
     """A URL with too few slashes is refused, instead of taken for a directory of that name; `./` makes it one."""
-    with pytest.raises(
-        ConfigError, match=r"a URL begins with '[a-z0-9]+://', this one with '\w+:/?'; write both slashes"
-    ):
+    with pytest.raises(ConfigError, match=f"a URL begins with '[a-z0-9]+://', this one with '{begin}'; write both"):
         open_storage(url)
     assert url_text(f"./{url}") == f"./{url}"
 
@@ -75,10 +88,12 @@ def test_every_option_is_secret_but_for_some() -> None:
     assert (bare.url, bare.options) == ("https://host/a", harmless)
     assert address.holds_secrets()
     assert not bare.holds_secrets()
-    suspicious = RemoteUrl("s3://bucket/a", {"endpoint_url": "http://user:canary@host"})
-    assert suspicious.holds_secrets()
-    assert suspicious.without_secrets().options == {}
-    assert suspicious.leaks_in(ValueError("cannot connect to http://user:canary@host/a"))
+    assert not RemoteUrl("s3://bucket/X/", {}).holds_secrets()
+    for endpoint in ("http://user:canary@host", "http://host?sig=canary"):
+        suspicious = RemoteUrl("s3://bucket/a", {"endpoint_url": endpoint})
+        assert suspicious.holds_secrets()
+        assert suspicious.without_secrets().options == {}
+        assert suspicious.leaks_in(ValueError(f"cannot connect to {endpoint}/a"))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +155,9 @@ def test_the_home_directory_and_schemes_in_capitals(monkeypatch: pytest.MonkeyPa
         assert url_text(url) == text
     assert strip_file_scheme("FILE:/a%20b") == "/a b"
     assert is_remote("S3://bucket/a")
-    assert canonical_root("~/a") == "/home/me/a"
+    assert strip_file_scheme("/a%20b") == "/a%20b"
+    assert canonical_root("~/a") == canonical_root("/home/me/b/../a") == "/home/me/a"
+    assert canonical_root("S3://bucket/b/../a") == "s3://bucket/b/../a"
     assert str(open_storage("~/photos")) == "/home/me/photos"
 
 
