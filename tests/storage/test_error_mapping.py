@@ -25,6 +25,7 @@ from shardflow.storage.error_mapping import AnswerError, classify
 from shardflow.storage.retry import ChangedError
 
 URL = "s3://bucket/train/000000.tar"
+REFUSED = "the server refused with 418; see its documentation"
 NEVER = "Fri, 31 Dec 99999999999 23:59:59 GMT"
 
 
@@ -40,12 +41,15 @@ def web(status: int, headers: dict[str, str] | None = None) -> Exception:
     return aiohttp.ClientResponseError(info, (), status=status, headers=headers)  # type: ignore[arg-type]
 
 
-class HubError(Exception):
-    """An exception as the client of the Hub raises it, which holds the response."""
+def with_attributes(**attributes: object) -> Exception:
+    """Return an exception of another client, with attributes."""
+    error = RuntimeError("said")
+    vars(error).update(attributes)
+    return error
 
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__("said")
-        self.response = types.SimpleNamespace(status_code=status, headers={"X-Error-Code": code})
+
+HUB = types.SimpleNamespace(status_code=404, headers={"X-Error-Code": "RepoNotFound"})
+AZURE = types.SimpleNamespace(value="ContainerNotFound")  # an enumeration
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -77,7 +81,10 @@ def open_to_all(_: BaseException) -> bool:
         (answer(501), StoreError, "choose another place"),
         (web(404), NotFoundError, "check the path"),
         (web(403), AccessDeniedError, "have it granted"),
-        (HubError(404, "RepoNotFound"), BucketNotFoundError, "no such repository"),
+        (with_attributes(response=HUB), BucketNotFoundError, "no such repository"),
+        (with_attributes(status_code=404, error_code=AZURE), BucketNotFoundError, "no such bucket"),
+        (with_attributes(response={}), StoreError, "the client failed; see the cause (RuntimeError: said)"),
+        (botocore.ClientError({"Error": {}}, "GetObject"), StoreError, "refused with 0;"),
         (botocore.NoCredentialsError(), AccessDeniedError, "no credentials were found"),
         (botocore.ProfileNotFound(profile="x"), ConfigError, "check AWS_PROFILE"),
         (botocore.ParamValidationError(report="x"), ConfigError, "s3://bucket/prefix"),
@@ -107,6 +114,7 @@ def test_permanent_failures(error: Exception, kind: type[ShardflowError], remedy
         (answer(503, "SlowDown"), TransientError),
         (answer(500, "InternalError"), TransientError),
         (answer(200, "InternalError"), TransientError),
+        (botocore.ClientError({"Error": {"Code": "SlowDown"}}, "GetObject"), TransientError),
         (answer(502), TransientError),
         (answer(429, "TooManyRequests"), TransientError),
         (answer(409, "ConditionalRequestConflict"), TransientError),
@@ -138,7 +146,7 @@ def test_an_answer_to_a_request_of_a_transport() -> None:
     said = classify(AnswerError(403, {}, "InvalidObjectState", "said"), URL, open_to_all).error
     assert str(said) == f"{URL}: the object is archived; restore it first (AnswerError: said)"
     silent = classify(AnswerError(418, {"Retry-After": "7"}), URL, open_to_all).error
-    assert str(silent) == f"{URL}: the server refused with 418; see its documentation (AnswerError)"
+    assert str(silent) == f"{URL}: {REFUSED} (AnswerError)"
 
 
 def test_own_errors_are_kept() -> None:
@@ -170,11 +178,11 @@ def test_retry_after(error: Any) -> None:
 
 def test_a_secret_in_an_answer_is_not_passed_on() -> None:
     """An exception with a secret in its text is neither quoted nor attached; its status still counts."""
-    error = answer(403, "canary", message="canary")
-    failure = classify(error, URL, lambda raised: "canary" in str(raised))
-    assert isinstance(failure.error, AccessDeniedError)
-    assert "canary" not in f"{failure.error!r}"
-    assert failure.error.__cause__ is None
+    for status, said in ((403, "the credentials do not allow this; have it granted, or use others"), (418, REFUSED)):
+        error = answer(status, "canary", message="canary")
+        failure = classify(error, URL, lambda raised: "canary" in str(raised))
+        assert str(failure.error) == f"{URL}: {said} (ClientError)"
+        assert failure.error.__cause__ is None
 
 
 def test_the_servers_message_is_quoted_in_short() -> None:

@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from shardflow.errors import ConfigError, DatasetExistsError, StoreError
+from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, StoreError
 from shardflow.formats import manifest
 from shardflow.storage import write_lock
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage, Writer
-from shardflow.storage.write_lock import acquire, acquire_to_extend, clean_up
+from shardflow.storage.write_lock import abort_uploads, acquire, acquire_to_extend, clean_up
 from tests.helpers.counting import CountingStorage
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_server import Server
@@ -195,6 +196,41 @@ def test_a_void_lock_that_is_cleaned_up_at_once(tmp_path: Path) -> None:
     """A storage whose locks another process cleans up is not taken for one that ignores conditions."""
     storage = CleanedStorage(tmp_path / "storage", tmp_path / "log")
     acquire(storage, ours, SHARED).check()
+
+
+class RacedStorage(CountingStorage):
+    """A storage in which a twin of the writer replaces a blob right before some of the writes, and lists no uploads."""
+
+    races = 0
+
+    def replace(self, name: str, data: bytes, tag: str) -> None:
+        """Replace a blob, after the twin."""
+        if self.races:
+            self.races -= 1
+            self.put(name, b"%d" % self.races)
+        super().replace(name, data, tag)
+
+    def abort_uploads(self, names: Collection[str]) -> None:
+        """Refuse."""
+        raise AccessDeniedError(f"no right to list {sorted(names)}")
+
+
+def test_a_twin_may_be_faster(tmp_path: Path) -> None:
+    """A file that a twin replaces meanwhile is read and replaced again, seven times."""
+    storage = RacedStorage(tmp_path / "storage", tmp_path / "log")
+    lock = acquire(storage, ours, SHARED)
+    lock.put("quarantine.jsonl", b"first")
+    storage.races = 7
+    lock.put("quarantine.jsonl", b"last")
+    assert storage.read("quarantine.jsonl") == b"last"
+    storage.races = 8
+    with pytest.raises(DatasetExistsError, match="was changed by another process meanwhile"):
+        lock.put("quarantine.jsonl", b"never")
+
+
+def test_uploads_that_cannot_be_listed_are_left(tmp_path: Path) -> None:
+    """A lack of the right to abort uploads does not stop the commit."""
+    abort_uploads(RacedStorage(tmp_path / "storage", tmp_path / "log"), {"train/000000.tar"})
 
 
 class CarelessStorage(CountingStorage):
