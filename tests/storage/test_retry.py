@@ -107,6 +107,7 @@ def test_pauses_differ() -> None:
         storage.retry()
         pauses += storage.pauses
     assert len(set(pauses)) > 15
+    assert POLICY.backoff_s / 2 <= min(pauses) <= max(pauses) <= POLICY.backoff_s
     assert random.getstate() == state
 
 
@@ -153,9 +154,24 @@ def test_progress_renews_the_budget() -> None:
     assert moving.time.now > 5 * POLICY.give_up_s
     assert max(moving.pauses) <= 30.0 + POLICY.backoff_s  # backing off starts anew as well
     creeping = Server(*[AGAIN] * 20, arriving=POLICY.pace_bytes // POLICY.attempts - 1)
+    creeping.held = POLICY.pace_bytes  # of an earlier request
     with pytest.raises(TransientError):
         creeping.retry()
     assert len(creeping.began) == POLICY.attempts
+
+
+def test_a_transport_names_the_blob_and_counts_progress() -> None:
+    """The retries of a transport are those of a request; a failure is that of the blob's URL."""
+    urls = set()
+
+    def classify_at(error: Exception, url: str) -> Failure:
+        urls.add(url)
+        return classify(error)
+
+    moving = Server(*[AGAIN] * 20, arriving=POLICY.pace_bytes)
+    retries = Retries(classify_at, POLICY, "s3://b/{}".format)
+    assert moving.time.run(retries(moving.request, "x", lambda: moving.held)) == "done"
+    assert urls == {"s3://b/x"}
 
 
 def test_permanent_failure_is_tried_once() -> None:

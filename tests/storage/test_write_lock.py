@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Collection
 from pathlib import Path
 
@@ -80,7 +79,7 @@ def test_a_lock_is_for_one_content(storage: Storage, which: Writer | None) -> No
     """A lock may be acquired again for the same content, and not for another, until it is released."""
     for _ in range(2):
         lock = acquire(storage, ours, which)
-    assert json.loads(storage.read(write_lock.FILE_NAME)) == {"content": "ours"}
+    assert storage.read(write_lock.FILE_NAME) == b'{\n "content": "ours"\n}\n'
     for other in (None, SHARED, ALONE):
         with pytest.raises(ConfigError, match=r"with other inputs or settings.*or remove all that is below it"):
             acquire(storage, theirs, other)
