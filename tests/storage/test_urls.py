@@ -25,6 +25,7 @@ def test_scheme_host_and_path_are_shown() -> None:
         "memory://a": "memory://a",
     }.items():
         assert str(RemoteUrl(url, {})) == shown
+    assert [RemoteUrl(url, {}).kind for url in ("s3a://b/a://b", "https://host", "memory://a")] == ["s3", "http", ""]
 
 
 @pytest.mark.parametrize("url", ["s3://key:canary@bucket/x", "s3://bucket/x?key=canary", "s3a://canary@bucket"])

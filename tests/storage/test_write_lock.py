@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, StoreError
+from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, StoreError, TransientError
 from shardflow.formats import manifest
 from shardflow.storage import write_lock
 from shardflow.storage.local import LocalStorage
@@ -80,6 +80,7 @@ def test_a_lock_is_for_one_content(storage: Storage, which: Writer | None) -> No
     for _ in range(2):
         lock = acquire(storage, ours, which)
     assert storage.read(write_lock.FILE_NAME) == b'{\n "content": "ours"\n}\n'
+    assert acquire(storage, ours, ALONE).blob is None
     for other in (None, SHARED, ALONE):
         with pytest.raises(ConfigError, match=r"with other inputs or settings.*or remove all that is below it"):
             acquire(storage, theirs, other)
@@ -198,12 +199,19 @@ def test_a_void_lock_that_is_cleaned_up_at_once(tmp_path: Path) -> None:
 
 
 class RacedStorage(CountingStorage):
-    """A storage in which a twin of the writer replaces a blob right before some of the writes, and lists no uploads."""
+    """A storage in which another writer is faster in some of the writes, and which lists no uploads."""
 
     races = 0
 
+    def put_new(self, name: str, data: bytes) -> None:
+        """Find a blob that the other writer removes at once."""
+        if self.races:
+            self.races -= 1
+            raise DatasetExistsError(name)
+        super().put_new(name, data)
+
     def replace(self, name: str, data: bytes, tag: str) -> None:
-        """Replace a blob, after the twin."""
+        """Replace a blob, after the other writer."""
         if self.races:
             self.races -= 1
             self.put(name, b"%d" % self.races)
@@ -225,6 +233,16 @@ def test_a_twin_may_be_faster(tmp_path: Path) -> None:
     storage.races = 8
     with pytest.raises(DatasetExistsError, match="was changed by another process meanwhile"):
         lock.put("quarantine.jsonl", b"never")
+
+
+def test_a_lock_that_comes_and_goes(tmp_path: Path) -> None:
+    """A lock that is released as soon as it is found is asked for again, seven times."""
+    storage = RacedStorage(tmp_path / "storage", tmp_path / "log")
+    storage.races = 8
+    with pytest.raises(TransientError, match="exists, and then again does not"):
+        acquire(storage, ours, SHARED)
+    storage.races = 7
+    acquire(storage, ours, SHARED).check()
 
 
 def test_uploads_that_cannot_be_listed_are_left(tmp_path: Path) -> None:
