@@ -60,10 +60,11 @@ def test_a_disk_needs_room_for_what_is_not_written_yet(
     directory: CacheDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes that a download has written no longer need a free disk; where too little is free, all is evicted."""
-    monkeypatch.setattr(cache_eviction, "spare_bytes", lambda _: 4)
-    with directory.lock("x", 10, stall_timeout_s=0):
-        (directory.partial / "x.1").write_bytes(bytes(6))
-        assert Evictor(directory).make_room(10, 100)
+    monkeypatch.setattr(cache_eviction, "spare_bytes", lambda _: 0)
+    with directory.lock("x", 10, stall_timeout_s=0), directory.lock("y", 5, stall_timeout_s=0):
+        for name, size in (("x.1", 6), ("x.2", 4), ("y.1", 5)):
+            (directory.partial / name).write_bytes(bytes(size))
+        assert Evictor(directory).make_room(10, 45)
         assert names(directory) == [*NAMES]
         (directory.partial / "x.1").write_bytes(bytes(5))
         assert not Evictor(directory).make_room(10, 100)
@@ -74,11 +75,13 @@ def test_pruning(directory: CacheDirectory) -> None:
     """The least recently used files go, decoded images too, until the rest is within the limit; leftovers go first."""
     (directory.decoded / "d").write_bytes(bytes(4096))
     os.utime(directory.decoded / "d", (1, 0.5))
-    for leftover in (directory.partial / "y.1", directory.locks / "y"):
-        leftover.touch()
-    assert [file.path.name for file in Evictor(directory).prune(20)] == ["a", "d"]
-    assert names(directory) == ["b", "c"]
-    assert os.listdir(directory.partial) == os.listdir(directory.locks) == []
+    for number in range(8):
+        (directory.partial / f"{number}.1").touch()
+        (directory.locks / f"{number}").touch()
+    with directory.lock("x", 10, stall_timeout_s=0):
+        assert [file.path.name for file in Evictor(directory).prune(20)] == ["a", "d"]
+        assert names(directory) == ["b", "c"]
+        assert (os.listdir(directory.partial), os.listdir(directory.locks)) == ([], ["x"])
 
 
 def test_some_of_the_disk_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:

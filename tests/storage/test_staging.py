@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shardflow.storage import local_files
 from shardflow.storage.staging import remove_abandoned, temporary_staging
 
 
@@ -27,8 +28,11 @@ def test_a_staging_directory_ends_with_its_use(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_abandoned_directories_are_removed(temporary: Path) -> None:
-    """Those that killed processes left are removed, whatever stands beside them: held ones, files, links and others."""
+def test_abandoned_directories_are_removed(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that killed processes left are removed, whatever stands beside them: held ones, for which nothing waits,
+    files, links and others.
+    """
+    monkeypatch.delattr(local_files, "pause")
     prefix = f"shardflow-staging-{os.getuid()}-"
     with temporary_staging() as (first, _), temporary_staging() as (second, _):
         kept = [temporary / name for name in (f"{prefix}file", f"{prefix}link", "shardflow-staging-x", "of-others")]
@@ -39,3 +43,13 @@ def test_abandoned_directories_are_removed(temporary: Path) -> None:
         remove_abandoned()
         assert set(temporary.iterdir()) == {first, second, *kept}
         assert (kept[3] / "a").is_dir()
+
+
+def test_no_directory_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none, as on a full disk, nothing is removed, and that is no error."""
+
+    def fail() -> str:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    remove_abandoned()
