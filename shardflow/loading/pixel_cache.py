@@ -1,13 +1,15 @@
 """The pixel cache: decoded images on disk, so that later epochs crop without decoding; augmentation stays random.
 
-One file per shard, named by the shard's content and by the decoder's version, shared by all processes that may open it:
+One file per shard, named by the digests of the tar and its index and by the decoder's version, shared by all processes
+that may open it. The index counts because datasets may have different samples of one tar, and the tar because a CRC-32
+in an index can be forged:
 
     sums      uint64 [samples]: the checksum of a record's pixels, 0 until they are written
     pixels    uint8 [height, width, 3] per record, in order, each at a multiple of 8 bytes
 
 The place of a record follows from the shard's index, and the records that are kept follow from the manifest, the index
 and the limit: each shard has its share of the limit, for its first records. So processes need not coordinate, and the
-limit holds by construction. Files have holes where nothing was written yet.
+limit holds for a split by construction. Files have holes where nothing was written yet.
 
 Pixels are written before their checksum, and used only while it matches. If it does not, whatever the reason (a write
 that is in progress or was cut off, a disk that lost it), the image is decoded and written again. Files are read with
@@ -64,7 +66,7 @@ class PixelCache:
             )
         assert isinstance(first, BuiltinDecoder)
         self._split, self._directory, self._limit_bytes = split, cache.decoded_directory, cache.pixel_limit_bytes or 0
-        self._decoder, self._versions = first, hashlib.sha256(versions.encode()).hexdigest()[:16]
+        self._decoder, self._versions = first, versions
         self._files: OrderedDict[int, _ShardPixels | None] = OrderedDict()  # by the number of the shard
         self._memory: dict[int, Words] = {}
         self._full = False
@@ -105,10 +107,11 @@ class PixelCache:
         if len(self._files) == _OPEN_FILES:
             self._files.popitem(last=False)
         sizes = self._split.reader.image_sizes(shard)
-        path = self._directory / f"{self._split.shards[shard].sha256}.{self._versions}"
+        entry = self._split.shards[shard]
+        name = hashlib.sha256(f"{entry.sha256} {entry.index_sha256} {self._versions}".encode()).hexdigest()
         try:
             share_bytes = self._limit_bytes * len(sizes) // len(self._split)
-            self._files[shard] = _ShardPixels(path, sizes, share_bytes)
+            self._files[shard] = _ShardPixels(self._directory / name, sizes, share_bytes)
         except OSError as error:
             self._files[shard] = None
             self._give_up(error)

@@ -150,6 +150,17 @@ def test_another_decoder_has_pixels_of_its_own(dataset: Path) -> None:
     assert len(files(dataset)) == len(SHARDS) * (2 if native.available() else 1)
 
 
+def test_subsets_of_a_tar_have_pixels_of_their_own(tmp_path: Path) -> None:
+    """Datasets with different samples of one tar get their own images, and those with the same ones share the files."""
+    samples = [(f"{n:09}", {"jpg": jpegs.make(n, 40, 30), "cls": b"%d" % (n % 2)}) for n in range(8)]
+    url = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("even", "odd"))
+    for dst, classes in (("a", ["even"]), ("b", ["odd"]), ("again", ["odd"])):
+        shardflow.subset(url, tmp_path / dst, classes=classes)
+        plain, cached = (epoch(loader(tmp_path / dst, pixels=pixels), 0) for pixels in (None, "1GB"))
+        assert same(cached, plain)
+    assert len(files(url)) == 2
+
+
 def test_transforms_may_keep_what_they_get(dataset: Path) -> None:
     """An image that was handed to a transform is not overwritten by the batches after it."""
     kept: list[torch.Tensor] = []
