@@ -9,7 +9,8 @@ in an index can be forged:
 
 The place of a record follows from the shard's index, and the records that are kept follow from the manifest, the index
 and the limit: each shard has its share of the limit, for its first records. So processes need not coordinate, and the
-limit holds for a split by construction. Files have holes where nothing was written yet.
+limit holds by construction, for the files of one split and decoder: those of others do not count. Files have holes
+where nothing was written yet.
 
 Pixels are written before their checksum, and used only while it matches. If it does not, whatever the reason (a write
 that is in progress or was cut off, a disk that lost it), the image is decoded and written again. Files are read with

@@ -60,7 +60,8 @@ class Cache:
             A directory that cannot be created is an error when the first file is fetched.
         limit: The most bytes that shards may take, as a number or as in "500 MB", "1.5TB", "64GiB". The cache also
             leaves 2 % of the disk free, or 10 GB where that is less.
-        pixels: The most bytes that decoded images may take, beside the limit; None to keep none.
+        pixels: The most bytes that decoded images may take, for each split and decoder by itself, beside the limit;
+            None to keep none. Those that are no longer used stay until `prune`.
 
     Raises:
         ConfigError: A limit is not a size, the directory is a link or belongs to another user, or it is not given and
