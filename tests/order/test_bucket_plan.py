@@ -103,6 +103,12 @@ def test_no_samples_is_an_empty_epoch() -> None:
     assert [len(array) for array in (*plan.visits(np.arange(0)), *plan.needs(0, 2))] == [0] * 6
 
 
+def test_one_bucket() -> None:
+    """Where all samples are of one bucket, no sample changes it, and the tail of the epoch is of that bucket too."""
+    plan, _, _ = make([10], batch_size=3, world_size=1, buckets=1)
+    assert ([plan.bucket(position) for position in range(10)], plan.moved) == ([0] * 10, 0)
+
+
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_the_order_belongs_to_the_epoch(epoch: int) -> None:
     """The same epoch has the same order, another one another."""

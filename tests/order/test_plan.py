@@ -299,3 +299,9 @@ def test_needs_are_what_locating_every_position_finds(
     needed = list(zip(*(column.tolist() for column in plan.needs(*topology)), strict=True))
     assert sorted(needed) == sorted(needs_by_looking(plan, lanes, window if shuffle else 1, *topology))
     assert [begin for _, begin, _ in needed] == sorted(begin for _, begin, _ in needed)
+
+
+def test_shards_of_a_window_are_needed_in_their_order() -> None:
+    """The many shards that begin with the same window are needed in the order in which they lie in the stream."""
+    shards = Plan([1] * 300, seed=0, epoch=0, window=1).needs(0, 1)[0].tolist()
+    assert Plan([1] * 300, seed=0, epoch=0, window=128).needs(0, 1)[0].tolist() == shards

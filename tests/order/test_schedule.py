@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,10 +55,11 @@ def test_short_takes_each_position_once(length: int, batch_size: int, world_size
 @given(length=LENGTHS, batch_size=BATCHES, world_size=WORLDS, data=st.data())
 @settings(max_examples=300)
 def test_drop_leaves_less_than_a_batch(length: int, batch_size: int, world_size: int, data: st.DataObject) -> None:
-    """With the tail "drop", a run of positions is taken once each and less than a global batch is left at the end."""
+    """With the tail "drop", whole batches of positions are taken once each, and less than one is left at the end."""
     first = data.draw(st.integers(0, length))
     taken = valid(ranks(length, batch_size, world_size, "drop"), first)
     assert sorted(taken) == list(range(first, first + len(taken)))
+    assert len(taken) % (batch_size * world_size) == 0
     assert 0 <= length - first - len(taken) < batch_size * world_size
 
 
@@ -115,6 +117,26 @@ def test_positions_are_of_their_rank(
             assert ((mine >= start) & (mine < start + schedule.global_batch)).all()
 
 
+@given(length=LENGTHS, batch_size=BATCHES, world_size=WORLDS, tail=st.sampled_from(TAILS), data=st.data())
+@settings(max_examples=200)
+def test_contiguous_batches_lie_side_by_side(
+    length: int, batch_size: int, world_size: int, tail: str, data: st.DataObject
+) -> None:
+    """Contiguous batches are stretches of a step's positions, one rank's after the other, up to the batch size."""
+    first = data.draw(st.integers(0, length))
+    schedules = [replace(schedule, contiguous=True) for schedule in ranks(length, batch_size, world_size, tail)]
+    for step in range(schedules[0].steps(first)):
+        start = schedules[0].after(first, step)
+        stop = start + batch_size * world_size
+        expected = np.arange(start, min(stop, length) if tail == "short" else stop)
+        positions, masks = zip(*(schedule.positions(first, step) for schedule in schedules), strict=True)
+        assert np.concatenate(positions).tolist() == (expected % length).tolist()
+        assert np.concatenate(masks).tolist() == (expected < length).tolist()
+        assert [*map(len, positions)] == [
+            len(expected[at : at + batch_size]) for at in range(0, stop - start, batch_size)
+        ]
+
+
 @given(length=LENGTHS, data=st.data())
 @settings(max_examples=300)
 def test_goes_on_with_another_topology(length: int, data: st.DataObject) -> None:
@@ -136,6 +158,7 @@ def test_after_the_last_step_nothing_is_left() -> None:
     assert [schedule.after(0, step) for step in range(4)] == [0, 4, 8, 10]
     for tail in TAILS:
         assert Schedule(length=10, batch_size=4, tail=tail).steps(10) == 0
+    assert Schedule(length=8, batch_size=4).steps() == 2
 
 
 def test_more_ranks_than_samples() -> None:

@@ -156,6 +156,7 @@ def test_extreme_sums_are_exact() -> None:
     assert ((repeats >= 0) & (repeats < most)).all()
     thin = plan_of(np.full(2_000_000, 1e-6), [1_000_000, 1_000_000])
     assert thin.length == 2
+    assert ShardWeights(Weights([2.0**30, 2.0**-31]), np.array([2])).sums.tolist() == [2**61 + 1]
 
 
 def test_equal_weights_have_equal_digests() -> None:
