@@ -159,6 +159,18 @@ def test_extreme_sums_are_exact() -> None:
     assert ShardWeights(Weights([2.0**30, 2.0**-31]), np.array([2])).sums.tolist() == [2**61 + 1]
 
 
+def test_sums_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums of shards, and those within them, are exact, whether read in one go or in several, and cached."""
+    monkeypatch.setattr("shardflow.order.weights._CHUNK", 8)
+    monkeypatch.setattr("shardflow.order.weights._CACHED_SAMPLES", 8)
+    sizes = np.array([3, 0, 5, 20, 1, 0, 7])
+    expected = np.split(2**28 * (np.arange(36) % 5), np.cumsum(sizes)[:-1])
+    found = ShardWeights(Weights((np.arange(36) % 5) / 8), sizes)
+    assert found.sums.tolist() == [int(each.sum()) for each in expected]
+    for shard in (0, 2, 0, 3, 3, 1, 6, 4, 0, 2, 6):
+        assert found.running(shard).tolist() == np.cumsum(expected[shard]).tolist()
+
+
 def test_equal_weights_have_equal_digests() -> None:
     """The digest is of the weights, not of the way in which they were given."""
     classes = np.array([0, 1, 1, 0, 2], dtype=np.int32)
