@@ -80,7 +80,7 @@ def _by_shard(
     texts = _number_texts(classes)
     for number, shard in enumerate(split.shards):
         yield number, _from_index(split, number, texts)
-        split.reader.unmap(number)
+        split.reader.close(number)
         if progress is not None:
             progress(shard)
 

@@ -93,7 +93,7 @@ class Split:
         for shard in range(len(self.shards)):
             rows = self.reader.rows(shard)
             found.append(self.reader.image_sizes(shard) if rows is None else rows.image_sizes())
-            self.reader.unmap(shard)
+            self.reader.close(shard)
         return np.concatenate(found)
 
     def first_sample(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The reader of a split's shards: mapped in place, or through the cache; while they arrive, or again after damage.
+"""The reader of a split's shards: in place, or through the cache; while they arrive, or again after damage.
 
 A large shard takes seconds to arrive, and the first batches of an epoch need only the head of each. So they read the
 file as it grows, whichever process writes it, and no byte is fetched twice. That file is not verified as a whole, and
@@ -30,18 +30,14 @@ from shardflow.storage.cache import STALL_TIMEOUT_S, Cache, Download, FetchResul
 from shardflow.storage.local_files import map_os_errors, pause
 from shardflow.storage.storage import Storage
 
-from .mapped_shard import MappedShard
+from .open_shard import OpenShard
 from .sample import Sample
 from .shard_rows import ShardRows, check_index, parse_index, read_index
 
 logger = logging.getLogger(__name__)
 
-MAPPED_SHARDS = 256
-"""Shards that a process keeps mapped: more than the plan needs at a time, and well below the limit of open files."""
-
-RESIDENT_BYTES = 4 << 20
-"""Bytes that a process reads before it gives the pages of its maps back. They stay in the page cache, but count as
-memory of the process no more: an epoch would pile up all bytes of its shards."""
+OPEN_SHARDS = 256
+"""Shards that a process keeps open: more than the plan needs at a time, and well below the limit of open files."""
 
 _POLL_S = 0.01
 _POLLS_WITHOUT_DOWNLOAD = 3  # a prefetcher may be about to begin one
@@ -57,12 +53,12 @@ def are_local(storage: Storage, shards: Sequence[Shard]) -> bool:
 class ShardReader:
     """Reads the samples of shards, wherever the shards are.
 
-    A shard on a local disk is mapped where it lies. Any other is downloaded whole into the cache, verified and mapped
+    A shard on a local disk is read where it lies. Any other is downloaded whole into the cache, verified and read
     there; while another thread or process downloads it, samples whose bytes have arrived are read already. A copy in
     the cache that turns out to be damaged is downloaded again.
 
-    Shards are named by their number. `read`, `part`, `key`, `members` and `unmap` are for one thread; any thread may
-    call the other methods. A reader can be sent to another process and used after a fork: each process maps the shards
+    Shards are named by their number. `read`, `part`, `key`, `members` and `close` are for one thread; any thread may
+    call the other methods. A reader can be sent to another process and used after a fork: each process opens the shards
     that it reads.
 
     Args:
@@ -83,48 +79,46 @@ class ShardReader:
         self.shards = ShardTable.of(shards)
         self._storage = storage
         self.cache = None if are_local(storage, self.shards) else as_cache(cache)
-        self._mapped: OrderedDict[int, MappedShard] = OrderedDict()
-        self._resident_bytes = 0  # at most, of all maps
+        self._opened: OrderedDict[int, OpenShard] = OrderedDict()
         self._downloads: deque[int] = deque()  # bytes of each; any thread may append to it
         self._partial: dict[int, ShardRows | None] = {}  # the rows of shards that are being downloaded
 
-    def read(self, shard: int, record: int, *, unchecked: Container[str] = (), sequential: bool = False) -> Sample:
-        """Return a sample; of the shards read least recently, those beyond 256 are unmapped.
+    def read(self, shard: int, record: int, *, unused: Container[str] = (), sequential: bool = False) -> Sample:
+        """Return a sample; of the shards read least recently, those beyond 256 are closed.
 
-        The CRC-32 of `unchecked` parts, which the caller does not use, is not checked: reading them costs nothing then.
-        If the caller will read the whole shard (`sequential`), the kernel reads ahead in it.
+        Parts that the caller does not use, `unused`, are left out where that saves reading them. If the caller will
+        read the whole shard (`sequential`), the kernel reads ahead in it.
         """
-        mapped = self._mapped.get(shard)
-        if mapped is None:
+        opened = self._opened.get(shard)
+        if opened is None:
             if sequential and (sample := self._read_partial(shard, record)) is not None:
                 return sample
-            mapped = self._map(shard)
+            opened = self._open(shard)
             if sequential:
-                mapped.read_ahead()
+                opened.read_ahead()
         else:
-            self._mapped.move_to_end(shard)
-        self._count_resident(shard)
+            self._opened.move_to_end(shard)
         try:
-            return mapped.sample(record, unchecked)
+            return opened.sample(record, unused)
         except IntegrityError:
-            return mapped.mended(partial(mapped.sample, record, unchecked))
+            return opened.mended(partial(opened.sample, record, unused))
 
     def part(self, shard: int, record: int, name: str) -> memoryview | None:
         """Return one part of a sample, its CRC-32 checked; None if the sample has no such part."""
-        others = {row[1].decode() for row in self._open(shard).rows.of_record(record)} - {name}
-        return self.read(shard, record, unchecked=others).parts.get(name)
+        others = {row[1].decode() for row in self._shard(shard).rows.of_record(record)} - {name}
+        return self.read(shard, record, unused=others).parts.get(name)
 
     def key(self, shard: int, record: int) -> str:
         """Return the key of a sample."""
-        return self._open(shard).key(record)
+        return self._shard(shard).key(record)
 
     def members(self, shard: int, record: int) -> list[ustar.Member]:
         """Return the members of a sample: name, offset of the payload, and size."""
-        return self._open(shard).members(record)
+        return self._shard(shard).members(record)
 
-    def unmap(self, shard: int) -> None:
-        """Unmap a shard that will not be needed soon. Samples of it stay valid."""
-        self._mapped.pop(shard, None)
+    def close(self, shard: int) -> None:
+        """Close a shard that will not be needed soon. Samples of it stay valid."""
+        self._opened.pop(shard, None)
         self._partial.pop(shard, None)
 
     def finish(self, shard: int) -> None:
@@ -142,7 +136,7 @@ class ShardReader:
             self.cache.renew(self.shards.contents)
 
     def is_local(self, shard: int) -> bool:
-        """Return whether a shard can be mapped now, without a download."""
+        """Return whether a shard can be read now, without a download."""
         entry = self.shards[shard]
         return self.cache is None or self._is_file(entry.name) or self.cache.has(entry.sha256)
 
@@ -183,30 +177,23 @@ class ShardReader:
 
     def image_sizes(self, shard: int) -> npt.NDArray[np.int64]:
         """Return width and height of each sample's image: int64 [samples, 2], zeros if there is none or unknown."""
-        mapped = self._mapped.get(shard)
-        rows = mapped.rows if mapped is not None else self._partial_rows(shard)
-        return (rows or self._open(shard).rows).image_sizes()
+        opened = self._opened.get(shard)
+        rows = opened.rows if opened is not None else self._partial_rows(shard)
+        return (rows or self._shard(shard).rows).image_sizes()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": OrderedDict(), "_partial": {}}
+        return {**self.__dict__, "_opened": OrderedDict(), "_partial": {}}
 
-    def _count_resident(self, shard: int) -> None:
-        self._resident_bytes += int(self.shards.bytes[shard]) // int(self.shards.samples[shard])
-        if self._resident_bytes > RESIDENT_BYTES:
-            self._resident_bytes = 0
-            for mapped in self._mapped.values():
-                mapped.release_pages()
+    def _shard(self, shard: int) -> OpenShard:
+        if (opened := self._opened.get(shard)) is None:
+            return self._open(shard)
+        self._opened.move_to_end(shard)
+        return opened
 
-    def _open(self, shard: int) -> MappedShard:
-        if (mapped := self._mapped.get(shard)) is None:
-            return self._map(shard)
-        self._mapped.move_to_end(shard)
-        return mapped
-
-    def _map(self, shard: int) -> MappedShard:
+    def _open(self, shard: int) -> OpenShard:
         entry = self.shards[shard]
         with self._open_tar(entry) as file:
-            mapped = MappedShard(
+            opened = OpenShard(
                 file,
                 entry,
                 self._partial.pop(shard, None) or self.rows(shard),
@@ -215,17 +202,17 @@ class ShardReader:
                 cache=None if self._is_file(entry.name) else self.cache,
                 download=self._download(entry),
             )
-        self._mapped[shard] = mapped
-        if len(self._mapped) > MAPPED_SHARDS:
-            self._mapped.popitem(last=False)
-        return mapped
+        self._opened[shard] = opened
+        if len(self._opened) > OPEN_SHARDS:
+            self._opened.popitem(last=False)
+        return opened
 
     def _read_partial(self, shard: int, record: int) -> Sample | None:
         """Return a sample of a shard that is being downloaded, as soon as its own bytes are there.
 
         None if the shard is local by then, nothing downloads it, or the download does not get on.
         """
-        deadline, polls_without_download = time.monotonic() + STALL_TIMEOUT_S, 0
+        deadline, arrived, polls_without_download = time.monotonic() + STALL_TIMEOUT_S, -1, 0
         while self.cache is not None and not self.is_local(shard) and time.monotonic() < deadline:
             file = self.cache.open_partial(self.shards[shard].sha256)
             if file is None:
@@ -234,6 +221,8 @@ class ShardReader:
                     return None
             else:
                 with file:
+                    if (size := os.fstat(file.fileno()).st_size) != arrived:
+                        deadline, arrived = time.monotonic() + STALL_TIMEOUT_S, size
                     if (sample := self._read_arrived(file, shard, record)) is not None:
                         return sample
             pause(_POLL_S)
@@ -269,7 +258,7 @@ class ShardReader:
         return self._storage.local_path(name) is not None
 
     def _download(self, entry: Shard) -> Download:
-        storage, downloads = self._storage, self._downloads  # not the reader, which would be in a cycle with its maps
+        storage, downloads = self._storage, self._downloads  # not the reader, which would be in a cycle with its shards
 
         def download(target: Path) -> None:
             storage.get(entry.name, target, size=entry.bytes, sha256=entry.sha256)

@@ -1,4 +1,4 @@
-"""A sample as it is read from a shard: its parts as views, and what is known of it without reading more."""
+"""A sample as it is read from a shard: its parts, and what is known of it without reading more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Sample:
     """One sample of a split.
 
     Attributes:
-        parts: Part → payload, "jpg" → the encoded image. Views of the shard in memory, not copies.
+        parts: Part → payload, "jpg" → the encoded image; writable. Parts that are not used can be left out.
         image_size: Width and height of its image in pixels, from the index; (0, 0) if it has no image, or one of
             unknown size.
         shard: Number of its shard in the split.

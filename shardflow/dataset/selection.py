@@ -34,7 +34,7 @@ def read_records(
     for number, shard in enumerate(split.shards):
         for record in range(shard.samples):
             yield read(number, record)
-        split.reader.unmap(number)
+        split.reader.close(number)
         if progress is not None:
             progress(shard)
 

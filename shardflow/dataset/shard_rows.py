@@ -55,13 +55,24 @@ class ShardRows(NamedTuple):
                 sizes[record] = width, height
         return sizes
 
+    def payload_span(self, record: int, unused: Container[str] = ()) -> tuple[int, int]:
+        """Return the bytes of the tar that hold the payloads of a record, without `unused` parts: begin, end."""
+        spans = [
+            (row[2], row[2] + row[3]) for row in self.of_record(record) if not unused or row[1].decode() not in unused
+        ]
+        return min(spans, default=(0, 0))[0], max((end for _, end in spans), default=0)
+
     def span(self, record: int) -> tuple[int, int]:
-        """Return the bytes of the tar that hold a record, from its first header to its last payload: begin, end."""
-        rows = self.of_record(record)
-        begin = rows[0][2] - ustar.BLOCK
+        """Return the bytes of the tar that hold the key and the payloads of a record: begin, end."""
+        return min(self.key_span(record)[0], (span := self.payload_span(record))[0]), span[1]
+
+    def key_span(self, record: int) -> tuple[int, int]:
+        """Return the bytes of the tar that hold the key of a record: begin, end."""
         if record in self.keys:
-            begin = min(begin, self.keys[record][2])
-        return begin, max(offset + size for _, _, offset, size, *_ in rows)
+            _, _, offset, size, *_ = self.keys[record]
+            return offset, offset + size
+        payload = self.members[self.bounds[record]][2]
+        return payload - ustar.BLOCK, payload
 
     def sample(
         self,
@@ -72,23 +83,26 @@ class ShardRows(NamedTuple):
         shard: int,
         url: str,
         key: str | Callable[[int], str],
-        unchecked: Container[str] = (),
+        unused: Container[str] = (),
     ) -> Sample:
-        """Return a sample whose parts are views of `tar`, the bytes of its tar from `begin` on.
+        """Return a sample whose parts are views of `tar`, the bytes of its tar from `begin` on; without `unused` parts.
 
-        The CRC-32 of each part is checked, unless the part is named in `unchecked`.
+        The CRC-32 of each part is checked.
         """
         parts: dict[str, memoryview] = {}
         image_size = None
         for _, name, offset, size, crc32, width, height in self.of_record(record):
-            part, payload = name.decode(), tar[offset - begin : offset - begin + size]
-            if part not in unchecked and zlib.crc32(payload) != crc32:
+            part = name.decode()
+            if image_size is None and part in IMAGE_PARTS:
+                image_size = width, height
+            if part in unused:
+                continue
+            payload = tar[offset - begin : offset - begin + size]
+            if zlib.crc32(payload) != crc32:
                 message = f"part {part!r} is damaged (its CRC-32 differs); run `shardflow verify`"
                 # No variable for the error: its traceback would keep the tar in memory.
                 raise Sample(parts, (0, 0), shard, record, url, key).located(IntegrityError(message))
             parts[part] = payload
-            if image_size is None and part in IMAGE_PARTS:
-                image_size = width, height
         return Sample(parts, image_size or (0, 0), shard, record, url, key)
 
     def sample_of_span(self, record: int, data: memoryview, *, shard: int, url: str) -> Sample:

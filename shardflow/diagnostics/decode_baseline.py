@@ -91,7 +91,7 @@ def _decode_on_request(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
     torch.set_num_threads(1)  # as in a DataLoader worker
     buffer = functools.cache(functools.partial(torch.empty, dtype=torch.uint8))
-    views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, like the views of a mapped shard
+    views = [memoryview(bytearray(payload)) for payload in encoded]  # writable, like those of a shard
     sizes = np.array([image_size(view) for view in views], dtype=np.int64)  # a loader has them from the index
     batches = [(views[begin : begin + BATCH], sizes[begin : begin + BATCH]) for begin in range(0, len(views), BATCH)]
     keys = np.random.default_rng(seed)

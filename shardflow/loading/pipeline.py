@@ -5,6 +5,7 @@ sampler → read → decode → annotate → augment → collate → send_errors
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import webdataset as wds
 from torch.utils.data import IterableDataset
 
 from shardflow.dataset.dataset import Split
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, ShardflowError
 
 from .annotation_fields import AnnotationFields
 from .decoders import Decoder, new, stacking_of
@@ -81,8 +82,9 @@ def describe_batches(batches: Mapping[int, Batch], splits: Sequence[Split]) -> s
         # A missing shard may be what the worker died of: an error message must not wait for it.
         sample = f"record {record}"
         if reader.is_local(shard):
-            sample = f"sample {reader.key(shard, record)}"
-            reader.unmap(shard)  # this process reads no shards: a map would keep one that is evicted on the disk
+            with contextlib.suppress(ShardflowError):  # nor must damage hide what happened
+                sample = f"sample {reader.key(shard, record)}"
+            reader.close(shard)  # this process reads no shards: an open one stays on the disk after its eviction
         others = f" and {len(batch.keys) - 1} more" if len(batch.keys) > 1 else ""
         described.append(f"worker {worker}: {reader.url(shard)}, {sample}{others}")
     return f"Batches in progress: {'; '.join(described)}" if described else "No batch was in progress"

@@ -70,12 +70,12 @@ class ShardPrefetcher:
         self, split: Split, cache: Cache, needs: Iterator[ShardSpan], workers: int, period: int, sources: int = 1
     ) -> None:
         self._split, self._needs, self._period = split, needs, period
-        # A mapped shard keeps its bytes on the disk after it was evicted: a smaller cache would exceed its limit.
-        self._keep_mapped = sum(split.shards.bytes.tolist()) <= cache.limit_bytes
+        # An open shard keeps its bytes on the disk after it was evicted: a smaller cache would exceed its limit.
+        self._keep_open = sum(split.shards.bytes.tolist()) <= cache.limit_bytes
         # What is fetched ahead is evicted last, so half of the limit is safe. But where not all shards fit, it takes
         # room from those that stay until the next epoch. Shards that are needed now are fetched in any case.
         budget = cache.limit_bytes // 2
-        if not self._keep_mapped:
+        if not self._keep_open:
             few = 2 * IN_FLIGHT * int(split.shards.bytes.max())
             budget = min(budget, max(few, cache.limit_bytes // 16))
         self._budget_bytes = budget // local_ranks() // sources
@@ -106,8 +106,8 @@ class ShardPrefetcher:
             if not self._spans[shard]:
                 del self._spans[shard]
                 self._read.append((position, shard))
-            if not self._keep_mapped:
-                self._split.reader.unmap(shard)
+            if not self._keep_open:
+                self._split.reader.close(shard)
         margin = _BATCHES_BEHIND * self._workers * (stop - position)
         while self._read and self._read[0][0] + margin <= position:
             self._split.reader.finish(self._read.popleft()[1])

@@ -69,9 +69,9 @@ class Read:
             for index, (source, shard, record) in enumerate(places):
                 sample, pixel_cache = _DAMAGED, self._pixel_caches[source]
                 pixels = None if pixel_cache is None else pixel_cache.read(shard, record, index)
-                unchecked = () if pixels is None else self._unused_parts  # cached pixels come from checked bytes
+                unused = () if pixels is None else self._unused_parts  # cached pixels come from checked bytes
                 try:
-                    sample = self._readers[source].read(shard, record, unchecked=unchecked, sequential=True)
+                    sample = self._readers[source].read(shard, record, unused=unused, sequential=True)
                     if self._keys:
                         sample.key  # noqa: B018 - reads the key, or raises
                 except IntegrityError as error:

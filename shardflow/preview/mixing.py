@@ -82,7 +82,7 @@ def _noise(split: Split, shards: I64, records: I64) -> float | None:
     for shard in np.unique(shards).tolist():  # in the order of the shards, so that each is opened once
         for row, column in np.argwhere(shards == shard).tolist():
             try:
-                sample = split.reader.read(shard, int(records[row, column]), unchecked=IMAGE_PARTS)
+                sample = split.reader.read(shard, int(records[row, column]), unused=IMAGE_PARTS)
             except ShardflowError:
                 return None  # damaged: `verify` reports it
             own = labels_of(sample.parts)

@@ -290,7 +290,7 @@ class Simulation:
                 # A bit may be flipped right after it was checked; the next check finds that.
                 assert attempt < 2, f"wrong bytes: shard {shard}, record {record}"
         if rng.random() < 0.3:
-            split.reader.unmap(shard)
+            split.reader.close(shard)
 
     def _stream(self, actor: _Actor, split: Split) -> None:
         """Read an epoch as a loader does: in its order, with threads that prefetch, from a storage that retries."""

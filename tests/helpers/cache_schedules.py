@@ -156,7 +156,7 @@ class Schedule:
                 self._check(split, shard, record, sequential)
             self._end(actor)
             if actor.rng.random() < 0.5:
-                split.reader.unmap(shard)
+                split.reader.close(shard)
             if actor.rng.random() < 0.5:
                 split.reader.finish(shard)
             if actor.rng.random() < 0.1:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import subprocess
 import sys
 import time
@@ -42,3 +45,13 @@ def run_script(script: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a new interpreter, which finds this project."""
     command = [sys.executable, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=90, cwd=PROJECT)
+
+
+def open_files(folder: Path) -> list[str]:
+    """Return the files of a folder that this process has open, deleted ones too, or mapped, sorted."""
+    found = set(re.findall(rf"{re.escape(str(folder))}/\S*", Path("/proc/self/maps").read_text()))
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            path = os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)")
+            found |= {path} if path.startswith(f"{folder}/") else set()
+    return sorted(found)

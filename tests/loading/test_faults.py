@@ -17,7 +17,7 @@ import torch
 
 import shardflow
 from shardflow.errors import DecodeError, IntegrityError, WorkerError
-from tests.helpers.loading import PROJECT, labels, until
+from tests.helpers.loading import PROJECT, labels, open_files, until
 from tests.helpers.making import flip, make_dataset
 
 
@@ -71,14 +71,34 @@ class KillsItself:
 def test_killed_worker_is_a_typed_error_that_names_samples(dataset: Path) -> None:
     """A worker that dies while making a batch raises WorkerError within seconds, naming a shard and sample.
 
-    The training process keeps no shard mapped for that.
+    The training process keeps no shard open for that.
     """
     some = loader(dataset, transform=KillsItself(9))
     begun = time.monotonic()
     with pytest.raises(WorkerError, match=r"Batches in progress: worker 0: .*\.tar, sample \d{9} and 3 more"):
         list(some)
     assert time.monotonic() - begun < 30
-    assert str(dataset / "train") not in Path("/proc/self/maps").read_text()
+    assert not open_files(dataset / "train")
+
+
+class RemovesShardsAndItself(KillsItself):
+    """A transform in whose process the shards vanish, and then the process."""
+
+    def __init__(self, at: int, folder: Path) -> None:
+        super().__init__(at)
+        self.folder = folder
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """Remove the shards at once, and die when the time has come."""
+        for tar in self.folder.glob("*.tar"):
+            tar.unlink()
+        return super().__call__(image)
+
+
+def test_a_worker_that_is_killed_when_its_shards_are_gone(dataset: Path) -> None:
+    """The error is that of the worker, with the record where its key cannot be read."""
+    with pytest.raises(WorkerError, match=r"Batches in progress: worker 0: .*\.tar, record \d+ and 3 more"):
+        list(loader(dataset, transform=RemovesShardsAndItself(9, dataset / "train")))
 
 
 def test_a_dead_pin_memory_thread_is_a_typed_error(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:

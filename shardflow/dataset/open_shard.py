@@ -1,18 +1,23 @@
-"""A shard mapped into memory: its samples are slices of the map.
+"""An open shard: each of its samples is read with one call.
 
 Reading a sample parses no tar: the index says where each member lies, and a tar header is parsed only for a sample's
 key. A missing or damaged index is rebuilt from the tar, and the manifest's SHA-256 tells whether the result is right.
 
-A copy in the cache that turns out to be damaged is downloaded again, as often as it happens. The SHA-256 of the mapped
-bytes tells a damaged copy from a shard that is damaged at its source, which is an error.
+A copy in the cache that turns out to be damaged is downloaded again, as often as it happens. The SHA-256 of its bytes
+tells a damaged copy from a shard that is damaged at its source, which is an error.
+
+Files are read and not mapped: a file that is cut short and a disk that fails are then errors, and no signal that ends
+the process; and a page fault for every four pages costs more than the copy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
@@ -22,7 +27,7 @@ from shardflow.errors import FormatError, IntegrityError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.shard import Shard
 from shardflow.storage.cache import MOST_COPIES, Cache, Download
-from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.local_files import COPY_BYTES, map_os_errors
 
 from .sample import Sample
 from .shard_rows import ShardRows
@@ -32,11 +37,11 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class MappedShard:
+class OpenShard:
     """An open shard.
 
     Args:
-        file: The tar. It may be closed and deleted afterwards.
+        file: The tar. It may be closed and deleted afterwards, and its bytes stay readable.
         shard: Its entry in the manifest.
         rows: Its index; None to rebuild it from the tar.
         number: Of the shard in its split.
@@ -58,7 +63,7 @@ class MappedShard:
     ) -> None:
         self._shard, self._number, self._url, self._cache, self._download = shard, number, url, cache, download
         self._is_mending = False
-        self._map_tar(file)
+        self._open_tar(file)
         if rows is None:
             try:
                 rows = self._rebuilt_rows()
@@ -66,11 +71,11 @@ class MappedShard:
                 rows = self.mended(self._rebuilt_rows)
         self.rows = rows
 
-    def sample(self, record: int, unchecked: Container[str] = ()) -> Sample:
-        """Return a sample, the CRC-32 of each part checked unless the part is named in `unchecked`."""
-        return self.rows.sample(
-            record, self._bytes, shard=self._number, url=self._url, key=self.key, unchecked=unchecked
-        )
+    def sample(self, record: int, unused: Container[str] = ()) -> Sample:
+        """Return a sample without its `unused` parts, the CRC-32 of all others checked."""
+        begin, end = self.rows.payload_span(record, unused)
+        data = self._file.read(begin, end)
+        return self.rows.sample(record, data, begin, shard=self._number, url=self._url, key=self.key, unused=unused)
 
     def key(self, record: int) -> str:
         """Return the key of a sample. A damaged copy is replaced for it, see `mended`."""
@@ -102,48 +107,95 @@ class MappedShard:
 
     def read_ahead(self) -> None:
         """Ask the kernel to read the whole shard soon, in sequence: slow and network disks need that."""
-        self._map.madvise(mmap.MADV_WILLNEED)
-
-    def release_pages(self) -> None:
-        """Give the pages that were read back to the page cache; samples stay valid, and are mapped again when read."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+        self._file.read_ahead()
 
     def _read_from_new_copy(self, cache: Cache, read: Callable[[], _Result]) -> _Result:
         for _ in range(MOST_COPIES):
-            if hashlib.sha256(self._bytes).hexdigest() == self._shard.sha256:
+            if self._file.sha256() == self._shard.sha256:
                 return read()
             logger.warning("the copy of %s in the cache %s is damaged: downloading it", self._url, cache.directory)
-            cache.discard(self._shard.sha256, self._status)
+            cache.discard(self._shard.sha256, self._file.status)
             with cache.open(self._shard.sha256, self._shard.bytes, self._download) as file:
                 try:
-                    self._map_tar(file)
+                    self._open_tar(file)
                     return read()
                 except (FormatError, IntegrityError):
                     pass
         raise cache.damaged_copies(self._url)
 
-    def _map_tar(self, file: IO[bytes]) -> None:
-        self._status = os.fstat(file.fileno())
-        size, expected = self._status.st_size, self._shard.bytes
+    def _open_tar(self, file: IO[bytes]) -> None:
+        self._file = _File(file, self._url)
+        size, expected = self._file.status.st_size, self._shard.bytes
         if size != expected:
             message = f"has {size} bytes, the manifest says {expected}; run `shardflow verify` and restore the shard"
             raise IntegrityError(message).at(shard=self._url)
-        # A private writable map: torch wraps it without a copy or a warning, and writes never reach the file.
-        with map_os_errors(Path(self._url)):
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._bytes = memoryview(self._map)
 
     def _read_key(self, record: int) -> str:
+        begin, end = self.rows.key_span(record)
         try:
-            return self.rows.key(record, self._bytes)
+            return self.rows.key(record, self._file.read(begin, end), begin)
         except IntegrityError as error:
             raise error.at(shard=self._url) from error.__cause__
 
     def _rebuilt_rows(self) -> ShardRows:
         shard = self._shard
         try:
-            data = shard_index.rebuild(self._bytes, shard.index_sha256)
+            data = shard_index.rebuild(self._file.map(), shard.index_sha256)
             index = shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
         except (FormatError, IntegrityError) as error:
             raise error.at(shard=self._url) from None
         return ShardRows.from_index(index, shard.samples)
+
+
+class _File:
+    """A file that is read by position. It is closed when nothing uses it any more.
+
+    Attributes:
+        status: Of the file, when it was opened.
+    """
+
+    def __init__(self, file: IO[bytes], url: str) -> None:
+        self._url = url
+        with map_os_errors(Path(url)):
+            self._descriptor = os.dup(file.fileno())
+            self.status = os.fstat(self._descriptor)
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
+
+    def read(self, begin: int, end: int) -> memoryview:
+        """Return the bytes from `begin` to `end`. They are writable, as torch wants them.
+
+        Raises:
+            IntegrityError: The disk fails, or the file ends before.
+        """
+        data = memoryview(bytearray(end - begin))
+        done, read = 0, -1
+        while done < len(data) and read:
+            try:
+                read = os.preadv(self._descriptor, [data[done:]], begin + done)
+            except OSError as error:
+                message = f"it cannot be read: {error.strerror or error}; check the disk"
+                raise IntegrityError(message).at(shard=self._url) from error
+            done += read
+        if done < len(data):
+            message = f"the tar ends {len(data) - done} bytes too early; run `shardflow verify`"
+            raise IntegrityError(message).at(shard=self._url)
+        return data
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the whole file; "" if the disk fails."""
+        digest = hashlib.sha256()
+        with contextlib.suppress(IntegrityError):
+            size = os.fstat(self._descriptor).st_size
+            for begin in range(0, size, COPY_BYTES):
+                digest.update(self.read(begin, min(begin + COPY_BYTES, size)))
+            return digest.hexdigest()
+        return ""
+
+    def map(self) -> memoryview:
+        """Map the whole file into memory."""
+        with map_os_errors(Path(self._url)):
+            return memoryview(mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ))
+
+    def read_ahead(self) -> None:
+        """Ask the kernel to read the whole file soon, in sequence."""
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
