@@ -27,7 +27,7 @@ import fsspec
 from fsspec.asyn import get_loop
 
 from shardflow._imports import import_large
-from shardflow.errors import ConfigError, DeadlineError, IntegrityError
+from shardflow.errors import ConfigError, DeadlineError, IntegrityError, StoreError, TransientError
 from shardflow.formats.shard import SHA256
 
 from .cache import Cache
@@ -68,7 +68,7 @@ _PACKAGES = {
 _CLIENTS = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
 """Kind of store → the module of its file system, which is large."""
 
-_SAME_BYTES = 4  # times in a row, after which wrong bytes are taken for what is stored
+_SAME_TIMES = 4  # times in a row, after which wrong bytes are taken for what is stored
 
 
 class _LargeBlobError(Exception):
@@ -139,7 +139,7 @@ class RemoteStorage:
         return None
 
     def read(self, name: str, cache: Cache | None = None) -> bytes:
-        """Return the content of a blob. It is verified if a RemoteStorage wrote it.
+        """Return the content of a blob. It is verified where its head has its SHA-256: written by this, on S3 or Azure.
 
         Such a blob of more than `SHARED_BYTES` comes from the cache: the head of its first bytes, which are given up,
         says which content it is.
@@ -149,17 +149,24 @@ class RemoteStorage:
             if head.size > SHARED_BYTES and SHA256.fullmatch(sha256 := head.metadata.get("sha256", "")):
                 raise _LargeBlobError(head.size, sha256)
 
-        if cache is not None:
-            try:
-                return self._read(name, check_size, SHARED_BYTES)[0]
-            except _LargeBlobError as blob:
-                download = partial(self.get, name, size=blob.size, sha256=blob.sha256)
-                with contextlib.suppress(IntegrityError):  # replaced meanwhile, or not what its head says
-                    return cache.read(blob.sha256, blob.size, download, self.url(name))
+        if cache is None:
+            return self._read(name)[0]
+        try:
+            return self._read(name, check_size, SHARED_BYTES)[0]
+        except _LargeBlobError as error:
+            large = error
+        try:
+            download = partial(self.get, name, size=large.size, sha256=large.sha256)
+            return cache.read(large.sha256, large.size, download, self.url(name))
+        except TransientError:
+            raise
+        except (IntegrityError, StoreError) as error:
+            # The blob was replaced meanwhile, or is not what its head says; or the cache cannot be used.
+            _log.info("%s is read without the cache: %s", self.url(name), error)
         return self._read(name)[0]
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
-        """Return the content of a blob, verified if a RemoteStorage wrote it, and its tag."""
+        """Return the content of a blob, verified as by `read`, and its tag."""
         return self._read(name)
 
     def _read(
@@ -186,7 +193,8 @@ class RemoteStorage:
         """Return a part of a blob with one request; without any if the part is empty."""
         if start >= stop:
             return b""
-        return b"".join(self._run(self._transport().fetch(name, start, stop, None, lambda _: None)))
+        fetch = self._transport().fetch
+        return self._retry_mismatch(name, lambda: b"".join(self._run(fetch(name, start, stop, None, lambda _: None))))
 
     def size(self, name: str) -> int | None:
         """Return the size of a blob in bytes, None if it does not exist."""
@@ -264,13 +272,17 @@ class RemoteStorage:
         in_flight: deque[Future[list[bytes]]] = deque()
         ranges = _ranges(size or 0, self._piece_bytes)
 
+        def first(head: Head) -> None:
+            if not found.done():  # another attempt can have another answer
+                found.set_result(head)
+
         def request(head: Head) -> None:
             for start, stop in itertools.islice(ranges, PIECES - len(in_flight)):
                 in_flight.append(self._submit(transport.fetch(name, start, stop, head, lambda _: None)))
 
         try:
             start, stop = next(ranges, (0, min(first_bytes or self._piece_bytes, self._piece_bytes)))
-            in_flight.append(self._submit(transport.fetch(name, start, stop, None, found.set_result)))
+            in_flight.append(self._submit(transport.fetch(name, start, stop, None, first)))
             in_flight[0].add_done_callback(lambda done: _propagate_failure(done, found))
             if size is not None:
                 request(Head(size=size))
@@ -302,7 +314,7 @@ class RemoteStorage:
                 failed.__cause__ = error
             # Only the pauses count as time without progress: the bytes came, however long a blob is.
             pause_s = attempts.pause_s(Failure(error=failed, retry=True), paused_s)
-            if same == _SAME_BYTES:
+            if same == _SAME_TIMES:
                 attempts.give_up(failed, paused_s)
             _log.warning("%s; reading it again in %.1f s", failed, pause_s)
             self._run(asyncio.sleep(pause_s))

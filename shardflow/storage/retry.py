@@ -85,7 +85,7 @@ class Attempts:
         self._failed += 1
         if not failure.retry:
             raise failure.error
-        pause_s = min(policy.backoff_s * 2 ** (self._failed - 1), policy.longest_backoff_s)
+        pause_s = min(policy.backoff_s * 2.0 ** min(self._failed - 1, 60), policy.longest_backoff_s)
         pause_s = max(failure.after_s, self._jitter.uniform(pause_s / 2, pause_s))
         if self._failed == policy.attempts or passed_s + pause_s > policy.give_up_s:
             self.give_up(failure.error, passed_s)

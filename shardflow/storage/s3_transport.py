@@ -254,7 +254,10 @@ class S3Transport:
             async with slots:
                 data = await asyncio.to_thread(read, number)
                 arguments = {"UploadId": upload, "PartNumber": number + 1}
-                tag = await self._retry(lambda: self._send("upload_part", name, data, **arguments), name)
+                try:
+                    tag = await self._retry(lambda: self._send("upload_part", name, data, **arguments), name)
+                except ChangedError as error:
+                    raise TransientError(f"{error}: another process aborted it; run the same command again") from error
                 return {"ETag": tag, "PartNumber": number + 1}
 
         tasks = [asyncio.ensure_future(send(number)) for number in range(math.ceil(size / part_bytes))]

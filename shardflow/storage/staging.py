@@ -22,6 +22,7 @@ def temporary_staging() -> Iterator[tuple[Path, int]]:
         with map_os_errors(Path(tempfile.gettempdir())):
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         with lock_directory(folder) as lock:
+            os.fchmod(lock, 0o700)  # where another process removed it meanwhile, the lock has created another one
             # Another process may have removed the directory as abandoned before it was locked.
             if folder.is_dir() and os.path.samestat(folder.stat(), os.fstat(lock)):
                 try:

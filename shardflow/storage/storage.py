@@ -94,7 +94,7 @@ class Storage(Protocol):
         """Copy a blob of known content into a new local file, which is not synced to the disk.
 
         Raises:
-            IntegrityError: The blob has another size or SHA-256. Over a network, it was read twice.
+            IntegrityError: The blob has another size or SHA-256. Over a network, it was read several times.
             NotFoundError: The blob does not exist.
             StoreError: The blob cannot be read, or the file exists or cannot be written. After any error, the file
                 that was being written is removed.

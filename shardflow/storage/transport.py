@@ -23,7 +23,9 @@ class Head:
 
     size: int  # in bytes
     tag: str | None = None  # changes with the content; None where the server has none
-    metadata: Mapping[str, str] = field(default_factory=dict)  # holds `sha256` if a RemoteStorage wrote the blob
+    metadata: Mapping[str, str] = field(
+        default_factory=dict
+    )  # holds `sha256` if a RemoteStorage wrote the blob, on S3 and Azure
 
 
 class Transport(Protocol):

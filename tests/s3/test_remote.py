@@ -34,7 +34,7 @@ from shardflow.formats import manifest
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
 from shardflow.storage.cache import Cache
-from shardflow.storage.remote import SHARED_BYTES, RemoteStorage, _ranges
+from shardflow.storage.remote import PIECES, SHARED_BYTES, RemoteStorage, _ranges
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
 from tests.helpers.s3_proxy import Fault, Proxy
 from tests.helpers.s3_server import PIECE_BYTES, QUICK, SECRET_KEY, Server
@@ -104,6 +104,28 @@ def test_a_large_blob_that_is_replaced_while_it_is_fetched(
     proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), first=1, times=1)
     assert storage.read("blob", cache) == OTHER
     assert cache.blobs() == []
+
+
+@pytest.mark.usefixtures("direct")
+def test_a_large_blob_and_a_cache_that_cannot_be_used(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
+    """The blob is read all the same; where its store fails, it is not asked again for the time of another patience."""
+    (tmp_path / "file").touch()
+    assert storage.read("blob", Cache(tmp_path / "file/cache")) == DATA
+    proxy.clear()
+    proxy.add(Fault(status=503, code="SlowDown"), first=1)
+    with pytest.raises(TransientError, match=r"blob.*tried \d+ times") as caught:
+        storage.read("blob", Cache(tmp_path / "cache"))
+    assert caught.value.__context__ is None or "_LargeBlobError" not in str(type(caught.value.__context__))
+    assert len(proxy.log) <= 1 + PIECES * QUICK.attempts
+
+
+def test_a_range_of_a_blob_that_is_replaced_while_it_is_read(
+    direct: RemoteStorage, storage: RemoteStorage, proxy: Proxy
+) -> None:
+    """It is read again from the start, so that all of its bytes are of one version."""
+    proxy.add(Fault(reset_after=1000), times=1)
+    proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), times=1)
+    assert storage.read_range("blob", 100, 90_000) == OTHER[100:90_000]
 
 
 @pytest.mark.usefixtures("direct")

@@ -136,6 +136,14 @@ def test_attempts_are_limited() -> None:
         damaged.retry()
 
 
+def test_attempts_without_a_limit() -> None:
+    """A policy that allows thousands of attempts pauses for its longest time between them, however many there were."""
+    policy = dataclasses.replace(POLICY, attempts=10_000, give_up_s=1e9)
+    storage = Server(*[AGAIN] * 2000)
+    assert storage.retry(policy) == "done"
+    assert policy.longest_backoff_s / 2 <= min(storage.pauses[3:]) <= max(storage.pauses) <= policy.longest_backoff_s
+
+
 def test_time_is_limited() -> None:
     """No attempt begins after the time limit, also when the server asks for a pause that ends later."""
     slow = Server(*[AGAIN] * 10, taking_s=45.0)

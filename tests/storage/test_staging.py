@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardflow.storage import local_files
+from shardflow.storage import local_files, staging
 from shardflow.storage.staging import remove_abandoned, temporary_staging
 
 
@@ -26,6 +26,19 @@ def test_a_staging_directory_ends_with_its_use(temporary: Path) -> None:
         (folder / "a").touch()
         raise KeyError
     assert list(temporary.iterdir()) == []
+
+
+def test_a_directory_that_is_removed_before_it_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that takes its place is for this user alone too."""
+    lock_directory = staging.lock_directory
+
+    def lock_late(folder: Path) -> contextlib.AbstractContextManager[int]:
+        folder.rmdir()
+        return lock_directory(folder)
+
+    monkeypatch.setattr(staging, "lock_directory", lock_late)
+    with temporary_staging() as (folder, _):
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_abandoned_directories_are_removed(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
