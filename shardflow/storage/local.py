@@ -136,7 +136,9 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def exclusive_writer(self) -> Iterator[Writer]:
-        """Lock the root, which is its own staging directory."""
+        """Create the root if it does not exist, and lock it: it is its own staging directory."""
+        with map_os_errors(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
         with lock_directory(self.root) as lock:
             self._locked = os.fstat(lock)
             try:

@@ -91,14 +91,13 @@ def flock(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def lock_directory(path: Path, *, timeout_s: float | None = None) -> Iterator[int]:
-    """Create a directory if it does not exist, and lock it; yield the descriptor that holds the lock.
+    """Lock a directory; yield the descriptor that holds the lock.
 
     A process that inherits the descriptor holds the lock too. So after a writer was killed, the lock stays until the
     last of its workers has ended, and none of them can publish a file beside the next writer. The timeout gives such
     workers time to end.
     """
     with map_os_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         deadline = time.monotonic() + (LOCK_TIMEOUT_S if timeout_s is None else timeout_s)
         try:

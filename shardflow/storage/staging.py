@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from shardflow.errors import NotFoundError
+
 from .local_files import lock_directory, map_os_errors
 
 _PREFIX = f"shardflow-staging-{os.getuid()}-"
@@ -21,9 +23,12 @@ def temporary_staging() -> Iterator[tuple[Path, int]]:
     while True:
         with map_os_errors(Path(tempfile.gettempdir())):
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        with lock_directory(folder) as lock:
-            os.fchmod(lock, 0o700)  # where another process removed it meanwhile, the lock has created another one
-            # Another process may have removed the directory as abandoned before it was locked.
+        with contextlib.ExitStack() as held:
+            # Another process may remove the directory as abandoned before it is locked.
+            try:
+                lock = held.enter_context(lock_directory(folder))
+            except NotFoundError:
+                continue
             if folder.is_dir() and os.path.samestat(folder.stat(), os.fstat(lock)):
                 try:
                     yield folder, lock

@@ -18,8 +18,8 @@ import pytest
 
 import shardflow as sf
 from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, ShardflowError
+from shardflow.storage.local_files import lock_directory
 from shardflow.storage.write_lock import FILE_NAME as LOCK
-from shardflow.storage.write_lock import lock_directory
 from tests.helpers.command import run
 from tests.helpers.folders import contents, image_folder, write_tree
 from tests.helpers.s3_proxy import Fault, Proxy

@@ -34,7 +34,8 @@ with lock_directory(pathlib.Path(sys.argv[1])) as descriptor:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A directory that does not exist yet."""
+    """A directory."""
+    (tmp_path / "storage").mkdir()
     return tmp_path / "storage"
 
 

@@ -29,16 +29,19 @@ def test_a_staging_directory_ends_with_its_use(temporary: Path) -> None:
 
 
 def test_a_directory_that_is_removed_before_it_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that takes its place is for this user alone too."""
-    lock_directory = staging.lock_directory
+    """Another one takes its place, for this user alone too."""
+    lock_directory, removed = staging.lock_directory, list[Path]()
 
     def lock_late(folder: Path) -> contextlib.AbstractContextManager[int]:
-        folder.rmdir()
+        if not removed:
+            removed.append(folder)
+            folder.rmdir()
         return lock_directory(folder)
 
     monkeypatch.setattr(staging, "lock_directory", lock_late)
     with temporary_staging() as (folder, _):
         assert folder.stat().st_mode & 0o777 == 0o700
+        assert [*folder.parent.iterdir()] == [folder] != removed
 
 
 def test_abandoned_directories_are_removed(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
