@@ -113,7 +113,7 @@ def test_build_finds_what_was_written(tmp_path: Path) -> None:
 def test_row_of_a_member() -> None:
     """A row holds the payload's size, CRC-32 and, of an image, width and height."""
     assert shard_index.make_row(3, "txt", 512, b"123456789") == Row(3, b"txt", 512, 9, 0xCBF43926, 0, 0)
-    assert shard_index.make_row(0, "left.jpeg", 512, jpeg(0, 48, 40))[5:] == (48, 40)
+    assert shard_index.make_row(0, "left.eye.jpeg", 512, jpeg(0, 48, 40))[5:] == (48, 40)
     assert shard_index.make_row(0, "jpg.txt", 512, jpeg(0, 48, 40))[5:] == (0, 0)
 
 

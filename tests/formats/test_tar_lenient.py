@@ -130,6 +130,21 @@ def test_numbers_in_binary() -> None:
     assert members(data) == [Member("h", 512, 600, 0)]
 
 
+def test_numbers_end_with_a_zero_byte() -> None:
+    """What stands behind the zero byte that ends a number is not of it."""
+    data = header(b"0", 0, field=b"1130\0" + b"77\0\0\0\0\0") + bytes(1024) + ustar.END
+    assert members(data) == [Member("h", 512, 600, 0)]
+
+
+def test_gnu_headers_have_no_prefix() -> None:
+    """What GNU headers keep in the place of the prefix (times, among others) does not become part of the name."""
+    block = bytearray(info("a.jpg").tobuf(tarfile.GNU_FORMAT))
+    block[345:357] = b"14400000000\0"
+    block[148:156] = b"        "
+    block[148:156] = b"%06o\0 " % sum(block)
+    assert members(bytes(block) + ustar.END) == [Member("a.jpg", 512, 0, 0)]
+
+
 def test_other_members_than_files_are_skipped() -> None:
     """A link has no payload, whatever size it says; members of unknown types have one."""
     link = header(b"1", 700) + PLAIN + ustar.END

@@ -53,6 +53,17 @@ def test_a_tar_cut_anywhere(tmp_path: Path) -> None:
     assert [sample.problem for sample in read_samples(io.BytesIO(data))] == [""] * 4
 
 
+def test_a_damaged_tar_says_where(tmp_path: Path) -> None:
+    """The loss behind the damage names the last sample and the damage, and is of no key."""
+    data = write_tar(tmp_path / "a.tar", [("a.jpg", b"1")], mtime=1).read_bytes()
+    damage = (
+        "the tar cannot be read: it ends at byte {} without the zero blocks that close a tar; everything behind that"
+    )
+    for cut, after in ((0, "from its start"), (1024, "after sample 'a'")):
+        loss = list(read_samples(io.BytesIO(data[:cut])))[-1]
+        assert loss == TarSample("", problem=f"{after} {damage.format(cut)} is lost")
+
+
 def test_members_of_a_sample_stand_together(tmp_path: Path) -> None:
     """Members of one key in a row are a sample, parts in lower case; a part that comes twice is its problem."""
     members = [("a.JPG", b"1"), ("a.cls", b"2"), ("note", b""), ("b.jpg", b"3"), ("b.JPG", b"4"), ("a.txt", b"5")]
