@@ -68,8 +68,7 @@ def _is_relative(url: str) -> bool:
     parts = url.split("/")
     while parts[:1] == [".."]:
         parts.pop(0)
-    is_plain = url == "." or not {"", ".", ".."} & set(parts)
-    return is_plain and "://" not in url and url.isprintable()
+    return url.isprintable() and (url == "." or not {"", ".", ".."} & set(parts))  # "" is in the parts of any "://"
 
 
 def _is_remote(url: str) -> bool:

@@ -98,6 +98,13 @@ def test_wrong_texts(text: str, said: str) -> None:
         Boxes.parse(text)
 
 
+@pytest.mark.parametrize("fields", [{"Labels": "a"}, {"": "a"}, {3: "a"}, {"labels": 3}, {"labels": "a:int"}])
+def test_wrong_box_fields(fields: Any) -> None:
+    """The name of a box field is made of a-z 0-9 _, and its path is one."""
+    with pytest.raises(ConfigError, match=r"box field .*: names are|path 3 is not made of keys|found 'int'"):
+        Boxes("json", "boxes", "xyxy", fields=fields)
+
+
 def test_steps_of_paths() -> None:
     """A path is a list of keys, and `[]` for each element of a list."""
     assert path_steps("objects[].bbox") == ("objects", "[]", "bbox")

@@ -30,7 +30,7 @@ def test_bytes_are_those_of_numpy(height: int, width: int, channels: int, dtype:
     """Whatever the shape, the bytes are numpy's own, and are read as the same values, with their size."""
     pixels = np.arange(height * width * channels).reshape(height, width, channels).astype(dtype)
     data = image_array.to_bytes(pixels)
-    assert data == saved(pixels)
+    assert data == saved(pixels) == image_array.to_bytes(pixels.astype(pixels.dtype.newbyteorder(">")))
     found = image_array.pixels(memoryview(data))
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, pixels)

@@ -58,6 +58,7 @@ def test_places_that_may_be_named(url: str) -> None:
             "https://host/a#b",
             "s3://bucket/../other",
             "s3://a::b/c",
+            "s3://a\\b/c",
         ),
         *(None, 3, ["a"]),
     ],

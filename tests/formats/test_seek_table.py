@@ -34,7 +34,7 @@ def test_read() -> None:
     assert (table.columns, table.rows, table.stretch, table.per_row, table.scan_bytes) == (3, 2, 1, 2, 100)
     assert table.bits.tolist() == [0, 16, 271, 272]
     assert table.predictions.tolist() == [[0, 0], [7, -1], [-1, -1], [-1, 2]]
-    assert table.predictions.dtype == np.int16
+    assert (table.bits.dtype, table.predictions.dtype) == (np.int64, np.int16)
 
 
 @settings(max_examples=300)
