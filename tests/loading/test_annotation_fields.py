@@ -26,6 +26,10 @@ from shardflow.loading.geometry import Geometry
 from tests.helpers import making
 from tests.helpers.making import jpeg, write_dataset
 
+with_keypoints = pytest.mark.skipif(
+    not hasattr(tv_tensors, "KeyPoints"), reason="torchvision moves keypoints as of 0.23"
+)
+
 MASK, FIELDS = "mask.png", ("mask", "boxes", "box_labels", "box_area", "keypoints")
 DECLARED = Annotations(
     masks=(MASK,),
@@ -126,6 +130,7 @@ def reference(geometry: Geometry, index: int, value: Any) -> Any:
     return F.horizontal_flip(window) if geometry.flip[index] else window
 
 
+@with_keypoints
 @settings(max_examples=150)
 @given(geometries(), st.lists(rectangle, max_size=4), st.sampled_from(["L", "1", "P", "I;16", "RGB"]))
 def test_annotations_equal_torchvisions_functionals(
@@ -167,6 +172,7 @@ DECODERS = [
 ]
 
 
+@with_keypoints
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: type(decoder).__name__)
 def test_fields_follow_the_crops_of_every_decoder(dataset: Path, decoder: Any) -> None:
@@ -305,6 +311,7 @@ def test_masks_have_the_limit_of_the_decoder(tmp_path: Path) -> None:
         list(loader(damaged(tmp_path, mask_png=bytes(huge)), "mask"))
 
 
+@with_keypoints
 def test_a_transform_gets_and_returns_tv_tensors(dataset: Path) -> None:
     """Any v2 transform moves all fields at once, with random numbers that depend on the sample alone."""
     transform = v2.Compose(
@@ -335,6 +342,7 @@ def test_a_transform_gets_and_returns_tv_tensors(dataset: Path) -> None:
 PER_BOX = ("box_labels", "box_area", "keypoints", "keypoint_visibility")
 
 
+@with_keypoints
 def test_what_a_transform_may_return(dataset: Path) -> None:
     """One that loses a field, or drops boxes without their fields, is told what is expected."""
     with pytest.raises(ConfigError, match=r"sample 00..: .*dict of image, mask; got .* without mask"):

@@ -105,6 +105,8 @@ def test_a_dead_pin_memory_thread_is_a_typed_error(dataset: Path, monkeypatch: p
     """If the thread that pins batches ends, as when it can receive no more of them, that is a WorkerError."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # which earlier versions of PyTorch ask
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.utils.data._utils.pin_memory, "_pin_memory_loop", lambda *_: None)
     with pytest.raises(WorkerError, match=r"Pin memory thread exited unexpectedly.*/dev/shm"):
         next(iter(loader(dataset, pin_memory=True)))

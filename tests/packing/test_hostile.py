@@ -197,5 +197,5 @@ def test_codecs_do_not_talk_to_the_terminal(tmp_path: Path) -> None:
     done = run("pack", "src", "dst", "--workers", 1, "--max-bad", 1, cwd=tmp_path, check=True)
     assert "LZW" not in done.stderr
     (row,) = quarantined(tmp_path / "dst")
-    assert row["reason"] == "the data is damaged (decoder error -2)"
-    assert "\n          1  decode: the data is damaged (decoder error -2)\n" in done.stdout
+    assert row["reason"] in ("the data is damaged (decoder error -2)", "the data is damaged (-2)")  # as Pillow 11 says
+    assert f"\n          1  decode: {row['reason']}\n" in done.stdout

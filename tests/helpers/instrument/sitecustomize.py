@@ -115,6 +115,15 @@ def _watch_open() -> None:
     io.open = builtins.open = watched  # type: ignore[assignment]
 
 
+def _watch_pathlib() -> None:
+    """Give the functions with points to pathlib too, which in Python 3.10 keeps those it found when it was imported."""
+    from pathlib import _NormalAccessor  # type: ignore[attr-defined]
+
+    _NormalAccessor.open = staticmethod(io.open)
+    for operation in ("unlink", "rmdir", "mkdir", "replace", "rename", "link"):
+        setattr(_NormalAccessor, operation, staticmethod(getattr(os, operation)))
+
+
 def _watch_requests() -> None:
     from shardflow.storage.s3_transport import S3Transport
 
@@ -141,5 +150,7 @@ if _PLAN:
     for _operation in ("replace", "rename", "link"):
         _watch(_operation, named_by=1)
     _watch_open()
+    if sys.version_info < (3, 11):
+        _watch_pathlib()
     if "parts" in _PLAN:
         _watch_requests()

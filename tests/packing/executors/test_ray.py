@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -62,7 +63,10 @@ def cluster() -> Iterator[str]:
         patch.setenv("PYTHONPATH", str(PROJECT))  # for the recipes above
         ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     yield ray.get_runtime_context().gcs_address
-    ray.shutdown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray 2.40 does not wait for the processes it ends
+        ray.shutdown()
+        gc.collect()
     signal.signal(signal.SIGTERM, handler)
 
 
