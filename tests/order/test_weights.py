@@ -161,14 +161,17 @@ def test_extreme_sums_are_exact() -> None:
 
 def test_sums_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums of shards, and those within them, are exact, whether read in one go or in several, and cached."""
+    sizes, values = np.array([3, 0, 5, 20, 1, 0, 7]), np.arange(36) % 5
+    digest = Weights(values / 8).digest
     monkeypatch.setattr("shardflow.order.weights._CHUNK", 8)
     monkeypatch.setattr("shardflow.order.weights._CACHED_SAMPLES", 8)
-    sizes = np.array([3, 0, 5, 20, 1, 0, 7])
-    expected = np.split(2**28 * (np.arange(36) % 5), np.cumsum(sizes)[:-1])
-    found = ShardWeights(Weights((np.arange(36) % 5) / 8), sizes)
+    expected = np.split(2**28 * values, np.cumsum(sizes)[:-1])
+    found = ShardWeights(Weights(values / 8), sizes)
+    assert (found.weights.sum, found.weights.digest) == (2**28 * values.sum(), digest)
     assert found.sums.tolist() == [int(each.sum()) for each in expected]
     for shard in (0, 2, 0, 3, 3, 1, 6, 4, 0, 2, 6):
         assert found.running(shard).tolist() == np.cumsum(expected[shard]).tolist()
+        assert len(found._running) == 1 or sum(map(len, found._running.values())) <= 8
 
 
 def test_equal_weights_have_equal_digests() -> None:
