@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -11,9 +12,9 @@ from typing import IO
 
 import pytest
 
-from shardflow.errors import StoreError
+from shardflow.errors import IntegrityError, StoreError
 from shardflow.storage import local_files
-from shardflow.storage.local_files import lock_directory
+from shardflow.storage.local_files import file_sha256, lock_directory, new_file, write_verified
 
 HOLD = """
 import pathlib, sys
@@ -112,3 +113,19 @@ def test_a_process_locks_a_directory_once(path: Path) -> None:
         lock_twice()
     with lock_directory(path):
         pass
+
+
+def test_chunks_are_verified_as_a_whole(tmp_path: Path) -> None:
+    """Chunks are written where size and SHA-256 are those of all of them."""
+    data = bytes(range(256)) * 5000  # more than is read at once
+    sha256 = hashlib.sha256(data).hexdigest()
+    with new_file(tmp_path / "a") as file:
+        for chunks, said in (
+            ([data[:-1]], f"^u: expected {len(data)} bytes, found {len(data) - 1}; "),
+            ([data[:1000]] * 2000, f"^u: expected {len(data)} bytes, found more than {len(data)}; "),
+            ([data[:-1], b"x"], rf"^u: expected SHA-256 {sha256}, found \w+; "),
+        ):
+            with pytest.raises(IntegrityError, match=said):
+                write_verified(chunks, file, "u", size=len(data), sha256=sha256)
+        write_verified([data[:1000], data[1000:]], file, "u", size=len(data), sha256=sha256)
+    assert file_sha256(tmp_path / "a") == sha256

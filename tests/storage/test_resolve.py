@@ -41,6 +41,12 @@ def test_names_that_no_file_has_are_refused(path: str) -> None:
         open_storage(path)
 
 
+def test_options_are_those_of_the_url() -> None:
+    """storage_options go to the storage of a URL."""
+    with pytest.raises(ConfigError, match="deadline_s must be a number of seconds above 0"):
+        open_storage("memory://a", {"deadline_s": 0})
+
+
 def test_a_directory_takes_no_options(tmp_path: Path) -> None:
     """storage_options for a local path are a ConfigError: they were meant for something else."""
     with pytest.raises(ConfigError, match="leave them out"):
