@@ -60,7 +60,7 @@ class Weights:
         total, sha = 0, hashlib.sha256()
         for begin in range(0, self.samples, _CHUNK):
             chunk = self.fixed(begin, begin + _CHUNK)
-            total += int(chunk.sum())
+            total += _exact_sum(chunk)
             sha.update(chunk.astype("<i8", copy=False).data)
             if total >> FRACTION_BITS > MOST_SAMPLES:
                 break
@@ -99,6 +99,11 @@ class Weights:
 def _fixed(values: npt.NDArray[Any]) -> I64:
     fixed: I64 = np.rint(values.astype(np.float64) * 2.0**FRACTION_BITS).astype(np.int64)
     return fixed
+
+
+def _exact_sum(fixed: I64) -> int:
+    """Return the sum of a chunk of weights, which may be more than 64 bits hold."""
+    return (int((fixed >> FRACTION_BITS).sum()) << FRACTION_BITS) + int((fixed % (1 << FRACTION_BITS)).sum())
 
 
 class ShardWeights:

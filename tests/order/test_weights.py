@@ -199,6 +199,7 @@ def test_first_samples_keep_their_weights() -> None:
         ([0, 0, 0], "must be 1 … 2,147,483,647, found 0"),
         ([1e-3, 1e-3], "found 0.002"),
         ([2.0**30, 2.0**30, 2.0**30], "found more than 2,147,483,647"),
+        (np.full(5, 2.0**31 - 1), "found more than 2,147,483,647"),  # 64 bits hold the sum of two
         ([1e300, 1], "that of sample 0 is 1e\\+300"),
         (["a", "b"], "must be numbers"),
         ([[1, 2]], r"shape \(1, 2\)"),
