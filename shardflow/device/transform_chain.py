@@ -146,6 +146,8 @@ class TransformChain:
         with _seeded_generators(key, batch) if self._use_generators else contextlib.nullcontext():
             for number, (kind, transform) in enumerate(self._transforms):
                 images = fields["image"]
+                if isinstance(kind, (KeyedTransform, MixingTransform)):
+                    _check_dtype(kind, images)
                 if number in params:
                     fields["image"] = transform_pixels(kind.transform_images, images, params[number])
                     for field in annotated.masks:
@@ -220,6 +222,15 @@ def _check_sizes(transform: object, images: Any, before: Any, annotated: Columns
             f"{transform!r} changed the size of the images, and {annotated} cannot follow it; "
             "transform all of them together in batch_transform"
         )
+
+
+def _check_dtype(transform: object, images: Any) -> None:
+    for image in [images] if isinstance(images, torch.Tensor) else images:
+        if image.dtype != torch.uint8 and not image.is_floating_point():
+            raise ConfigError(
+                f"{type(transform).__name__} takes images in uint8 or floating point, found {image.dtype}; put "
+                "torchvision's v2.ToDtype(torch.float32, scale=True) before it"
+            )
 
 
 def _check_images(transform: object, images: Any) -> None:

@@ -219,3 +219,19 @@ def test_other_data_than_images_is_refused(dataset: Path) -> None:
             next(iter(shardflow.DevicePrefetcher(files, "cpu", [transform])))
     with pytest.raises(ConfigError, match=r"a transform must return .*images.* returned 'nothing'"):
         next(iter(shardflow.DevicePrefetcher(keyed_loader(dataset), "cpu", [lambda _: "nothing"])))
+
+
+def test_images_of_16_bits_are_refused() -> None:
+    """Images whose range the transforms do not know are an error that names the remedy, which helps."""
+    images = torch.full((2, 3, 8, 8), 40000, dtype=torch.uint16)
+    batch = {"image": images, "label": torch.zeros(2, dtype=torch.int64), "random_key": torch.arange(2)}
+    masked = {"image": list(images), "mask": torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "random_key": torch.arange(2)}
+    for given, transform in (
+        (batch, shardflow.ColorJitter(0.4)),
+        (batch, shardflow.MixUp(num_classes=1)),
+        (masked, shardflow.RandomErasing(1)),
+    ):
+        with pytest.raises(ConfigError, match=r"found torch\.uint16; put torchvision's v2\.ToDtype"):
+            next(iter(shardflow.DevicePrefetcher([given], "cpu", [transform])))
+        remedied = [v2.ToDtype(torch.float32, scale=True), transform]
+        assert next(iter(shardflow.DevicePrefetcher([given], "cpu", remedied)))["image"][0].max() <= 1

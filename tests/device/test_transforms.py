@@ -277,4 +277,5 @@ def test_one_number_normalizes_all_channels() -> None:
     """One mean and one deviation are those of every channel, as torchvision has it."""
     images = torch.rand(2, 4, 5, 5)
     expected = v2.functional.normalize(images, [0.5], [0.25])
-    torch.testing.assert_close(shardflow.Normalize([0.5], [0.25])(images), expected)
+    for mean, std in (([0.5], [0.25]), (0.5, 0.25)):
+        torch.testing.assert_close(shardflow.Normalize(mean, std)(images), expected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -27,8 +27,10 @@ class Normalize(KeyedTransform):
 
     needs_keys = False
 
-    def __init__(self, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD) -> None:
-        self._mean, self._std = tuple(mean), tuple(std)
+    def __init__(
+        self, mean: float | Iterable[float] = IMAGENET_MEAN, std: float | Iterable[float] = IMAGENET_STD
+    ) -> None:
+        self._mean, self._std = (tuple(each) if isinstance(each, Iterable) else (each,) for each in (mean, std))
         if not self._mean or len(self._mean) != len(self._std) or not all(value > 0 for value in self._std):
             raise ConfigError(f"mean and std must have the same length, and std be above 0, found {mean} and {std}")
 
