@@ -20,7 +20,7 @@ T = TypeVar("T")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def check_integer(name: str, value: SupportsIndex, least: int | None = None) -> int:
+def check_integer(name: str, value: SupportsIndex, least: int | None = None, most: int | None = None) -> int:
     """Return the value as an `int`: integers of numpy are accepted, and a saved state must not contain them."""
     try:
         number = operator.index(value)
@@ -28,6 +28,8 @@ def check_integer(name: str, value: SupportsIndex, least: int | None = None) -> 
         raise ConfigError(f"{name} must be a whole number, found {value!r}") from None
     if least is not None and number < least:
         raise ConfigError(f"{name} must be {least} or more, found {number}")
+    if most is not None and number > most:
+        raise ConfigError(f"{name} must be {most:,} or less, found {number:,}")
     return number
 
 

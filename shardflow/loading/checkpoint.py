@@ -9,6 +9,7 @@ from typing import Any
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Dataset
 from shardflow.errors import ConfigError, ResumeMismatchError
+from shardflow.order.plan import MOST_LANES
 
 from .sampler import EpochOrder, EpochStart
 
@@ -22,6 +23,11 @@ _ARGUMENTS = {
     "sticky": "shuffle=Shuffle(sticky=...)",
 }
 """The arguments behind entries that have other names."""
+
+MOST_EPOCHS = 2**31 - 1
+"""The largest number of an epoch: with the positions of each it then fits into 63 bits."""
+
+_BOUNDS = {"epoch": (0, MOST_EPOCHS), "position": (0, None), "lanes": (1, MOST_LANES)}
 
 STATE_VERSION = 2  # 1: the first windows of a lane were longer, so a position meant another sample
 
@@ -40,7 +46,7 @@ class Cursor:
 
     def set_epoch(self, epoch: int) -> bool:
         """Move to the start of an epoch, and return whether that changed anything: see `Loader.set_epoch`."""
-        epoch = check_integer("epoch", epoch, 0)
+        epoch = check_integer("epoch", epoch, 0, MOST_EPOCHS)
         if epoch == self.epoch and not self.begun:
             return False
         self.set(epoch)
@@ -119,8 +125,9 @@ def compare(state: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
 
 
 def saved_integers(state: Mapping[str, Any], *names: str) -> list[int]:
-    """Return the entries of a saved state that must be whole numbers from 0."""
+    """Return the entries of a saved state that must be whole numbers within their bounds."""
     try:
-        return [check_integer(name, state.get(name), 0) for name in names]  # type: ignore[arg-type] # None is refused
+        values: list[Any] = [state.get(name) for name in names]  # None is refused
+        return [check_integer(name, value, *_BOUNDS[name]) for name, value in zip(names, values, strict=True)]
     except ConfigError as error:
         raise ResumeMismatchError(f"the state is damaged: {error}") from None

@@ -191,8 +191,8 @@ class CenterCropDecoder:
     """
 
     def __init__(self, size: int = 224, *, resize: int | None = None, max_pixels: int = MAX_PIXELS) -> None:
-        self.size = size
-        self.resize = math.ceil(size * 8 / 7) if resize is None else resize
+        self.size = check_integer("size", size)
+        self.resize = math.ceil(size * 8 / 7) if resize is None else check_integer("resize", resize)
         if not 1 <= self.size <= self.resize:
             raise ConfigError(f"size must be 1 … resize, found size {self.size} and resize {self.resize}")
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)

@@ -174,7 +174,7 @@ class Loader:
         batch_size, num_workers, max_bad: As given, or chosen.
         order: The order of the epochs.
         persistent: Whether workers are kept from epoch to epoch.
-        is_mixed: Whether a `Mix` takes samples of it.
+        is_mixed: Whether it is part of a `Mix`, which counts on the length of its epochs.
         decoder: The decoder in use.
         pixel_cache: The cache of decoded images; None without one.
 
@@ -514,7 +514,7 @@ class Loader:
             self._control.end()
 
     def set_weights(self, weights: WeightsLike) -> None:
-        """Set other weights for the epochs to come, as for the argument `weights`; between epochs.
+        """Set other weights for the epochs to come, as for the argument `weights`; a running epoch ends with that.
 
         The loader must have been made with `weights`, so that all ranks expect them: each epoch begins with a check
         that they have the same. New worker processes are started. A state names its weights: set them again before
@@ -525,10 +525,11 @@ class Loader:
         >>> loader.set_weights(losses.clip(0.2, 3))      # doctest: +SKIP
 
         Raises:
-            ConfigError: The weights do not fit, the loader was made without any, or stands in the middle of an epoch.
+            ConfigError: The weights do not fit, or the loader was made without any, is part of a `Mix`, or was resumed
+                in the middle of an epoch and has not gone on yet.
         """
         if self.is_mixed:
-            raise ConfigError("a loader that is mixed by sample keeps its weights; use Mix(..., by='batch')")
+            raise ConfigError("a loader of a mix keeps its weights; make loaders with the others, and a Mix of these")
         if self.order.weights is None or weights is None:
             raise ConfigError("set_weights changes the weights of a loader that has some; make it with weights=1")
         made = self._make_weights(weights)

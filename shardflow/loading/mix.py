@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,8 +59,8 @@ class Mix:
         options: Arguments of `Loader`, for the sources that are paths or URLs.
 
     Raises:
-        ConfigError: There are no sources, a weight is not above 0, options have no effect, or what must be equal
-            differs.
+        ConfigError: There are no sources, one is no pair or has no weight above 0, options have no effect, or what must
+            be equal differs.
     """
 
     def __init__(
@@ -70,8 +71,11 @@ class Mix:
         steps_per_epoch: int | None = None,
         **options: Any,
     ) -> None:
-        if not sources or not all(0 < weight < math.inf for _, weight in sources):
-            raise ConfigError(f"a mix needs one or more sources with weights above 0, found {[w for _, w in sources]}")
+        if not sources or not isinstance(sources, Collection) or not all(map(_is_weighted, sources)):
+            raise ConfigError(
+                "a mix needs one or more pairs, of a loader, path or URL and its weight, with finite weights above 0, "
+                f"found {sources!r:.200}"
+            )
         if by not in ("sample", "batch"):
             raise ConfigError(f"by must be 'sample' or 'batch', found {by!r}")
         if options and all(isinstance(source, Loader) for source, _ in sources):
@@ -92,15 +96,18 @@ class Mix:
         self._running: list[Iterator[Any] | None] = [None] * len(sources)
         self._iterations = 0
         self._stats = StatsRecorder()
-        self._samples = _Samples(self.loaders, self._shares, steps_per_epoch) if by == "sample" else None
-        for loader in self.loaders:
-            loader.count_in(self._stats)
-        if self._samples is not None:
-            self._samples.run.counted_by.append(self._stats)
-        self._steps = steps_per_epoch or sum(len(loader) for loader in self.loaders)
-        if self._samples is not None:
-            self._steps = self._samples.plan.steps
         self._reached = self._origin  # the step that was computed last
+        self._samples: _Samples | None = None
+        if by == "sample":
+            self._samples = _Samples(self.loaders, self._shares, steps_per_epoch)
+            self._samples.run.counted_by.append(self._stats)
+            self._steps = self._samples.plan.steps
+        else:
+            self._steps = steps_per_epoch or sum(len(loader) for loader in self.loaders)
+            for loader in self.loaders:
+                loader.count_in(self._stats)
+        for loader in self.loaders:
+            loader.is_mixed = True
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -270,21 +277,32 @@ class Mix:
         """Make the next iteration start where the state was saved.
 
         Raises:
-            ResumeMismatchError: The state belongs to another mix.
+            ResumeMismatchError: The state belongs to another mix, or is damaged.
         """
+        if not isinstance(state, Mapping):
+            raise ResumeMismatchError(f"a state is a dict from Mix.state_dict(), found {state!r}")
         by = None if self._samples is None else "sample"
         if differences := compare(state, {**self._identity(), "by": by}):
             raise ResumeMismatchError(f"the state belongs to another mix: {'; '.join(differences)}; make these equal")
-        sources = state.get("sources", ())
-        if len(sources) != len(self.loaders):
-            raise ResumeMismatchError(f"the state has {len(sources)} sources, this mix {len(self.loaders)}")
+        sources = state.get("sources")
+        if not isinstance(sources, Sequence) or len(sources) != len(self.loaders):
+            raise ResumeMismatchError(f"the state is damaged: sources must be {len(self.loaders)} states")
         epoch, position = saved_integers(state, "epoch", "position")
+        if position > self._steps:
+            raise ResumeMismatchError(f"the state is damaged: position {position} in an epoch of {self._steps} batches")
         # All states are checked before any loader is moved.
         starts = [loader.start_of(source) for loader, source in zip(self.loaders, sources, strict=True)]
         for loader, start in zip(self.loaders, starts, strict=True):
             loader.move_to(start)
         self._origin = self._reached = _Origin(epoch * self._steps + position, starts)
         self._move(epoch, position)
+
+
+def _is_weighted(pair: Any) -> bool:
+    """Return whether this is a pair of a source and a weight above 0."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        return False
+    return isinstance(pair[1], Real) and 0 < float(pair[1]) < math.inf
 
 
 class _Samples:
@@ -298,8 +316,6 @@ class _Samples:
                 raise ConfigError(f"the loaders' {name} differ: {found}; make them equal, or pass by='batch'")
         if any((loader.order.class_batches, loader.order.buckets) != (None, None) for loader in loaders):
             raise ConfigError("samples_per_class and AspectBucketDecoder compose whole batches; pass by='batch'")
-        for loader in loaders:
-            loader.is_mixed = True
         first, splits = loaders[0], [loader.split for loader in loaders]
         rank, world_size = settings[0]["rank"], settings[0]["world_size"]
         orders = [loader.order for loader in loaders]

@@ -18,7 +18,7 @@ from shardflow.errors import ConfigError
 from shardflow.order import keyed_rng
 from shardflow.order.bucket_plan import BucketPlan
 from shardflow.order.class_batches import ClassBatches, ClassBatchPlan
-from shardflow.order.plan import WINDOW, Plan, default_lanes
+from shardflow.order.plan import MOST_LANES, WINDOW, Plan, default_lanes
 from shardflow.order.schedule import Schedule
 from shardflow.order.weights import ShardWeights, Weights
 from shardflow.order.window_shuffle import I64
@@ -36,8 +36,8 @@ class Shuffle:
     Attributes:
         window: Samples of a lane that are shuffled together, 1 or more. A larger window mixes better, a smaller one
             keeps fewer shards open.
-        lanes: Parallel streams into which the epoch is cut, 1 or more; None for eight per rank. A resumed run that
-            leaves this at None keeps the lanes of the saved run.
+        lanes: Parallel streams into which the epoch is cut, 1 … 1,048,576; None for eight per rank. A resumed run
+            that leaves this at None keeps the lanes of the saved run.
         sticky: Keep the shards of a lane from epoch to epoch, and shuffle their order and their samples alone. Then a
             host reads the same shards in every epoch, and needs a cache for its share of the dataset only; samples of
             different ranks never meet in a rank's batch (docs/mixing.md).
@@ -53,7 +53,7 @@ class Shuffle:
     def __post_init__(self) -> None:
         object.__setattr__(self, "window", check_integer("window", self.window, 1))
         if self.lanes is not None:
-            object.__setattr__(self, "lanes", check_integer("lanes", self.lanes, 1))
+            object.__setattr__(self, "lanes", check_integer("lanes", self.lanes, 1, MOST_LANES))
         if not isinstance(self.sticky, bool | np.bool_):
             raise ConfigError(f"sticky must be True or False, found {self.sticky!r}")
 

@@ -159,8 +159,8 @@ def _is_death(error: RuntimeError) -> bool:
 
 
 def _cause_of_death(items: Any, error: RuntimeError) -> ShardflowError:
-    """Return the error for workers of an iteration that ended, from their exit codes."""
-    codes = [worker.exitcode for worker in items._workers]
+    """Return the error for workers of an iteration that ended, from their exit codes; None if it had not begun."""
+    codes = [worker.exitcode for worker in getattr(items, "_workers", ())]
     if _RUN_AGAIN in codes:
         return ConfigError(_UNGUARDED)
     signals = {signal.Signals(-code).name for code in codes if code is not None and code < 0}

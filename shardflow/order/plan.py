@@ -25,6 +25,9 @@ from . import keyed_rng
 from .weights import ShardWeights, SystematicSample
 from .window_shuffle import I64, WindowShuffle
 
+MOST_LANES = 1 << 20
+"""Each lane takes memory, and a saved state may name any number."""
+
 WINDOW = 8192
 LANES_PER_RANK = 8
 """Defaults for shards packed in class order (docs/mixing.md).

@@ -140,6 +140,23 @@ def test_worker_killed_during_the_callers_step_is_raised_by_the_loader(
     assert [numbers.tolist() for _, numbers in some] == whole[handed_out:]
 
 
+def test_worker_killed_while_the_first_epoch_begins_is_raised_by_the_loader(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose death torch reports before its iterator exists is a WorkerError, too."""
+    start = torch.utils.data.DataLoader._get_iterator
+
+    def start_and_kill(of: Any) -> Any:
+        iterator = start(of)
+        iterator._workers[0].kill()
+        os.waitid(os.P_PID, iterator._workers[0].pid, os.WEXITED | os.WNOWAIT)  # then torch's signal handler raises
+        return iterator
+
+    monkeypatch.setattr(torch.utils.data.DataLoader, "_get_iterator", start_and_kill)
+    with pytest.raises(WorkerError, match=r"is killed by signal"):
+        next(iter(loader(dataset, num_workers=1)))
+
+
 def test_worker_killed_between_epochs_is_raised_by_the_loader(dataset: Path) -> None:
     """A worker killed between two epochs is a WorkerError of the next one, which then starts again from its start."""
     some = loader(dataset)

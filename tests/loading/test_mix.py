@@ -196,11 +196,16 @@ def test_a_refused_state_moves_nothing(datasets: list[Path]) -> None:
     for change in (
         {"sources": [*state["sources"][:2], {**state["sources"][2], "seed": 9}]},
         {"sources": state["sources"][:2]},
+        {"sources": None},
         {"position": "x"},
+        {"position": len(some) + 1},
+        {"epoch": 2**63},
     ):
         with pytest.raises(ResumeMismatchError):
             some.load_state_dict({**state, **change})
         assert some.state_dict() == before
+    with pytest.raises(ResumeMismatchError, match=r"a state is a dict from Mix\.state_dict"):
+        some.load_state_dict(None)  # type: ignore[arg-type]
 
 
 def test_a_mix_is_a_loader(datasets: list[Path]) -> None:
@@ -217,8 +222,30 @@ def test_a_mix_is_a_loader(datasets: list[Path]) -> None:
     ]
     with pytest.raises(ConfigError, match="fields differ"):
         shardflow.Mix(swapped)
-    with pytest.raises(ConfigError, match="weights above 0"):
-        shardflow.Mix([(datasets[0], float("inf"))], batch_size=4)
+    for sources in ([(datasets[0], float("inf"))], [(datasets[0], "3")], [swapped[0][0]], [datasets[0]], 3):
+        with pytest.raises(ConfigError, match="weights above 0"):
+            shardflow.Mix(sources, batch_size=4)  # type: ignore[arg-type]
+
+
+def test_a_loader_of_a_mix_keeps_its_weights(datasets: list[Path]) -> None:
+    """The weights of a loader do not change under a mix of either kind; one that was refused leaves them free."""
+    for by in ("sample", "batch"):
+        one = shardflow.Loader(datasets[0], batch_size=30, num_workers=0, tail="short", fields=("label",), weights=0.5)
+        if by == "sample":
+            with pytest.raises(ConfigError, match="less than one batch"):
+                shardflow.Mix([(one, 1)])
+        one.set_weights(1)
+        shardflow.Mix([(one, 1)], by=by)
+        with pytest.raises(ConfigError, match="a loader of a mix keeps its weights"):
+            one.set_weights(2)
+
+
+def test_a_mix_of_samples_counts_its_own_batches(datasets: list[Path]) -> None:
+    """The samples that one of its loaders hands out by itself are not in the statistics of a mix by sample."""
+    some = sample_mix(datasets)
+    handed_out = sum(map(len, contents(some)))
+    contents(some.loaders[0])
+    assert some.stats().samples == handed_out
 
 
 SIZES = (40, 24, 60)

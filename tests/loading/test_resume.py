@@ -161,7 +161,10 @@ def test_state_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> N
         ({"position": -5}, "position must be 0 or more"),
         ({"position": 61}, "position 61 in an epoch of 60 samples"),
         ({"epoch": "x"}, "epoch must be a whole number"),
+        ({"epoch": 2**63}, "epoch must be 2,147,483,647 or less"),
         ({"lanes": None}, "lanes must be a whole number"),
+        ({"lanes": 0}, "lanes must be 1 or more"),
+        ({"lanes": 10**11}, "lanes must be 1,048,576 or less"),
     ],
 )
 def test_damaged_state_is_refused(dataset: Path, change: dict[str, Any], message: str) -> None:
