@@ -80,8 +80,12 @@ def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -
 def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str, str]]:
     inputs, shards = plural(report.inputs, "input"), plural(report.shards, "shard")
     yield "packed", f"{report.packed:,} of {inputs} into {shards} in {dst}"
+    splits = ", ".join(f"{split} {samples:,}" for split, samples in report.samples.items())
+    yield "splits", splits if report.classes is None else f"{splits}; {_classes(report.classes)}"
+    if report.classes is None:
+        yield "labels", "none"
     if report.resumed:
-        yield "resumed", f"{plural(report.resumed, 'input')} packed by an earlier run"
+        yield "resumed", f"{plural(report.resumed, 'input')} done by an earlier run"
     yield "bytes", f"{megabytes(report.bytes_in)} -> {megabytes(report.bytes_out)}"
     done = report.packed + report.quarantined - report.resumed
     yield "time", f"{report.seconds:.1f} s" + (f", {done / report.seconds:,.0f} images/s" if done else "")
@@ -95,7 +99,7 @@ def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str,
     for reason, count in sorted(report.reasons.items(), key=lambda entry: -entry[1]):
         yield f"{count:11,}", reason
     if report.ignored:
-        yield "no images", _extensions(report.ignored)
+        yield "left out", _extensions(report.ignored)
     yield "next", f"shardflow verify {dst}"
 
 
@@ -110,23 +114,25 @@ _DESTINATIONS = {
 def _dry_run_lines(counts: DryRun, dst: str) -> Iterator[tuple[str, str]]:
     for split, inputs in counts.inputs.items():
         sizes = counts.classes.get(split)
-        classes = (
-            f" in {len(sizes):,} {'class' if len(sizes) == 1 else 'classes'} of {_range(sizes.values())}"
-            if sizes
-            else ""
-        )
+        classes = f" in {_classes(len(sizes))} of {_range(sizes.values())}" if sizes else ""
         yield split, f"{plural(inputs, 'input')}{classes}"
+    if not counts.classes:
+        yield "labels", "none"
     yield "would write", plural(counts.shards, "shard")
     if counts.skipped:
         yield "skipped", f"{describe_skipped(counts.skipped)}; or leave them out with --max-bad {len(counts.skipped)}"
     if counts.bad:
         named = "; ".join(f"{bad.path!r} ({bad.reason})" for bad in counts.bad[:3])
         found = f"{plural(len(counts.bad), 'input')} that could not be packed, such as {named}"
-        yield "bad", f"{found}; or leave them out with --max-bad {len(counts.bad) + len(counts.skipped)}"
+        yield "bad", f"{found}; repair them, or leave them out with --max-bad {len(counts.bad) + len(counts.skipped)}"
     if counts.ignored:
-        yield "no images", _extensions(counts.ignored)
+        yield "left out", _extensions(counts.ignored)
     state = _DESTINATIONS[counts.destination].format(finished=counts.finished, shards=counts.shards)
     yield "destination", f"{dst} {state}"
+
+
+def _classes(count: int) -> str:
+    return f"{count:,} {'class' if count == 1 else 'classes'}"
 
 
 def _range(numbers: Collection[int]) -> str:
@@ -134,4 +140,5 @@ def _range(numbers: Collection[int]) -> str:
 
 
 def _extensions(ignored: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in ignored.items())
+    counts = ", ".join(f"{count:,} {extension or 'without extension'}" for extension, count in ignored.items())
+    return f"files that are no images: {counts}"

@@ -45,6 +45,8 @@ class PackReport:
         skipped: Number of images of kinds that are not read.
         reasons: Reason why images were not packed → their number; of reasons that differ in figures alone, the first.
         ignored: Extension → number of files that are no images.
+        samples: Split → number of samples.
+        classes: Number of classes; None where the images have no labels.
         shards: Number of shards.
         bytes_in, bytes_out: Size of the packed inputs, and of the shards.
         counts: Number of images that were turned, converted, first frames, ..., by the names of `Statistics.counts`.
@@ -59,6 +61,8 @@ class PackReport:
     skipped: int
     reasons: Mapping[str, int]
     ignored: Mapping[str, int]
+    samples: Mapping[str, int]
+    classes: int | None
     shards: int
     bytes_in: int
     bytes_out: int
@@ -164,6 +168,8 @@ def commit(
         skipped=new.skipped,
         reasons=_reasons(all_bad),
         ignored=ignored,
+        samples={split: sum(shard.samples for shard in shards) for split, shards in splits.items()},
+        classes=None if classes is None else len(classes),
         shards=len(totals.shards),
         bytes_in=totals.bytes_in,
         bytes_out=sum(shard.bytes for shard in totals.shards.values()),

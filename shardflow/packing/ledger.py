@@ -94,6 +94,10 @@ class Ledger:
             return None
         return receipt
 
+    def has_receipt(self, job: Job) -> bool:
+        """Return whether an earlier attempt finished a job of this name, whatever its inputs and settings were."""
+        return f"{job.name}.json" in self.listing
+
     def write_quarantine(self, quarantined: Iterable[Quarantined], lock: WriteLock) -> None:
         """Write the list of all inputs that were not packed."""
         lock.put(QUARANTINE, quarantine.to_bytes(quarantined))

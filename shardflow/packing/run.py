@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from shardflow._wording import plural
 from shardflow.errors import StoreError
 from shardflow.formats.receipt import Receipt
 
@@ -14,6 +16,8 @@ from .executors import Executor
 from .jobs import Job, Outcome
 from .ledger import Ledger, remove_temporaries
 from .progress import Progress, ProgressLike, showing
+
+logger = logging.getLogger(__name__)
 
 
 def run_jobs(
@@ -36,6 +40,9 @@ def run_jobs(
             unfinished.append(job)
         else:
             on_receipt(job.name, receipt)
+    if anew := sum(map(ledger.has_receipt, unfinished)):
+        why = "their inputs or settings have changed, an input could not be read, or a file is damaged"
+        logger.warning("%s of %s packed anew: %s", plural(anew, "finished shard"), ledger.storage, why)
     inputs = sum(len(job.items) for job in jobs)
     resumed = inputs - sum(len(job.items) for job in unfinished)
     so_far = Progress(inputs=inputs, resumed=resumed, done=resumed)

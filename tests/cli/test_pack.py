@@ -35,7 +35,8 @@ def test_pack(tmp_path: Path) -> None:
         r"time +[\d.]+ s, \d+ images/s",
         r"fingerprint +sha256:[0-9a-f]{64}\n",
         r"quarantined +1 input, listed in quarantine\.jsonl\n +1  decode: ",
-        r"no images +1 \.txt\n",
+        r"splits +train 50; 3 classes\n",
+        r"left out +files that are no images: 1 \.txt\n",
         rf"next +shardflow verify {tmp_path / 'dst'}\n$",
     ):
         assert re.search(pattern, done.stdout), pattern
@@ -221,6 +222,7 @@ def test_operations_are_reported(tmp_path: Path) -> None:
     animation = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     write_tree(tmp_path / "src", {"1.gif": animation, "2.jpg": encoded(frames[0], "JPEG", exif=turned(8))})
     printed = _packed(tmp_path / "src", tmp_path / "dst").output
+    assert "\nsplits       train 2\nlabels       none\n" in printed
     assert "\noperations   1 reduced to the first frame; 1 rotated upright\n" in printed
 
 

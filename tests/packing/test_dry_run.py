@@ -41,7 +41,7 @@ def test_rows_that_could_not_be_packed(tmp_path: Path) -> None:
     result = CliRunner().invoke(shardflow, ["pack", str(src / "t.csv"), str(tmp_path / "dst"), "--dry-run"])
     assert (
         "bad          2 inputs that could not be packed, such as '3.jpg' (No such file or directory); "
-        "'1.jpg' (row 4 has no label); or leave them out with --max-bad 2"
+        "'1.jpg' (row 4 has no label); repair them, or leave them out with --max-bad 2"
     ) in result.output.splitlines()
 
 
@@ -74,7 +74,7 @@ def test_command(tmp_path: Path) -> None:
         "train        30 inputs in 3 classes of 10",
         "would write  2 shards",
         "skipped      1 .psd, such as 'b/old.psd' (convert them to JPEG or PNG); or leave them out with --max-bad 1",
-        "no images    1 .txt",
+        "left out     files that are no images: 1 .txt",
         f"destination  {tmp_path / 'dst'} is free",
     ]
     assert not (tmp_path / "dst").exists()

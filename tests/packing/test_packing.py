@@ -230,14 +230,16 @@ def _flat(root: Path) -> Path:
     return write_tree(root, {f"{n:02}.jpg": photo(n) for n in range(29)})
 
 
-def test_resume_with_other_settings(tmp_path: Path) -> None:
-    """Another recipe, size of shards or order is no resume: everything is done again, as in an empty directory."""
+def test_resume_with_other_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another recipe, size of shards or order is no resume: all is done again, as in an empty directory, and said."""
     src = _flat(tmp_path / "src")
     changes: list[dict[str, Any]] = [{"quality": 80}, {"shuffle": True}, {"shard_samples": 11}]
     assert _stopped(src, tmp_path / "same").resumed == 30
+    assert not caplog.records
     for number, change in enumerate(changes):
         report = _stopped(src, tmp_path / str(number), **change)
         assert report.resumed == 0
+        assert caplog.records[-1].message.startswith(f"3 finished shards of {tmp_path / str(number)} packed anew")
         fresh = {**SMALL, "shard_samples": 10, "shuffle": False, "max_bad": 9, **change}
         sf.pack(src, tmp_path / f"fresh{number}", **fresh)
         assert contents(tmp_path / str(number)) == contents(tmp_path / f"fresh{number}")

@@ -15,6 +15,7 @@ without an extension, are listed apart; all other files are counted.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections import Counter
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from shardflow._pillow import MISSING_CODECS
+from shardflow._wording import plural
 from shardflow.dataset.label_numbering import Classes, LabelNumbering
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.image_types import IMAGE_TYPES, UNREAD_EXTENSIONS, image_type, type_of_part
@@ -39,10 +41,13 @@ from .items import Draft, Drafts, encode_more, identity_of
 from .reader import Reader, file_state
 from .source import Source, describe_skipped
 
+logger = logging.getLogger(__name__)
+
 Ends: TypeAlias = "tuple[str | None, str | None]"
 """The two folders of a path that may be its split and class: the first, and the second; None where there is none."""
 
 _WORD = re.compile(r"\.[A-Za-z][^./]*$")  # a number, as in shot.0001.png, is no name of a part
+_COCO = re.compile(r"(^|/)(instances|person_keypoints)_[^/]*\.json$")
 _FIRST_BYTES = 32
 _LOSSLESS = tuple(f".{part}" for each in IMAGE_TYPES if each.for_masks for part in each.parts)
 _LOSSY = (".jpg", ".jpeg", ".webp", ".avif", ".heic", ".heif")
@@ -126,6 +131,7 @@ class Folder:
         self, storage: Storage, beside: dict[str, _File], skipped: MutableSequence[Quarantined], ignored: Counter[str]
     ) -> Iterator[_File]:
         """Yield the images, sorted by the bytes of their paths; fill in the parts beside them, and count the rest."""
+        coco = ""
         for file in _files(storage):
             part = next((part for part in self.parts or () if file.path.endswith(f".{part}")), None)
             extension = os.path.splitext(file.path)[1].lower()
@@ -136,6 +142,9 @@ class Folder:
             elif reason := _why_skipped(storage, file.path, extension[1:]):
                 skipped.append(Quarantined(file.path, SKIPPED, reason))
             else:
+                if not coco and _COCO.search(file.path):
+                    coco = storage.url(file.path)
+                    logger.warning("%s may be a COCO set, whose boxes are left out: pack that file", coco)
                 ignored[extension] += 1
 
     def _draft(self, file: _File, beside: Mapping[str, _File]) -> Draft[Ends]:
@@ -206,11 +215,12 @@ def _looks_like_a_mask(storage: Storage, image: str, mask: str, first: str = "")
 
 def _no_images(storage: Storage, skipped: Sequence[Quarantined], ignored: Counter[str]) -> NoImagesError:
     others = [f"{count} {extension or 'without extension'}" for extension, count in ignored.most_common(5)]
-    found = "; ".join(filter(None, (describe_skipped(skipped), ", ".join(others)))) or "no files at all"
+    found = "; ".join(filter(None, (describe_skipped(skipped), ", ".join(others))))
+    but = f", but {found}" if found else " and no other files"
     kinds = (each for each in IMAGE_TYPES if each.by_pillow and each.name not in MISSING_CODECS)
     read = (part for each in kinds for part in each.parts)
     known = " ".join(f".{part}" for part in sorted(read))
-    error = NoImagesError(f"{storage} holds no images ({known}), but {found}; {_LAYOUTS}")
+    error = NoImagesError(f"{storage} holds no images ({known}){but}; {_LAYOUTS}")
     error.ignored = ignored
     return error
 
@@ -228,7 +238,8 @@ def _files(storage: Storage) -> Iterator[_File]:
             raise NotFoundError(f"{root} does not exist; give the directory that holds the images")
         if not root.is_dir():
             raise ConfigError(
-                f"{root} is neither a directory of images nor a table by its name: .csv, .tsv, .jsonl, .parquet"
+                f"{root} is no directory of images, and by its name no table (.csv, .tsv, .jsonl, .parquet), "
+                "no COCO set (.json) and no tar (.tar)"
             )
         yield from _walk(root)
 
@@ -301,4 +312,7 @@ def _detect_layout(drafts: Drafts[Ends], root: object) -> Callable[[Ends], tuple
     if any(top in split_like and second is not None for top, second in ends):
         message = f"{root} holds splits ({', '.join(sorted(split_like))}) beside other folders, such as"
         raise ConfigError(f"{message} {min(others)!r}; splits are named {', '.join(SPLITS)}; {_LAYOUTS}")
+    if len(tops) == 1 and all(second is not None for _, second in ends):
+        images, name = plural(len(drafts), "image"), min(tops)
+        logger.warning("%s of one class, %r, in folders below it: was %s/%s meant?", images, name, root, name)
     return lambda pair: ("train", pair[0])

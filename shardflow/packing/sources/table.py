@@ -15,7 +15,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -94,7 +94,8 @@ class Table:
         base = folder or slash or "."
         storage = open_storage(base, remote_options(base, self.storage_options))
         name = name if is_remote(base) else name_of(name)
-        drafts = Drafts.of(self._drafts(_read_rows(storage.read(name), name), base))
+        unused: list[str] = []
+        drafts = Drafts.of(self._drafts(_read_rows(storage.read(name), name), base, unused))
         if not drafts:
             raise ConfigError(f"{self.url} has no rows")
         if name.lower().endswith(_TEXT_TABLES) and all(
@@ -105,16 +106,18 @@ class Table:
         if any(is_remote(draft.path) for draft in drafts):
             reader = replace(reader, remote=True)
         source = number_labels(drafts, self.classes, self.url, reader)
+        for warning in unused:  # after all errors
+            logger.warning("%s", warning)
         return source if self.mask is None else replace(source, annotations=Annotations(masks=(MASK_PART,)))
 
-    def _drafts(self, rows: Iterator[Row], base: str) -> Iterator[Draft[SplitLabel]]:
+    def _drafts(self, rows: Iterator[Row], base: str, unused: MutableSequence[str]) -> Iterator[Draft[SplitLabel]]:
         columns: _Columns | None = None
         for number, row in enumerate(rows, 1):
-            columns = columns or self._columns(row)
+            columns = columns or self._columns(row, unused)
             yield _draft(row, columns, self._split(row, columns.split, number), number, base)
 
-    def _columns(self, row: Row) -> _Columns:
-        """Return the columns, after checking that the table has those that are named."""
+    def _columns(self, row: Row, unused: MutableSequence[str]) -> _Columns:
+        """Return the columns, after checking that the table has those that are named; warn of others in `unused`."""
         named = _Columns(*self._named())
         for column in named:
             if column is not None and column not in row:
@@ -128,18 +131,22 @@ class Table:
             message = f"{self.url}: expected paths or URLs of images in column {image!r}, found {kind}"
             raise ConfigError(f"{message}; name another column, or pack it as a Hugging Face dataset")
         label, split = ("label" if "label" in row else None), ("split" if "split" in row else None)
-        if self.label is None and label is None:
-            self._warn_of_similar(row, "label", _LIKE_LABEL, "the images have no labels")
-        if self.split is None and split is None:
-            self._warn_of_similar(row, "split", _LIKE_SPLIT, "all rows are for training")
-        return named._replace(image=image, label=self.label or label, split=self.split or split)
+        used = named._replace(image=image, label=self.label or label, split=self.split or split)
+        others = [name for name in row if name not in used]
+        like_split = _similar(others, _LIKE_SPLIT)
+        if used.label is None:
+            scalars = [name for name in others if isinstance(row[name], str | int) and type(row[name]) is not bool]
+            likely = _similar(others, _LIKE_LABEL) or [name for name in scalars if name not in like_split]
+            unused += self._perhaps_meant("label", likely, "the images have no labels")
+        if used.split is None:
+            unused += self._perhaps_meant("split", like_split, "all rows are for training")
+        return used
 
-    def _warn_of_similar(self, row: Row, use: str, names: Collection[str], effect: str) -> None:
-        """Warn of a column that is not used, but was perhaps meant: it would silently be in `.json`."""
-        if similar := [name for name in row if name.strip().lower() in names and name not in self._named()]:
-            name = similar[0]
-            message = f"{self.url} has no column {use!r}, so {effect}; if {name!r} was meant"
-            logger.warning("%s, name it with %s= or --%s-column", message, use, use)
+    def _perhaps_meant(self, use: str, likely: Sequence[str], effect: str) -> Iterator[str]:
+        """Yield a warning of a column that is not used, but was perhaps meant: it would silently be in `.json`."""
+        if likely:
+            message = f"{self.url} has no column {use!r}, so {effect}; if {likely[0]!r} was meant"
+            yield f"{message}, name it with {use}= or --{use}-column"
 
     def _named(self) -> tuple[str | None, ...]:
         return self.image, self.label, self.split, self.caption, self.mask
@@ -150,6 +157,10 @@ class Table:
             message = f"{self.url}, row {number}: split {split!r}; splits are named {', '.join(SPLITS)}"
             raise ConfigError(f"{message}: write one of these into column {column!r}")
         return split
+
+
+def _similar(columns: Sequence[str], names: Collection[str]) -> list[str]:
+    return [name for name in columns if name.strip().lower() in names]
 
 
 def _header_hint(row: Row) -> str:

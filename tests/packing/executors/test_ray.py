@@ -187,7 +187,7 @@ def test_command_on_the_cluster(tmp_path: Path, cluster: str) -> None:
     assert "shardflow: terminated" in said
     done = subprocess.run(_command(src, tmp_path / "dst", cluster), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"resumed +\d+ inputs packed by an earlier run", done.stdout)
+    assert re.search(r"resumed +\d+ inputs done by an earlier run", done.stdout)
     assert all(line.startswith("packing: ") for line in done.stderr.replace("\r", "\n").split("\n") if line)
     assert sf.verify(tmp_path / "dst") == []
 

@@ -52,7 +52,7 @@ def test_layouts(tmp_path: Path, case: str) -> None:
         (["train/a/1.jpg", "val/1.jpg"], "'val/1.jpg'"),
         (["train/a/1.jpg", "old/1.jpg"], "'old'"),
         (["notes.txt", "a/1.psd"], r"1 \.psd, such as 'a/1\.psd' \(convert them to JPEG or PNG\); 1 \.txt"),
-        ([], "no files at all"),
+        ([], r"holds no images \(.*\) and no other files"),
     ],
 )
 def test_mixed_and_empty_layouts_are_refused(tmp_path: Path, names: list[str], found: str) -> None:
@@ -61,12 +61,27 @@ def test_mixed_and_empty_layouts_are_refused(tmp_path: Path, names: list[str], f
         _listed(tmp_path, *names)
 
 
+def test_folders_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A warning names the folder below when all images are in folders of one class, and a JSON named like COCO's."""
+    names = ("train/a/1.jpg", "val/b/1.jpg", "annotations/captions_val.json")
+    write_tree(tmp_path / "up/photos", dict.fromkeys(names, b""))
+    assert list_source(tmp_path / "up").classes == ("photos",)
+    assert [record.message for record in caplog.records] == [
+        f"2 images of one class, 'photos', in folders below it: was {tmp_path}/up/photos meant?"
+    ]
+    caplog.clear()
+    write_tree(tmp_path / "up", {"photos/annotations/instances_val2017.json": b"", "photos/instances_train.json": b""})
+    assert list_source(tmp_path / "up/photos").classes == ("a", "b")
+    message = f"{tmp_path}/up/photos/annotations/instances_val2017.json may be a COCO set, whose boxes are left out"
+    assert [record.message for record in caplog.records] == [f"{message}: pack that file"]
+
+
 def test_missing_source(tmp_path: Path) -> None:
     """A source that is not there, or no directory, is refused."""
     with pytest.raises(NotFoundError, match=r"nowhere does not exist; give the directory"):
         list_source(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is neither a directory of images nor a table"):
+    with pytest.raises(ConfigError, match=r"is no directory of images, and by its name no table .*\.json.*\.tar"):
         list_source(tmp_path / "file")
 
 

@@ -185,6 +185,12 @@ def test_columns_that_were_perhaps_meant(tmp_path: Path, caplog: pytest.LogCaptu
     )
     assert "all rows are for training; if 'Split' was meant" in split
     caplog.clear()
+    (tmp_path / "u.jsonl").write_text(
+        '{"image": "1.jpg", "box": [1, 2], "sharp": true, "set": "val", "species": "cat"}\n'
+    )
+    assert list_source(tmp_path / "u.jsonl").classes is None
+    assert "no labels; if 'species' was meant, name it with label=" in caplog.records[0].message
+    caplog.clear()
     assert list_source(sf.Table(tmp_path / "t.csv", label=" label", split="Split")).classes == ("dog",)
     assert not caplog.records
 
