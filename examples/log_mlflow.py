@@ -66,7 +66,7 @@ def train(loader: shardflow.Loader, arguments: argparse.Namespace, run_id: str, 
         optimiser.load_state_dict(saved["optimiser"])
         loader.load_state_dict(saved["loader"])
         step = saved["step"]
-    for epoch in range(loader.state_dict()["epoch"], arguments.epochs):
+    for epoch in range(loader.epoch, arguments.epochs):
         loader.set_epoch(epoch)
         samples = 0
         for images, labels in loader:

@@ -68,7 +68,7 @@ def train(arguments: argparse.Namespace, accelerator: Accelerator) -> None:
     if arguments.folder.exists():
         accelerator.load_state(arguments.folder)
     step = 0
-    for epoch in range(loader.state_dict()["epoch"], arguments.epochs):
+    for epoch in range(loader.epoch, arguments.epochs):
         loader.set_epoch(epoch)
         samples = torch.zeros((), dtype=torch.int64, device=accelerator.device)
         for images, labels in loader:

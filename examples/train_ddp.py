@@ -65,7 +65,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> None:
         optimiser.load_state_dict(saved["optimiser"])
         loader.load_state_dict(saved["loader"])
     step = 0
-    for epoch in range(loader.state_dict()["epoch"], arguments.epochs):
+    for epoch in range(loader.epoch, arguments.epochs):
         loader.set_epoch(epoch)
         samples_and_loss = torch.zeros(2, dtype=torch.float64, device=device)
         for images, labels in loader:

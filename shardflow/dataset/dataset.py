@@ -79,7 +79,7 @@ class Split:
     def locate(self, number: int) -> tuple[int, int]:
         """Return the shard and the record of sample `number`; raise an IndexError if there is no such sample."""
         if not -len(self) <= number < len(self):
-            raise IndexError(f"sample {number} of {len(self)}")
+            raise IndexError(f"there is no sample {number}; there are {len(self)}, numbered from 0")
         number %= len(self)
         shard = int(np.searchsorted(self._ends, number, side="right"))
         return shard, number - int(self._ends[shard] - self.shard_samples[shard])

@@ -91,7 +91,11 @@ def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes
     expected = identity(dataset, order, lanes)
     missing = sorted({*expected, "epoch", "position"} - set(state))
     if missing:
-        raise ResumeMismatchError(f"the state has no {', '.join(missing)}; it is not from Loader.state_dict()")
+        inner = next(
+            (name for name, value in state.items() if isinstance(value, Mapping) and "position" in value), None
+        )
+        remedy = "" if inner is None else f": that is its entry {inner!r}"
+        raise ResumeMismatchError(f"the state has no {', '.join(missing)}; it is not from Loader.state_dict(){remedy}")
     if state["version"] != STATE_VERSION:
         raise ResumeMismatchError(
             f"the state has version {state['version']!r}, this shardflow reads version {STATE_VERSION}, which orders "
@@ -104,8 +108,12 @@ def restore(state: Mapping[str, Any], dataset: Dataset, order: EpochOrder, lanes
     if differences := compare(state, expected):
         arguments = [how for name, how in _ARGUMENTS.items() if state[name] != expected[name]]
         remedy = "make these equal" + (f" ({'; '.join(arguments)})" if arguments else "")
-        if state["fingerprint"] != dataset.fingerprint and dataset.has_version(str(state["fingerprint"])):
-            remedy = f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads that version"
+        if state["fingerprint"] != dataset.fingerprint:
+            remedy = f"{dataset.url} is another dataset: open the one that the run read"
+            if dataset.has_version(str(state["fingerprint"])):
+                remedy = (
+                    f"the dataset was extended since; Loader(..., version={state['fingerprint']!r}) reads that version"
+                )
         raise ResumeMismatchError(f"the state belongs to another run: {'; '.join(differences)}; {remedy}")
     start = EpochStart(*saved_integers(state, "epoch", "position", "lanes"))
     if start.position > order.length:

@@ -140,7 +140,7 @@ def test_samples_from_the_end(root: Path) -> None:
 @pytest.mark.parametrize("number", [TOTAL, -TOTAL - 1, 10**12])
 def test_numbers_out_of_range(root: Path, number: int) -> None:
     """A number that no sample has is an IndexError, as for a list."""
-    with pytest.raises(IndexError, match=f"sample {number} of {TOTAL}"):
+    with pytest.raises(IndexError, match=f"there is no sample {number}; there are {TOTAL}, numbered from 0"):
         shardflow.open(root)["train"][number]
 
 

@@ -145,7 +145,7 @@ def test_state_of_another_order_is_refused(dataset: Path, change: dict[str, Any]
 def test_state_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
     """A state names its dataset by fingerprint."""
     other = make_dataset(tmp_path / "other", [61])
-    with pytest.raises(ResumeMismatchError, match="fingerprint"):
+    with pytest.raises(ResumeMismatchError, match=r"fingerprint is .*/other is another dataset: open the one that"):
         loader(other).load_state_dict(loader(dataset).state_dict())
     with pytest.raises(
         ResumeMismatchError, match=r"has version 1, this shardflow reads version 2.* start an epoch anew"
@@ -153,6 +153,8 @@ def test_state_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> N
         loader(dataset).load_state_dict({**loader(dataset).state_dict(), "version": 1})
     with pytest.raises(ResumeMismatchError, match=r"not from Loader\.state_dict"):
         loader(dataset).load_state_dict({"epoch": 1})
+    with pytest.raises(ResumeMismatchError, match=r"not from Loader\.state_dict\(\): that is its entry 'data'"):
+        loader(dataset).load_state_dict({"model": {}, "data": loader(dataset).state_dict()})
 
 
 @pytest.mark.parametrize(
