@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
 from shardflow.order.plan import Plan
-from shardflow.order.weights import ShardWeights, Weights
+from shardflow.order.weights import ShardWeights, SystematicSample, Weights
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(lambda sizes: sum(sizes) > 0)
 SHORT = [(0, 1, 0), (1, 2, 0), (1, 2, 2), (0, 0, 0), (1, 1, 0), (1, 2, 1), (0, 1, 1)]
@@ -172,6 +172,15 @@ def test_sums_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     for shard in (0, 2, 0, 3, 3, 1, 6, 4, 0, 2, 6):
         assert found.running(shard).tolist() == np.cumsum(expected[shard]).tolist()
         assert len(found._running) == 1 or sum(map(len, found._running.values())) <= 8
+
+
+def test_a_point_at_the_border_of_two_samples() -> None:
+    """A point at which the weight of a sample begins, as all are of the key 0, is that sample's first."""
+    shards = ShardWeights(Weights([2, 1, 3]), np.array([1, 2]))
+    sample = SystematicSample(shards, np.array([1, 0]), key=0)
+    assert sample.counts.tolist() == [4, 2]
+    records, repeats = sample.locate(np.arange(6), np.array([0, 0, 0, 0, 1, 1]))
+    assert (records.tolist(), repeats.tolist()) == ([0, 1, 1, 1, 0, 0], [0, 0, 1, 2, 0, 1])
 
 
 def test_equal_weights_have_equal_digests() -> None:
