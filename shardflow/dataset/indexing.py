@@ -12,7 +12,8 @@ import numpy as np
 
 from shardflow._validation import check_integer
 from shardflow._wording import plural
-from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError
+from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
+from shardflow.formats import manifest, quarantine
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import Quarantined
@@ -32,6 +33,10 @@ from .virtual_dataset import SelectedRows, TarLocation, build_virtual_dataset
 
 _TARS_AT_A_TIME = 4
 _SHOWN_NAMES = 3
+_INDEX_ANEW = (
+    f"to index tars anew that were changed since, remove {manifest.FILE_NAME}, {quarantine.FILE_NAME} and the .npy "
+    "files below SPLIT/0 there, but not the tars"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +111,11 @@ def index(
     if len({tar.url for tar in tars}) < len(tars):
         raise ConfigError(f"{' '.join(map(str, patterns))}: these name a tar twice")
     dst = _default_destination(tars) if to is None else to
-    refuse_dataset(open_storage(dst, dst_options if to is not None else src_options, to_write=True))
+    storage = open_storage(dst, dst_options if to is not None else src_options, to_write=True)
+    try:
+        refuse_dataset(storage)
+    except DatasetExistsError as error:  # with another remedy: the tars are there, and removing them would lose them
+        raise DatasetExistsError(f"{storage} already holds a dataset, and is read as it is; {_INDEX_ANEW}") from error
     scans: list[ScannedTar] = []
     if progress is not None:
         progress(0, len(tars))
@@ -165,6 +174,9 @@ def _tar_names(storage: Storage, pattern: str) -> set[str]:
     names = {name for name in patterns if not has_wildcards(name)}
     wildcards = [name for name in patterns if has_wildcards(name)]
     if wildcards:
+        root = storage.local_path("")
+        if root is not None and root.is_file():
+            raise ConfigError(f"{storage} is no tar by its name; give a folder, a .tar or a pattern")
         listing = storage.listing()
         if not listing:
             raise NotFoundError(f"{storage} does not exist, or is empty; check the path")

@@ -69,12 +69,28 @@ class SelectedRows(NamedTuple):
     rows: Index
 
 
+def root_urls(dataset: Dataset) -> dict[str, str]:
+    """Return the places of a dataset's roots, by their names: absolute paths and URLs."""
+    return {name: canonical_root(root_url(dataset.url, root)) for name, root in dataset.manifest.roots.items()}
+
+
+def refuse_virtual(dataset: Dataset, lack: str, remedy: str, remedy_of_index: str) -> None:
+    """Raise a ConfigError if a dataset is virtual. It lacks something that the datasets in its roots have.
+
+    `remedy` stands before their places. An index of tars has none, and `remedy_of_index`.
+    """
+    if not (roots := dataset.manifest.roots):
+        return
+    places = [url for name, url in root_urls(dataset).items() if roots[name].fingerprint is not None]
+    if not places:
+        raise ConfigError(f"{dataset.url} was made by `shardflow index` from tars; {remedy_of_index}")
+    raise ConfigError(f"{dataset.url} is a virtual dataset without {lack} of its own; {remedy} {', '.join(places)}")
+
+
 def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
     """Return where the tars of a split lie, in order; the tars of a virtual dataset lie in its roots."""
-    roots = {
-        name: (canonical_root(root_url(dataset.url, root)), root.fingerprint)
-        for name, root in dataset.manifest.roots.items()
-    }
+    urls = root_urls(dataset)
+    roots = {name: (urls[name], root.fingerprint) for name, root in dataset.manifest.roots.items()}
     own = canonical_root(dataset.url), dataset.fingerprint
     locations = []
     for shard in dataset[split].shards:

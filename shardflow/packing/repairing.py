@@ -20,7 +20,8 @@ import numpy as np
 
 from shardflow.dataset.dataset import Dataset, open_dataset
 from shardflow.dataset.verifying import Finding, verify_dataset, verify_shard
-from shardflow.errors import ConfigError, FormatError, IntegrityError, NotFoundError, ShardflowError
+from shardflow.dataset.virtual_dataset import refuse_virtual
+from shardflow.errors import FormatError, IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import shard_index
 from shardflow.formats.receipt import InputRecord, Receipt, from_bytes
 from shardflow.formats.shard import Shard
@@ -85,10 +86,7 @@ def repair(
     """
     make_executor = executor_maker("processes", workers)
     dataset = open_dataset(url, storage_options=storage_options)
-    if roots := dataset.manifest.roots.values():
-        places = ", ".join(root.url for root in roots)
-        message = f"{dataset.url} is a virtual dataset without shards of its own; repair {places}"
-        raise ConfigError(f"{message}, or create it again if an index is lost")
+    refuse_virtual(dataset, "shards", "create it again if an index is lost, or repair", "restore them, or index anew")
     found = verify_dataset(dataset, progress=progress)
     touched = {finding.file for finding in found}
     broken = [shard for shard in dataset.shards if touched & {shard.name, shard.index_name}]

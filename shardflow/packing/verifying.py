@@ -23,6 +23,7 @@ from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Dataset, open_dataset
 from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.verifying import Finding, verify_dataset
+from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.errors import ConfigError, DecodeError, FormatError, SampleError, ShardflowError, StoreError
 from shardflow.formats import image_array
 from shardflow.formats.image_limits import check_image
@@ -102,9 +103,9 @@ def open_sources(
     dataset: Dataset, sources: Sequence[Any], source_options: Mapping[str, Any] | None = None
 ) -> Iterator[list[Source]]:
     """List the sources of a dataset, with the dataset's numbers of classes; see `verify` for arguments and errors."""
-    if sources and (roots := dataset.manifest.roots.values()):
-        places = ", ".join(root.url for root in roots)
-        raise ConfigError(f"{dataset.url} is a virtual dataset without receipts of its own; compare {places}")
+    if sources:
+        remedy_of_index = "there is nothing to compare them with; without sources, verify finds damage"
+        refuse_virtual(dataset, "receipts", "compare", remedy_of_index)
     if sources and dataset.manifest.sharding is None:
         raise ConfigError(f"{dataset.url} was not made by packing: nothing says which input became which sample")
     parts = dataset.manifest.annotations.parts

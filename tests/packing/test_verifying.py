@@ -135,8 +135,13 @@ def test_damage_is_reported_once(packed: Path, dst: Path) -> None:
 def test_what_cannot_be_compared(packed: Path, tmp_path: Path) -> None:
     """A virtual dataset, one that was not packed, a missing source and a wrong number are refused before reading."""
     sf.subset(packed / "dst", tmp_path / "part", fraction=0.5)
-    with pytest.raises(ConfigError, match=r"is a virtual dataset without receipts of its own; compare \.\."):
+    with pytest.raises(ConfigError, match=rf"is a virtual dataset without receipts of its own; compare {packed}/dst$"):
         sf.verify(tmp_path / "part", sources=[packed / "src"])
+    sf.index(packed / "dst/train/*.tar", tmp_path / "index")
+    with pytest.raises(ConfigError, match="was made by `shardflow index` from tars; there is nothing to compare"):
+        sf.verify(tmp_path / "index", sources=[packed / "src"])
+    with pytest.raises(ConfigError, match="was made by `shardflow index` from tars; restore them, or index anew"):
+        sf.repair(tmp_path / "index", packed / "src")
     with pytest.raises(ConfigError, match="was not made by packing"):
         sf.verify(make_dataset(tmp_path / "made", [3]), sources=[packed / "src"])
     with pytest.raises(NotFoundError, match="nowhere does not exist"):
