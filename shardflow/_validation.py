@@ -42,6 +42,8 @@ def check_share(name: str, value: float) -> float:
 
 def check_probability(name: str, value: float, *, most: float = 1) -> float:
     """Return the value if it is within 0 … `most`."""
+    if isinstance(value, bool):  # a switch elsewhere; True would be always
+        raise ConfigError(f"{name} must be a probability, 0 … {most}, such as 0.5; found {value}")
     if not isinstance(value, Real) or not 0 <= value <= most:
         raise ConfigError(f"{name} must be 0 … {most}, found {value}")
     return value

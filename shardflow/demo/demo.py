@@ -16,7 +16,8 @@ import shardflow
 from shardflow._cores import allowed_cores
 from shardflow._wording import plural
 from shardflow.dataset.dataset import Split
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
+from shardflow.formats import manifest
 from shardflow.preview.augmentation import augment_with_loader
 from shardflow.preview.contact_sheet import COLUMNS, SIDE, ContactSheet, draw_contact_sheet
 from shardflow.storage.local_files import map_os_errors
@@ -60,6 +61,8 @@ def run_demo(
         if value is not None and value < 0:
             raise ConfigError(f"{name} must be 0 or more, found {value}")
     processes = workers if workers is not None else min(allowed_cores(), _WORKERS)
+    if images is not None and not Path(images).is_dir():
+        raise NotFoundError(f"{images} is no folder; name the folder of your images with --images")
     folder = _new_folder(Path(output))
     if folder != Path(output):
         report("output", f"{output} is in use; this run writes to {folder}")
@@ -95,6 +98,8 @@ def _new_folder(output: Path) -> Path:
             output.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise ConfigError(f"{output} is a file; name a folder with --output") from None
+        if (output / manifest.FILE_NAME).exists():
+            raise DatasetExistsError(f"{output} holds a dataset; name another folder with --output")
         number, folder = 1, output
         while any(folder.iterdir()):
             number += 1

@@ -134,7 +134,7 @@ def commit(
     inputs = sum(sharding.inputs.values()) + len(all_skipped)
     if len(bad) > max_bad or not totals.shards:
         new_inputs = inputs - (replacing.inputs if replacing is not None else 0)
-        raise PackIncompleteError(_refusal(ledger, bad, new_inputs, max_bad))
+        raise PackIncompleteError(_refusal(ledger, bad, new_inputs, max_bad, annotations))
     if lock.blob is None:
         ledger.remove_leftovers(sharding.names())
 
@@ -187,14 +187,21 @@ def _reasons(quarantined: Sequence[Quarantined]) -> dict[str, int]:
     return {reasons[0]: len(reasons) for reasons in alike.values()}
 
 
-def _refusal(ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, max_bad: int) -> str:
+def _refusal(
+    ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, max_bad: int, annotations: Annotations
+) -> str:
     named = "; ".join(f"{bad.path!r} ({bad.stage}: {bad.reason})" for bad in quarantined[:_NAMED])
     more = f"; {len(quarantined) - _NAMED} more" if len(quarantined) > _NAMED else ""
     listed = f"{named}{more}, all listed in {ledger.storage.url(quarantine.FILE_NAME)}"
     if len(quarantined) == inputs:
         none = "the only input could not" if inputs == 1 else f"none of the {inputs} inputs could"
         absent = all(bad.reason.endswith(os.strerror(errno.ENOENT)) for bad in quarantined)
-        remedy = "paths in a table are absolute, or relative to the table" if absent else "is this the right directory?"
+        declared = all(any(part in bad.reason for part in annotations.parts) for bad in quarantined)
+        remedy = "is this the right directory?"
+        if absent:
+            remedy = "paths in a table are absolute, or relative to the table; those of a COCO set, to --image-folder"
+        elif declared:
+            remedy = "do --mask, --boxes and --keypoints name what is there?"
         return f"{none} be packed: {listed}; {remedy}"
     allowed = f"{max_bad} {'is' if max_bad == 1 else 'are'} allowed"
     return (

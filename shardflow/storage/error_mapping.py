@@ -34,8 +34,14 @@ _CREDENTIALS = {
 }
 """Kind of store → its credentials, which stand for {keys} in a message."""
 
+_ANONYMOUS = {
+    "s3": "storage_options={'anon': True}, for a command FSSPEC_S3='{\"anon\": true}' in the environment",
+    "gcs": "storage_options={'token': 'anon'}, for a command FSSPEC_GS='{\"token\": \"anon\"}' in the environment",
+}
+"""Kind of store → how to read a public bucket, which stands for {anonymous} in a message."""
+
 _KEYS = "check {keys}"
-_NO_KEYS = f"no credentials were found; {_KEYS}, or set storage_options={{'anon': True}} for a public bucket"
+_NO_KEYS = f"no credentials were found; {_KEYS}, or for a public bucket set {{anonymous}}"
 _EXPIRED = "the session token has expired; get new credentials and run the same command again"
 _CLOCK = "the clocks of this machine and of the server differ too much; set the clock (NTP) and try again"
 _RIGHTS = "the credentials do not allow this; have it granted, or use others"
@@ -133,7 +139,9 @@ def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool])
         kind, why = _by_answer(str(getattr(code, "value", code)), status)
     else:
         kind, why = _by_class(error)
-    why = why.replace("{keys}", _CREDENTIALS.get(kind_of_store(url), "the credentials in storage_options"))
+    store = kind_of_store(url)
+    why = why.replace("{keys}", _CREDENTIALS.get(store, "the credentials in storage_options"))
+    why = why.replace("{anonymous}", _ANONYMOUS.get(store, "storage_options={'anon': True}"))
     result = kind(f"{url}: {why} ({_describe(error, leaks)})")
     result.__cause__ = None if leaks(error) else error
     retry = issubclass(kind, TransientError | DeadlineError)

@@ -61,14 +61,19 @@ def map_os_errors(path: Path) -> Iterator[None]:
     except (StoreError, DatasetExistsError):
         raise
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{error.filename or path} does not exist; check the path") from error
+        raise NotFoundError(f"{_place(error, path)} does not exist; check the path") from error
     except PermissionError as error:
-        raise AccessDeniedError(f"{error.filename or path}: permission denied; check the owner and mode") from error
+        raise AccessDeniedError(f"{_place(error, path)}: permission denied; check the owner and mode") from error
     except FileExistsError as error:
-        raise StoreError(f"{error.filename or path} is a file, and no directory; choose another path") from error
+        raise StoreError(f"{_place(error, path)} is a file, and no directory; choose another path") from error
     except OSError as error:
         remedy = "free some space and run the same command again" if error.errno == errno.ENOSPC else "check the disk"
-        raise StoreError(f"{error.filename or path}: {error.strerror or error}; {remedy}") from error
+        raise StoreError(f"{_place(error, path)}: {error.strerror or error}; {remedy}") from error
+
+
+def _place(error: OSError, path: Path) -> str:
+    """Return the path of an error, which is bytes where the call had bytes; the given one where it has none."""
+    return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(path)
 
 
 def file_sha256(path: Path) -> str:

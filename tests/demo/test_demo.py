@@ -14,7 +14,7 @@ from shardflow.demo.demo import DemoResult, draw_samples, run_demo
 from shardflow.demo.pictures import draw
 from shardflow.demo.scenes import SCENES
 from shardflow.demo.training import train
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from tests.helpers.folders import write_tree
 from tests.helpers.making import jpeg, make_dataset
 
@@ -89,6 +89,17 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(ConfigError, match="--output"):
         demo(tmp_path / "out")
+
+
+def test_places_are_checked_first(tmp_path: Path) -> None:
+    """A source that is not there and an output that is a dataset are refused, and no folder is made."""
+    with pytest.raises(NotFoundError, match="nowhere is no folder"):
+        demo(tmp_path / "out", images=tmp_path / "nowhere")
+    dataset = make_dataset(tmp_path / "set", [1])
+    before = sorted(dataset.rglob("*"))
+    with pytest.raises(DatasetExistsError, match="set holds a dataset; name another folder with --output"):
+        demo(dataset)
+    assert (sorted(dataset.rglob("*")), (tmp_path / "out").exists()) == (before, False)
 
 
 def test_the_net_learns(tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ def test_impossible_ratios_fall_back_to_the_central_crop() -> None:
         (lambda: shardflow.RandomResizedCropDecoder(8, scale=(0.5, 0.1)), "scale must be a range"),
         (lambda: shardflow.RandomResizedCropDecoder(8, ratio=(0, 1)), "ratio must be a range"),
         (lambda: shardflow.RandomResizedCropDecoder(8, hflip=1.5), "hflip must be"),
+        (lambda: shardflow.RandomResizedCropDecoder(8, hflip=True), "hflip must be a probability, 0 … 1, .*found True"),
         (lambda: shardflow.CenterCropDecoder(300, resize=256), "size must be 1 … resize"),
         (lambda: shardflow.CenterCropDecoder("224"), "size must be a whole number"),
         (lambda: shardflow.CenterCropDecoder(224, resize=256.5), "resize must be a whole number"),

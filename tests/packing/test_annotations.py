@@ -380,6 +380,13 @@ def test_missing_parts_are_seen_before_packing(tmp_path: Path) -> None:
     assert row["reason"] == "has no json, which is declared"
 
 
+def test_a_misspelt_declaration_is_named(tmp_path: Path) -> None:
+    """Where no input has what is declared, the error names the options, and does not doubt the folder."""
+    declared = Annotations(boxes=Boxes("json", "boxs", "xyxy"))
+    with pytest.raises(PackIncompleteError, match=r"; do --mask, --boxes and --keypoints name what is there\?$"):
+        sf.pack(_annotated(tmp_path / "src", 2), tmp_path / "dst", annotations=declared, **SETTINGS)
+
+
 def test_undeclared_annotations_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One warning names the option for a part that looks like a mask, one for boxes; declared ones need none."""
     src = _annotated(tmp_path / "src", 3)

@@ -85,7 +85,7 @@ def open_to_all(_: BaseException) -> bool:
         (with_attributes(status_code=404, error_code=AZURE), BucketNotFoundError, "no such bucket"),
         (with_attributes(response={}), StoreError, "the client failed; see the cause (RuntimeError: said)"),
         (botocore.ClientError({"Error": {}}, "GetObject"), StoreError, "refused with 0;"),
-        (botocore.NoCredentialsError(), AccessDeniedError, "no credentials were found"),
+        (botocore.NoCredentialsError(), AccessDeniedError, "FSSPEC_S3='{\"anon\": true}' in the environment"),
         (botocore.ProfileNotFound(profile="x"), ConfigError, "check AWS_PROFILE"),
         (botocore.ParamValidationError(report="x"), ConfigError, "s3://bucket/prefix"),
         (OSError("[SSL: CERTIFICATE_VERIFY_FAILED]"), ConfigError, "certificate is not trusted"),

@@ -12,9 +12,9 @@ from typing import IO
 
 import pytest
 
-from shardflow.errors import IntegrityError, StoreError
+from shardflow.errors import IntegrityError, NotFoundError, StoreError
 from shardflow.storage import local_files
-from shardflow.storage.local_files import file_sha256, lock_directory, new_file, write_verified
+from shardflow.storage.local_files import file_sha256, lock_directory, map_os_errors, new_file, write_verified
 
 HOLD = """
 import pathlib, sys
@@ -55,6 +55,12 @@ def line(stream: IO[str] | None) -> str:
     """Return the next line that a process prints."""
     assert stream is not None
     return stream.readline().strip()
+
+
+def test_errors_of_calls_with_bytes(path: Path) -> None:
+    """A path that the system got as bytes is named as a text."""
+    with pytest.raises(NotFoundError, match=f"^{path}/none does not exist"), map_os_errors(path):
+        os.listdir(os.fsencode(path / "none"))
 
 
 def test_a_locked_directory_keeps_others_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
