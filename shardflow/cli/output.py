@@ -39,9 +39,15 @@ def shard_bar(shards: Sequence[Shard], doing: str, *, disable: bool = False) -> 
 @contextlib.contextmanager
 def pack_bar() -> Iterator[PackBar]:
     """Show the progress bar of a pack. If the pack is stopped, say how to resume."""
+    with resumable(), PackBar() as bar:
+        yield bar
+
+
+@contextlib.contextmanager
+def resumable() -> Iterator[None]:
+    """Say how to resume if the body, which keeps what it has finished, is stopped."""
     try:
-        with PackBar() as bar:
-            yield bar
+        yield
     except (KeyboardInterrupt, SystemExit):
         click.echo("shardflow: stopped; finished work is kept: run the same command again to resume", err=True)
         raise

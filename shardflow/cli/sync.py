@@ -11,7 +11,7 @@ from shardflow._wording import megabytes, plural
 from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
 
 from .options import PathOrUrl
-from .output import shard_bar
+from .output import resumable, shard_bar
 
 _MOST_IS_USED = 0.9
 
@@ -43,7 +43,7 @@ def sync(src: str, dst: str) -> None:
             remedy = f"`shardflow pack {src} {dst} --preset original` copies the samples alone"
             note = f"the tars are copied whole: {megabytes(whole)}, of which the samples take {megabytes(used)}"
             click.echo(f"{note}; {remedy}", err=True)
-    with shard_bar(shards, "copying") as progress:
+    with resumable(), shard_bar(shards, "copying") as progress:
         report = shardflow.sync(src, dst, progress=progress)
     seconds = time.perf_counter() - started
     click.echo(f"copied {plural(report.copied, 'shard')}, {megabytes(report.copied_bytes)}, in {seconds:.1f} s")

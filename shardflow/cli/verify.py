@@ -38,12 +38,10 @@ from .output import print_json, shard_bar, total_bytes
     metavar="SRC",
     help="Compare some images and labels with what they were packed from; repeat it for what DST was extended from.",
 )
-@click.option(
-    "--images", default=IMAGES, show_default=True, type=click.IntRange(1), help="Images to compare with --source."
-)
+@click.option("--images", type=click.IntRange(1), help=f"Images to compare with --source.  [default: {IMAGES}]")
 @column_options
 def verify(
-    url: str | None, as_json: bool, source: str | None, sources: tuple[str, ...], images: int, **columns: Any
+    url: str | None, as_json: bool, source: str | None, sources: tuple[str, ...], images: int | None, **columns: Any
 ) -> int:
     """Read a whole dataset, and report or repair all damage.
 
@@ -63,6 +61,8 @@ def verify(
         if source:
             raise click.UsageError(f"--repair took {source!r} for FROM: write `shardflow verify {source} --repair`")
         raise click.UsageError("give the URL of a dataset")
+    if images is not None and not sources:
+        raise click.UsageError("--images is the number of images to compare with --source, which is missing")
     given = with_columns([*sources, *filter(None, [source])], columns)
     started = time.perf_counter()
     dataset = shardflow.open(url)
@@ -79,7 +79,7 @@ def verify(
             findings = report.left
             repairs = {"repaired": report.repaired, "failed": report.failed, "found": list(map(asdict, report.found))}
         damaged = {finding.file for finding in findings}
-        compared = compare_with_sources(dataset, opened, images=images, damaged=damaged)
+        compared = compare_with_sources(dataset, opened, images=images or IMAGES, damaged=damaged)
     samples = sum(shard.samples for shard in shards)
     if as_json:
         checked = {"shards": len(shards), "samples": samples, "bytes": size, "compared": compared.compared}

@@ -80,6 +80,13 @@ def test_a_comparison_with_the_source(tmp_path: Path) -> None:
     assert (told["ok"], told["compared"], len(told["findings"])) == (False, 6, 1)
 
 
+def test_images_without_a_source(tmp_path: Path) -> None:
+    """--images is refused where there is no --source to compare with."""
+    answer = run("verify", make_dataset(tmp_path / "data", [1]), "--images", 5)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "--images is the number of images to compare with --source, which is missing" in answer.stderr
+
+
 def test_json_lists_the_findings(tmp_path: Path) -> None:
     """`--json` prints one object and nothing else, with the same exit code."""
     dataset = make_dataset(tmp_path / "data", [5])

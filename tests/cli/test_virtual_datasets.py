@@ -112,6 +112,18 @@ def test_tars_that_were_written_anew_are_named(tmp_path: Path) -> None:
     assert "of tars that were written anew, make the index again (`shardflow index`)\n" in printed
 
 
+def test_a_sync_that_is_stopped(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that is stopped with Ctrl-C says that the same command resumes it."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sf, "sync", stop)
+    result = CliRunner().invoke(shardflow, ["sync", str(dataset), str(tmp_path / "copy")])
+    assert result.exit_code == 1
+    assert "finished work is kept: run the same command again to resume\n" in result.stderr
+
+
 def test_diff(dataset: Path, tmp_path: Path) -> None:
     """`diff` ends with 0 and one line if the datasets are the same, else with 1 and the differences; also as JSON."""
     run("subset", dataset, tmp_path / "few", "--limit", "5")
@@ -143,6 +155,7 @@ def test_exports(dataset: Path) -> None:
         (["index", "NEW"], 4, "does not exist"),
         (["subset", "SET", "SET", "--classes", "class1, class2"], 3, "already holds a dataset"),
         (["index", "TARS"], 1, "--max-bad 1"),
+        (["index", "PHOTO.JPG"], 2, "photo.jpg is no tar by its name; give a folder, a .tar or a pattern"),
         (["index", "EMPTY.tar"], 2, "EMPTY.tar: no sample that can be read in 1 tar; a sample is files that begin"),
         (["pack", "EMPTY.tar", "NEW"], 2, "no sample in 1 tar, such as 'EMPTY.tar'; a sample is files that begin"),
         (["diff", "SET", "NEW"], 4, "does not exist"),
@@ -157,9 +170,9 @@ def test_errors_are_one_line(
 ) -> None:
     """Every error is one line with the reason, and the documented exit code."""
     write_tar(tmp_path / "tars/00.tar", [("bad.txt", b"x")])
-    write_tree(tmp_path / "broken", {FILE_NAME: b"{}"})
+    write_tree(tmp_path / "broken", {FILE_NAME: b"{}", "../photo.jpg": b"x"})
     write_tar(tmp_path / "EMPTY.tar", [])
-    places = {name: str(tmp_path / name.lower()) for name in ("SET", "NEW", "TARS", "BROKEN")}
+    places = {name: str(tmp_path / name.lower()) for name in ("SET", "NEW", "TARS", "BROKEN", "PHOTO.JPG")}
     places["EMPTY.tar"] = str(tmp_path / "EMPTY.tar")
     assert exit_code(*(places.get(argument, argument) for argument in arguments)) == code
     printed, errors = capsys.readouterr()
