@@ -25,6 +25,7 @@ import os
 import random
 import shutil
 import signal
+import statistics
 import struct
 import subprocess
 import sys
@@ -57,7 +58,7 @@ TOLERANCES = {
     "cache_bytes": 512 << 10,
     "temporary": 1,
 }
-"""By how much each floor may rise over a soak of any length: allocators settle, transfers overlap, and a cache whose
+"""By how much each median may rise over a soak of any length: allocators settle, transfers overlap, and a cache whose
 disk is full is empty."""
 
 _EVENTS = ("worker killed",) * 3 + ("clock set",) * 3 + ("disk filled or freed",) * 2 + ("training killed",)
@@ -232,9 +233,9 @@ def _mounted(path: Path, size: int) -> Iterator[None]:
 
 
 def growth(samples: Sequence[Sample]) -> dict[str, int]:
-    """Return by how much the floor of each figure has risen: from the first third of the samples to the last.
+    """Return by how much the median of each figure has risen, from the first third of the samples to the last.
 
-    What the training process holds counts from when that was killed last.
+    What the training process holds counts from when that was killed last. A sample right after a death is low.
     """
     last = [sample for sample in samples if sample.life == samples[-1].life]
     risen = {}
@@ -242,7 +243,7 @@ def growth(samples: Sequence[Sample]) -> dict[str, int]:
         chosen = samples if name in ("shm_bytes", "cache_bytes", "temporary") else last
         third = max(1, len(chosen) // 3)
         values = [getattr(sample, name) for sample in chosen]
-        risen[name] = min(values[-third:]) - min(values[:third])
+        risen[name] = statistics.median_low(values[-third:]) - statistics.median_low(values[:third])
     return risen
 
 
