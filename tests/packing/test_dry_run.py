@@ -26,6 +26,8 @@ def test_counts_are_those_of_the_pack(tmp_path: Path) -> None:
     assert (report.skipped, counts.skipped[0].path, counts.ignored) == (len(counts.skipped), "b/old.psd", {".txt": 1})
     flat = write_tree(tmp_path / "flat", {"1.jpg": b""})
     assert count_pack(flat, tmp_path / "free").classes == {}
+    result = CliRunner().invoke(shardflow, ["pack", str(flat), str(tmp_path / "free"), "--dry-run"])
+    assert result.output.splitlines()[:2] == ["train        1 input", "labels       none"]
 
 
 def test_rows_that_could_not_be_packed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import shardflow as sf
 from shardflow.cli.main import shardflow
-from shardflow.errors import ConfigError
+from shardflow.errors import ConfigError, PackIncompleteError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.coordinates import read_coordinates
 from shardflow.packing.dry_run import count_pack
@@ -128,6 +128,8 @@ def test_named_folder_and_classes(tmp_path: Path) -> None:
     arguments = ["pack", str(path / "instances_train2017.json"), str(tmp_path / "dst"), "--short-side", "32"]
     with pytest.raises(ConfigError, match="name it with --image-folder"):
         list_source(path / "instances_train2017.json")
+    with pytest.raises(PackIncompleteError, match=r"none of the 4 inputs .* those of a COCO set, to --image-folder$"):
+        sf.pack(sf.Coco(path / "instances_train2017.json", images=path), tmp_path / "none", **SMALL)
     arguments += ["--image-folder", str(tmp_path / "a/elsewhere"), "--classes", str(path / "names"), "--no-shuffle"]
     done = runner.invoke(shardflow, arguments)
     assert done.exit_code == 0, done.output
