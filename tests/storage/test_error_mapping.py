@@ -149,6 +149,12 @@ def test_an_answer_to_a_request_of_a_transport() -> None:
     assert str(silent) == f"{URL}: {REFUSED} (AnswerError)"
 
 
+def test_a_store_without_known_variables() -> None:
+    """Of a store whose credentials have no known names, the remedy is in storage_options."""
+    failure = classify(answer(401), "memory://a", open_to_all)
+    assert str(failure.error).startswith("memory://a: check the credentials in storage_options (")
+
+
 def test_own_errors_are_kept() -> None:
     """An error of the project's tree stays the same object; the URL is put before its message once."""
     for error, retry in ((TransientError("short"), True), (DeadlineError("slow"), True), (IntegrityError("no"), False)):

@@ -125,6 +125,7 @@ def test_harmless_and_short_texts_are_no_secrets() -> None:
     """A message may name the endpoint, and a text that is in any message by chance does not silence it."""
     address = RemoteUrl("s3://bucket/a", {"endpoint_url": "http://store.example", "secret": "a"})
     assert not address.leaks_in(ValueError("http://store.example: a failure"))
+    assert RemoteUrl("s3://bucket/a", {"secret": "four"}).leaks_in(ValueError("four"))
 
 
 @pytest.mark.parametrize("name", ["AccountKey", "SharedAccessSignature"])
