@@ -41,6 +41,13 @@ def test_names_that_no_file_has_are_refused(path: str) -> None:
         open_storage(path)
 
 
+def test_a_place_to_write() -> None:
+    """A place that can only be read is refused where it is to be written, and nowhere else."""
+    assert str(open_storage("https://host/a")) == "https://host/a"
+    with pytest.raises(ConfigError, match="can be read here, but not written"):
+        open_storage("https://host/a", to_write=True)
+
+
 def test_options_are_those_of_the_url() -> None:
     """storage_options go to the storage of a URL."""
     with pytest.raises(ConfigError, match="deadline_s must be a number of seconds above 0"):

@@ -15,7 +15,7 @@ from shardflow.storage.url_patterns import expand_braces, has_wildcards, matchin
         ("s3://bucket/a*/b/c?.tar", "s3://bucket", "a*/b/c?.tar"),
         ("s3://bucket/[ab]/*.tar", "s3://bucket", "[ab]/*.tar"),
         ("S3://bucket/a/b.tar", "s3://bucket/a", "b.tar"),
-        ("s3://bucket/a/", "s3://bucket/a", None),
+        ("s3://bucket/X/", "s3://bucket/X", None),
         *(
             ("*.tar", ".", "*.tar"),
             ("/*.tar", "/", "*.tar"),
