@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for what tests start as sc
 
 settings.register_profile("tests", deadline=None)  # no test asserts a time
 settings.load_profile("tests")
+
+# Ranks, and workers where Python does not fork them (3.14), come from a server that has imported all this once.
+multiprocessing.set_forkserver_preload(["torch.distributed", "torchvision", "webdataset", "shardflow.loading.loader"])
 
 _NEEDED_BYTES = 3 * 10**9  # what the tests of a whole run may have on the disk at once
 

@@ -1,4 +1,4 @@
-"""Real ranks for the tests: processes of one gloo group, started without paying for importing torch in each."""
+"""Real ranks for the tests: processes of one gloo group."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ def launch(work: Callable[..., Any], world_size: int, *arguments: Any) -> list[A
         torch.multiprocessing.ProcessRaisedException: A rank failed; the others were ended.
         TimeoutError: A rank hangs; all were ended.
     """
-    # Forked from a server that has imported everything and has no threads yet.
-    multiprocessing.set_forkserver_preload(
-        ["torch.distributed", "torchvision", "webdataset", "shardflow.loading.loader"]
-    )
     with tempfile.TemporaryDirectory() as folder:
         group = torch.multiprocessing.start_processes(
             _rank, (world_size, folder, work, arguments), nprocs=world_size, join=False, start_method="forkserver"

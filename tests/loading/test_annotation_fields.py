@@ -318,7 +318,7 @@ def test_a_transform_gets_and_returns_tv_tensors(dataset: Path) -> None:
         [
             v2.RandomHorizontalFlip(0.5),
             v2.RandomResizedCrop(12, scale=(0.2, 0.6)),
-            v2.SanitizeBoundingBoxes(labels_getter=lambda one: [one[n] for n in PER_BOX]),
+            v2.SanitizeBoundingBoxes(labels_getter=_per_box),
             v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True),
         ]
     )
@@ -337,6 +337,10 @@ def test_a_transform_gets_and_returns_tv_tensors(dataset: Path) -> None:
         assert len(some_boxes) == len(some_labels) == len(some_points) <= number % 4
         assert some_points[..., 2].flatten().tolist() == [2, 1] * len(some_points)
         assert some_boxes.numel() == 0 or some_boxes.max() <= 12
+
+
+def _per_box(sample: dict[str, Any]) -> list[Any]:
+    return [sample[name] for name in PER_BOX]
 
 
 PER_BOX = ("box_labels", "box_area", "keypoints", "keypoint_visibility")
