@@ -32,7 +32,7 @@ from shardflow.storage.storage import Storage
 
 from .open_shard import OpenShard
 from .sample import Sample
-from .shard_rows import ShardRows, check_index, parse_index, read_index
+from .shard_rows import ShardRows, parse_index, read_index, read_index_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -285,6 +285,6 @@ class ShardReader:
             self.cache.fetch(entry.index_sha256, None, partial(self._download_index, entry))
 
     def _download_index(self, entry: Shard, target: Path) -> None:
-        data = check_index(self._storage, entry, self._storage.read(entry.index_name))
+        data = read_index_bytes(self._storage, entry)
         with map_os_errors(target):
             target.write_bytes(data)

@@ -64,7 +64,8 @@ class ShardRows(NamedTuple):
 
     def span(self, record: int) -> tuple[int, int]:
         """Return the bytes of the tar that hold the key and the payloads of a record: begin, end."""
-        return min(self.key_span(record)[0], (span := self.payload_span(record))[0]), span[1]
+        begin, end = self.payload_span(record)
+        return min(self.key_span(record)[0], begin), end
 
     def key_span(self, record: int) -> tuple[int, int]:
         """Return the bytes of the tar that hold the key of a record: begin, end."""
@@ -146,20 +147,20 @@ def member_key(header: bytes, row: Row) -> str:
 
 def read_index(storage: Storage, shard: Shard) -> Index:
     """Return the index of a shard from its storage."""
-    return parse_index(storage, shard, storage.read(shard.index_name))
+    return parse_index(storage, shard, read_index_bytes(storage, shard))
 
 
 def parse_index(storage: Storage, shard: Shard, data: bytes) -> Index:
-    """Return an index from its bytes, checked against the manifest."""
-    check_index(storage, shard, data)
+    """Return an index from its bytes, whose SHA-256 has been checked."""
     try:
         return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except ShardIndexError as error:
         raise error.at(shard=storage.url(shard.name)) from None
 
 
-def check_index(storage: Storage, shard: Shard, data: bytes) -> bytes:
-    """Return the bytes of an index, checked against its SHA-256 in the manifest."""
+def read_index_bytes(storage: Storage, shard: Shard) -> bytes:
+    """Return the bytes of a shard's index from its storage, checked against its SHA-256 in the manifest."""
+    data = storage.read(shard.index_name)
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
         raise IntegrityError(f"{storage.url(shard.index_name)} is not the index packed; run `shardflow verify`")
     return data

@@ -24,7 +24,7 @@ from shardflow.storage.write_lock import FILE_NAME as LOCK_NAME
 from shardflow.storage.write_lock import WriteLock, abort_uploads, acquire, clean_up
 
 from .dataset import Dataset, open_dataset
-from .shard_rows import check_index
+from .shard_rows import read_index_bytes
 
 _SHARDS_AT_A_TIME = 4
 
@@ -98,7 +98,7 @@ def sync(
                 source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
                 target.upload(shard.name, path)
             if target.url(shard.index_name) not in sizes:
-                target.put(shard.index_name, check_index(source, shard, source.read(shard.index_name)))
+                target.put(shard.index_name, read_index_bytes(source, shard))
             return is_missing
 
         copied_bytes: list[int] = []

@@ -23,9 +23,7 @@ class Head:
 
     size: int  # in bytes
     tag: str | None = None  # changes with the content; None where the server has none
-    metadata: Mapping[str, str] = field(
-        default_factory=dict
-    )  # holds `sha256` if a RemoteStorage wrote the blob, on S3 and Azure
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of blobs written here to S3 or Azure, `sha256` too
 
 
 class Transport(Protocol):
