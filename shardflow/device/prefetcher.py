@@ -98,6 +98,16 @@ class DevicePrefetcher:
         """The `dataset` of the loader, as `len(batches.dataset)`."""
         return self.loader.dataset  # type: ignore[attr-defined] # otherwise an AttributeError says so
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch that was returned last, as that of a loader, which may be ahead of it.
+
+        Raises:
+            AttributeError: The loader has no epoch.
+        """
+        epoch: int = self.loader.epoch  # type: ignore[attr-defined]
+        return epoch if self._state is None else self._state["epoch"]
+
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in a whole epoch, if the loader knows it."""
         return len(self.loader)  # type: ignore[arg-type] # otherwise a TypeError says so

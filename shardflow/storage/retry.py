@@ -8,6 +8,7 @@ with wrong bytes is read anew by its storage. Both have the same patience: `Atte
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Hashable
@@ -18,6 +19,9 @@ from typing import NoReturn, TypeVar
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError, ShardflowError, StoreError
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+_TOLD_AFTER_S = 5.0  # a shorter outage is not worth a warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ class Outages:
         self._forget_s = policy.give_up_s  # a store that was not asked for so long has a new chance
         self._spans: dict[Hashable, tuple[float, float]] = {}  # piece, None for the store → first and last failure
         self._answered = -math.inf
+        self._told = False  # of the outage that lasts
 
     def extend(self, piece: Hashable, since: float, now: float) -> float:
         """Note that a request fails that has had no progress since a time; return since when such requests fail."""
@@ -118,9 +123,15 @@ class Outages:
             self._spans[key] = (first if now - last > self._forget_s else min(first, earlier), now)
         return min(since, self._spans[piece][0], self._spans[None][0])
 
+    def tell(self, error: ShardflowError, since: float, now: float) -> None:
+        """Log the first error of an outage that has lasted so long that somebody wonders why nothing happens."""
+        if now - since >= _TOLD_AFTER_S and not self._told:
+            self._told = True
+            logger.warning("%s; still trying, after %.0f s", error, now - since)
+
     def end(self, piece: Hashable, now: float) -> None:
         """Note that the store has answered a request."""
-        self._answered = now
+        self._answered, self._told = now, False
         self._spans.pop(piece, None)
         self._spans.pop(None, None)
 
@@ -158,7 +169,9 @@ async def retry(
             since = outages.extend(piece, since, clock())
         else:  # a refusal is an answer
             outages.end(piece, clock())
-        await asyncio.sleep(attempts.pause_s(failure, clock() - since))
+        pause_s = attempts.pause_s(failure, clock() - since)
+        outages.tell(failure.error, since, clock())
+        await asyncio.sleep(pause_s)
 
 
 class Retries:

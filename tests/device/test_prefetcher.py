@@ -62,8 +62,14 @@ def test_batches_are_the_loaders(dataset: Path, buffers: int) -> None:
     batches = shardflow.DevicePrefetcher(loader(dataset), "cpu", buffers=buffers)
     assert len(batches) == len(plain)
     assert len(batches.dataset) == len(plain.dataset)
-    kept = [*batches, *batches]
+    assert batches.epoch == 0
+    kept = []
+    for epoch in range(2):
+        for batch in batches:
+            assert batches.epoch == epoch  # also when the loader is at the next one
+            kept.append(batch)
     assert contents(kept) == expected
+    assert batches.epoch == plain.epoch == 2
     assert threads() == []
 
 

@@ -287,6 +287,15 @@ def test_an_answer_ends_the_outage_of_its_piece(answer: Failure | None) -> None:
     assert len(server.began) == 5
 
 
+def test_an_outage_that_lasts_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """After five seconds without success a warning says why; it is repeated only after the store has answered."""
+    outages, server = Outages(POLICY), Server(AGAIN, None, AGAIN, AGAIN, AGAIN, None, AGAIN, AGAIN, taking_s=4.0)
+    for warnings in (0, 1, 2):  # one failure, three, two
+        assert server.retry(outages=outages) == "done"
+        assert len(caplog.messages) == warnings
+    assert all(text.startswith("s3://b/x: the store failed; still trying, after ") for text in caplog.messages)
+
+
 def test_a_request_of_no_piece_has_its_own_time() -> None:
     """The answers to other requests do not give time to one that has failed since before them."""
     outages = Outages(POLICY)
