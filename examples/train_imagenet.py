@@ -114,7 +114,7 @@ class Training:
     def run(self) -> None:
         """Train from where it stands to the last epoch."""
         given, step = self.given, 0
-        for epoch in range(self.batches.state_dict()["epoch"], given.epochs):
+        for epoch in range(self.batches.epoch, given.epochs):
             self.batches.set_epoch(epoch)
             self.model.train()
             started, images_seen = time.perf_counter(), 0
