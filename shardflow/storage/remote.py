@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import inspect
 import itertools
 import logging
 import multiprocessing.context
@@ -378,7 +379,10 @@ class RemoteStorage:
             return _wait_for(future)
         except BaseException:
             if future.cancel():
-                ended.wait(_CANCEL_TIMEOUT_S)
+                if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                    work.close()  # it will never begin
+                else:
+                    ended.wait(_CANCEL_TIMEOUT_S)
             raise
 
 

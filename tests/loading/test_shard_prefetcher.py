@@ -78,6 +78,7 @@ class Stream:
             batch_size=None,
             num_workers=workers,
             persistent_workers=workers > 0,
+            multiprocessing_context="fork" if workers else None,  # so that no test waits for imports in workers
         )
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -196,7 +196,7 @@ def test_store_that_stops_answering_is_an_error_within_its_deadline(
 
 def test_worker_killed_in_a_transfer_is_named_at_once(proxy: Proxy, far: Open) -> None:
     """A worker that dies while it waits for a shard is a WorkerError that says so without waiting for the shard."""
-    some = far(proxy.endpoint, num_workers=1)
+    some = far(proxy.endpoint, num_workers=1, multiprocessing_context="fork")  # this process's child in any Python
     hung = threading.Event()
     proxy.add(Fault(hang=True, before=hung.set), contains=".tar")
     before = children()
