@@ -1,7 +1,8 @@
 """Google Cloud Storage for the tests: the emulator gcp-storage-emulator, with the conditions that it lacks.
 
-It ignores `ifGenerationMatch` and says no generation when it sends a body. Both are added here, as Google's
-documentation has them; requests are served one after the other, so that a condition and its write are one step.
+It ignores `ifGenerationMatch`, says no generation when it sends a body, and lists everything at once. All is added
+here, as Google's documentation has it; requests are served one after the other, so that a condition and its write are
+one step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
 
 from tests.helpers.store import Store
+
+PAGE = 20  # objects that one answer lists; Google's lists up to 1,000, or fewer
 
 _lock = threading.Lock()
 
@@ -55,7 +58,9 @@ class _Handler(RequestHandler):
                     found = self.storage.get_file_obj(place[1], name)
             wanted, current = query.get("ifGenerationMatch"), found.get("generation", "0")
             start = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
-            if wanted is not None and wanted != current and (found or self.command == "POST"):
+            if place and not place[2] and self.command == "GET":
+                self._list(place[1], query)
+            elif wanted is not None and wanted != current and (found or self.command == "POST"):
                 self._refuse(412, "At least one of the pre-conditions you specified did not hold.")
             elif found and start and int(start[1]) >= int(found["size"]):
                 self._refuse(416, "The requested range cannot be satisfied.")
@@ -64,9 +69,24 @@ class _Handler(RequestHandler):
                 answer()
                 self._generation = ""
 
+    def _list(self, bucket: str, query: dict[str, str]) -> None:
+        try:
+            found, _ = self.storage.get_file_list(bucket, query.get("prefix"), None)
+        except NotFound:
+            self._refuse(404, "The specified bucket does not exist.")
+            return
+        begin = int(query.get("pageToken", 0))
+        page: dict[str, Any] = {"kind": "storage#objects", "items": found[begin : begin + PAGE]}
+        if begin + PAGE < len(found):
+            page["nextPageToken"] = str(begin + PAGE)
+        self._say(200, page)
+
     def _refuse(self, status: int, message: str) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        body = json.dumps({"error": {"code": status, "message": message}}).encode()
+        self._say(status, {"error": {"code": status, "message": message}})
+
+    def _say(self, status: int, answer: dict[str, Any]) -> None:
+        body = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -19,6 +19,7 @@ from shardflow.storage.remote import PIECE_BYTES, RemoteStorage
 from shardflow.storage.retry import RetryPolicy
 from shardflow.storage.storage import Storage
 from shardflow.storage.virtual import VirtualStorage
+from tests.helpers import gcs_server
 from tests.helpers.counting import CountingStorage, SlowStorage
 from tests.helpers.s3_server import Server
 from tests.helpers.web_server import ServedStorage
@@ -124,6 +125,15 @@ def test_listing(request: pytest.FixtureRequest, storage: Storage) -> None:
     times = [listed.modified_ns for listed in after.values() if listed.modified_ns is not None]
     assert len(times) in (0, 2)
     assert all(abs(time.time_ns() - modified_ns) < 60e9 for modified_ns in times)
+
+
+@pytest.mark.parametrize(("storage", "page"), [("S3", 1000), ("gcs", gcs_server.PAGE)], indirect=["storage"])
+def test_a_listing_of_two_pages(storage: Storage, page: int) -> None:
+    """A listing has all blobs, also those that the store tells with its next answer."""
+    names = {f"train/{number:06}.tar" for number in range(page + 3)}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: storage.put(name, b"1"), sorted(names)))
+    assert storage.listing().keys() == names
 
 
 @pytest.mark.parametrize("name", ["b", TAR])
