@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import random
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -238,9 +239,10 @@ def test_removing_a_missing_blob_is_no_error(storage: Storage, name: str) -> Non
 
 def test_a_missing_blob_is_not_found(storage: Storage, tmp_path: Path) -> None:
     """Reading or getting a missing blob is a NotFoundError that names it, and no file or blob is left."""
-    with pytest.raises(NotFoundError, match=r"/b\b.*does not exist; check the path"):
+    url = re.escape(storage.url("b").removeprefix("far:/"))  # which is a wrapper's
+    with pytest.raises(NotFoundError, match=rf"{url}\b.*does not exist; check the path"):
         storage.read("b")
-    with pytest.raises(NotFoundError, match=r"/b\b.*does not exist"):
+    with pytest.raises(NotFoundError, match=rf"{url}\b.*does not exist"):
         storage.get("b", tmp_path / "target", size=1, sha256="0" * 64)
     assert (storage.listing(), list(tmp_path.glob("target*"))) == ({}, [])
 
