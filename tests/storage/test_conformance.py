@@ -247,6 +247,24 @@ def test_a_missing_blob_is_not_found(storage: Storage, tmp_path: Path) -> None:
     assert (storage.listing(), list(tmp_path.glob("target*"))) == ({}, [])
 
 
+@pytest.mark.parametrize("kind", ["S3", "gcs", "azure", *SERVED])
+def test_the_root_of_a_bucket(request: pytest.FixtureRequest, kind: str, prefix: str) -> None:
+    """A bucket, a container, a server or a repository is a storage itself, not only what is below it."""
+    fixture = request.getfixturevalue("server" if kind == "S3" else kind)
+    store, folder = fixture if kind in SERVED else (fixture, None)
+    root = store.url("")
+    name = f"{prefix}.json"
+    for url in (root, root.rstrip("/")):
+        storage = RemoteStorage(url, store.options(), retry_policy=HASTY)
+        if folder is None:
+            storage.put(name, b"1")
+        else:
+            (folder.root / name).write_bytes(b"1")
+        assert storage.read(name) == b"1"
+        assert name in storage.listing()
+        assert storage.url(name) == f"{root.rstrip('/')}/{name}"
+
+
 def test_messages_name_blobs_below_the_root(storage: Storage) -> None:
     """The URL of a blob is that of the root and its name; a tar of a virtual storage has that of its root."""
     assert storage.url("train/0") == f"{storage}/train/0"
