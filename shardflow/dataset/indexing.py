@@ -12,7 +12,7 @@ import numpy as np
 
 from shardflow._validation import check_integer
 from shardflow._wording import plural
-from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
+from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.manifest import SPLITS
@@ -103,7 +103,7 @@ def index(
             not the parts that are declared, or `to` is missing.
         DatasetExistsError: There is a dataset already.
         PackIncompleteError: More than `max_bad` samples cannot be used.
-        StoreError: A tar cannot be read, or the manifest cannot be written.
+        StoreError: A tar cannot be read, or the manifest cannot be written. A directory is tried before tars are read.
     """
     max_bad = check_integer("max_bad", max_bad, 0)
     patterns = [urls] if isinstance(urls, str | os.PathLike) else urls
@@ -116,6 +116,7 @@ def index(
         refuse_dataset(storage)
     except DatasetExistsError as error:  # with another remedy: the tars are there, and removing them would lose them
         raise DatasetExistsError(f"{storage} already holds a dataset, and is read as it is; {_INDEX_ANEW}") from error
+    _check_writable(storage)
     scans: list[ScannedTar] = []
     if progress is not None:
         progress(0, len(tars))
@@ -194,6 +195,15 @@ def _default_destination(tars: Sequence[_TarFile]) -> str:
         reason = "it cannot be written to" if len(roots) == 1 else f"other tars are in {roots[1]}"
         raise ConfigError(f"{roots[0]}: {reason}; name a directory or URL for the manifest with --to")
     return roots[0]
+
+
+def _check_writable(storage: Storage) -> None:
+    """Raise an AccessDeniedError, before the tars are read, if the manifest cannot be written to a directory."""
+    folder = storage.local_path("")
+    while folder is not None and not folder.exists():
+        folder = folder.parent  # it is made when it is written to
+    if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+        raise AccessDeniedError(f"{folder} cannot be written to; name another directory or a URL with --to")
 
 
 def _without_torn_samples(

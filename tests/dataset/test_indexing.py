@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import os
 import tarfile
 import threading
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 import webdataset as wds
 
 import shardflow as sf
-from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
+from shardflow.dataset import indexing
+from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
 from shardflow.preview.sample_reader import SampleReader
 from tests.helpers.folders import contents
 from tests.helpers.making import jpeg, make_dataset
@@ -190,6 +192,18 @@ def test_what_is_there_is_never_replaced(tmp_path: Path) -> None:
         sf.index(tmp_path)
     (tmp_path / "shardflow.json").unlink()
     assert sf.index(tmp_path).fingerprint == fingerprint
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_tars_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-only directory is an error at once, also as the parent of one that is to be made."""
+    write_tar(tmp_path / "a.tar", members_of([1]))
+    monkeypatch.setattr(indexing, "scan_tar", lambda *_: pytest.fail("a tar was read"))
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)  # root may write everywhere
+    for to in (None, tmp_path / "new", tmp_path / "new" / "below"):
+        with pytest.raises(AccessDeniedError, match=rf"^{tmp_path} cannot be written to; name another .* with --to"):
+            sf.index(tmp_path / "a.tar", to)
 
 
 def test_labels_of_some_tars_alone(tmp_path: Path) -> None:
