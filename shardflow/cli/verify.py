@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -92,7 +92,9 @@ def verify(
         for name, reason in report.failed.items():
             click.echo(f"not repaired: {name}: {reason}")
     for finding in (*findings, *compared.findings):
-        click.echo(str(finding))
+        # The tars of a subset or an index are elsewhere.
+        file = dataset.storage.url(finding.file) if dataset.manifest.roots else finding.file
+        click.echo(str(replace(finding, file=file)))
     if sources:
         how = f"{plural(compared.compared, 'image')} compared with {', '.join(sources)}"
         differing = compared.findings and f"not as its source: {plural(len(compared.findings), 'finding')} in {how}"

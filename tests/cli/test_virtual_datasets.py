@@ -65,6 +65,16 @@ def test_subset(dataset: Path, tmp_path: Path) -> None:
     )
 
 
+def test_verify_names_the_tars_of_a_subset_where_they_are(dataset: Path, tmp_path: Path) -> None:
+    """Damage in a tar of another dataset has the path of that tar, not its name in the subset."""
+    run("subset", dataset, tmp_path / "few", "--limit", 2)
+    tar = dataset / "train/000000.tar"
+    tar.write_bytes(tar.read_bytes()[:-1] + b"x")
+    code, printed = run("verify", tmp_path / "few")
+    assert code == 1
+    assert printed.startswith(f"{tmp_path}/few/../set/train/000000.tar: its SHA-256 differs from the manifest's\n")
+
+
 def test_bytes_of_views(dataset: Path, tmp_path: Path) -> None:
     """Bytes of splits over the same tars add up to those of the tars; `sync` says what it copies besides samples."""
     run("split", dataset, tmp_path / "parted", "--val", "0.4")
