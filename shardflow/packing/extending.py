@@ -254,6 +254,9 @@ class Extension:
 def plan_extension(source: Source, dataset: Dataset) -> Extension:
     """Compare a source with a dataset; see `extend` for the errors."""
     storage, old = dataset.storage, dataset.manifest
+    if old.roots:
+        message = f"{storage} is made of tars that are elsewhere (`shardflow info {storage}` says where)"
+        raise ConfigError(f"{message}: extend the dataset that they belong to, and make this one of it again")
     if (sharding := old.sharding) is None:
         message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
         raise ConfigError(f"{message}; pack it again")
