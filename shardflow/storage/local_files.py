@@ -53,22 +53,33 @@ def write_verified(chunks: Iterable[bytes], file: IO[bytes], url: str, *, size: 
         raise IntegrityError(f"{url}: expected SHA-256 {sha256}, found {digest.hexdigest()}; {remedy}")
 
 
-@contextlib.contextmanager
-def map_os_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system into the project's own, and name the path."""
-    try:
-        yield
-    except (StoreError, DatasetExistsError):
-        raise
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"{_place(error, path)} does not exist; check the path") from error
-    except PermissionError as error:
-        raise AccessDeniedError(f"{_place(error, path)}: permission denied; check the owner and mode") from error
-    except FileExistsError as error:
-        raise StoreError(f"{_place(error, path)} is a file, and no directory; choose another path") from error
-    except OSError as error:
-        remedy = "free some space and run the same command again" if error.errno == errno.ENOSPC else "check the disk"
-        raise StoreError(f"{_place(error, path)}: {error.strerror or error}; {remedy}") from error
+class map_os_errors:  # noqa: N801 - used as a function is, like contextlib.suppress
+    """Turn errors of the operating system into the project's own, and name the path.
+
+    No generator: in Python 3.12 one that replaces an exception leaves a cycle, in which its callers' files stay open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, StoreError | DatasetExistsError):
+            raise _own_error(error, self._path) from error
+
+
+def _own_error(error: OSError, path: Path) -> StoreError:
+    place = _place(error, path)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return NotFoundError(f"{place} does not exist; check the path")
+    if isinstance(error, PermissionError):
+        return AccessDeniedError(f"{place}: permission denied; check the owner and mode")
+    if isinstance(error, FileExistsError):
+        return StoreError(f"{place} is a file, and no directory; choose another path")
+    remedy = "free some space and run the same command again" if error.errno == errno.ENOSPC else "check the disk"
+    return StoreError(f"{place}: {error.strerror or error}; {remedy}")
 
 
 def _place(error: OSError, path: Path) -> str:
