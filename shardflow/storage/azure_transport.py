@@ -62,10 +62,8 @@ class AzureTransport:
             answering = answer_to(self._get(name, headers), self._retry_policy.answer_s, self._url(name), _code)
             return range_answer(answering, begin, _head, lambda: self._describe(name))
 
-        def repeat(attempt: Callable[[], Awaitable[None]], received: Callable[[], int]) -> Awaitable[None]:
-            return self._retry(attempt, name, received, start)
-
-        return await read_range(request, repeat, self._retry_policy, start, stop, head, on_head)
+        retry = self._retry.of_range(name, start)
+        return await read_range(request, retry, self._retry_policy, start, stop, head, on_head)
 
     async def head(self, name: str) -> Head | None:
         """Return the head of a blob, None if it does not exist."""

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from functools import partial
@@ -61,10 +61,8 @@ class GcsTransport:
             answering = self._call("GET", f"/download{self._object(name)}", query, headers=headers)
             return range_answer(answering, begin, _head, lambda: self._describe(name))
 
-        def repeat(attempt: Callable[[], Awaitable[None]], received: Callable[[], int]) -> Awaitable[None]:
-            return self._retry(attempt, name, received, start)
-
-        return await read_range(request, repeat, self._retry_policy, start, stop, head, on_head)
+        retry = self._retry.of_range(name, start)
+        return await read_range(request, retry, self._retry_policy, start, stop, head, on_head)
 
     async def head(self, name: str) -> Head | None:
         """Return the head of an object, None if it does not exist."""

@@ -62,12 +62,10 @@ class HttpTransport:
             headers = {"Range": f"bytes={begin}-{end - 1}", **({"If-Match": tag} if tag else {})}
             return range_answer(self._get(name, headers), begin, _head, lambda: self._whole.head(name))
 
-        def repeat(attempt: Callable[[], Awaitable[None]], received: Callable[[], int]) -> Awaitable[None]:
-            return self._retry(attempt, name, received, start)
-
+        retry = self._retry.of_range(name, start)
         if self._has_ranges:
             try:
-                return await read_range(request, repeat, self._retry_policy, start, stop, head, on_head)
+                return await read_range(request, retry, self._retry_policy, start, stop, head, on_head)
             except _WholeFilesError:
                 self._has_ranges = False
         return await self._whole.fetch(name, start, stop, head, on_head)

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import math
 import operator
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,7 @@ class S3Transport:
             finally:
                 body.close()
 
-        def retry(attempt: Callable[[], Awaitable[None]], received: Callable[[], int]) -> Awaitable[None]:
-            return self._retry(attempt, name, received, start)
-
+        retry = self._retry.of_range(name, start)
         return await read_range(request, retry, self._retry_policy, start, stop, head, on_head)
 
     async def head(self, name: str) -> Head | None:
