@@ -380,7 +380,8 @@ class RemoteStorage:
         except BaseException:
             if future.cancel():
                 if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-                    work.close()  # it will never begin
+                    with contextlib.suppress(ValueError):  # it begins just now
+                        work.close()  # else it will never begin
                 else:
                     ended.wait(_CANCEL_TIMEOUT_S)
             raise
