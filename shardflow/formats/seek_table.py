@@ -67,8 +67,10 @@ def read(segment: bytes) -> SeekTable:
     widths = segment[_HEADER.size : _HEADER.size + 1 + components]
     entries = np.frombuffer(segment[_HEADER.size + 1 + components : -_SUM_BYTES], np.uint8)
     count = rows * per_row
-    bits = np.unpackbits(entries).astype(np.int64)[: (count - 1) * sum(widths)]
-    if not count or len(widths) != 1 + components or len(bits) != (count - 1) * sum(widths):
+    bits = np.unpackbits(entries)[: (count - 1) * sum(widths)].astype(np.int64)
+    # Each step is at least one bit: without that a header could promise billions of entries of none.
+    has_steps = count == 1 or (count > 1 and widths[:1] > b"\0")
+    if not has_steps or len(widths) != 1 + components or len(bits) != (count - 1) * sum(widths):
         raise FormatError("its entries are not as many as its header says")
     fields = np.split(bits.reshape(count - 1, -1), np.cumsum([*widths])[:-1], axis=1)
     steps = np.stack([field @ (1 << np.arange(field.shape[1])[::-1]) for field in fields], axis=1)

@@ -46,6 +46,14 @@ def test_reading_anything(body: bytes, entries: str) -> None:
             seek_table.read(segment(entries, content))
 
 
+@pytest.mark.parametrize("components", [0, 2])
+def test_entries_without_bits_are_refused(components: int) -> None:
+    """A header of a few bytes does not make a reader allocate space for billions of entries that have no bits."""
+    size = b"\xff\xff" * 4  # MCUs and stretches
+    with pytest.raises(FormatError, match="not as many as its header says"):
+        seek_table.read(segment("", BODY[:9] + size + bytes(4) + bytes([components]) + bytes(1 + components)))
+
+
 def test_every_flipped_bit_is_found() -> None:
     """A table with one wrong bit behind its length is none."""
     for bit in range(32, 8 * len(SEGMENT)):
