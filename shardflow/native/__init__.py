@@ -49,6 +49,7 @@ __all__ = [
     "decode_resized",
     "decode_views",
     "describe",
+    "limitation",
     "read_header",
     "seek_table",
     "transcode",
@@ -64,13 +65,28 @@ def available() -> bool:
 def describe() -> str:
     """Return which libjpeg-turbo and which instructions the kernel uses, or the reason why there is no kernel."""
     kernel = binding.load()
-    return kernel if isinstance(kernel, str) else f"{kernel.version} ({kernel.libjpeg}), {kernel.about}"
+    if isinstance(kernel, str):
+        return kernel
+    limited = f"; {kernel.limitation}" if kernel.limitation else ""
+    return f"{kernel.version} ({kernel.libjpeg}), {kernel.about}{limited}"
+
+
+def limitation() -> str:
+    """Return why JPEGs are decoded at half the speed here, and seek tables neither made nor used; "" if they are.
+
+    There is no kernel, or its libjpeg-turbo is newer than the kernel knows. Pixels are the same; but the libjpeg-turbo
+    of another version may give rare pixels that differ by one level.
+    """
+    kernel = binding.load()
+    return kernel if isinstance(kernel, str) else kernel.limitation
 
 
 def version() -> str:
     """Return the version of the libjpeg-turbo that the kernel uses, "none" without a kernel.
 
-    Nothing else changes the pixels: not the path of the library, and not the instructions in use.
+    Nothing else changes the pixels: not the path of the library, and not the instructions in use. But of damaged files,
+    whose coefficients exceed what an encoder writes, x86 and aarch64 make other pixels: libjpeg-turbo's loops saturate
+    there in different steps.
     """
     kernel = binding.load()
     return "none" if isinstance(kernel, str) else kernel.version
@@ -84,6 +100,7 @@ def decode_crops(
     *,
     resized: NDArray[np.int32] | None = None,
     expected: NDArray[np.int32] | None = None,
+    seek_tables: NDArray[np.bool_] | None = None,
     interpolation: Interpolation = "bilinear",
     oversampling: int = 0,
     max_pixels: int = MAX_PIXELS,
@@ -102,6 +119,8 @@ def decode_crops(
         interpolation: The filter; all are antialiased.
         expected: int32 [N, 2], width and height that each box was chosen for, 0 where not known. An image of another
             size is `Status.WRONG_SIZE`.
+        seek_tables: bool [N], whether the seek table of an image may be used, if it has one: because the caller knows
+            that it was made from this very image. One made to deceive gives other pixels. None uses no table.
         oversampling: 0 decodes at full scale, which gives torchvision's pixels. n > 0 decodes at the smallest of the
             scales 1, 1/2, 1/4 and 1/8 at which the crop is still n times as large as wanted, each way. 2 saves a third
             of the time on photographs of 12 megapixels, and pixels differ by a few levels (54 dB).
@@ -116,7 +135,8 @@ def decode_crops(
         ShardflowError: There is no kernel.
     """
     view = View(boxes=boxes, flips=flips, out=out, resized=resized)
-    return _decode([view], payloads, expected, max_pixels, filter=_filter(interpolation), oversampling=oversampling)
+    options = {"filter": _filter(interpolation), "oversampling": oversampling}
+    return _decode([view], payloads, expected, seek_tables, max_pixels, **options)
 
 
 class View(NamedTuple):
@@ -133,6 +153,7 @@ def decode_views(
     views: Sequence[View],
     *,
     expected: NDArray[np.int32] | None = None,
+    seek_tables: NDArray[np.bool_] | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> list[Problem]:
     """Decode each image once, as much of it as all of its views need, and crop every view from that.
@@ -140,18 +161,22 @@ def decode_views(
     Each view has the pixels that `decode_crops` gives it. A problem is that of an image, in all of its views: with
     several, damage is found wherever one of them would find it.
     """
-    return _decode(views, payloads, expected, max_pixels, filter=FILTERS["bilinear"], oversampling=0)
+    return _decode(views, payloads, expected, seek_tables, max_pixels, filter=FILTERS["bilinear"], oversampling=0)
 
 
 def _decode(
     views: Sequence[View],
     payloads: Sequence[Payload],
     expected: NDArray[np.int32] | None,
+    seek_tables: NDArray[np.bool_] | None,
     max_pixels: int,
     **options: int,
 ) -> list[Problem]:
     count = len(payloads)
     _check_integers("expected", expected, count, 2)
+    if seek_tables is not None and (seek_tables.dtype != np.bool_ or seek_tables.shape != (count,)):
+        found = f"{seek_tables.dtype} {list(seek_tables.shape)}"
+        raise ConfigError(f"seek_tables: expected bool [{count}], found {found}")
     for view in views:
         _check_view(view, count)
     if count == 0:
@@ -159,6 +184,7 @@ def _decode(
     payloads = list(payloads)  # keeps them alive, if the caller changes its list meanwhile
     decoded = _decoded_sizes(payloads)
     images, sizes = binding.addresses(payloads)
+    each_image = {"decoded": decoded, "expected": expected, "seek_tables": seek_tables}
     kept: list[NDArray[Any]] = []
 
     def address(array: NDArray[Any] | None) -> int | None:
@@ -167,7 +193,7 @@ def _decode(
         kept.append(np.ascontiguousarray(array))
         return kept[-1].ctypes.data
 
-    shared = {"decoded": address(decoded), "expected": address(expected)}
+    shared = {name: address(array) for name, array in each_image.items()}
     batches = [
         binding.Batch(
             images=ctypes.addressof(images),

@@ -11,6 +11,7 @@ import ctypes
 import enum
 import functools
 import importlib.util
+import os
 import platform
 import re
 import sys
@@ -23,19 +24,22 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardflow.errors import DecodeError, ShardflowError
+from shardflow.errors import ConfigError, DecodeError, ShardflowError
 
 Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 """An encoded image, or a decoded one: uint8 [H, W, 3], RGB, contiguous."""
 
 FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
 
-_ABI = 9  # SF_ABI
+_ABI = 10  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 _SEGMENT_BYTES = 2 + 65_535  # SF_SEGMENT_BYTES
 
-_KNOWN_LAYOUTS = r"libjpeg-turbo ([12]\.|3\.[0-2]\.)"
+_KNOWN_LAYOUTS, _NEWEST_KNOWN = r"libjpeg-turbo ([12]\.|3\.[0-2]\.)", "3.2"
 """Versions whose source was read: their private structures begin as libjpeg.h says. Raise it after reading the next."""
+
+_SWITCH = "SHARDFLOW_KERNEL"
+"""The environment variable that turns the kernel off: for all processes of a run, and without a change of its code."""
 
 # pip would install the wheel that it built and kept when there was no compiler.
 _AGAIN = "install shardflow again, with pip's --no-cache-dir --force-reinstall --no-deps"
@@ -93,7 +97,7 @@ class Batch(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.c_void_p)
-            for name in ["images", "sizes", "boxes", "resized", "decoded", "expected", "flips", "out"]
+            for name in ["images", "sizes", "boxes", "resized", "decoded", "expected", "seek_tables", "flips", "out"]
         ),
         ("image_stride", ctypes.c_size_t),
         ("limits", Limits),
@@ -114,7 +118,11 @@ class _Header(ctypes.Structure):  # sf_header
 
 
 class Kernel:
-    """The loaded kernel, and the libjpeg-turbo it uses, with its file and its version."""
+    """The loaded kernel, and the libjpeg-turbo it uses, with its file and its version.
+
+    Attributes:
+        limitation: Why it leaves Huffman decoding to libjpeg-turbo, and cannot make or use seek tables; "" if it can.
+    """
 
     def __init__(self, dll: ctypes.CDLL, library: int, libjpeg: str) -> None:
         self.dll = dll
@@ -122,8 +130,8 @@ class Kernel:
         self.libjpeg = libjpeg
         found = re.search(rb"libjpeg-turbo version ([\d.]+)", Path(libjpeg).read_bytes())
         self.version = f"libjpeg-turbo {found[1].decode() if found else '(unknown version)'}"
-        if re.match(_KNOWN_LAYOUTS, self.version):
-            dll.sf_library_know_layout(library)
+        knows = re.match(_KNOWN_LAYOUTS, self.version) and dll.sf_library_know_layout(library)
+        self.limitation = "" if knows else _limitation(self.version)
         self.about = Decoder(self).about
 
 
@@ -190,6 +198,14 @@ class Decoder:
         return b"" if found else segment.raw[: size.value]
 
 
+def _limitation(version: str) -> str:
+    return (
+        f"this shardflow knows the inside of libjpeg-turbo up to {_NEWEST_KNOWN}, and found {version}, so that it does "
+        "not decode Huffman codes by itself, or make and use seek tables: update shardflow, or install the version of "
+        "Pillow that you had before"
+    )
+
+
 def _problem(found: _Problem) -> Problem:
     return Problem(found.index, Status(found.status), found.message.decode(errors="replace"))
 
@@ -228,7 +244,15 @@ def thread_decoder() -> Decoder:
 
 @functools.cache
 def load() -> Kernel | str:
-    """Return the kernel of this installation, or the reason why there is none."""
+    """Return the kernel of this installation, or the reason why there is none.
+
+    Raises:
+        ConfigError: The environment variable SHARDFLOW_KERNEL has a value other than "off".
+    """
+    if switch := os.environ.get(_SWITCH, ""):
+        if switch != "off":
+            raise ConfigError(f"the environment variable {_SWITCH} is {switch!r}; allowed is off, or leave it unset")
+        return f"the native kernel is turned off by {_SWITCH}={switch} in the environment: unset it"
     return open_kernel(Path(__file__).parent, libjpeg_candidates())
 
 
@@ -261,7 +285,7 @@ def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
     pointer, integer = ctypes.c_void_p, ctypes.c_int32
     dll.sf_abi.argtypes = []
     dll.sf_library_open.argtypes, dll.sf_library_open.restype = [ctypes.c_char_p, ctypes.c_char_p], pointer
-    dll.sf_library_know_layout.argtypes, dll.sf_library_know_layout.restype = [pointer], None
+    dll.sf_library_know_layout.argtypes = [pointer]
     dll.sf_decoder_new.argtypes, dll.sf_decoder_new.restype = [pointer, integer], pointer
     dll.sf_decoder_free.argtypes, dll.sf_decoder_free.restype = [pointer], None
     dll.sf_decoder_about.argtypes, dll.sf_decoder_about.restype = [pointer], ctypes.c_char_p

@@ -235,7 +235,7 @@ bool sf_narrow_scan(sf_decoder *d, const int32_t box[4]) {
     const sf_window window = {.left = box[0] / table->mcu_width, .right = (box[2] - 1) / table->mcu_width + 1,
                               .top = box[1] / table->mcu_height, .bottom = (box[3] - 1) / table->mcu_height + 1};
     const bool skips = window.top > 0 || window.left > 0 || window.right < table->columns;
-    if (d->way == SF_WINDOW && skips && !coding.restart_interval &&
+    if (d->way == SF_WINDOW && d->may_seek && skips && !coding.restart_interval &&
         sf_seek_read(table, d->image, d->entropy.scan, d->image_end)) {
         sf_entropy_narrow(&d->entropy, table, window);
     } else {
@@ -247,11 +247,13 @@ bool sf_narrow_scan(sf_decoder *d, const int32_t box[4]) {
 
 size_t sf_write_seek_table(sf_decoder *d, uint8_t segment[SF_SEGMENT_BYTES]) {
     sf_seek_table *const table = &d->seek_table;
+    if (has_several_scans(d)) return 0;
     sf_start_image(d, 1);
     const sf_coding coding = sf_coding_of(d->jpeg, &d->info);
     if (!d->scan_started || coding.restart_interval) return 0;
     set_table(d, coding);
     const size_t mcus = (size_t)table->columns * (size_t)table->rows;
+    if (mcus / 4 > d->source.bytes_in_buffer) return 0; /* an MCU takes two bits or more */
     sf_need(d, sf_reserve(&table->places, sizeof(sf_place) * mcus));
     if (!sf_entropy_find_places(&d->entropy, mcus, table->places.data)) return 0;
     const uint8_t *const marker = d->source.next_input_byte;

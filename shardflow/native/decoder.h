@@ -30,6 +30,7 @@ struct sf_decoder {
     bool own_pixels;   /* whether lines are made by `pixels` where it can, */
     bool makes_pixels; /* as those of the image at hand */
     sf_pixels pixels;
+    bool may_seek; /* whether the image at hand has a seek table that may be used, if it has one */
     sf_seek_table seek_table;
     struct jpeg_decompress_struct info;
     struct jpeg_error_mgr errors;

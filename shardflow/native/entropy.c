@@ -268,22 +268,13 @@ static int32_t stretch_at(const sf_seek_table *table, int32_t column) {
     return stretch < table->per_row ? stretch : table->per_row - 1;
 }
 
-/* Read the stretches of a row that the window touches, from its first MCU on. In each row one place is compared, the last one
- * inside the window; where there is none, the one behind it. */
-static bool begin_row(sf_entropy *e, int32_t row) {
-    const sf_seek_table *const table = e->table;
-    const sf_place *const places = (const sf_place *)table->places.data + (size_t)row * (size_t)table->per_row;
-    const int32_t first = stretch_at(table, e->window.left), last = stretch_at(table, e->window.right - 1);
-    int32_t checked = e->window.right == table->columns ? table->per_row : stretch_at(table, e->window.right);
-    if (checked <= first) checked = first + 1;
-    const sf_place *const end = places + (checked > last ? checked : last + 1);
-
-    const uint8_t *at = e->scan + places[first].bit / 8, *stop = e->scan + places[checked].bit / 8;
+/* Begin to read the data from one place to the end, of which a place in between, or that, is compared. */
+static bool read_stretches(sf_entropy *e, const sf_place *first, const sf_place *checked, const sf_place *end) {
+    const uint8_t *at = e->scan + first->bit / 8, *stop = e->scan + checked->bit / 8;
     uint8_t *to = unstuff(&at, stop, e->data.data);
     if (at != stop) return false; /* at a marker, or between FF and its zero */
-    e->checked = places + checked;
-    e->checked_bit = 8 * (uint64_t)(to - (uint8_t *)e->data.data) + places[checked].bit % 8;
-    e->checked_column = checked == table->per_row ? table->columns : checked * table->stretch;
+    e->checked = checked;
+    e->checked_bit = 8 * (uint64_t)(to - (uint8_t *)e->data.data) + checked->bit % 8;
     stop = e->scan + (end->bit + 7) / 8;
     if (stop[-1] == 0xFF) stop++;
     to = unstuff(&at, stop, to);
@@ -291,8 +282,40 @@ static bool begin_row(sf_entropy *e, int32_t row) {
 
     read_data(e, to);
     refill(&e->reader);
-    drop(&e->reader, places[first].bit % 8);
-    for (int c = 0; c < MAX_COMPS_IN_SCAN; c++) e->predictions[c] = places[first].predictions[c];
+    drop(&e->reader, first->bit % 8);
+    for (int c = 0; c < MAX_COMPS_IN_SCAN; c++) e->predictions[c] = first->predictions[c];
+    return true;
+}
+
+/* Decode the stretch before a place, and compare the place with where that ends. */
+static bool is_behind_the_stretch_before(sf_entropy *e, size_t number) {
+    const sf_seek_table *const table = e->table;
+    const sf_place *const place = (const sf_place *)table->places.data + number;
+    const int32_t stretch = (int32_t)((number + (size_t)table->per_row - 1) % (size_t)table->per_row);
+    const bool is_last = stretch == table->per_row - 1;
+    e->next_column = stretch * table->stretch;
+    e->checked_column = is_last ? table->columns : e->next_column + table->stretch;
+    if (!read_stretches(e, place - 1, place, place)) return false;
+    while (e->next_column < e->checked_column) {
+        if (!decode_in_row(e, NULL)) return false;
+    }
+    return true;
+}
+
+/* Read the stretches of a row that the window touches, from its first MCU on. In each row one place is compared, the last one
+ * inside the window; where there is none, the one behind it. The end of the scan has no predictors to compare, so that
+ * there the row's first place is compared as well. */
+static bool begin_row(sf_entropy *e, int32_t row) {
+    const sf_seek_table *const table = e->table;
+    const size_t number = (size_t)row * (size_t)table->per_row;
+    const sf_place *const places = (const sf_place *)table->places.data + number;
+    const int32_t first = stretch_at(table, e->window.left), last = stretch_at(table, e->window.right - 1);
+    int32_t checked = e->window.right == table->columns ? table->per_row : stretch_at(table, e->window.right);
+    if (checked <= first) checked = first + 1;
+    const bool is_end = row == table->rows - 1 && checked == table->per_row;
+    if (is_end && number + (size_t)first > 0 && !is_behind_the_stretch_before(e, number + (size_t)first)) return false;
+    if (!read_stretches(e, places + first, places + checked, places + (checked > last ? checked : last + 1))) return false;
+    e->checked_column = checked == table->per_row ? table->columns : checked * table->stretch;
     e->next_column = first * table->stretch;
     while (e->next_column < e->window.left) {
         if (!decode_in_row(e, NULL)) return false;

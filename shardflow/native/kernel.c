@@ -316,6 +316,7 @@ static bool is_encoded(const sf_batch *batch, int32_t index) {
 static void decode(sf_decoder *d, const sf_batch *views, int32_t count, int32_t index) {
     const bool encoded = is_encoded(views, index);
     sf_frame frame;
+    d->may_seek = views->seek_tables && views->seek_tables[index];
     if (encoded) {
         sf_open_image(d, views->images[index], views->sizes[index]);
         if (count > 1) decode_frame(d, views, count, index, &frame);

@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 9
+#define SF_ABI 10
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -60,6 +60,7 @@ typedef struct {
     const int32_t *resized; /* may be NULL */
     const int32_t *decoded; /* [count][2] width and height of those that are pixels, 0 of encoded ones; may be NULL */
     const int32_t *expected; /* [count][2] expected width and height, 0 where not known; may be NULL */
+    const uint8_t *seek_tables; /* [count] whether the seek table of an image may be used, if it has one; NULL: of none */
     const uint8_t *flips;
     uint8_t *out;
     size_t image_stride;   /* bytes between the first bytes of neighbouring images in `out` */
@@ -105,9 +106,9 @@ SF_API int32_t sf_abi(void);
  * On success `message` names the file that was loaded. */
 SF_API sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYTES]);
 
-/* Decode Huffman codes in the library's place, if it then asks for each MCU as it should. Only for a version whose private
- * structures are known to begin as in libjpeg.h; called once, before there is a decoder. */
-SF_API void sf_library_know_layout(sf_library *library);
+/* Decode Huffman codes in the library's place, if it then asks for each MCU as it should; returns whether it does. Only for
+ * a version whose private structures are known to begin as in libjpeg.h; called once, before there is a decoder. */
+SF_API int32_t sf_library_know_layout(sf_library *library);
 
 /* NULL when out of memory. `fast` 0 asks for the plain C loops and for libjpeg-turbo's Huffman decoding; the pixels and
  * the problems are the same. */
@@ -118,7 +119,7 @@ SF_API const char *sf_decoder_about(const sf_decoder *decoder);
 /* How many images libjpeg-turbo has decoded once more, for a fault in their Huffman codes. */
 SF_API int64_t sf_decoder_faults(const sf_decoder *decoder);
 
-/* Decode one view of each image, or several: batches of the same images, sizes, decoded, expected, limits and count. With
+/* Decode one view of each image, or several: batches of the same images, sizes, decoded, expected, seek_tables, limits and count. With
  * several, an image is decoded once, as much of it as all of its crops need, at full scale; each view is as by itself.
  * Returns how many images have a problem and describes each in `problems` (room for the images), by ascending index.
  * The pixels of an image that has one are all zero, in every view, unless it is SF_DAMAGED. */

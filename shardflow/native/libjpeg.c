@@ -165,4 +165,7 @@ struct sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYT
     return library;
 }
 
-void sf_library_know_layout(struct sf_library *library) { library->asks_for_mcus = asks_for_mcus(library); }
+int32_t sf_library_know_layout(struct sf_library *library) {
+    library->asks_for_mcus = asks_for_mcus(library);
+    return library->asks_for_mcus;
+}

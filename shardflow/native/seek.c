@@ -3,6 +3,7 @@
 #include <string.h>
 
 enum {
+    TEM = 0x01,
     APP9 = 0xE9,
     SOS = 0xDA,
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
@@ -78,13 +79,26 @@ static layout layout_of(int32_t components, size_t entries_bits) {
     return at;
 }
 
-/* The first segment of its name before the scan, or NULL. The header of the scan, of eight bytes or more, follows it, so
- * that `get` reads nothing behind them. */
-static const uint8_t *find(const uint8_t *at, const uint8_t *scan, size_t *bytes) {
-    for (at += 2; scan - at >= 4 && at[0] == 0xFF && at[1] != SOS; at += *bytes) {
-        *bytes = 2 + ((size_t)at[2] << 8 | at[3]);
-        if (*bytes < 4 || *bytes + 8 > (size_t)(scan - at)) return NULL;
-        if (at[1] == APP9 && *bytes >= 4 + sizeof NAME && !memcmp(at + 4, NAME, sizeof NAME)) return at;
+/* Whether a marker begins a segment with a length. */
+static bool has_length(uint8_t marker) {
+    return marker > TEM && marker != 0xFF && (marker < JPEG_RST0 || marker > JPEG_EOI);
+}
+
+/* The first segment of its name, or NULL. From the begin of the image to the data of the scan there are segments alone, one
+ * behind the other: where there is anything else, such as a fill byte, no segment is a table, whatever stands in front of
+ * it. `formats.seek_table` walks alike. Behind a table is the header of the scan, of ten bytes or more, so that `get` reads
+ * nothing beyond it. */
+static const uint8_t *find(const uint8_t *image, const uint8_t *scan, size_t *bytes) {
+    const uint8_t *found = NULL;
+    for (const uint8_t *at = image + 2; scan - at >= 4 && at[0] == 0xFF && has_length(at[1]);) {
+        const size_t segment = 2 + ((size_t)at[2] << 8 | at[3]);
+        if (segment < 4 || segment > (size_t)(scan - at)) return NULL;
+        if (at[1] == SOS) return at + segment == scan ? found : NULL;
+        if (!found && at[1] == APP9 && segment >= 4 + sizeof NAME && !memcmp(at + 4, NAME, sizeof NAME)) {
+            found = at;
+            *bytes = segment;
+        }
+        at += segment;
     }
     return NULL;
 }
@@ -113,7 +127,7 @@ static bool read_places(sf_seek_table *table, const uint8_t *entries, const uint
 }
 
 bool sf_seek_read(sf_seek_table *table, const uint8_t *image, const uint8_t *scan, const uint8_t *end) {
-    size_t bytes;
+    size_t bytes = 0;
     const uint8_t *const segment = find(image, scan, &bytes);
     layout at = layout_of(table->components, 0);
     if (!segment || bytes < at.bytes || segment[at.components] != table->components) return false;

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -16,25 +14,26 @@ from numpy.typing import NDArray
 from shardflow import native
 from shardflow.formats import seek_table
 from tests.helpers import huffman, jpegs
+from tests.helpers.seek_tables import shifted, table_of, with_sum
 
 Box = tuple[int, int, int, int]
 
 
-def table_of(jpeg: bytes) -> bytes:
-    """Return the segment of a JPEG that can have one."""
-    segment = native.seek_table(jpeg)
-    assert segment is not None
-    return segment
-
-
 def decode(
-    payloads: list[bytes], boxes: list[Box], *, fast: bool = True, oversampling: int = 0
+    payloads: list[bytes], boxes: list[Box], *, fast: bool = True, oversampling: int = 0, tables: bool = True
 ) -> tuple[NDArray[np.uint8], list[native.Problem], int]:
     """Decode a crop of each; returns pixels, problems, and how many images it took libjpeg-turbo to decode."""
     out = np.full((len(payloads), 3, 24, 24), 9, np.uint8)
     flips = np.zeros(len(payloads), np.bool_)
     with jpegs.decoder(fast=fast) as made:
-        found = native.decode_crops(payloads, np.array(boxes, np.int32), flips, out, oversampling=oversampling)
+        found = native.decode_crops(
+            payloads,
+            np.array(boxes, np.int32),
+            flips,
+            out,
+            seek_tables=np.full(len(payloads), tables),
+            oversampling=oversampling,
+        )
         return out, found, made.faults
 
 
@@ -45,11 +44,6 @@ def boxes_of(rng: random.Random, width: int, height: int, count: int) -> list[Bo
         x, y = (rng.choice((0, rng.randrange(side))) for side in (width, height))
         boxes.append((x, y, rng.choice((1, rng.randint(1, width - x), width - x)), rng.randint(1, height - y)))
     return boxes
-
-
-def with_sum(body: bytes) -> bytes:
-    """Return a segment of these bytes, under a right sum."""
-    return struct.pack(">HH", 0xFFE9, len(body) + 6) + body + struct.pack(">I", zlib.adler32(body))
 
 
 def entries_of(segment: bytes) -> int:
@@ -113,7 +107,7 @@ def test_a_table_of_another_scan(seed: int) -> None:
 @settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
 def test_a_table_that_deceives(seed: int) -> None:
-    """Entries that lie in accord with each other can change pixels, but cause no problem and harm no neighbour."""
+    """Entries that lie in accord with each other change pixels only where tables are used, and harm no neighbour."""
     rng = random.Random(seed)
     jpeg = jpegs.make(seed % 20, 300, 200, quality=95)
     body = bytearray(table_of(jpeg)[4:-4])
@@ -123,6 +117,67 @@ def test_a_table_that_deceives(seed: int) -> None:
     found = decode([jpeg, seek_table.insert(jpeg, with_sum(bytes(body))), jpeg], [box] * 3)
     assert found[1:] == ([], 0)
     np.testing.assert_array_equal(found[0][0], found[0][2])
+    unused = decode([seek_table.insert(jpeg, with_sum(bytes(body)))], [box], tables=False)
+    assert unused[1:] == ([], 0)
+    np.testing.assert_array_equal(unused[0][0], found[0][0])
+
+
+@pytest.mark.parametrize("size", [(300, 200), (300, 30), (100, 60)])
+def test_one_wrong_entry(size: tuple[int, int]) -> None:
+    """Wherever a single entry is wrong, in the last row and at the end of the scan too, no crop has other pixels."""
+    jpeg = jpegs.make(4, *size, quality=96, subsampling=0)
+    segment = table_of(jpeg)
+    boxes = boxes_of(random.Random(size[0]), *size, 12)
+    wanted = decode([jpeg] * len(boxes), boxes)
+    count = len(seek_table.read(segment).bits)
+    for entry in {*range(1, count, 1 + count // 12), *range(max(1, count - 3), count)}:
+        payload = seek_table.insert(jpeg, shifted(segment, slice(entry, entry + 1), 60))
+        found = decode([payload] * len(boxes), boxes)
+        assert found[1] == []
+        np.testing.assert_array_equal(found[0], wanted[0])
+
+
+BETWEEN = {
+    "a fill byte": b"\xff",
+    "a stray byte": b"\x12",
+    "a stuffed zero": b"\xff\0",
+    "TEM": b"\xff\1",
+    "a restart marker": b"\xff\xd3",
+    "a comment": b"\xff\xfe\0\5abc",
+    "an empty comment": b"\xff\xfe\0\2",
+    "a length of one": b"\xff\xfe\0\1",
+    "another APP9": b"\xff\xe9\0\5abc",
+    "a restart interval of none": b"\xff\xdd\0\4\0\0",
+    "a restart interval": b"\xff\xdd\0\4\0\5",
+    "a number of lines": b"\xff\xdc\0\4\0\xc8",
+}
+
+
+@settings(max_examples=120)
+@given(data=st.data())
+def test_both_walks_find_the_same_table(data: st.DataObject) -> None:
+    """Whatever stands in front of a scan, the table with which crops are decoded is the one that `verify` looks at."""
+    jpeg = jpegs.make(3, 300, 200, quality=95)
+    own = table_of(jpeg)
+    lie = shifted(own, slice(1, None), 60)
+    newer = with_sum(own[4:12] + b"\2" + own[13:-4])
+    choices = {**BETWEEN, "its table": own, "a table that deceives": lie, "one of another version": newer}
+    payload = b"\xff\xd8"
+    for marker, segment in jpegs.segments(jpeg):
+        if marker == 0xDA or data.draw(st.booleans()):
+            payload += b"".join(
+                choices[name] for name in data.draw(st.lists(st.sampled_from(sorted(choices)), max_size=3))
+            )
+        payload += segment
+    payload += b"\xff\xd9"
+    if data.draw(st.integers(0, 9)) == 0:
+        payload = jpegs.flipped(payload[:900], data.draw(st.randoms()), 1) + payload[900:]
+    box = [(100, 80, 60, 40)]
+    plain = decode([payload], box, tables=False)
+    if plain[1]:  # it is not a picture
+        return
+    is_deceived = not np.array_equal(decode([payload], box)[0], plain[0])
+    assert is_deceived == (seek_table.find(payload) == lie)
 
 
 def test_what_a_table_is_checked_for() -> None:

@@ -3,7 +3,8 @@
  * One decoder lives through all inputs, as in a worker process, so that what an image leaves behind is tested with the
  * next one. Inputs are decoded by the fast code and by the plain code, which must agree, and every fourth between two
  * copies of a good image, whose pixels must not change. Images that can have a seek table are decoded with it as well, and
- * with others. The output is allocated to the byte, so that the address sanitizer sees a write beside it. JPEGs are
+ * with others. A table that an input holds has a right sum after most mutations, or it would never be used: at the end is said
+ * how many were. The output is allocated to the byte, so that the address sanitizer sees a write beside it. JPEGs are
  * transcoded as well, in both ways, and the good one after each; the seek table that is then written is that of the scan.
  */
 #define _GNU_SOURCE /* memmem */
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "decoder.h" /* whether a table was used is known in there alone */
 #include "kernel.h"
 #include "seek.h"
 
@@ -21,6 +23,14 @@ static sf_decoder *decoders[2];
 static uint8_t good[GOOD_BYTES_MAX];
 static size_t good_size;
 static sf_header good_header;
+static const uint8_t all[3] = {1, 1, 1};
+static size_t inputs, inputs_with_table, tables_used;
+
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most);
+
+static void report(void) {
+    fprintf(stderr, "seek tables: in %zu of %zu inputs, used in %zu\n", inputs_with_table, inputs, tables_used);
+}
 
 int LLVMFuzzerInitialize(int *count, char ***arguments) {
     (void)count;
@@ -39,6 +49,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     sf_library_know_layout(library);
     for (int fast = 0; fast < 2; fast++) decoders[fast] = sf_decoder_new(library, fast);
     if (sf_read_header(decoders[0], good, good_size, &good_header, &problem) != SF_OK) exit(2);
+    atexit(report);
     return 0;
 }
 
@@ -55,8 +66,8 @@ static int32_t below(int32_t limit, uint8_t byte, uint8_t fine) {
     return (int32_t)(((int64_t)byte * 256 + fine) * limit / 65536);
 }
 
-/* Decode the batch as a view beside one of whole images; where no fault is found, it is as by itself. */
-static void check_views(sf_decoder *decoder, const sf_batch *batch, int32_t found) {
+/* Decode the batch as a view beside one of whole images; where no fault is found, it is as by itself, unless it `may_differ`. */
+static void check_views(sf_decoder *decoder, const sf_batch *batch, int32_t found, int may_differ) {
     const size_t bytes = (size_t)batch->count * batch->image_stride;
     sf_batch views[2] = {*batch, *batch};
     views[1].boxes = views[1].resized = NULL;
@@ -66,7 +77,7 @@ static void check_views(sf_decoder *decoder, const sf_batch *batch, int32_t foun
     }
     sf_problem problems[3];
     if (!sf_decode(decoder, views, 2, problems)) {
-        check(!found && !memcmp(views[0].out, batch->out, bytes), "a view is as by itself");
+        check(may_differ || (!found && !memcmp(views[0].out, batch->out, bytes)), "a view is as by itself");
     }
     for (int v = 0; v < 2; v++) free(views[v].out);
 }
@@ -86,6 +97,35 @@ static void set_sum(uint8_t *segment, size_t bytes) {
         b = (b + a) % 65521;
     }
     for (int i = 0; i < 4; i++) segment[bytes - 4 + i] = (uint8_t)((b << 16 | a) >> (24 - 8 * i));
+}
+
+/* Return the first seek table of an image of segments one behind the other, NULL where it has none. */
+static uint8_t *table_of(uint8_t *image, size_t size, size_t *bytes) {
+    const size_t scan = scan_of(image, size);
+    for (size_t at = 2; at < scan; at += *bytes) {
+        *bytes = 2 + (size_t)(image[at + 2] << 8 | image[at + 3]);
+        if (image[at + 1] == 0xE9 && *bytes > 26 && at + *bytes <= scan && !memcmp(image + at + 4, "sf-seek", 8)) {
+            return image + at;
+        }
+    }
+    return NULL;
+}
+
+/* libFuzzer's mutations, and those of a table alone; then a right sum, but for one in eight. */
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed) {
+    size_t bytes;
+    uint8_t *table = size > CHOICE_BYTES ? table_of(data + CHOICE_BYTES, size - CHOICE_BYTES, &bytes) : NULL;
+    if (table && seed % 2) {
+        for (unsigned random = seed, left = 1 + seed / 2 % 4; left > 0; left--) {
+            random = random * 1664525 + 1013904223;
+            table[13 + random / 65536 % (bytes - 17)] ^= (uint8_t)(1 << random / 256 % 8);
+        }
+    } else {
+        size = LLVMFuzzerMutate(data, size, most);
+        table = size > CHOICE_BYTES ? table_of(data + CHOICE_BYTES, size - CHOICE_BYTES, &bytes) : NULL;
+    }
+    if (table && seed / 16 % 8) set_sum(table, bytes);
+    return size;
 }
 
 /* Decode a batch of one image with the seek table that it should have, which changes nothing, and with one that lies, which
@@ -108,6 +148,7 @@ static void check_tables(const sf_batch *batch, int32_t found, const uint8_t *ch
     const size_t sizes[1] = {size + bytes};
     sf_batch again = *batch;
     again.images = images;
+    again.seek_tables = all;
     again.sizes = sizes;
     again.out = out;
     check(sf_decode(decoders[1], &again, 1, &problem) == found, "the problem is that without a table");
@@ -204,6 +245,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     /* One of its own may be of a scan that is damaged elsewhere, where only the plain code looks. */
     const int has_table = memmem(image, image_size, "sf-seek", 8) != NULL;
+    inputs++;
+    inputs_with_table += has_table != 0;
     /* The limits as the loader scales them, often so tight that images meet them. */
     const int64_t least = (int64_t)good_header.width * good_header.height;
     const int64_t pixels_allowed = choice[15] & 32 ? 1 << 18 : least + choice[12] * choice[14] / 4;
@@ -244,6 +287,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             .out = out[fast],
             .image_stride = image_bytes,
             .decoded = decoded + 2 * first,
+            .seek_tables = all,
             .limits = limits,
             .count = count,
             .width = width,
@@ -252,8 +296,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             .filter = (choice[14] >> 2) % 3,
             .oversampling = choice[15] % 4,
         };
+        decoders[fast]->entropy.table = NULL;
         found[fast] = sf_decode(decoders[fast], &batch, 1, problems[fast]);
-        if (!batch.oversampling) check_views(decoders[fast], &batch, found[fast]);
+        tables_used += count == 1 && decoders[fast]->entropy.table != NULL;
+        if (!batch.oversampling) check_views(decoders[fast], &batch, found[fast], has_table);
         if (fast && count == 1 && !is_pixels && !has_table) check_tables(&batch, found[fast], choice);
     }
     check(found[0] <= 1 && found[1] <= 1, "at most the one image has a problem");

@@ -2,7 +2,8 @@
 
     python tools/fuzz/seeds.py DIRECTORY
 
-`DIRECTORY/good.jpg` is the image that the others must not change; the corpus is in `DIRECTORY/corpus`.
+`DIRECTORY/good.jpg` is the image that the others must not change; the corpus is in `DIRECTORY/corpus`. A JPEG that can
+have a seek table comes once more with it; the kernel in DIRECTORY, built as for the fuzzer, has tables of small images.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from shardflow.formats import seek_table
+from shardflow.formats.image_limits import MAX_PIXELS, limits
+from shardflow.native import binding
 
 
 def encode(width: int, height: int, mode: str, **how: object) -> bytes:
@@ -39,9 +44,18 @@ def main(directory: Path) -> None:
         for more in [{}, {"restart_marker_blocks": 2}]
     ]
     kinds += [("L", {}), ("L", {"progressive": True}), ("CMYK", {})]
-    cases = itertools.product(kinds, [(1, 1), (16, 16), (37, 29), (64, 9)])
+    cases = itertools.product(kinds, [(1, 1), (16, 16), (37, 29), (64, 9), (90, 75)])
+    kernel = binding.open_kernel(directory, binding.libjpeg_candidates())
+    if isinstance(kernel, str):
+        sys.exit(kernel)
+    decoder = binding.Decoder(kernel)
     for number, ((mode, how), (width, height)) in enumerate(cases):
-        (corpus / f"seed{number:03}").write_bytes(rng.randbytes(16) + encode(width, height, mode, **how))
+        jpeg, choice = encode(width, height, mode, **how), rng.randbytes(16)
+        (corpus / f"seed{number:03}").write_bytes(choice + jpeg)
+        if table := decoder.seek_table(jpeg, binding.Limits(*limits(MAX_PIXELS))):
+            # The table is read for a crop alone, of a batch of one, within wide limits.
+            crop = choice[:13] + bytes([choice[13] & 0xF8 | 1, choice[14], 0x60])
+            (corpus / f"table{number:03}").write_bytes(crop + seek_table.insert(jpeg, table))
 
 
 if __name__ == "__main__":
