@@ -7,6 +7,7 @@ that is not declared is kept byte for byte.
     boxes        PART:PATH:FORMAT[:normalized]   json:boxes:xyxy, json:objects[].bbox:xywh
     box fields   NAME=PATH[:float]               labels=objects[].category_id, area=objects[].area:float
     keypoints    PART:PATH:FORMAT[:normalized]   json:keypoints:xyv, json:objects[].keypoints:xyv
+                 [:flip=I-J,...]                 json:keypoints:xyv:flip=1-2,3-4
 
 A path is made of keys with dots between them, and `[]` for each element of a list; it may start with `[]` where the
 whole JSON is a list. What its values must look like is in `coordinates`.
@@ -35,12 +36,14 @@ KEYPOINT_FORMATS = ("xy", "xyv")
 EACH = "[]"
 NORMALIZED = "normalized"
 FLOAT = "float"
+FLIP = "flip"
 
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,15}")
 _STEP = re.compile(r"([^.:=\[\]]*)((?:\[\])*)")
 _FIELD = re.compile(r"[a-z0-9_]{1,32}")
 _RESERVED = (
-    "boxes", "image", "image_size", "index", "key", "keypoints", "label", "labels", "pixel_mask", "random_key", "valid",
+    "boxes", "crop", "flipped", "image", "image_size", "index", "key", "keypoints", "label", "labels", "pixel_mask",
+    "random_key", "source", "valid",
 )  # fmt: skip
 _MOST_STEPS = 16
 
@@ -113,18 +116,34 @@ class Keypoints(JsonObject):
             are declared.
         format: "xy" or "xyv", see `KEYPOINT_FORMATS`; in pixels of the upright image.
         normalized: Whether x and y are fractions of the image's width and height, not pixels.
+        flip_pairs: Pairs of points, by their numbers from 0, that change places where an image is mirrored, such as
+            the left and the right eye: ((1, 2), (3, 4)).
 
     Raises:
-        ConfigError: A value is out of its range.
+        ConfigError: A value is out of its range, or a point is in two pairs.
     """
 
     part: str
     path: str
     format: str
     normalized: bool = False
+    flip_pairs: tuple[tuple[int, int], ...] = field(
+        default=(), metadata=entry(write=lambda pairs: [list(pair) for pair in pairs], optional=True)
+    )
 
     def __post_init__(self) -> None:
         _check(self, KEYPOINT_FORMATS)
+        try:
+            pairs = tuple((first, second) for first, second in self.flip_pairs)
+        except (TypeError, ValueError):
+            pairs = ((-1, -1),)
+        points = [point for pair in pairs for point in pair]
+        if any(type(point) is not int or point < 0 for point in points) or len(set(points)) != len(points):
+            raise ConfigError(
+                f"keypoints: flip_pairs are pairs of numbers of points, each once, such as ((1, 2), (3, 4)); found "
+                f"{self.flip_pairs!r:.200}"
+            )
+        object.__setattr__(self, "flip_pairs", pairs)
 
     @property
     def per_box(self) -> bool:
@@ -138,11 +157,17 @@ class Keypoints(JsonObject):
 
     @classmethod
     def parse(cls, text: str) -> Keypoints:
-        """Return what a text declares, such as "json:keypoints:xyv"."""
-        return _parse(cls, text, "keypoints", KEYPOINT_FORMATS)
+        """Return what a text declares, such as "json:keypoints:xyv" or "json:keypoints:xyv:flip=1-2,3-4"."""
+        declared, is_flipped, listed = text.partition(f":{FLIP}=")
+        try:
+            pairs = [tuple(map(int, pair.split("-"))) for pair in listed.split(",")] if is_flipped else []
+        except ValueError:
+            raise ConfigError(f"keypoints {text!r}: expected pairs of points, such as :{FLIP}=1-2,3-4") from None
+        return replace(_parse(cls, declared, "keypoints", KEYPOINT_FORMATS), flip_pairs=tuple(pairs))  # type: ignore[arg-type] # checked there
 
     def __str__(self) -> str:
-        return _text(self)
+        pairs = ",".join(f"{first}-{second}" for first, second in self.flip_pairs)
+        return _text(self) + f":{FLIP}={pairs}" * bool(pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

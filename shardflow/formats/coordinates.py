@@ -181,6 +181,8 @@ class _Documents:
             if len(each) != length:
                 message = f"{len(each)} points, but {length} in the first list"
                 raise _error(declared, f"{_place(path, number)}: {message}")
+        if length and (pairs := declared.flip_pairs) and (last := max(map(max, pairs))) >= length:
+            raise _error(declared, f"{path}: flip_pairs name point {last}, but there are {length}, from 0")
         rows = [*itertools.chain.from_iterable(sets)]
         points = _numbers(
             declared, rows, numbers, lambda number: f"{_place(path, number // length)}[{number % length}]"

@@ -29,6 +29,10 @@ VERSION = 1
 SPLITS = ("train", "val", "valid", "validation", "test")
 """Names of folders that are splits, not classes."""
 
+_MAX_JSON_BYTES = 1 << 25
+"""The most bytes that are parsed as JSON, which takes up to twenty times as much memory. A million classes have 30 MB;
+the shards of a manifest in the form in which it is written are not parsed."""
+
 
 def _by_name(kind: type[JsonObject]) -> dict[str, Any]:
     return {
@@ -41,6 +45,22 @@ _TUPLE = entry(
     write=lambda value: None if value is None else list(value),
     read=lambda value: None if value is None else tuple(value),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTables:
+    """The shards whose seek tables were made when their dataset was packed. Tables from elsewhere are not used.
+
+    Attributes:
+        own: Whether all shards are, of a dataset that owns them.
+        roots: The roots whose shards are.
+    """
+
+    own: bool = False
+    roots: frozenset[str] = frozenset()
+
+    def __contains__(self, shard_name: str) -> bool:
+        return self.own or (bool(self.roots) and split_shard_name(shard_name)[0] in self.roots)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +81,7 @@ class Manifest(JsonObject):
             declared.
         roots: Name → a place of tars that the dataset does not own. Not part of the fingerprint. A dataset with roots
             has all of its shards there.
+        table_roots: Names of the roots whose tars have seek tables that were made when they were packed.
 
     Raises:
         ManifestError: A value is out of its range.
@@ -92,6 +113,9 @@ class Manifest(JsonObject):
     roots: Mapping[str, Root] = field(
         default_factory=dict, metadata=entry(name="bases", **_by_name(Root), fingerprinted=False, optional=True)
     )
+    table_roots: tuple[str, ...] = field(
+        default=(), metadata=entry(name="seek_tables", write=list, read=tuple, optional=True)
+    )
 
     def __post_init__(self) -> None:
         if not self.splits:
@@ -108,12 +132,20 @@ class Manifest(JsonObject):
                 raise ManifestError(f"{name} must be an integer, 0 or more, found {count!r}")
         if not all(isinstance(text, str) for text in (*(self.classes or ()), *self.tools.values())):
             raise ManifestError("classes and the versions of tools must be strings")
+        try:
+            written = [self.classes, self.recipe, self.tools, self.annotations.to_json(), *self.roots]
+            json.dumps(written, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            name = error.object[max(error.start - 20, 0) : error.end]
+            raise ManifestError(f"it has a text that is not Unicode, at the end of {name!a}; rename it") from None
         if not all(_is_fraction(number) for number in (*(self.mean or ()), *(self.std or ()))):
             raise ManifestError(f"mean and std must be numbers from 0 to 1, found {self.mean!r} and {self.std!r}")
         if self.statistics is not None and self.statistics.keys() != self.splits.keys():
             raise ManifestError(f"statistics of {sorted(self.statistics)} in a dataset with {sorted(self.splits)}")
         if self.roots and not {split_shard_name(name)[0] for name in names} <= self.roots.keys():
             raise ManifestError(f"a shard lies in none of the roots {sorted(self.roots)}")
+        if not set(self.table_roots) <= self.roots.keys():
+            raise ManifestError(f"seek_tables must name roots of {sorted(self.roots)}, found {list(self.table_roots)}")
 
     @property
     def samples(self) -> int:
@@ -124,6 +156,13 @@ class Manifest(JsonObject):
     def quarantined(self) -> int:
         """Number of inputs that could not be read, decoded or encoded."""
         return self.inputs - self.samples - self.skipped
+
+    @property
+    def packed_tables(self) -> PackedTables:
+        """The shards whose seek tables are used: those of a recipe that makes tables."""
+        if self.roots:
+            return PackedTables(roots=frozenset(self.table_roots))
+        return PackedTables(own=self.recipe.get("seek_tables", "none") != "none")
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -172,6 +211,8 @@ def _from_written(data: bytes) -> Manifest | None:
     if (cut := cut_tables(data)) is None:
         return None
     rest, tables = cut
+    if len(rest) > _MAX_JSON_BYTES:
+        return None
     try:
         content = json.loads(rest)
         claimed = content["fingerprint"]
@@ -186,6 +227,8 @@ def _from_written(data: bytes) -> Manifest | None:
 
 
 def _from_json(data: bytes) -> Manifest:
+    if len(data) > _MAX_JSON_BYTES:
+        raise ManifestError(f"not in the form in which shardflow writes {len(data):,} bytes; restore it")
     try:
         content = json.loads(data)
         version = content.pop("version")

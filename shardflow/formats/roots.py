@@ -20,7 +20,8 @@ from shardflow.errors import ManifestError
 
 from .json_object import JsonObject
 
-SCHEMES = frozenset({"abfs", "abfss", "az", "gcs", "gs", "hf", "http", "https", "s3", "s3a"})
+_AZURE = frozenset({"abfs", "abfss", "az"})
+SCHEMES = _AZURE | {"gcs", "gs", "hf", "http", "https", "s3", "s3a"}
 """Schemes of an absolute URL. None of them leads to the files of this machine, or into an archive."""
 
 
@@ -42,8 +43,9 @@ class Root(JsonObject):
 
     def __post_init__(self) -> None:
         if not (isinstance(self.url, str) and (_is_relative(self.url) or _is_remote(self.url))):
+            shown = self.url.partition("?")[0].rpartition("@")[2] if isinstance(self.url, str) else self.url
             raise ManifestError(
-                f"root {self.url!r} is neither a relative path such as '../photos256' nor a URL of "
+                f"root {shown!r} is neither a relative path such as '../photos256' nor a URL of "
                 f"{', '.join(sorted(SCHEMES))} without credentials, query and '..'"
             )
         if self.fingerprint is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", str(self.fingerprint)):
@@ -76,5 +78,7 @@ def _is_remote(url: str) -> bool:
         scheme, place, path, _, _ = urlsplit(url)
     except ValueError:
         return False
+    if scheme in _AZURE and re.fullmatch(r"[a-z0-9$-]+@[A-Za-z0-9.-]+", place):  # CONTAINER@ACCOUNT
+        url = url.replace("@", "/", 1)
     clean = url.isprintable() and not any(text in url for text in ("@", "?", "#", "::", "\\"))
     return scheme in SCHEMES and bool(place) and clean and ".." not in path.split("/")

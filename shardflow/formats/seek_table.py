@@ -19,7 +19,11 @@ from shardflow.errors import FormatError
 VERSION = 1
 """Of the segment, and of the choice of stretches: raised when either changes, for then packed bytes change."""
 
+_SOI = b"\xff\xd8"
 _APP9, _SOS = 0xE9, 0xDA
+_WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xDA), 0xFF}
+"""What follows FF and does not begin a segment: a stuffed zero, TEM, RST0 … RST7, SOI, EOI, a fill byte."""
+
 _NAME = b"sf-seek\0"
 _HEADER = struct.Struct(">2x H 8s B HHHH I B")
 """Marker, length, name, version, MCUs per row, rows, stretch, stretches per row, bytes of the scan, components."""
@@ -49,8 +53,13 @@ class SeekTable:
 
 
 def find(jpeg: bytes | memoryview) -> bytes | None:
-    """Return the segment of the seek table of a JPEG, None if it has none."""
-    return next((bytes(jpeg[start:end]) for start, end in _segments(jpeg) if _is_table(jpeg[start:end])), None)
+    """Return the segment of the seek table that a JPEG is decoded with, None if it has none.
+
+    It is the first one of this version. Where there are other bytes than segments in front of the scan, none counts.
+    """
+    name = _NAME + bytes([VERSION])
+    found = (bytes(jpeg[start:end]) for start, end in _segments(jpeg) if _is_table(jpeg[start:end]))
+    return next((segment for segment in found if segment[4:].startswith(name)), None)
 
 
 def read(segment: bytes) -> SeekTable:
@@ -88,9 +97,9 @@ def read(segment: bytes) -> SeekTable:
 
 
 def insert(jpeg: bytes, segment: bytes) -> bytes:
-    """Return a JPEG with this seek table, in front of its scan, in place of those that it has.
+    """Return a JPEG with this seek table, in front of its scan, in place of those that it has; with b"" without any.
 
-    One with other bytes between its segments, which no reader of tables looks behind, is returned as it is.
+    One in which no table would count (`find`), because of other bytes between its segments, is returned as it is.
     """
     bounds = _segments(jpeg)
     if not bounds:
@@ -101,10 +110,18 @@ def insert(jpeg: bytes, segment: bytes) -> bytes:
 
 
 def _segments(jpeg: bytes | memoryview) -> list[tuple[int, int]]:
-    """Return where the segments before a JPEG's first scan begin and end, and the header of the scan."""
-    found, at = [], 2
-    while len(jpeg) >= at + 4 and jpeg[at] == 0xFF:
+    """Return where the segments before a JPEG's first scan begin and end, and the header of the scan.
+
+    None where there is anything else between them. The native kernel walks alike (`find` in seek.c): a table that one
+    of the two passes over would be used without having been checked.
+    """
+    found, at = [], len(_SOI)
+    if bytes(jpeg[:at]) != _SOI:
+        return []
+    while len(jpeg) >= at + 4 and jpeg[at] == 0xFF and jpeg[at + 1] not in _WITHOUT_LENGTH:
         end = at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        if not at + 4 <= end <= len(jpeg):
+            return []
         found.append((at, end))
         if jpeg[at + 1] == _SOS:
             return found

@@ -19,7 +19,7 @@ from shardflow.errors import IntegrityError, ShardIndexError, TarError
 
 from .image_types import IMAGE_PARTS, image_size
 from .tar_samples import split_member_name
-from .ustar import walk
+from .ustar import BLOCK, walk
 
 KEY_PART = b""
 """The part of a row that is not a member but the key of its sample, where the headers are not plain ones."""
@@ -119,6 +119,11 @@ def from_bytes(data: bytes, *, samples: int, tar_bytes: int) -> Index:
             _check(index, samples, tar_bytes)
             return index
     raise ShardIndexError(f"not a shardflow index ({len(data)} bytes); delete the file, it is rebuilt from the shard")
+
+
+def most_bytes(samples: int, tar_bytes: int) -> int:
+    """Return the most bytes that the index of such a shard has: each member and each key has a header in the tar."""
+    return len(_header(10**9)) + DTYPE.itemsize * (tar_bytes // BLOCK + samples)
 
 
 def _header(length: int) -> bytes:

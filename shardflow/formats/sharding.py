@@ -9,6 +9,9 @@ from shardflow.errors import ManifestError
 
 from .json_object import JsonObject, entry
 
+MOST_JOBS = 1 << 22
+"""The most jobs of a split: eight times the shards of the largest manifest. Readers ask for the receipt of each job."""
+
 _COUNTS = entry(write=dict, read=lambda counts: dict(sorted(counts.items())))
 
 
@@ -42,6 +45,8 @@ class Sharding(JsonObject):
         counts = (self.shard_samples, *self.jobs.values(), *self.inputs.values())
         if not all(type(count) is int and count > 0 for count in counts) or self.jobs.keys() != self.inputs.keys():
             raise ManifestError("sharding: jobs and inputs of each split must be integers, 1 or more")
+        if max(self.jobs.values(), default=0) > MOST_JOBS:
+            raise ManifestError(f"sharding: a split has {max(self.jobs.values()):,} jobs, {MOST_JOBS:,} are the most")
         if type(self.shuffle) is not bool or type(self.seed) is not int:
             raise ManifestError(
                 f"sharding: seed must be an integer and shuffle true or false, found {self.seed!r} and {self.shuffle!r}"

@@ -15,7 +15,7 @@ from .test_manifest import example, fingerprinted
 DECLARED = Annotations(
     masks=("mask.png", "depth.png"),
     boxes=Boxes("json", "objects[].bbox", "xywh", fields={"labels": "objects[].id", "area": "objects[].area:float"}),
-    keypoints=Keypoints("pose.json", "[].points", "xyv", normalized=True),
+    keypoints=Keypoints("pose.json", "[].points", "xyv", normalized=True, flip_pairs=((1, 2), (4, 3))),
 )
 
 
@@ -32,14 +32,20 @@ def test_the_manifest_holds_the_declaration() -> None:
             "normalized": False,
             "fields": {"labels": "objects[].id", "area": "objects[].area:float"},
         },
-        "keypoints": {"part": "pose.json", "path": "[].points", "format": "xyv", "normalized": True},
+        "keypoints": {
+            "part": "pose.json",
+            "path": "[].points",
+            "format": "xyv",
+            "normalized": True,
+            "flip_pairs": [[1, 2], [4, 3]],
+        },
     }
     assert written.fingerprint != example().fingerprint
     assert replace(written, annotations=Annotations()).to_bytes() == example().to_bytes()
     assert "annotations" not in json.loads(example().to_bytes())
 
 
-BOXES = DECLARED.to_json()["boxes"]
+BOXES, POINTS = DECLARED.to_json()["boxes"], DECLARED.to_json()["keypoints"]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +59,8 @@ BOXES = DECLARED.to_json()["boxes"]
         {"boxes": {**BOXES, "normalized": 1}},
         {"boxes": {**BOXES, "part": "jpg"}},
         {"keypoints": {**BOXES}},
+        {"keypoints": {**POINTS, "flip_pairs": [[1, 2], [2, 3]]}},
+        {"keypoints": {**POINTS, "flip_pairs": {"1": "2"}}},
     ],
     ids=str,
 )
@@ -72,7 +80,19 @@ def test_texts_and_boxes_are_the_same(text: str) -> None:
     assert str(Boxes.parse(text)) == text
     assert Boxes.parse(text, BOXES["fields"]) == replace(Boxes.parse(text), fields=BOXES["fields"])
     assert Boxes.parse(text, BOXES["fields"]).fields == BOXES["fields"]
-    assert str(Keypoints.parse("json:keypoints[]:xy:normalized")) == "json:keypoints[]:xy:normalized"
+    for points in ("json:keypoints[]:xy:normalized", "json:k:xyv:flip=1-2,4-3", "json:k:xy:normalized:flip=0-11"):
+        assert str(Keypoints.parse(points)) == points
+    assert Keypoints.parse("json:k:xyv:flip=1-2,4-3") == Keypoints("json", "k", "xyv", flip_pairs=((1, 2), (4, 3)))
+
+
+@pytest.mark.parametrize("pairs", ["1-2,2-3", "1-1", "1", "1-2-3", "-1-2", "", "a-b", "1-2:normalized"])
+def test_wrong_flip_pairs(pairs: str) -> None:
+    """Points that change places are pairs of different numbers from 0, each number once."""
+    with pytest.raises(ConfigError, match="pairs"):
+        Keypoints.parse(f"json:keypoints:xyv:flip={pairs}")
+    for wrong in ([(0, True)], [(0, 1.0)], 3, "12", [[1]]):
+        with pytest.raises(ConfigError, match="flip_pairs"):
+            Keypoints("json", "keypoints", "xyv", flip_pairs=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +154,7 @@ def test_a_declaration_is_described() -> None:
         "masks": "mask.png, depth.png; 1,200",
         "boxes": "json:objects[].bbox:xywh",
         "box fields": "area=objects[].area:float, labels=objects[].id",
-        "keypoints": "pose.json:[].points:xyv:normalized",
+        "keypoints": "pose.json:[].points:xyv:normalized:flip=1-2,4-3",
     }
     assert Annotations(masks=("a.png",)).describe() == {"masks": "a.png"}
 

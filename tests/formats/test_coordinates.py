@@ -88,7 +88,7 @@ def test_no_keypoints_have_a_shape() -> None:
         points = read({"k": []}, None, declared).keypoints
         assert points is not None
         assert points.shape == shape
-    points = read({"k": [[], []]}, None, "json:k[]:xy").keypoints
+    points = read({"k": [[], []]}, None, "json:k[]:xy:flip=0-1").keypoints
     assert points is not None
     assert points.shape == (2, 0, 2)
     assert _moved({"k": []}, Annotations(keypoints=Keypoints.parse("json:k:xy"))) == {"k": []}
@@ -135,6 +135,7 @@ BOX = [0, 0, 1, 1]
         ({"k": [[1, 2], [1, 2, 3]]}, None, "json:k[]:xy", r"k\[1\]: expected x, y in turn, found 3 numbers"),
         ({"k": [[1, 2, 3]]}, None, "json:k:xy", r"k\[0\]: expected 2 numbers, found \[1, 2, 3\]"),
         ({"k": [[[1, 2]], []]}, None, "json:k[]:xy", r"k\[1\]: 0 points, but 1 in the first list"),
+        ({"k": [[[1, 2]] * 3]}, None, "json:k[]:xy:flip=0-3", "flip_pairs name point 3, but there are 3"),
         ({"boxes": [BOX], "k": []}, "json:boxes:xyxy", "json:k[]:xy", r"0 lists of keypoints at k\[\], but 1 boxes"),
     ],
 )

@@ -30,7 +30,16 @@ def test_what_is_written_is_read(inputs: list[Quarantined]) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"x", b"\xff", b"{}", b"[]", b"7", b'{"path": "a", "stage": "read"}', b"[" * 100_000],
+    [
+        b"x",
+        b"\xff",
+        b"{}",
+        b"[]",
+        b"7",
+        b'{"path": "a", "stage": "read"}',
+        b"[" * 100_000,
+        b'{"path": 1, "stage": "read", "reason": ""}',
+    ],
     ids=lambda line: len(line),
 )
 def test_damage_is_a_format_error(line: bytes) -> None:

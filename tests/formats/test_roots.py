@@ -39,6 +39,7 @@ def virtual(**values: object) -> Manifest:
         "s3://bucket",
         "https://host:8000/a/b",
         "gs://b/c",
+        "abfss://box@me.dfs.core.windows.net/a",
     ],
 )
 def test_places_that_may_be_named(url: str) -> None:
@@ -54,6 +55,10 @@ def test_places_that_may_be_named(url: str) -> None:
         *("file:///etc", "local:///etc", "memory://a/b", "zip://a::file:///etc/x.zip", "ssh://host/a", "s3:///a"),
         *(
             "https://user:word@host/a",
+            "abfss://box:word@me.dfs.core.windows.net/a",
+            "abfss://box@me.dfs.core.windows.net/a?sig=1",
+            "abfss://box@me.dfs.core.windows.net/a@b",
+            "https://box@me.dfs.core.windows.net/a",
             "https://host/a?sig=1",
             "https://host/a#b",
             "s3://bucket/../other",
