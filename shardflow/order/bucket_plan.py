@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .list_plan import ListPlan
 from .plan import Plan, shard_spans
 from .window_shuffle import I64
 
@@ -40,7 +41,9 @@ class BucketPlan:
         moved: Samples that are in a group of another bucket than their own.
     """
 
-    def __init__(self, plan: Plan, buckets: npt.NDArray[Any], first_samples: I64, *, group: int, lanes: int) -> None:
+    def __init__(
+        self, plan: Plan | ListPlan, buckets: npt.NDArray[Any], first_samples: I64, *, group: int, lanes: int
+    ) -> None:
         self.length, self._group = plan.length, group
         streams = math.gcd(lanes, group)  # positions equal modulo this are in the same lanes
         each = group // streams

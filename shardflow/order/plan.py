@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.errors import ConfigError
+from shardflow._validation import check_integer
 
 from . import keyed_rng
 from .weights import ShardWeights, SystematicSample
@@ -27,6 +27,9 @@ from .window_shuffle import I64, WindowShuffle
 
 MOST_LANES = 1 << 20
 """Each lane takes memory, and a saved state may name any number."""
+
+MOST_WINDOW = 1 << 40
+"""So that the offsets of windows fit into 63 bits; a window larger than a lane is the whole lane."""
 
 WINDOW = 8192
 LANES_PER_RANK = 8
@@ -39,7 +42,7 @@ Several lanes mix from the first batch on. With a window of half the size, 30 sh
 
 def default_lanes(world_size: int, shuffle: bool) -> int:
     """Return the default number of lanes."""
-    return LANES_PER_RANK * world_size if shuffle else 1
+    return min(LANES_PER_RANK, MOST_LANES // world_size) * world_size if shuffle else 1
 
 
 def shard_spans(shards: I64) -> tuple[I64, I64, I64]:
@@ -57,8 +60,8 @@ class Plan:
         shard_samples: Number of samples of each shard, in the manifest's order.
         seed: Any integer; another seed gives another order.
         epoch: 0 or more; another epoch gives another order.
-        lanes: C, the number of parallel streams, 1 or more.
-        window: W, the samples of a lane that are shuffled among each other, 1 or more; 1 keeps their order.
+        lanes: C, the number of parallel streams, 1 … 2**20.
+        window: W, the samples of a lane that are shuffled among each other, 1 … 2**40; 1 keeps their order.
         shuffle: False keeps shards and records in the manifest's order.
         weights: How often the records come; by default, each once.
         sticky: Keep the shards of a lane from epoch to epoch.
@@ -76,17 +79,17 @@ class Plan:
         weights: ShardWeights | None = None,
         sticky: bool = False,
     ) -> None:
-        for name, value, least in (("lanes", lanes, 1), ("window", window, 1), ("epoch", epoch, 0)):
-            if value < least:
-                raise ConfigError(f"{name} must be {least} or more, found {value}")
+        check_integer("lanes", lanes, 1, MOST_LANES)
+        check_integer("window", window, 1, MOST_WINDOW)
+        check_integer("epoch", epoch, 0)
         sizes = np.asarray(shard_samples, dtype=np.int64)
         order_key = keyed_rng.key(seed, "sticky") if sticky else keyed_rng.key(seed, "shards", epoch)
         self._order = keyed_rng.permutation(order_key, len(sizes)) if shuffle else np.arange(len(sizes))
         self._sample: SystematicSample | None = None
         counts = sizes[self._order]
         if weights is not None:
-            self._sample = SystematicSample(weights, self._order, keyed_rng.key(seed, "weights", epoch))
-            counts = self._sample.counts
+            self._sample = SystematicSample(weights, keyed_rng.key(seed, "weights", epoch))
+            counts = self._sample.counts[self._order]
         ends = np.cumsum(counts)
         self.length = int(ends[-1]) if len(sizes) else 0
         self._lanes = lanes
@@ -116,10 +119,10 @@ class Plan:
             offsets = self._shuffle(lanes, offsets)
         stream = self._lane_starts(lanes) + offsets
         piece = np.searchsorted(self._ends, stream, side="right")
-        place, offset = self._places[piece], stream - self._starts[piece] + self._firsts[piece]
+        shards, offset = self._order[self._places[piece]], stream - self._starts[piece] + self._firsts[piece]
         if self._sample is None:
-            return self._order[place], offset, np.zeros_like(offset)
-        return self._order[place], *self._sample.locate(self._shard_starts[place] + offset, place)
+            return shards, offset, np.zeros_like(offset)
+        return shards, *self._sample.locate(shards, offset)
 
     def needs(self, rank: int, world_size: int) -> tuple[I64, I64, I64]:
         """Return which shards a rank needs and when, in the order of first need: (shards, begins, ends), int64.

@@ -23,9 +23,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
 TAILS = ("drop", "pad", "short")
+
+MOST_POSITIONS = 1 << 60
+"""Positions of an epoch. With these bounds a position, and a global batch beyond it, fit into 63 bits."""
+
+MOST_RANKS = 1 << 20
+MOST_BATCH = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +40,10 @@ class Schedule:
     """The steps of one rank through an epoch of `length` positions.
 
     Args:
-        length: Samples in the epoch.
-        batch_size: Samples per rank and step, 1 or more.
+        length: Samples in the epoch, up to 2**60.
+        batch_size: Samples per rank and step, 1 … 2**31.
         rank: 0 … world_size-1.
-        world_size: Number of ranks.
+        world_size: Number of ranks, up to 2**20.
         tail: "drop", "pad" or "short".
         contiguous: Whether a batch is B positions in a row.
     """
@@ -49,9 +56,10 @@ class Schedule:
     contiguous: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be 1 or more, found {self.batch_size}")
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+        check_integer("the length of an epoch", self.length, 0, MOST_POSITIONS)
+        check_integer("batch_size", self.batch_size, 1, MOST_BATCH)
+        check_integer("world_size", self.world_size, 1, MOST_RANKS)
+        if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank must be 0 … world_size-1, found rank {self.rank} of world_size {self.world_size}")
         if self.tail not in TAILS:
             raise ConfigError(f"tail must be one of {', '.join(TAILS)}, found {self.tail!r}")

@@ -1,9 +1,15 @@
 """Weights: how often each sample comes in an epoch, by systematic sampling in fixed point.
 
-With weights w_i, in the epoch's shard order, and their running sum C, sample i comes ⌊C_i + u⌋ - ⌊C_{i-1} + u⌋ times,
-where u in [0, 1) belongs to the epoch. So the expected count of a sample is its weight, each count differs from it by
-less than one, every epoch has the same length, and the sample at a position is found by search, not by drawing: see
-Madow, "On the theory of systematic sampling, II" (Annals of Mathematical Statistics, 1949).
+With weights w_i and their running sum C, sample i comes ⌊C_i + u⌋ - ⌊C_{i-1} + u⌋ times, where u in [0, 1) belongs to
+the epoch. So the expected count of a sample is its weight, each count differs from it by less than one, every epoch has
+the same length, and the sample at a position is found by search, not by drawing: see Madow, "On the theory of
+systematic sampling, II" (Annals of Mathematical Statistics, 1949).
+
+The running sum goes over the shards permuted by hash(seed, epoch), and over the records of each permuted by hash(seed,
+epoch, shard). Over the stored order, samples at some distances would always come together, and others never. In a
+permuted order two samples come together as often as independent draws have it, except that each shard gives its share,
+rounded up or down: the counts of two of n equal weights in a shard have a correlation of down to -1 / (n - 1). The
+running sum decides about counts alone; the plan's order is that of the shards, with their records as they are stored.
 
 Weights are multiples of 2**-31, and all arithmetic is of integers, so that every machine finds the same samples. The
 sum S of N weights is seldom a whole number of samples. The epoch has the L samples that are nearest to it, and its
@@ -22,6 +28,7 @@ import numpy.typing as npt
 
 from shardflow.errors import ConfigError
 
+from . import keyed_rng
 from .window_shuffle import I64
 
 FRACTION_BITS = 31
@@ -39,8 +46,10 @@ class Weights:
         values: Expected number of times that each sample comes in an epoch, 0 or more: any number type, shape [N]. With
             `classes`, that of each class instead, shape [K].
         classes: The class of each sample, an integer 0 … K-1, shape [N].
+        listed: The numbers of the samples in the order in which they come, where whole weights stand for such a list.
 
     Attributes:
+        listed: As given; None where the order is the split's.
         length: Samples in an epoch: the sum of the weights, rounded.
         digest: SHA-256 of the weights; equal weights have equal digests, however they were given.
 
@@ -48,7 +57,10 @@ class Weights:
         ConfigError: A weight is negative, not finite or no number, or the sum is not 1 … 2,147,483,647.
     """
 
-    def __init__(self, values: npt.ArrayLike, classes: npt.NDArray[Any] | None = None) -> None:
+    def __init__(
+        self, values: npt.ArrayLike, classes: npt.NDArray[Any] | None = None, listed: I64 | None = None
+    ) -> None:
+        self.listed = listed
         self._values = np.asanyarray(values)
         self._classes = classes
         what = "sample" if classes is None else "class"
@@ -64,6 +76,8 @@ class Weights:
             sha.update(chunk.astype("<i8", copy=False).data)
             if total >> FRACTION_BITS > MOST_SAMPLES:
                 break
+        if listed is not None:
+            sha.update(listed.astype("<i8", copy=False).data)
         self.sum = total
         self.length = (total + (1 << FRACTION_BITS - 1)) >> FRACTION_BITS
         self.digest = sha.hexdigest()
@@ -89,12 +103,6 @@ class Weights:
             return fixed
         return _fixed(self._values[start:stop])
 
-    def first(self, samples: int) -> Weights:
-        """Return the weights of the first samples alone."""
-        if self._classes is not None:
-            return Weights(self._values, self._classes[:samples])
-        return Weights(self._values[:samples])
-
 
 def _fixed(values: npt.NDArray[Any]) -> I64:
     fixed: I64 = np.rint(values.astype(np.float64) * 2.0**FRACTION_BITS).astype(np.int64)
@@ -119,8 +127,6 @@ class ShardWeights:
         self._ends = np.cumsum(shard_samples)
         self._starts = self._ends - shard_samples
         self.sums = np.fromiter(self._sums(), dtype=np.int64, count=len(shard_samples))
-        self._running: OrderedDict[int, I64] = OrderedDict()  # shard → running sums, those used last
-        self._cached = 0
 
     def _sums(self) -> Iterator[int]:
         """Yield the sum of each shard; many small shards are summed in one go."""
@@ -132,55 +138,66 @@ class ShardWeights:
             yield from (running[self._ends[at:last] - begin] - running[self._starts[at:last] - begin]).tolist()
             at = last
 
-    def running(self, shard: int) -> I64:
-        """Return the running sums of a shard: the entry of record r is the sum of the weights up to r, int64."""
-        if (found := self._running.get(shard)) is None:
-            found = np.cumsum(self.weights.fixed(int(self._starts[shard]), int(self._ends[shard])))
-            self._running[shard] = found
-            self._cached += len(found)
-            while self._cached > _CACHED_SAMPLES and len(self._running) > 1:
-                self._cached -= len(self._running.popitem(last=False)[1])
-        else:
-            self._running.move_to_end(shard)
-        return found
+    def fixed(self, shard: int) -> I64:
+        """Return the weights of the records of a shard as multiples of 2**-31, int64."""
+        return self.weights.fixed(int(self._starts[shard]), int(self._ends[shard]))
 
 
 class SystematicSample:
-    """The samples of one epoch, by their places in the epoch's stream.
+    """How often each record comes in one epoch.
 
     Args:
         shard_weights: Weights by shard.
-        order: The shards in the order of the epoch, int64.
-        key: 64-bit key of the epoch; it decides u.
+        key: 64-bit key of the epoch; it decides u, and the order of the running sum.
 
     Attributes:
-        counts: Samples that the shards contribute, in the order of the epoch, int64.
+        counts: Samples that each shard contributes, int64.
     """
 
-    def __init__(self, shard_weights: ShardWeights, order: I64, key: int) -> None:
-        self._shards, self._order = shard_weights, order
+    def __init__(self, shard_weights: ShardWeights, key: int) -> None:
+        self._shards, self._key = shard_weights, key
         self._sum, self._length = shard_weights.weights.sum, shard_weights.weights.length
         self._step, self._rest = divmod(self._sum, self._length)
         self._shift, self._carry = divmod((key * self._sum) >> 64, self._length)
-        self._ends = np.cumsum(shard_weights.sums[order])
-        self.counts = np.diff(self._first_place(self._ends), prepend=0)
+        order = keyed_rng.permutation(keyed_rng.fold(key, "shards"), len(shard_weights.sums))
+        sums = shard_weights.sums[order]
+        self._begins, self.counts = np.empty_like(sums), np.empty_like(sums)  # of each shard in the running sum
+        self._begins[order] = np.cumsum(sums) - sums
+        self.counts[order] = np.diff(self._first_place(np.cumsum(sums)), prepend=0)
+        self._ends: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()  # shard → `_record_ends`, those used last
+        self._cached = 0
 
-    def locate(self, stream: I64, places: I64) -> tuple[I64, I64]:
-        """Return record and repeat of places in the stream, int64; `places` are those of their shards in the order.
+    def locate(self, shards: I64, offsets: I64) -> tuple[I64, I64]:
+        """Return record and repeat of the samples that shards contribute, by their numbers in the shards, int64.
 
-        A sample that comes n times has the repeats 0 … n-1.
+        Records come in their order, and one that comes n times has the repeats 0 … n-1.
         """
-        points = self._points(stream)
-        records, begins = np.empty_like(stream), np.empty_like(stream)
-        for place in np.unique(places).tolist():
-            here = places == place
-            shard = int(self._order[place])
-            running = self._shards.running(shard)
-            start = int(self._ends[place] - self._shards.sums[shard])
-            found = np.searchsorted(running, points[here] - start, side="right")
+        records, repeats = np.empty_like(offsets), np.empty_like(offsets)
+        for shard in np.unique(shards).tolist():
+            here = shards == shard
+            ends = self._record_ends(shard)
+            found = np.searchsorted(
+                ends, offsets[here].astype(np.int32), side="right"
+            )  # of one type: no copy of `ends`
             records[here] = found
-            begins[here] = start + np.where(found > 0, running[found - 1], 0)
-        return records, stream - self._first_place(begins)
+            repeats[here] = offsets[here] - np.where(found > 0, ends[found - 1], 0)
+        return records, repeats
+
+    def _record_ends(self, shard: int) -> npt.NDArray[np.int32]:
+        """Return how many samples the records of a shard up to each contribute."""
+        if (ends := self._ends.get(shard)) is None:
+            weights, begin = self._shards.fixed(shard), self._begins[shard]
+            order = keyed_rng.permutation(keyed_rng.fold(self._key, shard), len(weights))
+            places = self._first_place(begin + np.concatenate([[0], np.cumsum(weights[order])]))
+            counts = np.empty(len(weights), dtype=np.int32)
+            counts[order] = np.diff(places)
+            ends = self._ends[shard] = np.cumsum(counts, dtype=np.int32)
+            self._cached += len(ends)
+            while self._cached > _CACHED_SAMPLES and len(self._ends) > 1:
+                self._cached -= len(self._ends.popitem(last=False)[1])
+        else:
+            self._ends.move_to_end(shard)
+        return ends
 
     def _points(self, places: I64) -> I64:
         """Return the points at which places of the stream lie in the running sum of the weights."""

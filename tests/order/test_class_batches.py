@@ -30,7 +30,7 @@ def samples(made: ClassBatches, epoch: int, seed: int = 0) -> list[list[int]]:
     return numbers
 
 
-@given(sizes=SIZES, classes=st.integers(1, 6), per_class=st.integers(1, 6), epoch=st.integers(0, 99))
+@given(sizes=SIZES, classes=st.integers(1, 6), per_class=st.integers(1, 6), epoch=st.integers(0, 2**63 - 1))
 @settings(max_examples=300)
 def test_each_batch_has_p_classes_with_k_samples(sizes: list[int], classes: int, per_class: int, epoch: int) -> None:
     """Each batch has P different classes with K samples, and no sample comes twice in an epoch."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 import math
@@ -262,6 +263,8 @@ def test_a_billion_samples() -> None:
         ({"lanes": 0}, "lanes must be 1 or more, found 0"),
         ({"window": 0}, "window must be 1 or more, found 0"),
         ({"epoch": -1}, "epoch must be 0 or more, found -1"),
+        ({"lanes": 2**20 + 1}, "lanes must be 1,048,576 or less"),
+        ({"window": 2**63}, "window must be 1,099,511,627,776 or less"),
     ],
 )
 def test_wrong_values_are_named(wrong: dict[str, int], named: str) -> None:
@@ -309,3 +312,60 @@ def test_shards_of_a_window_are_needed_in_their_order() -> None:
         return [shards[begins % 3 == lane].tolist() for lane in range(3)]
 
     assert by_lane(128) == by_lane(1)
+
+
+def stored_sample(sizes: list[int], lanes: int, position: int) -> tuple[int, int]:
+    """The shard and record at a position of an order without shuffling, in Python's integers of any size."""
+    total = sum(sizes)
+    lane, offset = position % lanes, position // lanes
+    stream = lane * (total // lanes) + min(lane, total % lanes) + offset
+    shard = bisect.bisect_right(list(itertools.accumulate(sizes)), stream)
+    return shard, stream - sum(sizes[:shard])
+
+
+@given(
+    sizes=st.lists(st.integers(1, 2**40), min_size=1, max_size=6),
+    seed=st.integers(-(2**70), 2**70),
+    epoch=st.integers(0, 2**63 - 1),
+    lanes=st.integers(1, 2**10),
+    window=st.sampled_from([1, 2, 8192, 2**14]),
+    order=st.sampled_from(["stored", "shuffled", "sticky"]),
+    data=st.data(),
+)
+@settings(max_examples=100)
+def test_extreme_numbers_do_not_overflow(
+    sizes: list[int], seed: int, epoch: int, lanes: int, window: int, order: str, data: st.DataObject
+) -> None:
+    """With shards of up to 2**40 samples, and any epoch, positions are those of arithmetic without bounds."""
+    options: dict[str, Any] = {"shuffle": order != "stored", "sticky": order == "sticky"}
+    plan = Plan(sizes, seed=seed, epoch=epoch, lanes=lanes, window=window, **options)
+    length = sum(sizes)
+    assert plan.length == length
+    drawn = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=5))
+    positions = sorted({*drawn, 0, length - 1, *range(max(0, length - lanes - 2), length, max(1, lanes // 2))})
+    shards, records = (found.tolist() for found in plan.locate(np.array(positions)))
+    assert len(set(zip(shards, records, strict=True))) == len(positions)
+    assert all(0 <= record < sizes[shard] for shard, record in zip(shards, records, strict=True))
+    if order == "stored":
+        expected = [stored_sample(sizes, lanes, position) for position in positions]
+        assert list(zip(shards, records, strict=True)) == expected
+    for rank, world_size in ((0, 1), (2**20 - 1, 2**20)):
+        spans = list(zip(*(part.tolist() for part in plan.needs(rank, world_size)), strict=True))
+        for position, shard in zip(positions, shards, strict=True):
+            if position % world_size == rank:
+                assert any(shard == needed and begin <= position < end for needed, begin, end in spans)
+        assert all(0 <= begin < end <= length for _, begin, end in spans)
+
+
+@pytest.mark.parametrize("window", [2**20, 2**40])
+def test_a_window_larger_than_the_split_is_the_split(window: int) -> None:
+    """Windows that are larger than a lane shuffle it as a whole, whatever their size."""
+    plan = Plan([7, 5, 9], seed=1, epoch=2, lanes=2, window=window)
+    assert sorted(order(plan)) == [(shard, record) for shard, size in enumerate([7, 5, 9]) for record in range(size)]
+    assert all(end <= 21 for end in plan.needs(0, 1)[2].tolist())
+
+
+def test_default_lanes_of_very_many_ranks() -> None:
+    """Each rank has the same number of lanes, also where there are too many ranks for eight."""
+    assert default_lanes(131_072, shuffle=True) == 2**20
+    assert default_lanes(400_000, shuffle=True) == 800_000

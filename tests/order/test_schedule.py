@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
-from shardflow.order.schedule import TAILS, Schedule
+from shardflow.order.schedule import MOST_BATCH, MOST_POSITIONS, MOST_RANKS, TAILS, Schedule
 
 LENGTHS = st.integers(0, 300)
 BATCHES = st.integers(1, 20)
@@ -173,6 +173,9 @@ def test_more_ranks_than_samples() -> None:
     [
         ({"batch_size": 0}, "batch_size must be 1 or more, found 0"),
         ({"batch_size": -1}, "batch_size"),
+        ({"batch_size": 2**63}, "batch_size must be 2,147,483,648 or less"),
+        ({"world_size": 2**63}, "world_size must be 1,048,576 or less"),
+        ({"length": 2**63}, "length of an epoch must be 1,152,921,504,606,846,976 or less"),
         ({"world_size": 0}, "world_size"),
         ({"rank": -1}, "rank -1"),
         ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2"),
@@ -183,3 +186,41 @@ def test_wrong_values_are_named(wrong: dict[str, int], named: str) -> None:
     """A value out of its range is a ConfigError that names it."""
     with pytest.raises(ConfigError, match=named):
         Schedule(**{"length": 10, "batch_size": 1, **wrong})
+
+
+@given(
+    length=st.integers(0, MOST_POSITIONS),
+    batch_size=st.integers(1, 200) | st.just(MOST_BATCH),
+    world_size=st.integers(1, MOST_RANKS) | st.just(MOST_RANKS),
+    tail=st.sampled_from(TAILS),
+    contiguous=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=100)
+def test_extreme_numbers_do_not_overflow(
+    length: int, batch_size: int, world_size: int, tail: str, contiguous: bool, data: st.DataObject
+) -> None:
+    """Positions of the longest epochs are those of arithmetic without bounds."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    first = data.draw(st.integers(0, length))
+    schedule = Schedule(
+        length=length, batch_size=batch_size, rank=rank, world_size=world_size, tail=tail, contiguous=contiguous
+    )
+    if not (steps := schedule.steps(first)) or batch_size == MOST_BATCH:
+        return
+    for step in {0, steps - 1}:
+        start = first + step * batch_size * world_size
+        assert schedule.after(first, step) == start
+        positions, valid = schedule.positions(first, step)
+        everything = [start + n for n in range(batch_size * world_size)] if world_size < 50 else None
+        if everything is not None:
+            mine = (
+                everything[rank * batch_size : (rank + 1) * batch_size]
+                if contiguous
+                else [p for p in everything if p % world_size == rank]
+            )
+            if tail == "short":
+                mine = [p for p in mine if p < length]
+            assert positions.tolist() == [p % length for p in mine]
+            assert valid.tolist() == [p < length for p in mine]
+        assert ((positions >= 0) & (positions < length)).all()

@@ -15,7 +15,7 @@ from shardflow.order.weights import ShardWeights, SystematicSample, Weights
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(lambda sizes: sum(sizes) > 0)
 SHORT = [(0, 1, 0), (1, 2, 0), (1, 2, 2), (0, 0, 0), (1, 1, 0), (1, 2, 1), (0, 1, 1)]
-LONG_SHA256 = "fce8818c8a460f0aab40859a996e704621cf77a2f5129673d983993cc30a8ad5"
+LONG_SHA256 = "7127d4ced13a893bc37131941647690828000365a371f79a43f3c25c65a4d219"
 WEIGHT = st.one_of(st.just(0.0), st.floats(0, 5), st.integers(0, 4), st.floats(1e-12, 1e-6), st.floats(50, 300))
 
 
@@ -28,7 +28,7 @@ def weighted_plans(draw: st.DrawFn) -> tuple[Plan, list[int], Weights]:
     plan = Plan(
         sizes,
         seed=draw(st.integers(-(2**63), 2**63)),
-        epoch=draw(st.integers(0, 1000)),
+        epoch=draw(st.integers(0, 2**63 - 1)),
         lanes=draw(st.integers(1, 9)),
         window=draw(st.integers(1, 200)),
         shuffle=draw(st.booleans()),
@@ -169,18 +169,104 @@ def test_sums_of_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ShardWeights(Weights(values / 8), sizes)
     assert (found.weights.sum, found.weights.digest) == (2**28 * values.sum(), digest)
     assert found.sums.tolist() == [int(each.sum()) for each in expected]
+    sample = SystematicSample(found, key=5)
     for shard in (0, 2, 0, 3, 3, 1, 6, 4, 0, 2, 6):
-        assert found.running(shard).tolist() == np.cumsum(expected[shard]).tolist()
-        assert len(found._running) == 1 or sum(map(len, found._running.values())) <= 8
+        assert found.fixed(shard).tolist() == expected[shard].tolist()
+        offsets = np.arange(sample.counts[shard])
+        records, repeats = sample.locate(np.full_like(offsets, shard), offsets)
+        assert (np.diff(records) >= 0).all()
+        assert repeats.tolist() == [n for count in np.bincount(records).tolist() for n in range(count)]
+        assert len(sample._ends) <= 1 or sum(map(len, sample._ends.values())) <= 8
 
 
 def test_a_point_at_the_border_of_two_samples() -> None:
     """A point at which the weight of a sample begins, as all are of the key 0, is that sample's first."""
     shards = ShardWeights(Weights([2, 1, 3]), np.array([1, 2]))
-    sample = SystematicSample(shards, np.array([1, 0]), key=0)
-    assert sample.counts.tolist() == [4, 2]
-    records, repeats = sample.locate(np.arange(6), np.array([0, 0, 0, 0, 1, 1]))
+    sample = SystematicSample(shards, key=0)
+    assert sample.counts.tolist() == [2, 4]
+    records, repeats = sample.locate(np.array([1, 1, 1, 1, 0, 0]), np.array([0, 1, 2, 3, 0, 1]))
     assert (records.tolist(), repeats.tolist()) == ([0, 1, 1, 1, 0, 0], [0, 0, 1, 2, 0, 1])
+
+
+def counts_of_epochs(values: Any, sizes: list[int], epochs: int, **options: Any) -> np.ndarray[Any, Any]:
+    """How often each sample comes in each of the epochs: [epochs, samples]."""
+    shards = ShardWeights(Weights(values), np.array(sizes))
+    plans = [
+        Plan(sizes, seed=11, epoch=epoch, lanes=2, weights=shards, **{"window": 1, **options})
+        for epoch in range(epochs)
+    ]
+    return np.stack([counts(plan, sizes) for plan in plans])
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"sticky": True}])
+@pytest.mark.parametrize("sizes", [[100], [50, 50], [1] * 100, [1, 37, 62]])
+def test_each_epoch_has_another_set_of_samples(sizes: list[int], options: dict[str, Any]) -> None:
+    """With weights of 0.5, 200 epochs have 200 different sets, and two in a row share half of their samples."""
+    came = counts_of_epochs(np.full(100, 0.5), sizes, 200, **options)
+    assert len({row.tobytes() for row in came}) == 200
+    shared = (came[:-1] * came[1:]).sum(axis=1)
+    assert abs(shared.mean() - 25) < 5 * 2.5 / np.sqrt(199)  # 2.5 is the deviation of each
+    assert np.abs(shared - 25).max() < 5 * 2.5
+
+
+ALTERNATING = np.arange(200) % 2
+BLOCKS = np.arange(200) // 100
+
+
+@pytest.mark.parametrize(
+    ("values", "sizes", "options"),
+    [
+        (np.full(200, 0.5), [100, 100], {}),
+        (np.full(200, 0.5), [40, 160], {"shuffle": False}),
+        (np.full(60, 0.5), [1] * 60, {}),
+        (np.full(60, 0.5), [1] * 60, {"sticky": True}),
+        (np.full(200, 0.2), [50, 150], {"window": 16}),
+        (np.full(200, 1.5), [50] * 4, {"shuffle": False}),
+        (np.where(ALTERNATING, 0.25, 0.75), [100, 100], {}),
+        (np.where(BLOCKS, 0.3, 1.7), [100, 100], {}),
+        (np.where(BLOCKS, 0.3, 1.7), [200], {}),
+        (np.linspace(0.1, 0.9, 200), [200], {}),
+    ],
+)
+def test_two_samples_meet_as_often_as_chance_has_it(values: Any, sizes: list[int], options: dict[str, Any]) -> None:
+    """The counts of any two samples, at any distance, are those of draws without replacement from each shard."""
+    epochs, samples = 1000, len(values)
+    part = values % 1
+    came = (counts_of_epochs(values, sizes, epochs, **options) - values) / np.sqrt(part * (1 - part))
+    shard, size = np.repeat(np.arange(len(sizes)), sizes), np.repeat(sizes, sizes)
+    expected = np.where(shard[:, None] == shard, -1 / np.maximum(size - 1, 1), -1.0 / (samples - 1) * (size == 1))
+    z = (came.T @ came / epochs - expected) * np.sqrt(epochs)
+    pairs = z[np.triu_indices(samples, 1)]
+    assert np.abs(pairs).max() < 5.5  # of up to 19,900
+    assert abs((pairs**2).mean() - 1) < 0.1
+    for distance in range(1, samples):
+        here = np.diagonal(z, distance)
+        assert abs(here.mean()) < 5 / np.sqrt(len(here))
+
+
+@pytest.mark.parametrize("labels", [ALTERNATING, BLOCKS, np.arange(200) // 20 % 2])
+@pytest.mark.parametrize("sizes", [[100, 100], [1, 199]])
+def test_each_epoch_has_each_class(labels: Any, sizes: list[int]) -> None:
+    """In each epoch a class has its share, to a few samples, however the classes are stored."""
+    for values in (np.full(200, 0.5), np.where(labels, 0.25, 0.75)):
+        came = counts_of_epochs(values, sizes, 200)
+        for label in (0, 1):
+            shares = came[:, labels == label].sum(axis=1)
+            share, deviation = values[labels == label].sum(), np.sqrt((values * (1 - values))[labels == label].sum())
+            assert abs(shares.mean() - share) < 5 * deviation / np.sqrt(200)
+            assert np.abs(shares - share).max() < 5 * deviation
+
+
+def test_a_sticky_order_with_weights_keeps_the_shards_of_a_lane() -> None:
+    """With weights, a lane has the shards that it has in other epochs, but for a few at its borders."""
+    sizes, lanes = [20] * 200, 4
+    shards = ShardWeights(Weights(np.linspace(0, 1.3, 4000)), np.array(sizes))
+    read: list[set[int]] = [set() for _ in range(lanes)]
+    for epoch in range(20):
+        plan = Plan(sizes, seed=3, epoch=epoch, lanes=lanes, window=64, weights=shards, sticky=True)
+        for lane in range(lanes):
+            read[lane] |= set(plan.locate(np.arange(lane, plan.length, lanes))[0].tolist())
+    assert sum(map(len, read)) < 1.1 * 200
 
 
 def test_equal_weights_have_equal_digests() -> None:
@@ -191,12 +277,6 @@ def test_equal_weights_have_equal_digests() -> None:
         assert Weights(values).digest == by_class.digest
     assert Weights([0.5, 2, 2, 0.5, 2]).digest != by_class.digest
     assert Weights([True, False, True]).length == 2
-
-
-def test_first_samples_keep_their_weights() -> None:
-    """A limit takes the weights of the first samples."""
-    assert Weights([1, 2, 3, 4]).first(2).digest == Weights([1, 2]).digest
-    assert Weights([1, 5], np.array([1, 1, 0, 0])).first(3).digest == Weights([5, 5, 1]).digest
 
 
 @pytest.mark.parametrize(
