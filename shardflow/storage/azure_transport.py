@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import io
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -33,6 +32,7 @@ from .transport import Head, blob_url, if_found
 T = TypeVar("T")
 
 _API_VERSION = "2021-08-06"  # of the requests of our own; it knows all that they need
+_BLOCK_BYTES = 16 << 20  # that are sent at once
 _SCOPE = "https://storage.azure.com/.default"
 _SIGNATURE_S = 3600.0
 
@@ -74,20 +74,28 @@ class AzureTransport:
         from azure.core import MatchConditions
 
         metadata = blob_metadata(hashlib.sha256(data).hexdigest())
-        condition: dict[str, Any] = {"overwrite": not new}
-        if tag is not None:
-            condition |= {"etag": tag, "match_condition": MatchConditions.IfNotModified}
+        condition: dict[str, Any] = {}
+        if new:
+            condition = {"match_condition": MatchConditions.IfMissing}
+        elif tag is not None:
+            condition = {"etag": tag, "match_condition": MatchConditions.IfNotModified}
+        # Blocks of one blob that have the same name replace each other, whichever upload sent them. All names of them
+        # must have one length, and this is the one of those that the client gives.
+        blocks = {
+            f"{metadata['writer']}-{start:031d}": data[start : start + _BLOCK_BYTES]
+            for start in range(0, len(data), _BLOCK_BYTES)
+        }
 
-        async def request() -> None:
-            async with self._blob(name) as blob:
-                # `validate_content` sends a checksum, which the server compares.
-                work = blob.upload_blob(
-                    io.BytesIO(data), metadata=metadata, validate_content=True, **condition, **self._limits
-                )
-                await self._in_time(work, len(data))
+        async def send() -> None:
+            if len(blocks) <= 1:
+                await self._send(name, "upload_blob", data, metadata=metadata, **condition, overwrite=not new)
+                return
+            for block, content in blocks.items():
+                await self._send(name, "stage_block", block, content)
+            await self._send(name, "commit_block_list", list(blocks), metadata=metadata, **condition)
 
         await write(
-            lambda: self._retry(request, name),
+            send,
             lambda: self.head(name),
             metadata,
             self._url(name),
@@ -128,7 +136,7 @@ class AzureTransport:
             await self._retry(request, name)
 
     async def abort_uploads(self, names: Collection[str]) -> None:
-        """Do nothing: Azure removes the blocks of unfinished uploads, and no other upload can use them."""
+        """Do nothing: Azure removes the blocks of unfinished uploads, and no other upload has their names."""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -146,6 +154,16 @@ class AzureTransport:
 
     async def _in_time(self, work: Awaitable[T], size: int = 0) -> T:
         return await with_timeout(work, self._retry_policy.transfer_s(size), f"{self._root}: expected an answer")
+
+    async def _send(self, name: str, method: str, *content: Any, **arguments: Any) -> None:
+        """Make a request that writes, with a checksum of its body, which the server compares."""
+
+        async def request() -> None:
+            async with self._blob(name) as blob:
+                work = getattr(blob, method)(*content, **arguments, validate_content=True, **self._limits)
+                await self._in_time(work, _BLOCK_BYTES)
+
+        await self._retry(request, name)
 
     async def _get(self, name: str, headers: Mapping[str, str]) -> Any:
         url, credential = yarl.URL(self._blob(name).url, encoded=True), self._service.credential

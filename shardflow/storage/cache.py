@@ -56,16 +56,17 @@ class Cache:
     """A cache directory with a limit. Any number of threads and processes may use it at once.
 
     Args:
-        directory: Created with mode 0700 if it does not exist; by default `shardflow` in the user's cache directory.
-            A directory that cannot be created is an error when the first file is fetched.
+        directory: New, empty, or a cache already; created with mode 0700 if it does not exist. By default `shardflow`
+            in the user's cache directory. A directory that cannot be created is an error when the first file is
+            fetched.
         limit: The most bytes that shards may take, as a number or as in "500 MB", "1.5TB", "64GiB". The cache also
             leaves 2 % of the disk free, or 10 GB where that is less.
         pixels: The most bytes that decoded images may take, for each split and decoder by itself, beside the limit;
             None to keep none. Those that are no longer used stay until `prune`.
 
     Raises:
-        ConfigError: A limit is not a size, the directory is a link or belongs to another user, or it is not given and
-            the user has no home directory.
+        ConfigError: A limit is not a size, the directory is a link, belongs to another user or holds other files, or it
+            is not given and the user has no home directory.
 
     Example:
         >>> cache = shardflow.Cache("/nvme/cache", limit="500GB", pixels="50GB")  # doctest: +SKIP
@@ -198,6 +199,7 @@ class Cache:
     def prune_damaged(self) -> list[CachedFile]:
         """Read all blobs, remove those that do not have the SHA-256 of their name, and return them."""
         with map_os_errors(self.directory):
+            self._files.create()
             return [blob for blob in self.blobs() if self._is_damaged(blob.path) and self._files.remove(blob.path)]
 
     def discard(self, sha256: str, damaged: os.stat_result) -> None:

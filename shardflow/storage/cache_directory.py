@@ -1,5 +1,7 @@
 """The directory of a cache: its files, and the locks by which processes share it.
 
+    CACHEDIR.TAG               marks the directory as a cache, for backup programs too (https://bford.info/cachedir);
+                               without it, a directory that holds anything else is refused
     blobs/SHA256               complete and verified; the modification time is the time of the last use, and the access
                                time is 0 from when a run has read it for this epoch until it is read again
     partial/NAME.TOKEN         a download that is not complete; it belongs to the process that holds the lock NAME
@@ -15,6 +17,7 @@ process goes on: each writes a file of its own, publishes it only while it holds
 
 There is no daemon, no shared memory, and no state besides these files. All of them may be deleted at any time. One that
 cannot be used, for its mode or its owner, is deleted; one that cannot even be deleted is left alone and named once.
+Files of other names, in the directory or below it, are neither counted nor touched.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import stat
 import threading
 import time
@@ -43,6 +47,21 @@ touches a file every second."""
 _TOUCH_S = 1.0
 _LONGEST_LOOK_S = 0.5  # of the time between two looks at a lock; a waiting process may have been stopped meanwhile
 _POLL_S = 0.02
+
+TAG_NAME = "CACHEDIR.TAG"
+_UNFINISHED_TAG = f".tmp-{TAG_NAME}"
+_SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n"
+_OWNER = b"# shardflow cache, version "
+_TAG = _SIGNATURE + _OWNER + b"1\n# Backups can leave it out, see https://bford.info/cachedir/\n"
+
+EVICTION_LOCK = "eviction"
+_MODE = 0o700
+_BLOB = re.compile(r"[0-9a-f]{64}")
+_DOWNLOAD = re.compile(r"[0-9a-f]{64}|private-[0-9a-f]{16}")
+_PARTIAL = re.compile(rf"({_DOWNLOAD.pattern})\.[0-9a-f]{{16}}")
+_LOCK = re.compile(rf"{EVICTION_LOCK}|{_DOWNLOAD.pattern}")
+_FORMS = {"blobs": _BLOB, "partial": _PARTIAL, "locks": _LOCK, "decoded": _BLOB}
+"""The directories of a cache, and the form of the names of all files that it writes there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,21 +86,82 @@ class CacheDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        names = ("blobs", "partial", "locks", "decoded")
-        self.blobs, self.partial, self.locks, self.decoded = (path / name for name in names)
+        self.blobs, self.partial, self.locks, self.decoded = (path / name for name in _FORMS)
         # When the locks were looked at last, and for each its state then and for how many seconds it has been so.
         self._seen: tuple[float, dict[str, tuple[_LockState, float]]] = 0.0, {}
         self._warned: set[str] = set()
 
     def create(self) -> None:
-        """Create the directories that do not exist; ConfigError for an unsafe one, StoreError where this fails."""
+        """Create the directories that do not exist, and mark the cache.
+
+        Raises:
+            ConfigError: A directory is unsafe, or holds other files and is not marked as a cache.
+            StoreError: A directory or the mark cannot be written.
+        """
         try:
             _create(self.path, parents=True)
+            with map_os_errors(self.path):
+                self._mark()
             for path in (self.blobs, self.partial, self.locks, self.decoded):
                 _create(path)
         except StoreError as error:
             remedy = "or choose another cache directory (by default it is below XDG_CACHE_HOME)"
             raise type(error)(f"{error}, {remedy}") from error
+
+    def _mark(self) -> None:
+        """Mark the directory as a cache, unless it is marked; ConfigError where it holds other files."""
+        if self._is_marked():
+            return
+        # The tag is written before all else. Where it alone is gone, the cache is being deleted, or was by half.
+        if (other := self._other_file()) is not None and not self._is_marked():
+            raise ConfigError(
+                f"{self.path} is not empty, and no {TAG_NAME} marks it as a cache of shardflow: it holds {other!r}; "
+                "choose an empty or a new directory for the cache"
+            )
+        self._write_tag()
+
+    def _other_file(self) -> str | None:
+        """Return the name of a file that no cache has, None if there is none."""
+        for name in sorted(set(os.listdir(self.path)) - {TAG_NAME, _UNFINISHED_TAG}):
+            if (form := _FORMS.get(name)) is None:
+                return name
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(self.path / name)
+                if not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o777 != _MODE:
+                    return name
+                with os.scandir(self.path / name) as entries:
+                    for entry in entries:
+                        # An empty directory in the place of a file holds nothing of anybody: the cache works around it.
+                        is_filled = entry.is_dir(follow_symlinks=False) and os.listdir(entry.path)
+                        if not form.fullmatch(entry.name) or is_filled:
+                            return f"{name}/{entry.name}"
+        return None
+
+    def _is_marked(self) -> bool:
+        """Return whether the tag is there; ConfigError if another program or a newer shardflow wrote it."""
+        try:
+            descriptor = os.open(self.path / TAG_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        with open(descriptor, "rb") as file:
+            found = file.read(len(_TAG))
+        if found.splitlines()[:2] == _TAG.splitlines()[:2]:
+            return True
+        if found.startswith(_SIGNATURE + _OWNER):
+            raise ConfigError(f"a newer shardflow uses the cache {self.path}; update, or choose another directory")
+        raise ConfigError(f"{self.path} is the cache of another program; choose another directory for the cache")
+
+    def _write_tag(self) -> None:
+        """Publish the tag whole. All processes write the same bytes at the same place, so any may finish it."""
+        unfinished = self.path / _UNFINISHED_TAG
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(_TAG)
+        try:
+            os.replace(unfinished, self.path / TAG_NAME)
+        except FileNotFoundError:
+            if not self._is_marked():  # by another process
+                raise
 
     def is_deleted(self, error: OSError) -> bool:
         """Return whether an error comes from the deletion of the cache, which is allowed at any time."""
@@ -119,6 +199,14 @@ class CacheDirectory:
         """Return the shards and indexes, the least recently used first."""
         return _list(self.blobs, lambda status: status.st_size)
 
+    def blob_names(self) -> list[str]:
+        """Return the names of the shards and indexes."""
+        return [name for name in os.listdir(self.blobs) if _BLOB.fullmatch(name)]
+
+    def lock_names(self) -> list[str]:
+        """Return the names of all downloads that are locked, or whose locks were left."""
+        return [name for name in os.listdir(self.locks) if _DOWNLOAD.fullmatch(name)]
+
     def list_decoded(self) -> list[CachedFile]:
         """Return the files of decoded images, the least recently used first, with the disk space of each."""
         return _list(self.decoded, lambda status: 512 * status.st_blocks)  # they are sparse
@@ -127,7 +215,8 @@ class CacheDirectory:
         """Return the paths of all incomplete downloads by the names of their locks."""
         found: dict[str, list[str]] = {}
         for name in os.listdir(self.partial):
-            found.setdefault(name.partition(".")[0], []).append(f"{self.partial}/{name}")
+            if matched := _PARTIAL.fullmatch(name):
+                found.setdefault(matched[1], []).append(f"{self.partial}/{name}")
         return found
 
     @contextlib.contextmanager
@@ -224,6 +313,8 @@ class CacheDirectory:
         seen = {}
         with os.scandir(self.locks) as entries:
             for entry in entries:
+                if not _LOCK.fullmatch(entry.name):
+                    continue
                 with contextlib.suppress(FileNotFoundError):
                     state = _lock_state(entry.stat(follow_symlinks=False))
                     known, unchanged_s = before.get(entry.name, (None, 0.0))
@@ -293,6 +384,8 @@ def _list(directory: Path, size: Callable[[os.stat_result], int]) -> list[Cached
     found = []
     with contextlib.suppress(FileNotFoundError), map_os_errors(directory), os.scandir(directory) as entries:
         for entry in entries:
+            if not _BLOB.fullmatch(entry.name):
+                continue
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
                 finished = status.st_atime_ns == 0
@@ -322,7 +415,7 @@ def _create(path: Path, *, parents: bool = False) -> None:
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
+            path.mkdir(mode=_MODE)
         status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"the cache {path} is a link or a file; name the directory itself")

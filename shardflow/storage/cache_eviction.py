@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .cache_directory import CachedFile, CacheDirectory, age, size_of
+from .cache_directory import EVICTION_LOCK, CachedFile, CacheDirectory, age, size_of
 from .local_files import pause
 
 _LEAST_FREE_SHARE = 0.02
@@ -28,7 +28,6 @@ _UNUSED_S = 3600
 RENEW_S = 1200
 """How often a run renews its files: so that a slow one, or one that pauses for a while, does not lose them."""
 
-_LOCK = "eviction"
 _LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.001  # about as long as the files take to count
 
@@ -66,8 +65,7 @@ class Evictor:
         """Return the size of all blobs. Each is measured once: files of one name have one size."""
         known = self._sizes  # deleted ones are forgotten: a damaged file may have had another size
         self._sizes = {
-            name: known.get(name) or size_of(f"{self._directory.blobs}/{name}")
-            for name in os.listdir(self._directory.blobs)
+            name: known.get(name) or size_of(f"{self._directory.blobs}/{name}") for name in self._directory.blob_names()
         }
         return sum(self._sizes.values())
 
@@ -75,7 +73,7 @@ class Evictor:
         """Remove the files of killed processes; return the bytes that live ones reserved, and have written so far."""
         partials = self._directory.partials()
         reserved = written = 0
-        for name in {*os.listdir(self._directory.locks), *partials} - {_LOCK}:
+        for name in {*self._directory.lock_names(), *partials}:
             files = partials.get(name, ())
             try:
                 descriptor = self._directory.try_lock(name)
@@ -99,7 +97,7 @@ class Evictor:
         """Let one process at a time count and evict. After a timeout it goes on: that is safe, but evicts too much."""
         deadline, descriptor = time.monotonic() + _LOCK_TIMEOUT_S, None
         try:
-            while (descriptor := self._directory.try_lock(_LOCK)) is None and time.monotonic() < deadline:
+            while (descriptor := self._directory.try_lock(EVICTION_LOCK)) is None and time.monotonic() < deadline:
                 pause(_POLL_S)
         except OSError as error:
             if not self._directory.is_unusable(error):
@@ -108,7 +106,7 @@ class Evictor:
             yield
         finally:
             if descriptor is not None:
-                self._directory.unlock(_LOCK, descriptor)
+                self._directory.unlock(EVICTION_LOCK, descriptor)
 
     def _evict(self, files: list[CachedFile], fits: Callable[[int], bool]) -> tuple[list[CachedFile], int]:
         """Delete files in order until the bytes of the others fit; return the deleted files, and those bytes."""

@@ -136,7 +136,8 @@ def classify(error: Exception, url: str, leaks: Callable[[BaseException], bool])
     elif (status := _status(error)) >= 300:
         headers = getattr(error, "headers", None) or getattr(response, "headers", None) or {}
         code = getattr(error, "error_code", None) or headers.get("X-Error-Code") or ""  # the header is the Hub's
-        kind, why = _by_answer(str(getattr(code, "value", code)), status)
+        code = str(getattr(code, "value", code))
+        kind, why = _by_answer("" if leaks(ValueError(code)) else code, status)
     else:
         kind, why = _by_class(error)
     store = kind_of_store(url)

@@ -8,7 +8,9 @@ that the functions of Python take is made from the name. Under a UTF-8 locale bo
 from __future__ import annotations
 
 import os
+import re
 import sys
+from urllib.parse import unquote
 
 from shardflow.errors import ConfigError
 
@@ -35,6 +37,21 @@ def name_of(path: str | bytes) -> str:
 def path_of(name: str) -> str:
     """Return the path by which Python finds the file of a name."""
     return name if _IS_UTF8 or name.isascii() else os.fsdecode(name_bytes(name))
+
+
+def is_below(name: str) -> bool:
+    """Return whether a name stays below its root: it neither begins with a slash nor has a component `..`.
+
+    Servers and clients undo quoting and take backslashes for slashes, so neither may hide such a component.
+    """
+    while True:
+        parts = re.split(r"[/\\]", name)
+        if name.startswith("/") or ".." in parts:
+            return False
+        unquoted = unquote(name)
+        if unquoted == name:
+            return True
+        name = unquoted
 
 
 def given_path(path: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from shardflow.errors import IntegrityError, NotFoundError, StoreError, Transien
 
 from .retry import Failure, Retries, RetryPolicy, with_timeout
 from .storage import ListedBlob
-from .transport import Head, blob_url
+from .transport import Head, blob_url, request_url
 
 _WHOLE_FILES = 4  # as many as `sync` transfers at the same time
 
@@ -32,27 +32,42 @@ class FsspecTransport:
         # Over HTTP a query can hold a signature, which every request must carry.
         root, mark, query = path.partition("?")
         self._root, self._query = root.rstrip("/"), mark + query
-        self._url = url
+        self._url = partial(blob_url, url)
         self._retry_policy = retry_policy
-        self._retry = Retries(classify, retry_policy, partial(blob_url, url))
+        self._retry = Retries(classify, retry_policy, partial(request_url, url))
         self._has_ranges = True
         self._whole: dict[str, bytes] = {}  # files from a server without ranges, until their last bytes are requested
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
+        self,
+        name: str,
+        start: int,
+        stop: int,
+        head: Head | None,
+        on_head: Callable[[Head], None],
+        *,
+        read: Callable[[str, int, int, int], Awaitable[bytes]] | None = None,
     ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end of the file."""
+        """Return the bytes from `start` to `stop`, or to the end of the file.
+
+        `read`, if it is given in place of the file system's own method, takes a name, start, stop and the file's size,
+        and may return the whole file.
+        """
         if head is None:
             if (head := await self.head(name)) is None:
-                raise NotFoundError(f"{self._url}/{name}: does not exist; check the path")
+                raise NotFoundError(f"{self._url(name)}: does not exist; check the path")
             on_head(head)
         stop, size = min(stop, head.size), head.size
 
         async def request() -> bytes:
-            data: bytes = await self._call("cat_file", name, stop - start, start=start, end=stop)
+            data: bytes
+            if read is None:
+                data = await self._call("cat_file", name, stop - start, start=start, end=stop)
+            else:
+                data = await read(name, start, stop, size)
             if len(data) not in (stop - start, size):
-                raise TransientError(f"{self._url}/{name}: expected {stop - start} bytes, found {len(data)}")
+                raise TransientError(f"{self._url(name)}: expected {stop - start} bytes, found {len(data)}")
             return data
 
         if start >= stop:
@@ -85,13 +100,13 @@ class FsspecTransport:
         if info.get("type") == "directory":
             return None
         if info.get("size") is None:
-            raise StoreError(f"{self._url}/{name}: the server does not send its size; copy the dataset to a disk")
+            raise StoreError(f"{self._url(name)}: the server does not send its size; copy the dataset to a disk")
         return Head(size=info["size"])
 
     async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
         """Publish a file. A new one is created exclusively by the file system, if it supports that."""
         if tag is not None:
-            message = f"{self._url}/{name}: this kind of storage cannot replace a file only while it is unchanged"
+            message = f"{self._url(name)}: this kind of storage cannot replace a file only while it is unchanged"
             raise StoreError(f"{message}; use a disk, S3, Google Cloud Storage or Azure")
         mode = {"mode": "create"} if new else {}
 
@@ -109,10 +124,13 @@ class FsspecTransport:
         await self.put(name, data)
         head = await self.head(name)
         if head is None or head.size != size:
-            raise IntegrityError(f"{self._url}/{name}: {size} bytes were written, but the size differs; write it again")
+            raise IntegrityError(f"{self._url(name)}: {size} bytes were written, but the size differs; write it again")
 
     async def listing(self) -> dict[str, ListedBlob]:
         """Return all files below the root by name; their size is -1 where the server does not send it."""
+        if self._query:  # the links of a page have none
+            message = f"{self._url('')}: a place with a query in its URL, such as a signature, cannot be listed"
+            raise StoreError(f"{message}; name the files, as in {{00000..00099}}.tar, or in a table")
         self._fs.invalidate_cache()
         try:
             found = await self._retry(lambda: self._call("find", "", detail=True), "")
@@ -142,4 +160,4 @@ class FsspecTransport:
             work = getattr(self._fs, f"_{method}")(self._key(name), *data, **arguments)
         else:
             work = asyncio.to_thread(getattr(self._fs, method), self._key(name), *data, **arguments)
-        return await with_timeout(work, self._retry_policy.transfer_s(size), f"{self._url}: expected an answer")
+        return await with_timeout(work, self._retry_policy.transfer_s(size), f"{self._url('')}: expected an answer")

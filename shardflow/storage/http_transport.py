@@ -19,9 +19,9 @@ from shardflow.errors import StoreError
 from .fsspec_transport import FsspecTransport
 from .http_answer import RANGE_HEADERS, WholeFileError, answer_to, close_session, range_answer, web_file_system
 from .ranged_read import Answer, head_by_range, read_range
-from .retry import Failure, Retries, RetryPolicy
+from .retry import Failure, Retries, RetryPolicy, with_timeout
 from .storage import ListedBlob
-from .transport import Head, blob_url
+from .transport import Head, blob_url, request_url
 
 
 class HttpTransport:
@@ -45,13 +45,13 @@ class HttpTransport:
         retry_policy: RetryPolicy,
     ) -> None:
         self._whole, self._web, self._locate = whole, web, locate
-        self._url, self._retry_policy = url, retry_policy
+        self._url, self._retry_policy = partial(blob_url, url), retry_policy
         self._has_ranges = True
 
         def classified(error: Exception, url: str) -> Failure:
             return Failure(error=_WholeFilesError()) if isinstance(error, WholeFileError) else classify(error, url)
 
-        self._retry = Retries(classified, retry_policy, partial(blob_url, url))
+        self._retry = Retries(classified, retry_policy, partial(request_url, url))
 
     async def fetch(
         self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
@@ -68,7 +68,7 @@ class HttpTransport:
                 return await read_range(request, retry, self._retry_policy, start, stop, head, on_head)
             except _WholeFilesError:
                 self._has_ranges = False
-        return await self._whole.fetch(name, start, stop, head, on_head)
+        return await self._whole.fetch(name, start, stop, head, on_head, read=self._read)
 
     async def head(self, name: str) -> Head | None:
         """Return the head of a file, None if it does not exist."""
@@ -76,7 +76,7 @@ class HttpTransport:
 
     async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:  # noqa: ARG002
         """Raise a StoreError: such places can only be read."""
-        raise StoreError(f"{self._url}/{name}: cannot be written; write to a disk or a bucket")
+        raise StoreError(f"{self._url(name)}: cannot be written; write to a disk or a bucket")
 
     async def upload(self, name: str, source: Path) -> None:  # noqa: ARG002 - as put
         """Raise a StoreError: such places can only be read."""
@@ -97,13 +97,29 @@ class HttpTransport:
         """Close the connections."""
         await close_session(self._web)
 
+    async def _read(self, name: str, start: int, stop: int, size: int) -> bytes:
+        """Return a range, or the whole file of a server without ranges, and at most a byte more than either has."""
+        async with self._get(name, {"Range": f"bytes={start}-{stop - 1}"}) as answer:
+            most = 1 + (size if answer.status == 200 else stop - start)
+
+            async def read() -> bytes:
+                chunks, left = [], most
+                while left > 0 and (chunk := await answer.content.read(left)):
+                    chunks.append(chunk)
+                    left -= len(chunk)
+                return b"".join(chunks)
+
+            return await with_timeout(
+                read(), self._retry_policy.transfer_s(most), f"{self._url(name)}: expected a file"
+            )
+
     def _get(self, name: str, headers: Mapping[str, str]) -> AbstractAsyncContextManager[Any]:
         async def send() -> Any:
             session = await self._web.set_session()
             url, own = await self._locate(name)
             return await session.get(url, **{**self._web.kwargs, "headers": {**RANGE_HEADERS, **own, **headers}})
 
-        return answer_to(send(), self._retry_policy.answer_s, f"{self._url}/{name}")
+        return answer_to(send(), self._retry_policy.answer_s, self._url(name))
 
 
 def http_transport(

@@ -14,8 +14,17 @@ from shardflow.errors import DatasetExistsError, NotFoundError
 
 from .cache import Cache
 from .file_names import name_of, path_of
-from .local_files import COPY_BYTES, flock, lock_directory, map_os_errors, new_file, sync_to_disk, write_verified
-from .storage import TEMPORARY, ListedBlob, Writer
+from .local_files import (
+    COPY_BYTES,
+    flock,
+    lock_directory,
+    map_os_errors,
+    new_file,
+    publish_new,
+    sync_to_disk,
+    write_verified,
+)
+from .storage import MAX_READ_BYTES, TEMPORARY, ListedBlob, Writer, check_length
 
 
 class LocalStorage:
@@ -36,11 +45,12 @@ class LocalStorage:
         """Return the path of a blob."""
         return self.root / path_of(name)
 
-    def read(self, name: str, cache: Cache | None = None) -> bytes:  # noqa: ARG002 - the protocol's
+    def read(self, name: str, cache: Cache | None = None, *, most_bytes: int = MAX_READ_BYTES) -> bytes:  # noqa: ARG002 - the protocol's
         """Return the content of a blob."""
         path = self.local_path(name)
-        with map_os_errors(path):
-            return path.read_bytes()
+        with map_os_errors(path), open(path, "rb") as file:
+            check_length(self.url(name), os.fstat(file.fileno()).st_size, most_bytes)
+            return file.read()
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
         """Return the content of a blob, and its SHA-256."""
@@ -108,7 +118,7 @@ class LocalStorage:
             try:
                 yield temporary
                 sync_to_disk(temporary)
-                (os.link if create_only else os.replace)(temporary, final)
+                (publish_new if create_only else os.replace)(temporary, final)
                 sync_to_disk(final.parent)
             except FileExistsError as error:
                 raise DatasetExistsError(f"{final} exists already; nothing is ever overwritten") from error

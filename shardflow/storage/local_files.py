@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -18,6 +19,8 @@ from shardflow.errors import AccessDeniedError, DatasetExistsError, IntegrityErr
 COPY_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 2.0
 _POLL_S = 0.02
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
 
 
 @contextlib.contextmanager
@@ -132,6 +135,36 @@ def pause(seconds: float) -> None:
     `time.sleep` waits for a point in time, and raises EINVAL where a tool that fakes the clock finds it in the past.
     """
     select.select([], [], [], seconds)
+
+
+def publish_new(temporary: Path, final: Path) -> None:
+    """Give a file its final name in one step, which fails with a FileExistsError if that exists.
+
+    Not every file system has hard links: FAT, and some of those in user space or behind a network, rename a file only
+    if the new name is free.
+    """
+    try:
+        os.link(temporary, final)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        try:
+            _rename_new(os.fsencode(temporary), os.fsencode(final))
+        except OSError as refused:
+            if refused.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            message = "its file system can neither link files nor rename one only if the new name is free"
+            raise StoreError(f"{final}: {message}; write to another disk, and copy the dataset") from error
+
+
+def _rename_new(old: bytes, new: bytes) -> None:
+    """Rename a file unless the new name exists: Linux's renameat2 with RENAME_NOREPLACE, which Python lacks."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _RENAME_NOREPLACE):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fsdecode(new))
 
 
 def sync_to_disk(path: Path) -> None:

@@ -38,10 +38,10 @@ from .local_files import map_os_errors, new_file, write_verified
 from .retry import Attempts, ChangedError, Failure, RetryPolicy
 from .s3_transport import S3Transport, s3_options
 from .staging import temporary_staging
-from .storage import ListedBlob, Writer
+from .storage import MAX_READ_BYTES, ListedBlob, Writer, check_length
 from .transfers import track_transfer
-from .transport import Head, Transport
-from .urls import RemoteUrl
+from .transport import Head, Transport, blob_url
+from .urls import RemoteUrl, divide_query, query_values
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class RemoteStorage:
 
     def url(self, name: str) -> str:
         """Return the URL of a blob."""
-        return f"{self}/{name}"
+        return blob_url(str(self), name)
 
     def check_writable(self) -> None:
         """Raise a ConfigError if such a place can only be read."""
@@ -139,7 +139,7 @@ class RemoteStorage:
         """Return None: no blob is on this machine."""
         return None
 
-    def read(self, name: str, cache: Cache | None = None) -> bytes:
+    def read(self, name: str, cache: Cache | None = None, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the content of a blob. It is verified where its head has its SHA-256: written by this, on S3 or Azure.
 
         Such a blob of more than `SHARED_BYTES` comes from the cache: the head of its first bytes, which are given up,
@@ -151,9 +151,9 @@ class RemoteStorage:
                 raise _LargeBlobError(head.size, sha256)
 
         if cache is None:
-            return self._read(name)[0]
+            return self._read(name, most_bytes=most_bytes)[0]
         try:
-            return self._read(name, check_size, SHARED_BYTES)[0]
+            return self._read(name, check_size, SHARED_BYTES, most_bytes=most_bytes)[0]
         except _LargeBlobError as error:
             large = error
         try:
@@ -164,19 +164,25 @@ class RemoteStorage:
         except (IntegrityError, StoreError) as error:
             # The blob was replaced meanwhile, or is not what its head says; or the cache cannot be used.
             _log.info("%s is read without the cache: %s", self.url(name), error)
-        return self._read(name)[0]
+        return self._read(name, most_bytes=most_bytes)[0]
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
         """Return the content of a blob, verified as by `read`, and its tag."""
         return self._read(name)
 
     def _read(
-        self, name: str, on_head: Callable[[Head], None] = lambda _: None, first_bytes: int | None = None
+        self,
+        name: str,
+        on_head: Callable[[Head], None] = lambda _: None,
+        first_bytes: int | None = None,
+        *,
+        most_bytes: int = MAX_READ_BYTES,
     ) -> tuple[bytes, str]:
         def attempt() -> tuple[bytes, str]:
             heads: list[Head] = []
 
             def keep(head: Head) -> None:
+                check_length(self.url(name), head.size, most_bytes)
                 on_head(head)
                 heads.append(head)
 
@@ -354,7 +360,9 @@ class RemoteStorage:
         raise failure  # outside of the handlers, so that the cause, which may hold secrets, is not attached
 
     def _classify(self, error: Exception, url: str) -> Failure:
-        failure = classify(error, url, self._url.leaks_in)
+        shown, query = divide_query(url)
+        leaks = partial(self._url.leaks_in, more=(query, *query_values(query))) if query else self._url.leaks_in
+        failure = classify(error, shown, leaks)
         if self._lacks_options and isinstance(failure.error, PermissionError):
             failure.error.args = (f"{failure.error}; this storage was unpickled, without its storage_options",)
         return failure

@@ -1,8 +1,8 @@
 """The Storage protocol: the place where the files of a dataset lie.
 
 A storage holds named blobs below one root. Names are relative paths with forward slashes. A blob that is published
-appears whole under its final name, or not at all. A writer that is killed can leave files whose names start with
-`TEMPORARY`; it never leaves half a blob.
+appears whole under its final name, or not at all. A writer that is killed can leave files whose names have the form of
+`LEFTOVER`; it never leaves half a blob.
 
 Behaviour is added by wrapping: a virtual storage, and those of the tests that count or fail, are Storages too. Every
 kind passes the tests in `tests/storage/test_conformance.py`.
@@ -10,14 +10,29 @@ kind passes the tests in `tests/storage/test_conformance.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from shardflow.errors import IntegrityError
+
 from .cache import Cache
 
+MAX_READ_BYTES = 1 << 28
+"""The most bytes that `Storage.read` returns by default: twice the manifest of 500,000 shards, which has 128 MB."""
+
 TEMPORARY = ".tmp-"
+LEFTOVER = re.compile(r"\.tmp-.+\.[0-9a-f]{8}")
+"""The names, without their folders, of files that are being published. No other file is taken for one of ours."""
+
+
+def check_length(url: str, size: int, most_bytes: int) -> None:
+    """Raise an IntegrityError if a blob is larger than one that is read whole may be."""
+    if size > most_bytes:
+        message = f"{url} has {size:,} bytes; {most_bytes:,} is the most for such a file"
+        raise IntegrityError(f"{message}; it is damaged, or not shardflow's: restore it")
 
 
 class ListedBlob(NamedTuple):
@@ -59,19 +74,20 @@ class Storage(Protocol):
         """
         ...
 
-    def read(self, name: str, cache: Cache | None = None) -> bytes:
+    def read(self, name: str, cache: Cache | None = None, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the content of a blob that fits into memory.
 
         Processes of a host that name the same cache fetch a large blob over the network once, where the storage knows
         its SHA-256 before its bytes.
 
         Raises:
+            IntegrityError: The blob has more than `most_bytes`; none of them was read.
             NotFoundError: The blob does not exist.
         """
         ...
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
-        """Return the content of a small blob, and its tag for `replace`; "" where the storage cannot replace it so.
+        """Return the content of a small blob, see `read`, and its tag for `replace`; "" where it cannot be replaced so.
 
         Raises:
             NotFoundError: The blob does not exist.

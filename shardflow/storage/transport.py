@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from shardflow.errors import BucketNotFoundError, NotFoundError
 
 from .storage import ListedBlob
+from .urls import divide_query
 
 T = TypeVar("T")
 
@@ -83,7 +84,12 @@ class Transport(Protocol):
 
 
 def blob_url(root: str, name: str) -> str:
-    """Return the URL of a blob below a root, the root itself without a name."""
+    """Return the URL of a blob below a root as messages show it: without a query; the root itself without a name."""
+    return divide_query(request_url(root, name)).place
+
+
+def request_url(root: str, name: str) -> str:
+    """Return the URL of a blob below a root with the query that its name may have, by which secrets are recognized."""
     return f"{root}/{name}" if name else root
 
 

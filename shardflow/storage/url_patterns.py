@@ -12,7 +12,7 @@ import braceexpand
 
 from shardflow.errors import ConfigError
 
-from .urls import strip_file_scheme
+from .urls import divide_query, strip_file_scheme
 
 ALL = "*.tar"
 
@@ -27,13 +27,16 @@ class RootAndPattern(NamedTuple):
 
 
 def split_pattern(url: str | os.PathLike[str]) -> RootAndPattern:
-    """Split a path or URL into its root and its pattern. The name of an existing file or directory is no pattern."""
-    text = strip_file_scheme(url)
+    """Split a path or URL into its root and its pattern. The name of an existing file or directory is not a pattern.
+
+    A `?` begins the query of a web URL, which stays with the root: it can be the signature of every request.
+    """
+    text, query = divide_query(strip_file_scheme(url))
     special = None if os.path.exists(text) else _SPECIAL.search(text)
     if special or text.endswith(".tar"):
         folder, slash, _ = text[: special.start() if special else None].rpartition("/")
-        return RootAndPattern(folder or slash or ".", text[len(folder + slash) :])
-    return RootAndPattern(text.rstrip("/") or text, None)
+        return RootAndPattern((folder or slash or ".") + query, text[len(folder + slash) :])
+    return RootAndPattern((text.rstrip("/") or text) + query, None)
 
 
 def expand_braces(pattern: str) -> list[str]:

@@ -1,12 +1,13 @@
-"""URLs: which are remote, and how a message shows one without its secrets."""
+"""URLs: which are remote, how one is divided into root and name, and how a message shows one without its secrets."""
 
 from __future__ import annotations
 
+import html
 import os
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from shardflow.errors import ConfigError
 
@@ -24,6 +25,12 @@ _KINDS = {
 _READ_ONLY = {"http": "a web server", "hf": "the Hugging Face Hub"}
 _CLOUDS = {*_KINDS} - {"hf"}
 _LEAST_SECRET_CHARACTERS = 4  # shorter texts occur in any message by chance
+_QUOTINGS = 4  # of one text, each within the other, that are undone
+_MOST_SECRET_CHARACTERS = 16  # that are compared: an answer may be cut off within a secret
+_USER = re.compile(r"//[^/]*@")
+_SIGNED = {"azure", "hf", "http"}
+"""Kinds of stores that have signatures in URLs: also in some that the caller did not give, such as redirections."""
+_MAY_BE_SIGNED = re.compile(r"""://[^\s"'<>]*\?[^\s"'<>]|\bbearer\s+\S""", re.IGNORECASE)
 
 
 def url_text(url: str | os.PathLike[str]) -> str:
@@ -72,6 +79,55 @@ def canonical_root(root: str) -> str:
     return url_text(root) if is_remote(root) else os.path.realpath(url_text(root))
 
 
+class DividedUrl(NamedTuple):
+    """A path or URL, and its query with the question mark, which of a web URL can be a signature; "" without one."""
+
+    place: str
+    query: str
+
+
+def divide_query(url: str | os.PathLike[str]) -> DividedUrl:
+    """Return a path or URL without its query, and the query. Only web URLs have one: a key in a bucket may hold `?`."""
+    text = url_text(url)
+    if kind_of_store(text) != "http":
+        return DividedUrl(text, "")
+    place, mark, query = text.partition("?")
+    return DividedUrl(place, mark + query)
+
+
+def join_name(root: str, name: str) -> str:
+    """Return the path or URL of a name below a root; the query of the root stays at the end."""
+    place, query = divide_query(root)
+    return f"{place.rstrip('/')}/{name}{query}"
+
+
+def split_name(url: str) -> tuple[str, str]:
+    """Return the directory or URL in which a file lies, with the URL's query, and the file's name in it."""
+    place, query = divide_query(url)
+    folder, slash, name = place.rpartition("/")
+    return (folder or slash or ".") + query, name
+
+
+def shown_url(url: str | os.PathLike[str]) -> str:
+    """Return a path or URL as messages show it: without user, password, query and fragment."""
+    text = url_text(url)
+    if not is_remote(text):
+        return text
+    if "::" in text:  # an archive within another place: zip://FILE::https://USER:PASSWORD@HOST/x.zip
+        return _USER.sub("//", text.partition("?")[0]).rstrip("/")
+    try:
+        scheme, netloc, path, _, _ = urlsplit(text)
+    except ValueError:
+        return text.partition("?")[0].rpartition("@")[2]
+    return urlunsplit((scheme, public_host(scheme, netloc), path.rstrip("/"), "", ""))
+
+
+def public_host(scheme: str, netloc: str) -> str:
+    """Return the host of a URL without user and password. Azure has a container there: abfss://CONTAINER@ACCOUNT/."""
+    user, _, host = netloc.rpartition("@")
+    return netloc if _KINDS.get(scheme) == "azure" and ":" not in user else host
+
+
 class RemoteUrl:
     """A URL with its storage_options.
 
@@ -93,15 +149,15 @@ class RemoteUrl:
             raise ConfigError(f"{text}: this is not a URL; expected one such as s3://bucket/prefix")
         self.kind = kind_of_store(url)
         is_bucket = self.kind == "s3"
-        self.shown = urlunsplit((self.scheme, place, parts.path.rstrip("/"), "", ""))
+        self.shown = shown_url(url)
         if is_bucket and (parts.query or "@" in parts.netloc):
             raise ConfigError(f"{self.shown}: credentials and queries belong in storage_options, not in a bucket's URL")
         if is_bucket and "#" in url:
             raise ConfigError(f"{self.shown}: a dataset's URL cannot have a '#' in it; choose a prefix without")
-        texts = {parts.query, parts.password or "", *_texts(self.options)}
+        texts = {parts.query, *query_values(parts.query), parts.password or "", *_texts(self.options)}
         if is_bucket and not place:
             raise ConfigError(f"{self.scheme}://: the bucket is missing; expected s3://bucket/prefix")
-        self._secrets = frozenset(text for text in texts if len(text) >= _LEAST_SECRET_CHARACTERS)
+        self._secrets = _comparable(texts)
 
     def __str__(self) -> str:
         return self.shown
@@ -127,14 +183,43 @@ class RemoteUrl:
         bare = self.without_secrets()
         return (bare.url, bare.options) != (self.url.rstrip("/"), self.options)
 
-    def leaks_in(self, error: BaseException | None) -> bool:
-        """Return whether the text of an exception, or of one of its causes, holds a secret."""
+    def leaks_in(self, error: BaseException | None, more: Iterable[str] = ()) -> bool:
+        """Return whether the text of an exception, or of one of its causes, holds a secret, or one of `more` texts.
+
+        A client or server may quote, escape or cut off a URL in its own way, so only letters and digits are compared.
+        """
+        secrets = self._secrets | _comparable(more)
         while error is not None:
             text = f"{error} {error!r}"
-            if any(secret in text for secret in self._secrets):
+            if self.kind in _SIGNED and _MAY_BE_SIGNED.search(text):
+                return True
+            if any(secret in each for each in (text, _plain(text)) for secret in secrets):
                 return True
             error = error.__cause__ or error.__context__
         return False
+
+
+def query_values(query: str) -> list[str]:
+    """Return the values of a query, each of which may be a secret."""
+    return [value for _, value in parse_qsl(query.removeprefix("?"))]
+
+
+def _comparable(secrets: Iterable[str]) -> frozenset[str]:
+    """Return secrets as `_plain` texts hold them, and one of few letters and digits as it is."""
+    long = (secret for secret in secrets if len(secret) >= _LEAST_SECRET_CHARACTERS)
+    found = (plain if len(plain := _plain(secret)) >= _LEAST_SECRET_CHARACTERS else secret for secret in long)
+    return frozenset(secret[:_MOST_SECRET_CHARACTERS] for secret in found)
+
+
+def _plain(text: str) -> str:
+    """Return the letters and digits of a text, whose quoting as a URL, in HTML or in JSON is undone, several times."""
+    for _ in range(_QUOTINGS):
+        before = text
+        text = re.sub(r"\\(?:u00|x)([0-9a-fA-F]{2})", r"%\1", text)
+        text = html.unescape(unquote(text))
+        if text == before:
+            break
+    return "".join(filter(str.isalnum, text)).casefold()
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -14,9 +14,10 @@ from shardflow.errors import ConfigError
 from shardflow.formats.roots import Root, split_shard_name
 
 from .cache import Cache
+from .file_names import is_below
 from .resolve import open_storage
-from .storage import ListedBlob, Storage, Writer
-from .urls import is_remote, remote_options
+from .storage import MAX_READ_BYTES, ListedBlob, Storage, Writer
+from .urls import divide_query, is_remote, remote_options, shown_url, url_text
 
 
 class VirtualStorage:
@@ -44,10 +45,10 @@ class VirtualStorage:
         storage, name = self._locate(name)
         return storage.local_path(name)
 
-    def read(self, name: str, cache: Cache | None = None) -> bytes:
+    def read(self, name: str, cache: Cache | None = None, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the content of a blob."""
         storage, name = self._locate(name)
-        return storage.read(name, cache)
+        return storage.read(name, cache, most_bytes=most_bytes)
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
         """Return the content of a blob, and its tag."""
@@ -111,10 +112,17 @@ class VirtualStorage:
 
 
 def virtual_storage(
-    storage: Storage, roots: Mapping[str, Root], storage_options: Mapping[str, Any] | None = None
+    storage: Storage,
+    url: str | os.PathLike[str],
+    roots: Mapping[str, Root],
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Storage:
-    """Return the storage of a dataset whose manifest is in `storage` and names these roots; itself without any."""
-    urls = {name: root_url(str(storage), root) for name, root in roots.items()}
+    """Return the storage of a dataset whose manifest is in `storage` and names these roots; itself without any.
+
+    `url` is the one by which the storage was opened: roots are below the same container, and have the same signature.
+    """
+    where = url_text(url) if is_remote(url) else str(storage)
+    urls = {name: root_url(where, root) for name, root in roots.items()}
     hosts = {urlsplit(url)[:2] for url in urls.values() if is_remote(url)}
     if storage_options and storage.local_path("") is not None and len(hosts) != 1:
         found = f"its tars are in {len(hosts)} places" if hosts else "leave them out for a directory"
@@ -129,13 +137,16 @@ def root_url(url: str, root: Root) -> str:
     """Return the path or URL of a root of the dataset at `url`; a remote one must stay in its own bucket or host."""
     if not is_remote(url):
         return str(Path(url, root.url)) if root.is_relative else root.url
-    scheme, host, path, _, _ = urlsplit(url)
+    place, query = divide_query(url)
+    scheme, host, path, _, _ = urlsplit(place)
     parts = path.strip("/").split("/") if path.strip("/") else []
-    if not root.is_relative or root.url.split("/").count("..") > len(parts):
+    above = root.url.split("/").count("..")
+    is_clean = is_below("/".join(part for part in root.url.split("/") if part != ".."))
+    if not root.is_relative or above > len(parts) or not is_clean:
         rule = f"its shards are in {root.url}, and a dataset behind a URL may only lead to its own bucket or host"
-        raise ConfigError(f"{url}: {rule}; copy its manifest and indexes to a local disk if you trust it")
+        raise ConfigError(f"{shown_url(url)}: {rule}; copy its manifest and indexes to a local disk if you trust it")
     joined = posixpath.normpath(posixpath.join("/", *parts, root.url)).rstrip("/")
-    return urlunsplit((scheme, host, joined, "", ""))
+    return urlunsplit((scheme, host, joined, "", "")) + query
 
 
 def relative_root(storage: Storage, target: Storage) -> str:

@@ -37,7 +37,7 @@ from shardflow.storage.cache import Cache
 from shardflow.storage.remote import PIECES, SHARED_BYTES, RemoteStorage, _ranges
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
 from tests.helpers.s3_proxy import Fault, Proxy
-from tests.helpers.s3_server import PIECE_BYTES, QUICK, SECRET_KEY, Server
+from tests.helpers.s3_server import PATIENT, PIECE_BYTES, QUICK, SECRET_KEY, Server
 
 DATA = random.Random(5).randbytes(6 * PIECE_BYTES + 99)
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -116,7 +116,7 @@ def test_a_large_blob_and_a_cache_that_cannot_be_used(storage: RemoteStorage, pr
     with pytest.raises(TransientError, match=r"blob.*tried \d+ times") as caught:
         storage.read("blob", Cache(tmp_path / "cache"))
     assert caught.value.__context__ is None or "_LargeBlobError" not in str(type(caught.value.__context__))
-    assert len(proxy.log) <= 1 + PIECES * QUICK.attempts
+    assert len(proxy.log) <= 1 + PIECES * PATIENT.attempts
 
 
 def test_a_range_of_a_blob_that_is_replaced_while_it_is_read(
@@ -141,7 +141,7 @@ def test_a_large_blob_whose_head_claims_another_content(
         IntegrityError, match=f"blob: expected SHA-256 {claimed}, with which it was stored, found {SHA256}"
     ):
         storage.read("blob", cache)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [outside]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"outside", "CACHEDIR.TAG"}
     assert outside.read_bytes() == b"mine"
 
 
@@ -180,9 +180,9 @@ def test_a_broken_body_goes_on_where_it_broke(storage: RemoteStorage, proxy: Pro
 @pytest.mark.usefixtures("direct")
 def test_progress_renews_the_limits(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
     """A connection that breaks again and again, each time further on, is no reason to give up."""
-    proxy.add(Fault(reset_after=QUICK.pace_bytes + 10_000))
+    proxy.add(Fault(reset_after=PATIENT.pace_bytes + 10_000))
     assert get(storage, tmp_path / "target") == DATA
-    assert len(proxy.log) > 7 + QUICK.attempts
+    assert len(proxy.log) > 7 + PATIENT.attempts
 
 
 def test_an_object_replaced_while_it_is_read_is_never_mixed(
@@ -230,7 +230,7 @@ def test_bytes_that_are_stored_wrong_are_told_from_damage_on_the_way(
     server: Server, direct: RemoteStorage, tmp_path: Path
 ) -> None:
     """With attempts left, an object whose bytes are wrong in the same way each time is an error after four reads."""
-    patient = replace(QUICK, attempts=50)
+    patient = replace(PATIENT, attempts=50)
     storage = RemoteStorage(str(direct), server.options(), retry_policy=patient)
     with pytest.raises(IntegrityError, match=r"expected SHA-256 0{64}, found .*; tried 4 times in \d+ s$"):
         storage.get("blob", tmp_path / "target", size=len(DATA), sha256="0" * 64)
@@ -273,10 +273,10 @@ def test_attempts_are_ours_alone(storage: RemoteStorage, proxy: Proxy) -> None:
     read, size = functools.partial(storage.read, "blob"), functools.partial(storage.size, "blob")
     for act in (read, functools.partial(storage.put, "blob", b""), storage.listing, size):
         proxy.log.clear()
-        with pytest.raises(TransientError, match=f"tried {QUICK.attempts} times"):
+        with pytest.raises(TransientError, match=f"tried {PATIENT.attempts} times"):
             act()
         method = proxy.log[0][0]  # after a failed write, the object is looked at
-        assert proxy.count(method) == QUICK.attempts
+        assert proxy.count(method) == PATIENT.attempts
 
 
 @pytest.mark.parametrize("fault", [Fault(reset=True, reaches_server=True), Fault(status=500, reaches_server=True)])
@@ -302,7 +302,7 @@ def test_a_lost_answer_to_a_completion_is_looked_into(
     """When only the answer to the last request of an upload is lost, the upload has succeeded, and is reported so."""
     data = random.Random(7).randbytes(LEAST_PART_BYTES + 1)
     (tmp_path / "source").write_bytes(data)
-    for times in (1, QUICK.attempts):
+    for times in (1, PATIENT.attempts):
         (tmp_path / "source").write_bytes(data)
         proxy.clear()
         proxy.add(Fault(reset=True, reaches_server=True), method="POST", contains="uploadId", times=times)
@@ -382,7 +382,7 @@ def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch)
         ({"endpoint_url": server.endpoint, "anon": True}, "do not allow this"),
     ]
     for options, remedy in cases:
-        storage = RemoteStorage(server.url("x"), options, retry_policy=QUICK)
+        storage = RemoteStorage(server.url("x"), options, retry_policy=PATIENT)
         for act in (functools.partial(storage.read, "blob"), functools.partial(storage.size, "blob"), storage.listing):
             with pytest.raises(AccessDeniedError, match=remedy):
                 act()
@@ -398,7 +398,7 @@ def texts(error: BaseException | None) -> Iterator[str]:
 def test_secrets_are_never_shown(server: Server, proxy: Proxy, prefix: str, caplog: pytest.LogCaptureFixture) -> None:
     """A secret is in no text of the storage, no pickle, no exception or its cause, and no log."""
     caplog.set_level(logging.DEBUG)
-    storage = server.storage(prefix, proxy.endpoint)
+    storage = server.storage(prefix, proxy.endpoint, QUICK)
     assert SECRET_KEY.encode() not in pickle.dumps(storage)
     told = [str(storage), repr(storage), storage.url("blob"), f"{storage}"]
     faults = [Fault(status=status, code=SECRET_KEY) for status in (400, 403, 404, 500)]

@@ -55,7 +55,7 @@ def test_between_directories(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "copy/shardflow.json").unlink()
     (tmp_path / "copy" / LOCK).write_bytes(b'{\n "content": "%b"\n}\n' % sf.open(dataset).fingerprint.encode())
     (tmp_path / "copy/train/000003.tar").unlink()
-    (tmp_path / "copy/train/.tmp-000003.tar.abcd").write_bytes(b"half")
+    (tmp_path / "copy/train/.tmp-000003.tar.abcdef01").write_bytes(b"half")
     flip(tmp_path / "copy/train/000001.tar", 700)
     report = sf.sync(dataset, tmp_path / "copy")
     assert (report.copied, report.found) == (2, 2)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import random
 from pathlib import Path
 
 import shardflow
-from shardflow.storage.remote import RemoteStorage
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
 from tests.helpers.folders import contents, image_folder
+from tests.helpers.s3_matrix import PERSISTENT
 from tests.helpers.s3_proxy import Proxy
-from tests.helpers.s3_server import PIECE_BYTES, QUICK, Server
+from tests.helpers.s3_server import PIECE_BYTES, Server
 from tests.helpers.weather import PROMPT, SLOW, Weather
 
 SHARE = 0.05
@@ -20,9 +19,7 @@ SHARE = 0.05
 
 def test_blobs_come_and_go_whole(server: Server, proxy: Proxy, prefix: str, tmp_path: Path) -> None:
     """Blobs of one and of many requests are written and read through faults of every kind, and are the right ones."""
-    policy = dataclasses.replace(QUICK, attempts=9, give_up_s=30.0)
-    options = server.options(proxy.endpoint)
-    storage = RemoteStorage(server.url(prefix), options, retry_policy=policy, piece_bytes=PIECE_BYTES)
+    storage = server.storage(prefix, proxy.endpoint, PERSISTENT)
     weather = Weather(PROMPT + SLOW, SHARE, seed=1)
     proxy.rules.append(weather)
     blobs = {}

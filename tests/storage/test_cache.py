@@ -84,8 +84,8 @@ def never(target: Path) -> None:
 
 
 def files(cache: Cache) -> dict[str, int]:
-    """All files of the cache, with their sizes; locks have none of their own."""
-    return {path.name: path.stat().st_size for path in cache.directory.rglob("*") if path.is_file()}
+    """All files of the cache but its tag, with their sizes; locks have none of their own."""
+    return {path.name: path.stat().st_size for path in cache.directory.rglob("*/*") if path.is_file()}
 
 
 @contextlib.contextmanager
@@ -159,7 +159,8 @@ def test_a_user_without_a_home_is_told_to_choose(monkeypatch: pytest.MonkeyPatch
 def test_unsafe_directories_are_refused(tmp_path: Path, name: str, how: str) -> None:
     """A link, a file, or a directory that others can write to is no cache, nor a part of one."""
     place = tmp_path / "cache" / name
-    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    Cache(tmp_path / "cache")
+    shutil.rmtree(place)
     if how == "writable":
         place.mkdir()
         place.chmod(0o770)
@@ -468,7 +469,7 @@ def test_a_file_that_cannot_be_used_is_worked_around(kind: str, how: str, caplog
     and everything is read all the same."""
     with without_rights() as folder:
         cache = Cache(folder / "cache", 4 * SIZE + 4096)  # a directory counts with its size
-        name = {"partial": f"{sha(X)}.0123", "eviction": "eviction"}.get(kind, sha(X))
+        name = {"partial": f"{sha(X)}.{'0' * 16}", "eviction": "eviction"}.get(kind, sha(X))
         path = cache.directory / ("locks" if kind == "eviction" else kind) / name
         if how == "directory":
             path.mkdir()
@@ -729,10 +730,10 @@ def test_leftovers_of_killed_processes_are_removed(cache: Cache, tmp_path: Path)
     """Eviction and pruning remove partial files of dead processes, and never one that is being written."""
     with fetchers(1, cache, tmp_path / "log", 600) as (first,):
         assert line(first.stdout) == "fetching"
-        dead = cache.directory / f"partial/{sha(b'dead')}.0123"
+        dead = cache.directory / f"partial/{sha(b'dead')}.{'0' * 16}"
         dead.write_bytes(b"half")
         (cache.directory / f"locks/{sha(b'dead')}").touch()
-        lost = cache.directory / f"partial/{sha(b'lost')}.0123"  # its lock was deleted by hand
+        lost = cache.directory / f"partial/{sha(b'lost')}.{'0' * 16}"  # its lock was deleted by hand
         lost.write_bytes(b"half")
         get(cache, content(1))
         assert not dead.exists()

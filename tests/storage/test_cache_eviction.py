@@ -12,7 +12,8 @@ from shardflow.storage import cache_eviction
 from shardflow.storage.cache_directory import CachedFile, CacheDirectory
 from shardflow.storage.cache_eviction import Evictor, eviction_order, spare_bytes
 
-NAMES = ("a", "b", "c")
+A, B, C, D, X, Y, Z = (letter * 64 for letter in "abcd123")
+TOKEN = "0" * 16
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def directory(tmp_path: Path) -> CacheDirectory:
     """A cache with three blobs of 10 bytes, the first of them the least recently used."""
     found = CacheDirectory(tmp_path / "cache")
     found.create()
-    for number, name in enumerate(NAMES):
+    for number, name in enumerate((A, B, C)):
         (found.blobs / name).write_bytes(bytes(10))
         os.utime(found.blobs / name, (1, number))
     return found
@@ -52,9 +53,9 @@ def test_no_more_is_evicted_than_is_needed(
     directory: CacheDirectory, size: int, limit_bytes: int, fits: bool, left: str
 ) -> None:
     """Blobs go until what is reserved fits beside the others; where it never can, all stay."""
-    with directory.lock("x", size, stall_timeout_s=0):
+    with directory.lock(X, size, stall_timeout_s=0):
         assert Evictor(directory).make_room(size, limit_bytes) is fits
-    assert names(directory) == [*left]
+    assert "".join(name[0] for name in names(directory)) == left
 
 
 def test_a_disk_needs_room_for_what_is_not_written_yet(
@@ -62,29 +63,29 @@ def test_a_disk_needs_room_for_what_is_not_written_yet(
 ) -> None:
     """Bytes that a download has written no longer need a free disk; where too little is free, all is evicted."""
     monkeypatch.setattr(cache_eviction, "spare_bytes", lambda _: 0)
-    with directory.lock("x", 10, stall_timeout_s=0), directory.lock("y", 5, stall_timeout_s=0):
-        for name, size in (("x.1", 6), ("x.2", 4), ("y.1", 5)):
-            (directory.partial / name).write_bytes(bytes(size))
+    with directory.lock(X, 10, stall_timeout_s=0), directory.lock(Y, 5, stall_timeout_s=0):
+        for name, size in ((X, 6), (X, 4), (Y, 5)):
+            (directory.partial / f"{name}.{size:016}").write_bytes(bytes(size))
         assert Evictor(directory).make_room(10, 45)
-        assert names(directory) == [*NAMES]
-        (directory.partial / "x.1").write_bytes(bytes(5))
+        assert names(directory) == [A, B, C]
+        (directory.partial / f"{X}.{6:016}").write_bytes(bytes(5))
         assert not Evictor(directory).make_room(10, 100)
         assert names(directory) == []
 
 
 def test_pruning(directory: CacheDirectory) -> None:
     """The least recently used files go, decoded images too, until the rest is within the limit; leftovers go first."""
-    (directory.decoded / "d").write_bytes(bytes(4096))
-    os.utime(directory.decoded / "d", (1, 0.5))
+    (directory.decoded / D).write_bytes(bytes(4096))
+    os.utime(directory.decoded / D, (1, 0.5))
     for number in range(8):
-        (directory.partial / f"{number}.1").touch()
-        (directory.locks / f"{number}").touch()
+        (directory.partial / f"{number:064}.{TOKEN}").touch()
+        (directory.locks / f"{number:064}").touch()
     with contextlib.ExitStack() as stack:
-        for name in "xyz":
+        for name in (X, Y, Z):
             stack.enter_context(directory.lock(name, 10, stall_timeout_s=0))
-        assert [file.path.name for file in Evictor(directory).prune(20)] == ["a", "d"]
-        assert names(directory) == ["b", "c"]
-        assert (os.listdir(directory.partial), sorted(os.listdir(directory.locks))) == ([], ["x", "y", "z"])
+        assert [file.path.name for file in Evictor(directory).prune(20)] == [A, D]
+        assert names(directory) == [B, C]
+        assert (os.listdir(directory.partial), sorted(os.listdir(directory.locks))) == ([], [X, Y, Z])
 
 
 def test_some_of_the_disk_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError
-from shardflow.storage.file_names import given_path, name_bytes, name_of, path_of
+from shardflow.storage.file_names import given_path, is_below, name_bytes, name_of, path_of
 
 IN_C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(Path(__file__).parents[2])}
 PRINT = """
@@ -31,6 +32,26 @@ def test_names_are_bytes(data: bytes) -> None:
     assert name_bytes(name_of(data)) == data
     assert name_of(os.fsdecode(data)) == name_of(data)
     assert os.fsencode(path_of(name_of(data))) == data
+
+
+@pytest.mark.parametrize(
+    "name", ["/a", "//a", "..", "a/..", "a/../b", "%2Fa", "%252fa", "%2e%2E/a", ".%2e", "a\\..\\b", "a%5c..", "..%5Ca"]
+)
+def test_names_that_leave_their_root(name: str) -> None:
+    """A name that begins with a slash or has a component `..`, also behind quoting or backslashes, is not below."""
+    assert not is_below(name)
+
+
+@given(parts=st.lists(st.text("ab.%2ef 5C\\ä\udcff", min_size=1), min_size=1, max_size=4))
+def test_names_below_their_root(parts: list[str]) -> None:
+    """A name that is below its root leads there however often it is unquoted, and any other has a `..` or a slash."""
+    name = "/".join(parts)
+    text, seen = name.replace("\\", "/"), {""}
+    while text not in seen:
+        seen.add(text)
+        text = unquote(text).replace("\\", "/")
+    leaves = any(each.startswith("/") or ".." in each.split("/") for each in seen)
+    assert is_below(name) != leaves or name.startswith("\\")
 
 
 def test_names_are_the_same_under_any_locale() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import re
@@ -12,7 +13,9 @@ from typing import Any, ClassVar
 import pytest
 
 import shardflow
+from shardflow.errors import TransientError
 from shardflow.storage.remote import RemoteStorage
+from shardflow.storage.retry import RetryPolicy
 from tests.helpers.making import make_dataset
 
 PIECE = 1 << 14
@@ -82,3 +85,46 @@ def test_a_dataset_behind_a_server_without_ranges(served: tuple[str, Path], tmp_
     shardflow.sync(f"{url}/set", tmp_path / "copy")
     assert shardflow.open(tmp_path / "copy").fingerprint == shardflow.open(dataset).fingerprint
     assert shardflow.verify(tmp_path / "copy") == []
+
+
+class _Endless(http.server.BaseHTTPRequestHandler):
+    """Says that a file has 1000 bytes, and sends bytes for ever, without ranges."""
+
+    protocol_version = "HTTP/1.1"
+    sent: ClassVar[int] = 0
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while type(self).sent < _ENDLESS:
+                self.wfile.write(b"%x\r\n%b\r\n" % (1 << 20, bytes(1 << 20)))
+                type(self).sent += 1 << 20
+
+
+_ENDLESS = 1 << 30
+
+
+def test_an_answer_without_end_is_not_read(tmp_path: Path) -> None:
+    """Of a file that a server without ranges sends for ever, no more is read than the bytes that it should have."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Endless) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/photos"
+        storage = RemoteStorage(url, retry_policy=RetryPolicy(attempts=2, backoff_s=0.01))
+        with pytest.raises(TransientError, match="expected 1000 bytes"):
+            storage.read("shardflow.json")
+        with pytest.raises(TransientError, match="expected 1000 bytes"):
+            storage.get("train/000000.tar", tmp_path / "tar", size=1000, sha256="0" * 64)
+        server.shutdown()
+    assert _Endless.sent < _ENDLESS // 4
+    assert not (tmp_path / "tar").exists()

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-from shardflow.errors import IntegrityError, NotFoundError, StoreError
+from shardflow.errors import DatasetExistsError, IntegrityError, NotFoundError, StoreError
 from shardflow.storage import local_files
+from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import file_sha256, lock_directory, map_os_errors, new_file, write_verified
 
 HOLD = """
@@ -135,3 +138,46 @@ def test_chunks_are_verified_as_a_whole(tmp_path: Path) -> None:
                 write_verified(chunks, file, "u", size=len(data), sha256=sha256)
         write_verified([data[:1000], data[1000:]], file, "u", size=len(data), sha256=sha256)
     assert file_sha256(tmp_path / "a") == sha256
+
+
+def _refusing(code: int) -> Callable[..., None]:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_new_file_where_there_are_no_hard_links(path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system refuses links, a blob is created all the same, by one of several writers; none is replaced."""
+    monkeypatch.setattr(os, "link", _refusing(code))
+    storage = LocalStorage(path)
+    storage.put_new("a", b"first")
+    outcomes: list[object] = []
+
+    def create(number: int) -> None:
+        try:
+            outcomes.append(storage.put_new("b", b"%d" % number))
+        except DatasetExistsError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, outcomes)) == ["None", *["refused"] * 7]
+    with pytest.raises(DatasetExistsError, match="exists already"):
+        storage.put_new("a", b"second")
+    assert storage.read("a") == b"first"
+    assert {each.name for each in path.iterdir()} == {"a", "b"}
+
+
+def test_a_file_system_on_which_nothing_can_be_created_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neither a link nor such a rename is possible, the error says so, and nothing is left."""
+    monkeypatch.setattr(os, "link", _refusing(errno.EPERM))
+    monkeypatch.setattr(local_files, "_rename_new", _refusing(errno.EINVAL))
+    with pytest.raises(StoreError, match="neither link files nor rename") as caught:
+        LocalStorage(path).put_new("a", b"")
+    assert "owner" not in str(caught.value)
+    assert not [*path.iterdir()]

@@ -16,6 +16,9 @@ from shardflow.storage.url_patterns import expand_braces, has_wildcards, matchin
         ("s3://bucket/[ab]/*.tar", "s3://bucket", "[ab]/*.tar"),
         ("S3://bucket/a/b.tar", "s3://bucket/a", "b.tar"),
         ("s3://bucket/X/", "s3://bucket/X", None),
+        ("https://host/a/b.tar?sig=x/y*", "https://host/a?sig=x/y*", "b.tar"),
+        ("https://host/a/{0..9}.tar?sig=x", "https://host/a?sig=x", "{0..9}.tar"),
+        ("HTTPS://host/a/?sig={x}.tar", "https://host/a?sig={x}.tar", None),
         *(
             ("*.tar", ".", "*.tar"),
             ("/*.tar", "/", "*.tar"),
@@ -25,7 +28,10 @@ from shardflow.storage.url_patterns import expand_braces, has_wildcards, matchin
     ],
 )
 def test_a_pattern_is_cut_behind_its_root(url: str, root: str, pattern: str | None) -> None:
-    """The root ends before the first segment with a brace or wildcard, or before a tar; a directory has no pattern."""
+    """The root ends before the first segment with a brace or wildcard, or before a tar; a directory has no pattern.
+
+    The query of a web URL stays with the root.
+    """
     assert split_pattern(url) == (root, pattern)
 
 

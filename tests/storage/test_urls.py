@@ -6,7 +6,17 @@ import pytest
 
 from shardflow.errors import ConfigError
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import RemoteUrl, canonical_root, is_remote, remote_options, strip_file_scheme, url_text
+from shardflow.storage.urls import (
+    RemoteUrl,
+    canonical_root,
+    divide_query,
+    is_remote,
+    join_name,
+    remote_options,
+    split_name,
+    strip_file_scheme,
+    url_text,
+)
 
 SECRETS = {
     "secret": "canary-1",
@@ -23,6 +33,8 @@ def test_scheme_host_and_path_are_shown() -> None:
         "s3://bucket/a://b": "s3://bucket/a://b",
         "https://user:canary@host:8000/a?sig=canary#b": "https://host:8000/a",
         "memory://a": "memory://a",
+        "abfss://box@me.dfs.core.windows.net/a/": "abfss://box@me.dfs.core.windows.net/a",
+        "abfss://box:canary@me.dfs.core.windows.net/a": "abfss://me.dfs.core.windows.net/a",
     }.items():
         assert str(RemoteUrl(url, {})) == shown
     assert [RemoteUrl(url, {}).kind for url in ("s3a://b/a://b", "https://host", "memory://a")] == ["s3", "http", ""]
@@ -134,6 +146,20 @@ def test_a_secret_within_a_connection_string_is_found(name: str) -> None:
     address = RemoteUrl("az://box/a", {"connection_string": f"AccountName=me;{name}=canary==;EndpointSuffix=net"})
     assert address.leaks_in(ValueError("signed with canary=="))
     assert not address.leaks_in(ValueError("AccountName=me"))
+
+
+def test_a_query_is_of_web_urls_alone() -> None:
+    """A query stays behind a name that is joined, and is no part of a file's name; a key can have a question mark."""
+    assert divide_query("HTTPS://host/a?b/c?d") == ("https://host/a", "?b/c?d")
+    assert divide_query("s3://bucket/a?b") == ("s3://bucket/a?b", "")
+    assert join_name("https://host/a/?b/c", "x.jpg") == "https://host/a/x.jpg?b/c"
+    assert join_name("a/b", "x.jpg") == "a/b/x.jpg"
+    assert split_name("https://host/a/t.csv?b/c.d") == ("https://host/a?b/c.d", "t.csv")
+    assert [split_name(path) for path in ("t.csv", "/t.csv", "a/t?.csv")] == [
+        (".", "t.csv"),
+        ("/", "t.csv"),
+        ("a", "t?.csv"),
+    ]
 
 
 def test_options_belong_to_urls() -> None:

@@ -28,6 +28,24 @@ def test_places_in_a_bucket(url: str, expected: str) -> None:
     assert root_url(BUCKET, Root(url=url)) == expected
 
 
+AZURE = "abfss://box@me.dfs.core.windows.net"
+WEB = "https://user:word@host"
+
+
+def test_roots_are_below_the_same_container_and_signature() -> None:
+    """The root of a URL keeps what a message leaves out: Azure's container, the password, and the query at the end."""
+    assert root_url(f"{AZURE}/data/view", Root(url="../photos")) == f"{AZURE}/data/photos"
+    assert root_url(f"{WEB}/data/view?sig=a/b", Root(url="../photos")) == f"{WEB}/data/photos?sig=a/b"
+    view, photos = (open_storage(f"{AZURE}/{name}") for name in ("view", "photos"))
+    assert str(photos) == f"{AZURE}/photos"
+    assert relative_root(view, photos) == "../photos"
+    with pytest.raises(ConfigError, match="another bucket or host"):
+        relative_root(view, open_storage("abfss://other@me.dfs.core.windows.net/photos"))
+    for url in ("%2e%2e/%2E%2e/x", "..\\..\\x", "%252e%252e/x"):
+        with pytest.raises(ConfigError, match="may only lead to its own bucket or host"):
+            root_url(f"{AZURE}/view", Root(url=url))
+
+
 @pytest.mark.parametrize("url", ["../../..", "../../../other", "s3://other/x", "s3://bucket/x", "https://host/x"])
 def test_places_out_of_a_bucket(url: str) -> None:
     """A dataset behind a URL leads nowhere else: not above the root of its bucket, and to no absolute URL."""
@@ -65,9 +83,9 @@ def test_options_go_to_one_place_alone(tmp_path: Path) -> None:
     """Options, which may be credentials, are not sent to several hosts that a manifest names."""
     bases = {"0": Root(url="s3://bucket/a"), "1": Root(url="https://host/b")}
     with pytest.raises(ConfigError, match="its tars are in 2 places"):
-        virtual_storage(LocalStorage(tmp_path), bases, {"key": "k"})
-    virtual_storage(LocalStorage(tmp_path), bases)
-    virtual_storage(LocalStorage(tmp_path), {"0": bases["0"], "1": Root(url="..")}, {"key": "k"})
+        virtual_storage(LocalStorage(tmp_path), tmp_path, bases, {"key": "k"})
+    virtual_storage(LocalStorage(tmp_path), tmp_path, bases)
+    virtual_storage(LocalStorage(tmp_path), tmp_path, {"0": bases["0"], "1": Root(url="..")}, {"key": "k"})
 
 
 class RecordingStorage(LocalStorage):

@@ -20,6 +20,7 @@ from tests.helpers.store import Store
 from tests.helpers.web_server import TOKEN, Folder
 
 SETTINGS: dict[str, Any] = {"shard_samples": 5, "short_side": 32, "workers": 1}
+SERIAL: dict[str, Any] = {"shard_samples": 5, "short_side": 32, "executor": "serial"}
 SIZES = [20, 9, 31, 16]
 
 
@@ -121,3 +122,32 @@ def test_the_token_stays_at_the_hub(the_hub: tuple[Store, Folder], prefix: str, 
     with pytest.raises(sf.errors.NotFoundError) as caught:
         sf.open(store.url("nothing"), storage_options=store.options())
     assert TOKEN not in "".join(map(str, (caught.value, caught.value.__cause__)))
+
+
+def test_a_container_stands_before_the_account(azure: Store, prefix: str, tmp_path: Path) -> None:
+    """With abfss://CONTAINER@ACCOUNT/ a virtual dataset finds its tars, from a bucket and from a disk."""
+    source, options = image_folder(tmp_path / "src", 9), azure.options()
+    place = f"abfss://tests@devstoreaccount1.dfs.core.windows.net/{prefix}"
+    sf.pack(source, f"{place}/set", **SERIAL, storage_options=options)
+    sf.split(f"{place}/set", f"{place}/view", val=0.5, src_options=options, dst_options=options)
+    sf.split(f"{place}/set", tmp_path / "view", val=0.5, src_options=options)
+    assert sf.open(tmp_path / "view", storage_options=options).manifest.roots["0"].url == f"{place}/set"
+    for view in (f"{place}/view", str(tmp_path / "view")):
+        dataset = sf.open(view, storage_options=options, cache=tmp_path / "cache")
+        assert sum(len(sample["jpg"]) > 0 for split in dataset.values() for sample in split) == 9
+    report = sf.pack(sf.Shards(f"{place}/view", storage_options=options), tmp_path / "packed", **SERIAL)
+    assert report.packed == 9
+
+
+def test_sources_on_the_hub(the_hub: tuple[Store, Folder], prefix: str, tmp_path: Path) -> None:
+    """A folder on the Hub, and a table there with names and URLs, are packed as from a disk."""
+    store, folder = the_hub
+    images = image_folder(folder.root / prefix, 3)
+    (images / "t.csv").write_text(f"path\na/0000.jpg\n{store.url(prefix)}/b/0001.jpg\n")
+    far = sf.Folder(store.url(prefix), storage_options=store.options())
+    assert sf.pack(far, tmp_path / "far", **SERIAL).packed == 3
+    table = sf.Table(f"{store.url(prefix)}/t.csv", storage_options=store.options())
+    assert sf.pack(table, tmp_path / "table", **SERIAL).packed == 2
+    sf.pack(images, tmp_path / "near", **SERIAL)
+    tars = [sorted((tmp_path / name / "train").glob("*.tar")) for name in ("far", "near")]
+    assert [path.read_bytes() for path in tars[0]] == [path.read_bytes() for path in tars[1]]

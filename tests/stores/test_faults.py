@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from shardflow.storage.local import LocalStorage
-from tests.helpers.s3_matrix import DONE, READING, WRITING, Stage, cases
+from tests.helpers.s3_matrix import DONE, PERSISTENT, READING, SLOW, WRITING, Stage, cases
 from tests.helpers.s3_proxy import proxying
+from tests.helpers.s3_server import QUICK
 from tests.helpers.web_server import ServedStorage
 
 FAULTS = ("500", "500, and it was done", "503 SlowDown", "429", "reset, and it was done", "reset in the body")
 FAULTS += ("short body", "hang", "hang in the body", "drip", "flipped bit", "flipped bit sent", "other range", "403")
-SLOW = ("hang", "hang in the body", "drip")  # tried on some operations alone
 NO_CHECKSUM = ("read", "flipped bit")  # a small blob comes without one; what it holds is checked where it is read
 
 
@@ -30,7 +30,13 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
             direct = ServedStorage(LocalStorage(folder.root / "faults"), direct)
         if request.param == "web":  # the endpoint is the URL
             store = dataclasses.replace(store, bucket=proxy.endpoint)
-        yield Stage(direct=direct, storage=store.storage("faults", proxy.endpoint), proxy=proxy)
+        yield Stage(
+            direct=direct,
+            storage=store.storage("faults", proxy.endpoint),
+            quick=store.storage("faults", proxy.endpoint, QUICK),
+            persistent=store.storage("faults", proxy.endpoint, PERSISTENT),
+            proxy=proxy,
+        )
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -41,6 +47,8 @@ def test_every_fault_ends_well(request: pytest.FixtureRequest, fault: str, stage
     for operation in operations:
         if (operation, fault) == NO_CHECKSUM and kind != "azure":
             continue
-        if (fault == "other range" and operation in WRITING) or (fault in SLOW and operation in ("read", "upload")):
+        if (fault == "other range" and operation in WRITING) or (
+            fault in SLOW and operation in ("read", "upload")
+        ):  # few: they wait
             continue
         assert list(cases(fault, operation, stage, tmp_path, ("first", "every")))
