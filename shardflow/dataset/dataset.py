@@ -41,11 +41,18 @@ class Split:
         reader: Reads its shards.
     """
 
-    def __init__(self, storage: Storage, name: str, shards: Sequence[Shard], cache: Cache | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        name: str,
+        shards: Sequence[Shard],
+        cache: Cache | None = None,
+        tables: manifest.PackedTables = manifest.PackedTables(),  # noqa: B008 - immutable
+    ) -> None:
         self.name = name
         self.shards = ShardTable.of(shards)
         self.shard_samples = self.shards.samples
-        self.reader = ShardReader(storage, self.shards, cache)
+        self.reader = ShardReader(storage, self.shards, cache, tables)
         self._ends: npt.NDArray[np.int64] = np.cumsum(self.shard_samples)
 
     def __len__(self) -> int:
@@ -115,7 +122,9 @@ class Dataset(Mapping[str, Split]):
         self.url = str(storage)
         self.storage = storage
         self.manifest = content
-        self._splits = {name: Split(storage, name, shards, cache) for name, shards in content.splits.items()}
+        self._splits = {
+            name: Split(storage, name, shards, cache, content.packed_tables) for name, shards in content.splits.items()
+        }
 
     def _repr_html_(self) -> str:
         readers = {name: split.reader for name, split in self._splits.items()}
@@ -159,12 +168,23 @@ class Dataset(Mapping[str, Split]):
         Raises:
             FormatError: The record is damaged.
         """
-        try:
-            return quarantine.from_bytes(self.storage.read(quarantine.FILE_NAME))
-        except NotFoundError:  # a copy may lack it
+        if (record := self.read_quarantine()) is None:
             return []
+        name, data = record
+        try:
+            found, expected = quarantine.from_bytes(data), self.manifest.inputs - self.manifest.samples
+            if len(found) != expected:
+                raise FormatError(f"it lists {len(found)} inputs, this version has {expected}; restore it from a copy")
         except FormatError as error:
-            raise error.at(shard=self.storage.url(quarantine.FILE_NAME)) from error
+            raise error.at(shard=self.storage.url(name)) from error
+        return found
+
+    def read_quarantine(self) -> tuple[str, bytes] | None:
+        """Return the name and the content of the quarantine of this version; None where there is no record."""
+        for name in (quarantine.version_name(self.fingerprint), quarantine.FILE_NAME):
+            with contextlib.suppress(NotFoundError):  # a copy may lack it
+                return name, self.storage.read(name)
+        return None
 
     def __getitem__(self, split: str) -> Split:
         if split not in self._splits:
@@ -227,7 +247,7 @@ def open_dataset(
         raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
         content = _read_version(storage, version, shared)
-    storage = virtual_storage(storage, content.roots, storage_options)
+    storage = virtual_storage(storage, url, content.roots, storage_options)
     is_local = all(are_local(storage, shards) for shards in content.splits.values())
     return Dataset(storage, content, None if is_local else shared or as_cache(cache))
 

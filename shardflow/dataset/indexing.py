@@ -13,7 +13,7 @@ import numpy as np
 from shardflow._validation import check_integer
 from shardflow._wording import plural
 from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
-from shardflow.formats import manifest, quarantine
+from shardflow.formats import manifest
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import Quarantined
@@ -23,19 +23,19 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
-from shardflow.storage.urls import canonical_root, remote_options, url_text
+from shardflow.storage.urls import canonical_root, divide_query, remote_options, shown_url, url_text
 from shardflow.storage.write_lock import refuse_dataset
 
 from .label_numbering import Classes, LabelNumbering
 from .selection import select_rows
 from .tar_scan import ScannedTar, scan_tar
-from .virtual_dataset import SelectedRows, TarLocation, build_virtual_dataset
+from .virtual_dataset import Contents, SelectedRows, TarLocation, build_virtual_dataset
 
 _TARS_AT_A_TIME = 4
 _SHOWN_NAMES = 3
 _INDEX_ANEW = (
-    f"to index tars anew that were changed since, remove {manifest.FILE_NAME}, {quarantine.FILE_NAME} and the .npy "
-    "files below SPLIT/0 there, but not the tars"
+    f"to index tars anew that were changed since, remove {manifest.FILE_NAME} and the .npy files below SPLIT/0 there, "
+    "but not the tars"
 )
 
 
@@ -47,7 +47,7 @@ class IndexReport:
         url: Where its manifest is.
         fingerprint: Its fingerprint.
         samples, shards: Numbers of samples and of shards, by split.
-        bad: The samples that were left out, with the reasons, as in `quarantine.jsonl`.
+        bad: The samples that were left out, with the reasons, as in the quarantine.
     """
 
     url: str
@@ -81,9 +81,10 @@ def index(
     """Make a dataset of existing tars. Each tar is read once, checksummed and indexed; none is copied or changed.
 
     A sample is what stands together in a tar under one key and has an image. A sample that is incomplete, comes twice,
-    is split between two tars, or lies in the damaged part of a tar is left out and reported. Tars in folders named like
-    splits (`train`, `val`, `test`, …) belong to these splits, all others to `train`. Files whose names are not KEY.PART
-    are ignored. Tars behind a URL are read into memory whole, four at a time.
+    is split between two tars, or lies in the damaged part of a tar is left out and reported, as are samples whose
+    declared coordinates are of an image of another size: of the `width` and `height` beside them in the JSON. Tars in
+    folders named like splits (`train`, `val`, `test`, …) belong to these splits, all others to `train`. Files whose
+    names are not KEY.PART are ignored. Tars behind a URL are read into memory whole, four at a time.
 
     >>> shardflow.index("laion/{00000..00099}.tar")                                       # doctest: +SKIP
     >>> shardflow.index("https://host/tars/{00000..00099}.tar", "laion-index")            # doctest: +SKIP
@@ -109,7 +110,7 @@ def index(
     patterns = [urls] if isinstance(urls, str | os.PathLike) else urls
     tars = [tar for pattern in patterns for tar in _find_tars(pattern, src_options)]
     if len({tar.url for tar in tars}) < len(tars):
-        raise ConfigError(f"{' '.join(map(str, patterns))}: these name a tar twice")
+        raise ConfigError(f"{' '.join(map(shown_url, patterns))}: these name a tar twice")
     dst = _default_destination(tars) if to is None else to
     storage = open_storage(dst, dst_options if to is not None else src_options, to_write=True)
     try:
@@ -117,17 +118,17 @@ def index(
     except DatasetExistsError as error:  # with another remedy: the tars are there, and removing them would lose them
         raise DatasetExistsError(f"{storage} already holds a dataset, and is read as it is; {_INDEX_ANEW}") from error
     _check_writable(storage)
+    annotations = annotations or NOTHING
     scans: list[ScannedTar] = []
     if progress is not None:
         progress(0, len(tars))
     with TransferPool(_TARS_AT_A_TIME) as pool:
-        for scan in pool.map(lambda tar: scan_tar(tar.storage, tar.name), tars):
+        for scan in pool.map(lambda tar: scan_tar(tar.storage, tar.name, annotations), tars):
             scans.append(scan)
             if progress is not None:
                 progress(len(scans), len(tars))
-    indexes, bad = _without_torn_samples(tars, scans)
+    indexes, bad = _usable_samples(tars, scans)
     _check_labels(tars, scans)
-    annotations = annotations or NOTHING
     _check_annotations(indexes, annotations)
     if len(bad) > max_bad:
         shown = "; ".join(f"{entry.path}: {entry.reason}" for entry in bad[:_SHOWN_NAMES])
@@ -137,19 +138,21 @@ def index(
             f"Leave them out with --max-bad {len(bad)}"
         )
     if not any(map(len, indexes)):
-        message = f"{' '.join(map(str, patterns))}: no sample that can be read in {plural(len(tars), 'tar')}"
+        message = f"{' '.join(map(shown_url, patterns))}: no sample that can be read in {plural(len(tars), 'tar')}"
         raise ConfigError(f"{message}; a sample is files that begin alike, one of them an image: 17.jpg, 17.cls")
     report = build_virtual_dataset(
         dst,
-        (rows for split in SPLITS for rows in _selected_rows(tars, scans, indexes, split)),
-        splits=SPLITS,
-        classes=LabelNumbering(
-            classes, {number for scan in scans for number in scan.labels}, " ".join(map(str, patterns))
-        ).classes,
-        recipe={},
-        annotations=annotations,
-        made_by="index of existing tars",
-        bad=bad,
+        Contents(
+            selected=(rows for split in SPLITS for rows in _selected_rows(tars, scans, indexes, split)),
+            splits=SPLITS,
+            classes=LabelNumbering(
+                classes, {number for scan in scans for number in scan.labels}, " ".join(map(shown_url, patterns))
+            ).classes,
+            recipe={},
+            annotations=annotations,
+            made_by="index of existing tars",
+            bad=bad,
+        ),
         storage_options=dst_options if to is not None else src_options,
     )
     return IndexReport(url=url_text(dst), bad=tuple(bad), **asdict(report))
@@ -157,6 +160,9 @@ def index(
 
 def _find_tars(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[_TarFile]:
     """Yield the tars that a directory, tar or pattern names, sorted by name."""
+    if divide_query(url).query:
+        message = f"{shown_url(url)}: its tars are asked for with the query of this URL, which a manifest cannot keep"
+        raise ConfigError(f"{message}; name them without it, or copy them to a disk")
     root, pattern = split_pattern(url)
     storage = open_storage(root, remote_options(root, storage_options))
     names = sorted(_tar_names(storage, pattern or ALL))
@@ -206,16 +212,20 @@ def _check_writable(storage: Storage) -> None:
         raise AccessDeniedError(f"{folder} cannot be written to; name another directory or a URL with --to")
 
 
-def _without_torn_samples(
-    tars: Sequence[_TarFile], scans: Sequence[ScannedTar]
-) -> tuple[list[Index], list[Quarantined]]:
-    """Return the indexes without the samples of which two tars have a part each, and all bad samples."""
+def _usable_samples(tars: Sequence[_TarFile], scans: Sequence[ScannedTar]) -> tuple[list[Index], list[Quarantined]]:
+    """Return the indexes without torn samples and those with coordinates of other images, and all bad samples."""
     kept = [np.ones(len(np.unique(scan.index["record"])), dtype=np.bool_) for scan in scans]
     bad = {
         Quarantined(f"{tar.url}/{key}" if key else tar.url, "read", reason)
         for tar, scan in zip(tars, scans, strict=True)
         for key, reason in scan.bad.items()
     }
+    others = [scan.other_sizes for scan in scans]
+    # One sample whose coordinates lie beyond its image says that those of all such samples are of other images.
+    if any(found.is_beyond for sizes in others for found in sizes.values()):
+        for tar, keep, sizes in zip(tars, kept, others, strict=True):
+            keep[list(sizes)] = False
+            bad |= {Quarantined(f"{tar.url}/{found.key}", "read", found.reason) for found in sizes.values()}
     for number, (tar, next_tar) in enumerate(itertools.pairwise(tars)):
         last, first = scans[number].last, scans[number + 1].first
         neighbours = str(tar.storage) == str(next_tar.storage) and tar.split == next_tar.split

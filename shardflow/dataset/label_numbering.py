@@ -22,6 +22,15 @@ Named: TypeAlias = "str | int | Sequence[str | int] | None"
 MAX_CLASSES = 1_000_000
 
 
+def is_unicode(name: str) -> bool:
+    """Return whether UTF-8 can write a name: one from a file system or a JSON file may have half surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class LabelNumbering:
     """The class names of a source, label 0 first (`classes`; None if nothing is labelled), and their numbers.
 
@@ -33,6 +42,9 @@ class LabelNumbering:
         labels = {one for label in found for one in _classes_of(label, where)}
         numbers = {label for label in labels if isinstance(label, int)}
         names = {label for label in labels if isinstance(label, str)}
+        for name in (*names, *(known or ())):
+            if not is_unicode(name):
+                raise ConfigError(f"{where} has the class {name!r}, whose name is not UTF-8; rename it")
         if numbers and names:
             raise ConfigError(f"{where} has both numbers and names as labels: {min(numbers)} and {min(names)!r}")
         if numbers and (min(numbers) < 0 or max(numbers) >= MAX_CLASSES):
@@ -58,6 +70,35 @@ class LabelNumbering:
         if isinstance(label, str):
             return self._numbers[label]
         return tuple(sorted({self._numbers[one] if isinstance(one, str) else one for one in label}))
+
+
+def common_classes(datasets: Sequence[tuple[str, Sequence[str] | None]]) -> tuple[str, ...] | None:
+    """Return the class names of datasets whose samples come together, given the URL and the class names of each.
+
+    Labels are numbers inside the tars, so each number must mean the same class in all of them: it is the longest list,
+    and the others are the beginning of it.
+
+    Raises:
+        ConfigError: A number means different classes, or a dataset has no class names and another has.
+    """
+    where, longest = max(datasets, key=lambda dataset: len(dataset[1] or ()))
+    for url, classes in datasets:
+        if (classes is None) != (longest is None):
+            without, named = (url, where) if classes is None else (where, url)
+            raise ConfigError(
+                f"{without} has no class names, and {named} has, so that it is unknown which of its numbers mean the "
+                "same; pack it with `--classes FILE`, or keep datasets with and without class names apart"
+            )
+        if classes is not None and longest is not None and tuple(classes) != tuple(longest[: len(classes)]):
+            number = next(number for number, name in enumerate(classes) if name != longest[number])
+            raise ConfigError(
+                f"class {number} is {classes[number]!r} in {url} and {longest[number]!r} in {where}, and "
+                "these numbers are inside the tars. To give all the same, write a FILE with all class names, one a "
+                f"line, run `shardflow pack {url} NEW --preset original --classes FILE` for each dataset, which copies "
+                "the images as they are (one whose boxes have classes: pack its source anew with `--classes FILE`), "
+                "and use the new datasets"
+            )
+    return None if longest is None else tuple(longest)
 
 
 def _classes_of(label: Named, where: object) -> Sequence[str | int]:

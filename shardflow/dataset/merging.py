@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from shardflow.formats.annotations import Annotations
 from shardflow.formats.shard_index import Index
 
 from .dataset import Dataset, Split, open_dataset
-from .virtual_dataset import SelectedRows, TarLocation, VirtualReport, build_virtual_dataset, tar_locations
+from .label_numbering import common_classes
+from .virtual_dataset import Contents, SelectedRows, TarLocation, VirtualReport, build_virtual_dataset, tar_locations
 
 
 def merge(
@@ -25,8 +27,9 @@ def merge(
 ) -> VirtualReport:
     """Make a dataset at `dst` of all samples of several datasets, split by split. No tar is copied.
 
-    A sample that several of them have, because they are subsets of one dataset, comes once. Labels are numbers inside
-    the tars, so these numbers must mean the same in all datasets: one list of classes, or lists that begin alike.
+    A sample that several of them have, because they are subsets of one dataset, comes once; one that they have in
+    different splits is refused. Labels are numbers inside the tars, so these numbers must mean the same in all
+    datasets: one list of classes, or lists that begin alike.
 
     >>> shardflow.merge(["photos256", "sketches256"], "both256")      # doctest: +SKIP
 
@@ -40,8 +43,8 @@ def merge(
 
     Raises:
         NotFoundError: There is no dataset.
-        ConfigError: Fewer than two datasets, classes or annotations that do not fit together, or `dst` cannot name the
-            tars.
+        ConfigError: Fewer than two datasets, classes or annotations that do not fit together, a sample that is in
+            other splits of another dataset, or `dst` cannot name the tars.
         DatasetExistsError: `dst` holds a dataset.
         StoreError: A source cannot be read, or `dst` cannot be written.
     """
@@ -50,36 +53,19 @@ def merge(
     datasets = [open_dataset(src, storage_options=src_options) for src in srcs]
     recipes = [dict(dataset.recipe) for dataset in datasets]
     splits = list(dict.fromkeys(split for dataset in datasets for split in dataset))
+    _check_splits(datasets)
     return build_virtual_dataset(
         dst,
-        (rows for split in splits for rows in _merged_shards(datasets, split)),
-        splits=splits,
-        classes=_common_classes(datasets),
-        recipe=recipes[0] if all(recipe == recipes[0] for recipe in recipes) else {},
-        annotations=_common_annotations(datasets),
-        made_by="merge of " + ", ".join(dataset.fingerprint for dataset in datasets),
+        Contents(
+            selected=(rows for split in splits for rows in _merged_shards(datasets, split)),
+            splits=splits,
+            classes=common_classes([(dataset.url, dataset.classes) for dataset in datasets]),
+            recipe=recipes[0] if all(recipe == recipes[0] for recipe in recipes) else {},
+            annotations=_common_annotations(datasets),
+            made_by="merge of " + ", ".join(dataset.fingerprint for dataset in datasets),
+        ),
         storage_options=dst_options,
     )
-
-
-def _common_classes(datasets: Sequence[Dataset]) -> tuple[str, ...] | None:
-    """Return the longest list of classes, of which all others must be the beginning."""
-    longest = max(datasets, key=lambda dataset: len(dataset.classes or ()))
-    names = longest.classes
-    for dataset in datasets:
-        if (dataset.classes is None) != (names is None):
-            without = dataset if dataset.classes is None else longest
-            raise ConfigError(f"{without.url} has no labels, and others have; merge datasets with and without apart")
-        if dataset.classes is not None and names is not None and dataset.classes != names[: len(dataset.classes)]:
-            number = next(number for number, name in enumerate(dataset.classes) if name != names[number])
-            raise ConfigError(
-                f"class {number} is {dataset.classes[number]!r} in {dataset.url} and {names[number]!r} in "
-                f"{longest.url}, and these numbers are inside the tars. To give all the same numbers, write a FILE "
-                "with all class names, one a line, run "
-                f"`shardflow pack {dataset.url} NEW --preset original --classes FILE` for each dataset, which copies "
-                "the images as they are, and merge the new datasets"
-            )
-    return names
 
 
 def _common_annotations(datasets: Sequence[Dataset]) -> Annotations:
@@ -90,6 +76,25 @@ def _common_annotations(datasets: Sequence[Dataset]) -> Annotations:
             message = f"{first.url} declares {ours} of its parts, {dataset.url} declares {theirs}"
             raise ConfigError(f"{message}; their samples do not fit together: pack them alike, or load them with a Mix")
     return first.manifest.annotations
+
+
+def _check_splits(datasets: Sequence[Dataset]) -> None:
+    """Check that no sample would come in two splits, because two datasets have it in different ones."""
+    found: dict[str, list[tuple[Dataset, str, int]]] = {}
+    for dataset in datasets:
+        for split in dataset:
+            for number, tar in enumerate(tar_locations(dataset, split)):
+                found.setdefault(tar.sha256, []).append((dataset, split, number))
+    for places in found.values():
+        if len({split for _, split, _ in places}) == 1:
+            continue
+        read = [(dataset, split, dataset[split].reader.index(number)["offset"]) for dataset, split, number in places]
+        for (one, split, ours), (other, other_split, theirs) in itertools.combinations(read, 2):
+            if one is not other and split != other_split and np.isin(ours, theirs).any():
+                raise ConfigError(
+                    f"samples of the split {split} of {one.url} are in the split {other_split} of {other.url}, and "
+                    "would be in both; merge the datasets that were split, and split the result"
+                )
 
 
 def _merged_shards(datasets: Sequence[Dataset], split: str) -> Iterator[SelectedRows]:

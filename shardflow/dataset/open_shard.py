@@ -30,11 +30,12 @@ from shardflow.storage.cache import MOST_COPIES, Cache, Download
 from shardflow.storage.local_files import COPY_BYTES, map_os_errors
 
 from .sample import Sample
-from .shard_rows import ShardRows
+from .shard_rows import ShardRows, reader_of
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+_GAP_BYTES = 1 << 16  # that are read, and not used, for one request less
 
 
 class OpenShard:
@@ -73,9 +74,14 @@ class OpenShard:
 
     def sample(self, record: int, unused: Container[str] = ()) -> Sample:
         """Return a sample without its `unused` parts, the CRC-32 of all others checked."""
-        begin, end = self.rows.payload_span(record, unused)
-        data = self._file.read(begin, end)
-        return self.rows.sample(record, data, begin, shard=self._number, url=self._url, key=self.key, unused=unused)
+        try:
+            begin, end, used = self.rows.payload_span(record, unused)
+        except IntegrityError as error:
+            raise error.at(shard=self._url, key=self.key(record)) from None
+        read: Callable[[int, int], memoryview] = self._file.read
+        if end - begin <= 2 * used + _GAP_BYTES:  # one request instead of one for each part
+            read = reader_of(self._file.read(begin, end), begin)
+        return self.rows.sample(record, read, shard=self._number, url=self._url, key=self.key, unused=unused)
 
     def key(self, record: int) -> str:
         """Return the key of a sample. A damaged copy is replaced for it, see `mended`."""
@@ -131,8 +137,8 @@ class OpenShard:
             raise IntegrityError(message).at(shard=self._url)
 
     def _read_key(self, record: int) -> str:
-        begin, end = self.rows.key_span(record)
         try:
+            begin, end = self.rows.key_span(record)
             return self.rows.key(record, self._file.read(begin, end), begin)
         except IntegrityError as error:
             raise error.at(shard=self._url) from error.__cause__

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from shardflow.errors import IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import ustar
+from shardflow.formats.manifest import PackedTables
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.formats.shard_table import ShardTable
@@ -65,6 +66,7 @@ class ShardReader:
         storage: Where the shards are.
         shards: Their entries in the manifest.
         cache: Where to keep downloaded shards; by default the one in the user's cache directory.
+        tables: Those of them whose seek tables may be used.
 
     Attributes:
         cache: None if all shards are on a local disk.
@@ -75,9 +77,16 @@ class ShardReader:
             shard, and the key of a damaged sample.
     """
 
-    def __init__(self, storage: Storage, shards: Sequence[Shard], cache: Cache | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        shards: Sequence[Shard],
+        cache: Cache | None = None,
+        tables: PackedTables = PackedTables(),  # noqa: B008 - immutable
+    ) -> None:
         self.shards = ShardTable.of(shards)
-        self._storage = storage
+        self._storage, self._tables = storage, tables
+        self._has_tables: dict[int, bool] = {}  # of the shards that were read
         self.cache = None if are_local(storage, self.shards) else as_cache(cache)
         self._opened: OrderedDict[int, OpenShard] = OrderedDict()
         self._downloads: deque[int] = deque()  # bytes of each; any thread may append to it
@@ -89,6 +98,13 @@ class ShardReader:
         Parts that the caller does not use, `unused`, are left out where that saves reading them. If the caller will
         read the whole shard (`sequential`), the kernel reads ahead in it.
         """
+        sample = self._read(shard, record, unused, sequential)
+        if (has_tables := self._has_tables.get(shard)) is None:
+            has_tables = self._has_tables[shard] = self.shards[shard].name in self._tables
+        sample.has_table = has_tables
+        return sample
+
+    def _read(self, shard: int, record: int, unused: Container[str], sequential: bool) -> Sample:
         opened = self._opened.get(shard)
         if opened is None:
             if sequential and (sample := self._read_partial(shard, record)) is not None:
@@ -232,7 +248,10 @@ class ShardReader:
         """Return a sample from the file as it is now; None if it is not there yet, damaged, or without an index."""
         if (rows := self._partial_rows(shard)) is None:
             return None
-        begin, end = rows.span(record)
+        try:
+            begin, end = rows.span(record)
+        except IntegrityError:
+            return None
         data = bytearray(end - begin)
         if os.preadv(file.fileno(), [data], begin) != len(data):
             return None

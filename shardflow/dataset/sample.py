@@ -20,6 +20,7 @@ class Sample:
         record: Its number in the shard.
         url: The shard, as messages name it.
         key_source: Its key, or a function that reads the key of a record.
+        has_table: Whether a seek table in its image was made when it was packed, so that it may be used.
     """
 
     parts: Mapping[str, memoryview]
@@ -28,6 +29,7 @@ class Sample:
     record: int
     url: str
     key_source: str | Callable[[int], str]
+    has_table: bool = False
 
     @property
     def key(self) -> str:

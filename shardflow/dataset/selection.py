@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard import Shard
-from shardflow.formats.shard_index import Index
+from shardflow.formats.shard_index import KEY_PART, Index
 from shardflow.order import keyed_rng
 
 from .dataset import Dataset, Split
@@ -74,9 +74,14 @@ def select_rows(index: Index, records: Mask) -> Index:
 
 
 def image_checksums(index: Index) -> keyed_rng.U64:
-    """Return for each record the CRC-32 and the size of its image, or of its first part, as one number."""
+    """Return for each record the CRC-32 and the size of its image, or of its largest part, as one number.
+
+    The parts of samples without an image may begin with one that many have, such as the number of a class.
+    """
     records = int(index["record"][-1]) + 1 if len(index) else 0
-    rows = np.searchsorted(index["record"], np.arange(records))
+    sizes = np.where(index["part"] == KEY_PART, -1, index["size"].astype(np.int64))
+    order = np.lexsort((-sizes, index["record"]))
+    rows = order[np.searchsorted(index["record"][order], np.arange(records))]
     images = np.flatnonzero(np.isin(index["part"], [part.encode() for part in IMAGE_PARTS]))
     with_image, first = np.unique(index["record"][images], return_index=True)
     rows[with_image] = images[first]

@@ -16,12 +16,18 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.formats.tar_samples import split_member_name
-from shardflow.storage.storage import Storage
+from shardflow.storage.storage import MAX_READ_BYTES, Storage
 
 from .sample import Sample
 
 Row = tuple[int, bytes, int, int, int, int, int]
 """A row of the index as a plain tuple: record, part, offset, size, CRC-32, width, height."""
+
+
+MAX_SAMPLE_BYTES = 1 << 29
+"""The most bytes that the parts of a sample may have: an index can claim terabytes, and a sparse tar can have them."""
+
+_MAX_KEY_BYTES = 1 << 20
 
 
 class ShardRows(NamedTuple):
@@ -55,22 +61,38 @@ class ShardRows(NamedTuple):
                 sizes[record] = width, height
         return sizes
 
-    def payload_span(self, record: int, unused: Container[str] = ()) -> tuple[int, int]:
-        """Return the bytes of the tar that hold the payloads of a record, without `unused` parts: begin, end."""
+    def payload_span(self, record: int, unused: Container[str] = ()) -> tuple[int, int, int]:
+        """Return the bytes of the tar that hold the payloads of a record, without `unused` parts: begin, end, and sum.
+
+        Raises:
+            IntegrityError: The payloads have more bytes than a sample may have.
+        """
         spans = [
             (row[2], row[2] + row[3]) for row in self.of_record(record) if not unused or row[1].decode() not in unused
         ]
-        return min(spans, default=(0, 0))[0], max((end for _, end in spans), default=0)
+        total = sum(end - begin for begin, end in spans)
+        if total > MAX_SAMPLE_BYTES:
+            raise IntegrityError(f"its parts have {total:,} bytes; {MAX_SAMPLE_BYTES:,} is the most; leave it out")
+        return min(spans, default=(0, 0))[0], max((end for _, end in spans), default=0), total
 
     def span(self, record: int) -> tuple[int, int]:
-        """Return the bytes of the tar that hold the key and the payloads of a record: begin, end."""
-        begin, end = self.payload_span(record)
-        return min(self.key_span(record)[0], begin), end
+        """Return the bytes of the tar that hold the key and the payloads of a record: begin, end.
+
+        Raises:
+            IntegrityError: They are more than a sample may have.
+        """
+        begin, end, _ = self.payload_span(record)
+        begin = min(self.key_span(record)[0], begin)
+        if end - begin > MAX_SAMPLE_BYTES:
+            raise IntegrityError(f"its parts lie within {end - begin:,} bytes of the tar; pack it anew")
+        return begin, end
 
     def key_span(self, record: int) -> tuple[int, int]:
         """Return the bytes of the tar that hold the key of a record: begin, end."""
         if record in self.keys:
             _, _, offset, size, *_ = self.keys[record]
+            if size > _MAX_KEY_BYTES:
+                raise IntegrityError(f"record {record}: its name has {size:,} bytes; index the tar anew")
             return offset, offset + size
         payload = self.members[self.bounds[record]][2]
         return payload - ustar.BLOCK, payload
@@ -78,15 +100,14 @@ class ShardRows(NamedTuple):
     def sample(
         self,
         record: int,
-        tar: memoryview,
-        begin: int = 0,
+        read: Callable[[int, int], memoryview],
         *,
         shard: int,
         url: str,
         key: str | Callable[[int], str],
         unused: Container[str] = (),
     ) -> Sample:
-        """Return a sample whose parts are views of `tar`, the bytes of its tar from `begin` on; without `unused` parts.
+        """Return a sample without `unused` parts; `read` returns the bytes of its tar from a begin to an end.
 
         The CRC-32 of each part is checked.
         """
@@ -98,7 +119,7 @@ class ShardRows(NamedTuple):
                 image_size = width, height
             if part in unused:
                 continue
-            payload = tar[offset - begin : offset - begin + size]
+            payload = read(offset, offset + size)
             if zlib.crc32(payload) != crc32:
                 message = f"part {part!r} is damaged (its CRC-32 differs); run `shardflow verify`"
                 # No variable for the error: its traceback would keep the tar in memory.
@@ -116,7 +137,7 @@ class ShardRows(NamedTuple):
         if len(data) != end - begin:
             message = f"the tar ends {end - begin - len(data)} bytes too early; run `shardflow verify`"
             raise IntegrityError(message).at(shard=url, key=key)
-        return self.sample(record, data, begin, shard=shard, url=url, key=key)
+        return self.sample(record, reader_of(data, begin), shard=shard, url=url, key=key)
 
     def key(self, record: int, tar: memoryview, begin: int = 0) -> str:
         """Return the key of a record from `tar`, the bytes of its tar from `begin` on."""
@@ -128,6 +149,11 @@ class ShardRows(NamedTuple):
         if zlib.crc32(key) != crc32:
             raise IntegrityError(f"record {record}: its name is damaged (its CRC-32 differs); run `shardflow verify`")
         return key.decode(errors="replace")
+
+
+def reader_of(data: memoryview, begin: int) -> Callable[[int, int], memoryview]:
+    """Return what reads from the bytes of a tar from `begin` on."""
+    return lambda start, stop: data[start - begin : stop - begin]
 
 
 def member_key(header: bytes, row: Row) -> str:
@@ -160,7 +186,9 @@ def parse_index(storage: Storage, shard: Shard, data: bytes) -> Index:
 
 def read_index_bytes(storage: Storage, shard: Shard) -> bytes:
     """Return the bytes of a shard's index from its storage, checked against its SHA-256 in the manifest."""
-    data = storage.read(shard.index_name)
+    data = storage.read(
+        shard.index_name, most_bytes=min(MAX_READ_BYTES, shard_index.most_bytes(shard.samples, shard.bytes))
+    )
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
         raise IntegrityError(f"{storage.url(shard.index_name)} is not the index packed; run `shardflow verify`")
     return data

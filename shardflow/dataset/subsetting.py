@@ -15,7 +15,7 @@ from shardflow.formats.shard import Shard
 from .class_labels import read_labels
 from .dataset import Dataset, open_dataset
 from .selection import Mask, read_records, sample_hashes, select_lowest, select_shards
-from .virtual_dataset import VirtualReport, build_virtual_dataset
+from .virtual_dataset import Contents, VirtualReport, build_virtual_dataset
 
 _SHOWN_NAMES = 3
 
@@ -87,12 +87,14 @@ def subset(
     conditions = {"classes": classes, "samples": samples, "fraction": fraction, "limit": limit, "seed": seed or None}
     return build_virtual_dataset(
         dst,
-        select_shards(dataset, {split: (split, mask) for split, mask in masks.items()}),
-        splits=dataset.splits,
-        classes=dataset.classes,
-        recipe=dataset.recipe,
-        annotations=dataset.manifest.annotations,
-        made_by=f"subset of {dataset.fingerprint}: {_summary(conditions)}",
+        Contents(
+            selected=select_shards(dataset, {split: (split, mask) for split, mask in masks.items()}),
+            splits=dataset.splits,
+            classes=dataset.classes,
+            recipe=dataset.recipe,
+            annotations=dataset.manifest.annotations,
+            made_by=f"subset of {dataset.fingerprint}: {_summary(conditions)}",
+        ),
         storage_options=dst_options,
     )
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
-from shardflow.formats import manifest, quarantine
+from shardflow.formats import manifest
 from shardflow.formats.shard import Shard
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import TEMPORARY, Storage
+from shardflow.storage.storage import LEFTOVER, TEMPORARY, Storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.virtual import virtual_storage
 from shardflow.storage.write_lock import FILE_NAME as LOCK_NAME
@@ -76,7 +77,7 @@ def sync(
     dataset = open_dataset(src, storage_options=src_options)
     roots = {name: replace(root, url=f"bases/{name}") for name, root in dataset.manifest.roots.items()}
     source, own = dataset.storage, open_storage(dst, dst_options, to_write=True)
-    target, shards = virtual_storage(own, roots, dst_options), dataset.shards
+    target, shards = virtual_storage(own, dst, roots, dst_options), dataset.shards
     # Shards of a virtual dataset can share a tar: it is copied with the first of them.
     first_of_tar = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())
     with own.exclusive_writer() as writer:
@@ -94,7 +95,7 @@ def sync(
             """Copy what is missing of a shard; return whether its tar was copied."""
             is_missing = shard.name in first_of_tar and not has_tar(shard)
             if is_missing:
-                path = writer.staging / f"{TEMPORARY}{shard.name.replace('/', '-')}"
+                path = writer.staging / f"{TEMPORARY}{shard.name.replace('/', '-')}.{secrets.token_hex(4)}"
                 source.get(shard.name, path, size=shard.bytes, sha256=shard.sha256)
                 target.upload(shard.name, path)
             if target.url(shard.index_name) not in sizes:
@@ -117,8 +118,8 @@ def sync(
             for name in _receipts(dataset):
                 with contextlib.suppress(NotFoundError):
                     target.put(name, source.read(name))
-            with contextlib.suppress(NotFoundError):
-                lock.put(quarantine.FILE_NAME, source.read(quarantine.FILE_NAME))
+            if (record := dataset.read_quarantine()) is not None:
+                lock.put(*record)
             lock.check()
             abort_uploads(target, {shard.name for shard in shards})
             target.put_new(manifest.FILE_NAME, replace(dataset.manifest, roots=roots).to_bytes())
@@ -156,7 +157,8 @@ def _begin(target: Storage, fingerprint: str) -> WriteLock:
     foreign = [name for name in names if not name.startswith(f"{TEMPORARY}{LOCK_NAME}.")]  # of a killed `acquire`
     if foreign and LOCK_NAME not in names:
         raise ConfigError(f"{target} is not empty: it holds {foreign[0]!r}; choose an empty or a new destination")
-    for name in names:
-        if name.rpartition("/")[2].startswith(TEMPORARY):
+    lock = acquire(target, lambda: fingerprint)
+    for name in names:  # of this copy, which was killed
+        if LEFTOVER.fullmatch(name.rpartition("/")[2]):
             target.remove(name)
-    return acquire(target, lambda: fingerprint)
+    return lock

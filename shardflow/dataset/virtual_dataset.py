@@ -6,6 +6,7 @@ on. The manifest is written last.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardflow._version import __version__
-from shardflow.errors import ConfigError, DatasetExistsError
+from shardflow.errors import ConfigError, DatasetExistsError, ManifestError
 from shardflow.formats import manifest, quarantine, shard_index, ustar
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.manifest import Manifest
@@ -29,7 +30,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.urls import canonical_root
 from shardflow.storage.virtual import relative_root, root_url
-from shardflow.storage.write_lock import refuse_dataset
+from shardflow.storage.write_lock import clean_up, refuse_dataset
 
 from .dataset import Dataset
 from .shard_rows import read_index
@@ -59,6 +60,7 @@ class TarLocation(NamedTuple):
     path: str  # below the root
     bytes: int
     sha256: str
+    has_tables: bool = False  # seek tables, which were made when its dataset was packed
 
 
 class SelectedRows(NamedTuple):
@@ -92,10 +94,11 @@ def tar_locations(dataset: Dataset, split: str) -> list[TarLocation]:
     urls = root_urls(dataset)
     roots = {name: (urls[name], root.fingerprint) for name, root in dataset.manifest.roots.items()}
     own = canonical_root(dataset.url), dataset.fingerprint
-    locations = []
+    tables, locations = dataset.manifest.packed_tables, []
     for shard in dataset[split].shards:
         name, path = split_shard_name(shard.name) if roots else ("", shard.name)
-        locations.append(TarLocation(*roots.get(name, own), path, shard.bytes, shard.sha256))
+        root, fingerprint = roots.get(name, own)
+        locations.append(TarLocation(root, fingerprint, path, shard.bytes, shard.sha256, shard.name in tables))
     return locations
 
 
@@ -120,33 +123,97 @@ def used_bytes(dataset: Dataset, split: str) -> int:
         )
 
 
-def build_virtual_dataset(
-    dst: str | os.PathLike[str],
-    selected: Iterable[SelectedRows],
-    *,
-    splits: Sequence[str],
-    classes: tuple[str, ...] | None,
-    recipe: Mapping[str, Any],
-    annotations: Annotations,
-    made_by: str,
-    bad: Sequence[Quarantined] = (),
-    storage_options: Mapping[str, Any] | None = None,
-) -> VirtualReport:
-    """Write the indexes of a virtual dataset and, at the end, its manifest. A split without samples is left out.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The contents of a virtual dataset.
 
-    `bad` are the samples that were left out; `quarantine.jsonl` is not written if there are none.
+    Attributes:
+        selected: The samples, read once.
+        splits: Names of the splits; one without samples is left out.
+        classes: The class names, None without labels.
+        recipe: That of the samples; empty where there is not one for all.
+        annotations: Those of the samples.
+        made_by: The command, and the datasets it read, for the manifest.
+        bad: The samples that were left out; no quarantine is written if there are none.
+    """
+
+    selected: Iterable[SelectedRows]
+    splits: Sequence[str]
+    classes: tuple[str, ...] | None
+    recipe: Mapping[str, Any]
+    annotations: Annotations
+    made_by: str
+    bad: Sequence[Quarantined] = ()
+
+
+def build_virtual_dataset(
+    dst: str | os.PathLike[str], contents: Contents, *, storage_options: Mapping[str, Any] | None = None
+) -> VirtualReport:
+    """Write the indexes of a virtual dataset and, at the end, its manifest."""
+    storage = open_storage(dst, storage_options, to_write=True)
+    refuse_dataset(storage)
+    files = _Files(storage, contents)
+    unwritten = files.indexes()
+    batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))  # finds errors before a directory is made
+    files.check()
+    with storage.exclusive_writer(), ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:
+        while batch:
+            list(pool.map(lambda file: _put(storage, *file), batch))
+            batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))
+        written = files.manifest()
+        if (
+            contents.bad
+        ):  # not `quarantine.jsonl`: that allows a pack to replace tars beside it, and these are the user's
+            _put(storage, quarantine.version_name(written.fingerprint), quarantine.to_bytes(contents.bad))
+        storage.put_new(manifest.FILE_NAME, written.to_bytes())
+    return _report(written)
+
+
+def find_virtual_dataset(
+    dst: str | os.PathLike[str], contents: Contents, *, storage_options: Mapping[str, Any] | None = None
+) -> VirtualReport | None:
+    """Return the report of a virtual dataset that `build_virtual_dataset` wrote at `dst`; None if there is none.
+
+    Raises:
+        DatasetExistsError: `dst` holds another dataset.
     """
     storage = open_storage(dst, storage_options, to_write=True)
-    names: dict[str, str] = {}  # root → its name in the manifest
-    roots: dict[str, Root] = {}
-    shards: dict[str, list[Shard]] = {split: [] for split in splits}
+    if storage.size(manifest.FILE_NAME) is None:
+        return None
+    files = _Files(storage, contents)
+    for _ in files.indexes():
+        pass
+    files.check()
+    expected = files.manifest()
+    with contextlib.suppress(ManifestError):
+        found = manifest.from_bytes(storage.read(manifest.FILE_NAME))
+        if (found.fingerprint, found.roots) == (expected.fingerprint, expected.roots):
+            clean_up(storage)
+            return _report(expected)
+    refuse_dataset(storage)
+    return None  # it was removed meanwhile
 
-    def files() -> Iterator[tuple[str, bytes]]:
-        for split, tar, rows in selected:
+
+class _Files:
+    """The files of a virtual dataset; its roots and shards are found while the indexes are made."""
+
+    def __init__(self, storage: Storage, contents: Contents) -> None:
+        self._storage, self._contents = storage, contents
+        self._names: dict[str, str] = {}  # root → its name in the manifest
+        self._roots: dict[str, Root] = {}
+        self._without_tables: set[str] = set()  # roots with a tar whose tables, if there are any, may be wrong
+        self._shards: dict[str, list[Shard]] = {split: [] for split in contents.splits}
+
+    def indexes(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the indexes: names and bytes."""
+        names = self._names
+        for split, tar, rows in self._contents.selected:
             if tar.root not in names:
                 names[tar.root] = str(len(names))
-                url = relative_root(storage, open_storage(tar.root))
-                roots[names[tar.root]] = Root(url=url, fingerprint=tar.fingerprint)
+                url = relative_root(self._storage, open_storage(tar.root))
+                self._roots[names[tar.root]] = Root(url=url, fingerprint=tar.fingerprint)
+            if not tar.has_tables:
+                self._without_tables.add(names[tar.root])
             data = shard_index.to_bytes(rows)
             shard = Shard(
                 name=f"{split}/{names[tar.root]}/{tar.path}",
@@ -155,30 +222,34 @@ def build_virtual_dataset(
                 sha256=tar.sha256,
                 index_sha256=hashlib.sha256(data).hexdigest(),
             )
-            shards[split].append(shard)
+            self._shards[split].append(shard)
             yield shard.index_name, data
-        if bad:
-            yield quarantine.FILE_NAME, quarantine.to_bytes(bad)
 
-    refuse_dataset(storage)
-    unwritten = files()
-    batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))  # finds errors before a directory is made
-    if not any(shards.values()):
-        raise ConfigError("no sample is selected, so the dataset would be empty; select others")
-    with storage.exclusive_writer(), ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:
-        while batch:
-            list(pool.map(lambda file: _put(storage, *file), batch))
-            batch = list(itertools.islice(unwritten, _FILES_AT_A_TIME))
-        written = Manifest(
-            splits={split: tuple(entries) for split, entries in shards.items() if entries},
-            classes=classes,
-            recipe=recipe,
-            tools={"shardflow": __version__, "made by": made_by},
-            inputs=sum(shard.samples for entries in shards.values() for shard in entries) + len(bad),
-            annotations=annotations,
-            roots=roots,
+    def check(self) -> None:
+        """Check that the dataset would not be empty.
+
+        Raises:
+            ConfigError: No index was yielded.
+        """
+        if not any(self._shards.values()):
+            raise ConfigError("no sample is selected, so the dataset would be empty; select others")
+
+    def manifest(self) -> Manifest:
+        """Return the manifest of the indexes that were yielded."""
+        contents = self._contents
+        return Manifest(
+            splits={split: tuple(entries) for split, entries in self._shards.items() if entries},
+            classes=contents.classes,
+            recipe=contents.recipe,
+            tools={"shardflow": __version__, "made by": contents.made_by},
+            inputs=sum(shard.samples for entries in self._shards.values() for shard in entries) + len(contents.bad),
+            annotations=contents.annotations,
+            roots=self._roots,
+            table_roots=tuple(name for name in self._roots if name not in self._without_tables),
         )
-        storage.put_new(manifest.FILE_NAME, written.to_bytes())
+
+
+def _report(written: Manifest) -> VirtualReport:
     return VirtualReport(
         fingerprint=written.fingerprint,
         samples={split: sum(shard.samples for shard in entries) for split, entries in written.splits.items()},

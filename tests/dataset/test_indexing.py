@@ -15,7 +15,7 @@ import shardflow as sf
 from shardflow.dataset import indexing
 from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, NotFoundError, PackIncompleteError
 from shardflow.preview.sample_reader import SampleReader
-from tests.helpers.folders import contents
+from tests.helpers.folders import contents, image_folder
 from tests.helpers.making import jpeg, make_dataset
 from tests.helpers.tars import members_of, write_tar
 
@@ -100,8 +100,20 @@ def test_unusable_samples_are_reported(tmp_path: Path) -> None:
     assert not reasons
     assert [sample["__key__"] for sample in sf.open(tmp_path)["train"]] == ["00001", "00003", "UPPER", "00012"]
     assert sf.open(tmp_path).manifest.quarantined == 8
-    assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 8
+    assert sf.open(tmp_path).quarantine() == list(report.bad)
     assert sf.verify(tmp_path) == []
+
+
+def test_a_pack_does_not_replace_tars_that_were_indexed(tmp_path: Path) -> None:
+    """Tars beside an index that was removed, or not finished, are nothing that a pack may replace."""
+    write_tar(tmp_path / "tars/train/000000.tar", [*members_of([1]), ("noimage.txt", b"x")])
+    sf.index(tmp_path / "tars", max_bad=1)
+    (tmp_path / "tars/shardflow.json").unlink()
+    before = contents(tmp_path / "tars")
+    with pytest.raises(ConfigError, match="is not empty"):
+        sf.pack(image_folder(tmp_path / "photos", 2), tmp_path / "tars", short_side=32, executor="serial")
+    assert contents(tmp_path / "tars") == before
+    assert sf.index(tmp_path / "tars", max_bad=1).samples == {"train": 1}
 
 
 def test_a_sample_in_three_tars_is_reported_once_for_each(tmp_path: Path) -> None:
@@ -248,3 +260,22 @@ def test_numbers_as_others_write_them(tmp_path: Path) -> None:
     assert [sample.labels for sample in SampleReader(sf.open(tmp_path), "train").samples(range(3))] == [[0], [1], [0]]
     sf.pack(tmp_path, tmp_path / "packed", executor="serial", short_side=32, shuffle=False)
     assert [sample["cls"] for sample in sf.open(tmp_path / "packed")["train"]] == [b"0", b"1"] * 3
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_coordinates_of_images_of_another_size(tmp_path: Path, scaled: bool) -> None:
+    """Boxes of images that were halved since are refused; sizes of the original beside boxes that fit are not."""
+    members = []
+    for number in range(6):
+        was_halved = number in (2, 3, 4)
+        corner = [5, 6, 9, 9] if number == 3 else [30, 20, 90, 70]
+        box = [side // 2 for side in corner] if was_halved and scaled else corner
+        image = jpeg(number, 48, 40) if was_halved else jpeg(number, 96, 80)
+        sizes = {} if number == 0 else {"width": 96, "height": 80}
+        members += [(f"{number}.jpg", image), (f"{number}.json", json.dumps({"boxes": [box], **sizes}).encode())]
+    write_tar(tmp_path / "a.tar", members)
+    declared = sf.Annotations(boxes=sf.Boxes("json", "boxes", "xyxy"))
+    report = sf.index(tmp_path, annotations=declared, max_bad=3)
+    assert [bad.path.rpartition("/")[2] for bad in report.bad] == ([] if scaled else ["2", "3", "4"])
+    assert all("of an image with 96x80 pixels, and this one has 48x40" in bad.reason for bad in report.bad)
+    assert [sample["__key__"] for sample in sf.open(tmp_path)["train"]] == list("012345" if scaled else "015")

@@ -52,6 +52,24 @@ def test_a_sample_of_both_comes_once(tmp_path: Path) -> None:
     assert sf.verify(tmp_path / "both") == []
 
 
+def test_no_sample_is_merged_into_two_splits(tmp_path: Path) -> None:
+    """Datasets that have a sample in different splits are refused; the remedy in the message works."""
+    dataset = make_dataset(tmp_path / "set", [10, 10])
+    sf.split_folds(dataset, tmp_path / "folds", folds=2)
+    one, two = tmp_path / "folds/fold0", tmp_path / "folds/fold1"
+    for given in ([one, two], [one, dataset], [dataset, two]):
+        with pytest.raises(
+            ConfigError, match=r"split (train|val) of .* are in the split (train|val) of .* split the re"
+        ):
+            sf.merge(given, tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+    sf.subset(one, tmp_path / "some", limit=3)
+    assert sf.merge([one, tmp_path / "some"], tmp_path / "fine").samples == {"train": 10, "val": 10}
+    sf.subset(dataset, tmp_path / "a", limit=5)
+    sf.merge([tmp_path / "a", dataset], tmp_path / "whole")
+    sf.split(tmp_path / "whole", tmp_path / "held-out", val=0.5)
+
+
 def test_classes_must_mean_the_same(tmp_path: Path) -> None:
     """Lists of classes that begin alike are merged; different names of a number, and labels in only one dataset, are
     refused, and the remedy in the message works.
@@ -71,7 +89,7 @@ def test_classes_must_mean_the_same(tmp_path: Path) -> None:
     sf.merge([tmp_path / "new-one", tmp_path / "new-two"], tmp_path / "all")
     assert images_with_classes(tmp_path / "all") == sorted(images_with_classes(one) + images_with_classes(two))
     plain = make_dataset(tmp_path / "plain", [3], labelled=False)
-    with pytest.raises(ConfigError, match="plain has no labels"):
+    with pytest.raises(ConfigError, match="plain has no class names"):
         sf.merge([two, plain], tmp_path / "virtual")
     with pytest.raises(ConfigError, match="two or more"):
         sf.merge([two], tmp_path / "virtual")

@@ -1,12 +1,27 @@
 from __future__ import annotations
 
+import json
+import math
+import os
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import shardflow as sf
-from shardflow.errors import ConfigError, IntegrityError
+from shardflow.dataset.splitting import _folds, _Samples, _stratified
+from shardflow.errors import ConfigError, DatasetExistsError, IntegrityError
+from shardflow.order import keyed_rng
+from tests.helpers.command import run
+from tests.helpers.crashes import INSTRUMENT
+from tests.helpers.folders import contents
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 
@@ -58,15 +73,214 @@ def test_folds_are_disjoint_and_even(tmp_path: Path) -> None:
     assert [report.fingerprint for report in again] == [report.fingerprint for report in reports]
 
 
-def test_copies_of_an_image_share_a_fold(tmp_path: Path) -> None:
-    """Copies of one image are validated together, except at the border of two folds."""
-    samples = [(f"{n:03}", {"jpg": jpeg(n // 4), "cls": b"0"}) for n in range(160)]
-    dataset = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("x",))
-    sf.split_folds(dataset, tmp_path / "folds", folds=5)
-    held_out = [
-        {int(sample["__key__"]) // 4 for sample in sf.open(tmp_path / f"folds/fold{n}")["val"]} for n in range(5)
+def in_val(path: Path) -> set[str]:
+    """The keys of the samples that are held out."""
+    return {sample["__key__"] for sample in sf.open(path)["val"]}
+
+
+@pytest.mark.parametrize("folds", [2, 3, 5, 40])
+def test_copies_of_an_image_share_a_fold(tmp_path: Path, folds: int) -> None:
+    """Copies of one image are validated together, within a class and across classes, and folds stay even."""
+    images = [*(n // 4 for n in range(80)), *(n // 2 for n in range(80)), *range(100, 140)]
+    samples = [(f"{n:03}", {"jpg": jpeg(image), "cls": b"%d" % (n // 80)}) for n, image in enumerate(images)]
+    dataset = write_dataset(tmp_path / "set", {"train": [samples[:90], samples[90:]]}, classes=("x", "y", "z"))
+    sf.split_folds(dataset, tmp_path / "folds", folds=folds)
+    held_out = [in_val(tmp_path / f"folds/fold{n}") for n in range(folds)]
+    assert sorted(key for keys in held_out for key in keys) == [key for key, _ in samples]
+    assert sum(len({images[int(key)] for key in keys}) for keys in held_out) == len(set(images))
+    assert max(map(len, held_out)) - min(map(len, held_out)) <= 6
+    sf.split(dataset, tmp_path / "val", val=0.2)
+    held = in_val(tmp_path / "val")
+    assert not {images[int(key)] for key in held} & {images[n] for n in range(200) if f"{n:03}" not in held}
+    assert len(held) == 40
+
+
+PATIENTS = ["a", "b", "c", "d", None, "", 7, 7.5, True, ["x", 1], {"ward": 3}]
+
+
+def dataset_with_patients(root: Path) -> tuple[Path, list[str]]:
+    """Write a dataset with patients in the samples' `.json`; a name for the group of each sample."""
+    samples, names = [], list[str]()
+    for n in range(110):
+        patient = PATIENTS[n * 7 % 11] if n < 88 else f"p{n // 2}"
+        content = json.dumps({"camera": n % 3, "patient": patient}).encode()
+        samples.append((f"{n:03}", {"jpg": jpeg(n), "cls": b"%d" % (n % 2), "json": content}))
+        names.append(f"alone {n}" if patient in (None, "") else repr(patient))
+    return write_dataset(root, {"train": [samples[:50], samples[50:]]}, classes=("x", "y")), names
+
+
+def test_samples_with_one_value_of_a_field_stay_together(tmp_path: Path) -> None:
+    """With `group`, no patient is in train and val; samples without one are by themselves; values may be given too."""
+    dataset, patients = dataset_with_patients(tmp_path / "set")
+    read: list[object] = []
+    report = sf.split(dataset, tmp_path / "val", val=0.3, group="patient", progress=read.append)
+    held = in_val(tmp_path / "val")
+    assert abs(report.samples["val"] - 33) <= 4
+    assert not {patients[int(key)] for key in held} & {patients[n] for n in range(110) if f"{n:03}" not in held}
+    assert len(read) == 4
+    folds = sf.split_folds(dataset, tmp_path / "folds", folds=4, group="patient")
+    held_out = [{patients[int(key)] for key in in_val(tmp_path / f"folds/fold{n}")} for n in range(4)]
+    assert sum(map(len, held_out)) == len(set(patients))
+    given = sf.split_folds(dataset, tmp_path / "given", folds=4, group=patients)
+    array = sf.split_folds(dataset, tmp_path / "array", folds=4, group=np.unique(patients, return_inverse=True)[1])
+    assert folds == given == array
+    assert sf.split_folds(dataset, tmp_path / "other", folds=4, group=patients, seed=1) != given
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, lambda groups: [*torch.tensor(groups)]])
+def test_groups_are_arrays_of_any_library(tmp_path: Path, make: Callable[[list[int]], Any]) -> None:
+    """Equal numbers are one group, in whatever they come: an array, a tensor, a list of tensors."""
+    dataset = make_dataset(tmp_path / "set", [60])
+    groups = [n // 6 for n in range(60)]
+    expected = sf.split(dataset, tmp_path / "list", val=0.2, group=groups)
+    assert sf.split(dataset, tmp_path / "made", val=0.2, group=make(groups)) == expected
+    assert len({groups[int(key)] for key in in_val(tmp_path / "made")}) == 2
+
+
+@pytest.mark.parametrize("missing", [None, "", math.nan, np.float32("nan"), np.datetime64("NaT"), "NaT", "NA"])
+def test_samples_without_a_group_are_alone(tmp_path: Path, missing: Any) -> None:
+    """Samples whose value is missing, as any library says it, are no group."""
+    if missing in ("NaT", "NA"):
+        missing = getattr(pytest.importorskip("pandas"), missing)
+    dataset = make_dataset(tmp_path / "set", [10], labelled=False)
+    report = sf.split(dataset, tmp_path / "val", val=0.2, group=["a"] * 4 + [missing] * 6)
+    assert report.samples == {"train": 8, "val": 2}
+
+
+def test_groups_with_a_copy_in_common_are_one(tmp_path: Path) -> None:
+    """Patients that share an image are together, and those that share one with these."""
+    images = [0, 1, 1, 2, 2, 3, *range(10, 40)]
+    patients = ["a", "a", "b", "b", "c", "c", *range(30)]
+    samples = [(f"{n:03}", {"jpg": jpeg(image)}) for n, image in enumerate(images)]
+    dataset = write_dataset(tmp_path / "set", {"train": [samples]})
+    for seed in range(5):
+        sf.split(dataset, tmp_path / f"{seed}", val=0.5, group=patients, seed=seed)
+        assert len(in_val(tmp_path / f"{seed}") & {f"{n:03}" for n in range(6)}) in (0, 6)
+
+
+def test_groups_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A field that a sample lacks, a wrong number of values, and groups that leave nothing are errors that say so."""
+    dataset, _ = dataset_with_patients(tmp_path / "set")
+    for group, message in (
+        ("person", r"sample 000 has no field 'person' in its .json, which has 'camera', 'patient'; pack a table"),
+        (["a"], "group has 1 value, split 'train' has 110 samples; give one per sample"),
+        (5, "group must be a field, or a value per sample, found 5"),
+        ([np.zeros(2)] * 110, "a group is named by a text or a number"),
+        (torch.zeros(110, 1), "a group is named by a text or a number"),
+        (["a"] * 110, "leaves train or val empty, as the largest group has 110 samples"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            sf.split(dataset, tmp_path / "val", group=group)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="110 training samples in 3 groups cannot be split into 4 folds"):
+        sf.split_folds(dataset, tmp_path / "folds", folds=4, group=[n % 3 for n in range(110)])
+    damaged = write_dataset(tmp_path / "damaged", {"train": [[("0", {"jpg": jpeg(0), "json": b"{"})]]})
+    with pytest.raises(IntegrityError, match=r"000000\.tar, sample 0: part 'json' is not JSON"):
+        sf.split(damaged, tmp_path / "val", group="patient")
+    assert not list(tmp_path.glob("val*"))
+    assert not caplog.records
+    sf.split(dataset, tmp_path / "large", group=["a"] * 50 + list(range(60)))  # type: ignore[list-item]
+    sf.split_folds(dataset, tmp_path / "uneven", folds=3, group=["a"] * 50 + list(range(60)))  # type: ignore[list-item]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the group of training sample 0 has 50 samples, more than the 11 of val=0.1: val has 11",
+        "the group of training sample 0 has 50 samples, more than the 37 of an even fold: the largest has 50",
     ]
-    assert sum(map(len, held_out)) <= 40 + 4
+
+
+@st.composite
+def samples_in_groups(draw: st.DrawFn) -> _Samples:
+    """Any samples in classes and groups; some groups are large, or have several classes."""
+    sizes = draw(st.lists(st.integers(1, 3) | st.integers(1, 30), min_size=1, max_size=60))
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    classes = np.array(draw(st.lists(st.integers(-1, 3), min_size=len(groups), max_size=len(groups))))
+    if draw(st.booleans()):
+        classes = classes[groups]
+    hashes = keyed_rng.fold_array(draw(st.integers(0, 2**64 - 1)), np.arange(len(groups)))
+    return _Samples(classes, hashes, groups)
+
+
+@given(samples_in_groups(), st.integers(2, 9))
+@settings(max_examples=100)
+def test_no_group_crosses_folds(samples: _Samples, folds: int) -> None:
+    """Each group is in one fold, no fold is empty, and folds differ by no more than the largest group or two."""
+    assume(samples.groups[-1] + 1 >= folds)
+    fold_of = _folds(samples, folds)
+    pairs = np.unique(np.stack([samples.groups, fold_of]), axis=1)
+    assert pairs.shape[1] == samples.groups[-1] + 1
+    counts = np.bincount(fold_of, minlength=folds)
+    assert counts.min() > 0
+    assert len(counts) == folds
+    sizes = np.bincount(samples.groups)
+    assert counts.max() - counts.min() <= 2 * sizes.max()
+    again = np.random.default_rng(0).permutation(len(fold_of))
+    assert np.array_equal(_folds(_Samples(*(each[again] for each in samples)), folds), fold_of[again])
+
+
+@given(samples_in_groups(), st.floats(0.02, 0.9))
+@settings(max_examples=100)
+def test_no_group_crosses_train_and_val(samples: _Samples, share: float) -> None:
+    """Each group is in train or in val, and val has its share to a group; with groups of one, to a sample."""
+    held_out = _stratified(samples, share, 0)
+    assert len(np.unique(np.stack([samples.groups, held_out]), axis=1).T) == samples.groups[-1] + 1
+    sizes = np.bincount(samples.groups)
+    assert abs(held_out.sum() - share * len(held_out)) <= (sizes.max() if sizes.max() > 1 else 0.5)
+    alone = samples._replace(groups=np.arange(len(held_out)))
+    held_out = _stratified(alone, share, 0)
+    assert held_out.sum() == round(share * len(held_out))
+    for name in np.unique(samples.classes):
+        here = samples.classes == name
+        assert abs(held_out[here].sum() - share * here.sum()) < 1
+
+
+def test_each_seed_holds_out_other_groups() -> None:
+    """Groups of any size are held out by some seeds, about as often as their share says."""
+    sizes = np.arange(1, 61)
+    groups = np.repeat(np.arange(60), sizes)
+    found = np.zeros(60)
+    for seed in range(200):
+        hashes = keyed_rng.fold_array(seed, np.arange(len(groups)))
+        held_out = _stratified(_Samples(np.zeros_like(groups), hashes, groups), 0.2, seed)
+        assert abs(held_out.mean() - 0.2) < 0.01
+        found += np.bincount(groups[held_out], minlength=60) > 0
+    for sizes_from, sizes_to in ((1, 16), (16, 32), (32, 60)):
+        assert 0.12 < found[sizes_from:sizes_to].mean() / 200 < 0.28
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "parent before link dst/fold0/shardflow.json #1",
+        "parent after link dst/fold0/shardflow.json #1",
+        "parent after unlink dst/fold0/.tmp-shardflow.json.* #1",
+        "parent half write dst/fold1/train/0/train/.tmp-000000.npy.* #1",
+        "parent after link dst/fold2/shardflow.json #1",
+    ],
+)
+def test_folds_that_were_stopped_go_on(tmp_path: Path, point: str) -> None:
+    """After a kill, the same call accepts the folds that are there, makes the others, and leaves nothing else."""
+    dataset = make_dataset(tmp_path / "set", [12, 9])
+    folds, fired = tmp_path / "folds", tmp_path / "fired"
+    plan = {"roots": {str(folds): "dst"}, "kill": point, "fired": str(fired)}
+    path = os.pathsep.join([str(INSTRUMENT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run("split", dataset, folds, "--folds", 3, env={**os.environ, "PYTHONPATH": path, "FIRE": json.dumps(plan)})
+    assert fired.exists()
+    reports = sf.split_folds(dataset, folds, folds=3)
+    assert reports == sf.split_folds(dataset, folds, folds=3)
+    assert [report.fingerprint for report in reports] == [sf.open(folds / f"fold{n}").fingerprint for n in range(3)]
+    sf.split_folds(dataset, tmp_path / "whole", folds=3)
+    left = {name: data for name, data in contents(folds).items() if "/.tmp-" not in name}  # of a half-written index
+    assert left == contents(tmp_path / "whole")
+
+
+def test_folds_of_another_call_are_kept(tmp_path: Path) -> None:
+    """Where a fold holds another dataset, or the same one over other tars, nothing is written."""
+    dataset = make_dataset(tmp_path / "set", [12, 9])
+    sf.split_folds(dataset, tmp_path / "folds", folds=3, seed=1)
+    shutil.rmtree(tmp_path / "folds/fold0")
+    before = contents(tmp_path / "folds")
+    for source, seed in ((dataset, 0), (shutil.copytree(dataset, tmp_path / "copy"), 1)):
+        with pytest.raises(DatasetExistsError, match="fold1 already holds a dataset"):
+            sf.split_folds(source, tmp_path / "folds", folds=3, seed=seed)
+        assert contents(tmp_path / "folds") == before
 
 
 @pytest.mark.parametrize(("folds", "message"), [(1, "folds must be 2 or more"), (5, "cannot be split into 5 folds")])
@@ -108,3 +322,15 @@ def test_bad_labels_are_named(tmp_path: Path) -> None:
     tar.write_bytes(data)
     with pytest.raises(IntegrityError, match=r"000000\.tar, sample 1: part 'cls' is damaged"):
         sf.split(dataset, tmp_path / "virtual")
+
+
+def test_a_subset_with_the_same_seed_is_another_choice(tmp_path: Path) -> None:
+    """A random fraction is not the part that `split` with its seed holds out, which a run on it would have seen."""
+    samples = [(f"{number:04}", {"jpg": jpeg(number, 8, 8), "cls": b"0"}) for number in range(200)]
+    url = write_dataset(tmp_path / "set", {"train": [samples]}, classes=("only",))
+    sf.split(url, tmp_path / "parts", val=0.2)
+    sf.subset(url, tmp_path / "fifth", fraction=0.2)
+    held_out = {sample["__key__"] for sample in sf.open(tmp_path / "parts")["val"]}
+    fifth = {sample["__key__"] for sample in sf.open(tmp_path / "fifth")["train"]}
+    assert (len(held_out), len(fifth)) == (40, 40)
+    assert len(held_out & fifth) < 20

@@ -7,7 +7,7 @@ import pytest
 import shardflow as sf
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from tests.helpers.folders import contents
-from tests.helpers.making import make_dataset
+from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,20 @@ def test_shares_are_exact_repeatable_and_nested(dataset: Path, tmp_path: Path) -
     assert set(chosen["small"]) < set(chosen["a"]) != set(chosen["other"])
     assert sf.subset(dataset, tmp_path / "few", limit=4).samples == {"train": 4, "val": 4}
     assert set(keys(tmp_path / "few")) < set(chosen["small"])
+
+
+def test_samples_without_an_image_have_hashes_of_their_own(tmp_path: Path) -> None:
+    """Samples of foreign tars whose images have other names are chosen, split and compared by their largest part."""
+
+    def write(name: str, first: int) -> Path:
+        shard = [(f"{n:03}", {"cls": b"%d" % (n % 5), "rgb.jpg": jpeg(first + n)}) for n in range(60)]
+        return write_dataset(tmp_path / name, {"train": [shard]}, classes=tuple("abcde"))
+
+    url = write("set", 0)
+    sf.subset(url, tmp_path / "half", fraction=0.5)
+    assert {int(sample["cls"]) for sample in sf.open(tmp_path / "half")["train"]} == set(range(5))
+    assert sf.split(url, tmp_path / "val", val=0.5).samples == {"train": 30, "val": 30}
+    assert sf.diff(url, write("other", 60)).splits["train"].both == 0
 
 
 def test_selection_stays_when_the_dataset_grows(tmp_path: Path) -> None:

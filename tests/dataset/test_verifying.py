@@ -37,10 +37,10 @@ def small(root: Path) -> Path:
     return root
 
 
-def commit(storage: LocalStorage, shards: Sequence[Shard], classes: int) -> None:
+def commit(storage: LocalStorage, shards: Sequence[Shard], classes: int, **recipe: Any) -> None:
     """Write the manifest of these shards."""
     names = tuple(f"class{n}" for n in range(classes))
-    storage.put(FILE_NAME, Manifest(splits={"train": tuple(shards)}, classes=names).to_bytes())
+    storage.put(FILE_NAME, Manifest(splits={"train": tuple(shards)}, classes=names, recipe=recipe).to_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -97,16 +97,20 @@ def test_intact_dataset_has_no_findings(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not native.available(), reason=native.describe())
 def test_seek_tables_are_made_anew(tmp_path: Path) -> None:
-    """A JPEG whose seek table is that of another scan is found, and one with its own table is not."""
+    """A JPEG with the seek table of another scan is found where readers use it, and one with its own is not."""
     jpegs = [jpeg(number, 400, 300) for number in range(2)]
     tables = [native.seek_table(one) or b"" for one in jpegs]
     storage = LocalStorage(tmp_path)
     images = [seek_table.insert(jpegs[0], tables[0]), seek_table.insert(jpegs[0], tables[1])]
     samples = [(f"{number:09}", {"cls": b"0", "jpg": image}) for number, image in enumerate(images)]
-    commit(storage, [write_shard(storage, "train/000000.tar", samples)], classes=1)
-    assert [(finding.key, "seek table" in finding.problem) for finding in shardflow.verify(tmp_path)] == [
-        ("000000001", True)
-    ]
+    shard = write_shard(storage, "train/000000.tar", samples)
+    for limit, wrong in ((400 * 300, ["000000001"]), (400 * 300 - 1, ["000000000", "000000001"])):
+        commit(storage, [shard], classes=1, seek_tables="encoded", max_pixels=limit)
+        findings = shardflow.verify(tmp_path)
+        assert [finding.key for finding in findings] == wrong
+        assert all("seek table" in finding.problem for finding in findings)
+    commit(storage, [shard], classes=1)
+    assert shardflow.verify(tmp_path) == []
 
 
 def test_nothing_to_verify(tmp_path: Path) -> None:

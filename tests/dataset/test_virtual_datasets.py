@@ -13,8 +13,9 @@ from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.energon import write_energon
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.write_lock import FILE_NAME as LOCK
-from tests.helpers.folders import contents, image_folder
+from tests.helpers.folders import contents, image_folder, write_tree
 from tests.helpers.making import flip, make_dataset
+from tests.helpers.tars import members_of, write_tar
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_killed_sync_continues(virtual: Path, tmp_path: Path) -> None:
     expected = contents(tmp_path / "copy")
     (tmp_path / "copy/shardflow.json").unlink()
     (tmp_path / "copy/bases/0/train/000001.tar").unlink()
-    (tmp_path / "copy/.tmp-train-0-train-000001.tar").write_bytes(b"half")
+    (tmp_path / "copy/.tmp-train-0-train-000001.tar.abcdef01").write_bytes(b"half")
     LocalStorage(tmp_path / "copy").put(LOCK, b'{\n "content": "%b"\n}\n' % sf.open(virtual).fingerprint.encode())
     report = sf.sync(virtual, tmp_path / "copy")
     assert (report.copied, report.found) == (1, 1)
@@ -106,3 +107,29 @@ def test_useless_options(virtual: Path, tmp_path: Path) -> None:
     for url in (virtual, tmp_path / "set"):
         with pytest.raises(ConfigError, match="storage_options are for one place"):
             sf.open(url, storage_options={"anon": True})
+
+
+def test_sync_of_tars_with_like_names(tmp_path: Path) -> None:
+    """Tars whose names differ in a slash alone are copied at the same time, each under its own name."""
+    tars = tmp_path / "tars"
+    for number, name in enumerate(("x-y.tar", "x/y.tar", "x-y-z.tar", "x/y-z.tar", "x/y/z.tar")):
+        write_tar(tars / name, members_of(range(9 * number, 9 * number + 9)))
+    sf.index(tars, tmp_path / "virtual")
+    assert sf.sync(tmp_path / "virtual", tmp_path / "copy").copied == 5
+    assert sf.verify(tmp_path / "copy") == []
+    assert not [*(tmp_path / "copy").rglob(".tmp-*")]
+
+
+def test_a_refused_sync_removes_nothing(virtual: Path, tmp_path: Path) -> None:
+    """Where another copy is unfinished, its files stay, and so do those of the user that only look unfinished."""
+    copy = tmp_path / "copy"
+    mine = {".tmp-notes": b"mine", ".tmp-x.abcdef01": b"half", LOCK: b'{"content": "other"}\n'}
+    write_tree(copy, mine)
+    with pytest.raises(ConfigError, match="with other inputs or settings"):
+        sf.sync(virtual, copy)
+    assert contents(copy) == mine
+    (copy / LOCK).unlink()
+    (copy / ".tmp-x.abcdef01").unlink()
+    with pytest.raises(ConfigError, match="not empty"):
+        sf.sync(virtual, copy)
+    assert contents(copy) == {".tmp-notes": b"mine"}

@@ -1,0 +1,129 @@
+"""Sample groups: which samples of a split stay together, as copies of one image or by a value such as the patient.
+
+Groups that share a sample are one group: if two patients have the same image, none of the images of both is separated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shardflow._wording import plural
+from shardflow.errors import ConfigError, IntegrityError
+from shardflow.formats.shard import Shard
+from shardflow.order.keyed_rng import U64
+
+from .dataset import Split
+from .selection import read_records
+
+I64: TypeAlias = npt.NDArray[np.int64]
+
+Group: TypeAlias = str | Iterable[Any] | None
+"""A field of the samples' `.json`, or a value for each sample, or None."""
+
+_PART = "json"
+_SHOWN_FIELDS = 10
+
+
+def sample_groups(
+    split: Split, hashes: U64, group: Group, progress: Callable[[Shard], None] | None = None
+) -> npt.NDArray[np.int64]:
+    """Return the group of each sample of a split, numbered from 0: int64 [N].
+
+    Samples with equal hashes are in one group, and those with equal values; a sample whose value is None, NaN or "" is
+    with its copies alone.
+
+    Raises:
+        ConfigError: There is not one value per sample, or a sample lacks the field.
+        IntegrityError: A `.json` is damaged.
+        StoreError: A shard cannot be read.
+    """
+    _, copies = np.unique(hashes, return_inverse=True)
+    if group is None:
+        return copies.astype(np.int64)
+    values: Iterable[Any]
+    if isinstance(group, str):
+        values = read_records(split, partial(_field, split, group), progress)
+    else:
+        values = _one_per_sample(group, split)
+    found = np.fromiter(_numbers(values), dtype=np.int64)
+    return _joined(copies, np.unique(found, return_inverse=True)[1])
+
+
+def _one_per_sample(group: Any, split: Split) -> list[Any]:
+    try:
+        values = list(group)
+    except TypeError:
+        raise ConfigError(f"group must be a field, or a value per sample, found {group!r:.100}") from None
+    if len(values) != len(split):
+        found = f"group has {plural(len(values), 'value')}, split {split.name!r} has {plural(len(split), 'sample')}"
+        raise ConfigError(f"{found}; give one per sample, or the name of a field")
+    return values
+
+
+def _field(split: Split, name: str, shard: int, record: int) -> Any:
+    reader = split.reader
+    payload = reader.part(shard, record, _PART)
+    try:
+        content = {} if payload is None else json.loads(bytes(payload))
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"part {_PART!r} is not JSON: {error}").at(
+            shard=reader.url(shard), key=reader.key(shard, record)
+        ) from error
+    if not isinstance(content, dict) or name not in content:
+        fields = ", ".join(map(repr, list(content)[:_SHOWN_FIELDS])) if isinstance(content, dict) else ""
+        raise ConfigError(
+            f"{reader.url(shard)}, sample {reader.key(shard, record)} has no field {name!r} in its .json, which has "
+            f"{fields or 'none'}; pack a table with that column, or pass one value per sample as group= in Python"
+        )
+    return content[name]
+
+
+def _numbers(values: Iterable[Any]) -> Iterator[int]:
+    """Yield a number for each value: the same for equal values, another for each that is None, NaN or ""."""
+    found: dict[Any, int] = {}
+    for alone, value in enumerate(values, 1):
+        if not isinstance(value, np.generic) and getattr(value, "ndim", None) == 0:
+            value = value.item()  # a tensor, which is equal to no other as the key of a dict
+        if _is_missing(value):
+            yield -alone
+            continue
+        try:
+            if getattr(value, "ndim", 0):
+                raise TypeError  # it may be a tensor, too
+            yield found.setdefault(
+                json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value, len(found)
+            )
+        except TypeError:
+            raise ConfigError(f"a group is named by a text or a number, found {value!r:.100}") from None
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None or (isinstance(value, str) and not value):
+        return True
+    if getattr(value, "ndim", 0):
+        return False
+    try:
+        return bool(value != value)  # NaN, and the missing times of numpy and pandas
+    except TypeError:
+        return True  # pandas' NA
+
+
+def _joined(groups: npt.NDArray[np.intp], others: npt.NDArray[np.intp]) -> I64:
+    """Return the finest groups of which each group of both kinds is a part."""
+    joined = groups.astype(np.int64)
+    while True:
+        lowest = np.full(int(others.max(initial=-1)) + 1, len(joined), dtype=np.int64)
+        np.minimum.at(lowest, others, joined)
+        parents = np.arange(len(joined))
+        np.minimum.at(parents, joined, lowest[others])
+        while not np.array_equal(grandparents := parents[parents], parents):
+            parents = grandparents
+        if np.array_equal(parents[joined], joined):
+            return np.unique(joined, return_inverse=True)[1].astype(np.int64)
+        joined = parents[joined]
