@@ -11,8 +11,8 @@ a declared part, or whose part is not what is declared, cannot be packed. Coordi
 (see `geometry`).
 
 Boxes are clipped to the packed image. A box outside of it becomes all zeros, so that values which run in parallel stay
-in step. Keypoints may lie beyond the borders; one whose visibility is 0 is kept as it is. Numbers are rounded to a
-thousandth of a pixel.
+in step; one without area inside of it is kept, and loading decides about it. Keypoints may lie beyond the borders; one
+whose visibility is 0 is kept as it is. Numbers are rounded to a thousandth of a pixel.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
-from shardflow._pillow import map_codec_errors, open_mask
+from shardflow._pillow import load_mask, map_codec_errors, open_mask
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.coordinates import move_coordinates
@@ -126,18 +127,40 @@ def transform_parts(
     )
 
 
+def check_size(declared: tuple[int, int] | None, geometry: Geometry) -> None:
+    """Raise a DecodeError if an upright image does not have the size that its annotations are declared to belong to."""
+    if declared is None or declared == geometry.upright:
+        return
+    expected, found = ("{}x{}".format(*each) for each in (declared, geometry.upright))
+    message = f"the image has {found} pixels, its annotations are of one with {expected}"
+    if declared == geometry.stored:
+        message += ", as it is stored: it is turned by its metadata, and coordinates are those of the upright image"
+    raise DecodeError(f"{message}; give each image its own annotations")
+
+
 def transform_mask(data: bytes, geometry: Geometry, max_pixels: int = MAX_PIXELS) -> bytes:
     """Return a mask of the upright image as a PNG for the packed one.
 
-    By nearest neighbour, because labels must not be mixed. Bilevel, 8- and 16-bit grey, palette and RGB values stay.
+    By the pixel at each centre, PyTorch's "nearest-exact", because labels must not be mixed. Bilevel, 8- and 16-bit
+    grey, palette and RGB values stay.
     """
     with map_codec_errors(DecodeError), open_mask(data, geometry.upright, max_pixels=max_pixels) as image:
-        image.load()
-        resized = image.resize(geometry.size, Image.Resampling.NEAREST, box=geometry.box)
-        resized.info = {}  # drop the metadata of the file
+        left, top, right, bottom = geometry.box
+        width, height = geometry.size
+        columns, rows = _centres(left, right, width), _centres(top, bottom, height)
+        resized = Image.fromarray(load_mask(image)[rows].take(columns, axis=1))
+        if image.mode == "P":
+            resized.putpalette(cast("list[int]", image.getpalette()))
         buffer = io.BytesIO()
         resized.save(buffer, "PNG")
         return buffer.getvalue()
+
+
+def _centres(start: float, end: float, count: int) -> npt.NDArray[np.int64]:
+    """Return the pixel at the centre of each of `count` that show a stretch of an image."""
+    # Multiply first: where the stretch is whole pixels, a centre between two of them is exact, and shows the right one.
+    centres: npt.NDArray[np.int64] = (start + (2 * np.arange(count) + 1) * (end - start) / (2 * count)).astype(np.int64)
+    return centres
 
 
 def _transform_mask(part: str, data: bytes, geometry: Geometry, max_pixels: int) -> bytes:

@@ -108,7 +108,7 @@ def commit(
     replaced_receipts: Mapping[str, Receipt] | None = None,
     replaced_skipped: Sequence[Quarantined] = (),
 ) -> PackReport:
-    """Write `quarantine.jsonl` and, when no more than `max_bad` new inputs are in it, the manifest.
+    """Write the quarantine and, when no more than `max_bad` new inputs are in it, the manifest.
 
     `sharding` divides all inputs that were read into jobs. `jobs` and `totals` have the new ones alone, `skipped` the
     new images that are not read; `replaced_receipts` and `replaced_skipped` have those of the version that is replaced,
@@ -130,11 +130,12 @@ def commit(
             splits[name.partition("/")[0]].append(totals.shards[name])
     all_skipped = [*skipped, *replaced_skipped]
     all_bad = sorted([*totals.quarantined, *all_skipped])
-    ledger.write_quarantine(all_bad, lock)
     inputs = sum(sharding.inputs.values()) + len(all_skipped)
     if len(bad) > max_bad or not totals.shards:
         new_inputs = inputs - (replacing.inputs if replacing is not None else 0)
-        raise PackIncompleteError(_refusal(ledger, bad, new_inputs, max_bad, annotations))
+        listed = quarantine.FILE_NAME if replacing is None else quarantine.UNFINISHED_NAME
+        lock.put(listed, quarantine.to_bytes(bad))
+        raise PackIncompleteError(_refusal(ledger.storage.url(listed), bad, new_inputs, max_bad, annotations))
     if lock.blob is None:
         ledger.remove_leftovers(sharding.names())
 
@@ -153,12 +154,15 @@ def commit(
     )
     abort_uploads(ledger.storage, {shard.name for shard in totals.shards.values()})
     if replacing is None:
+        lock.put(quarantine.FILE_NAME, quarantine.to_bytes(all_bad))
         ledger.storage.put_new(manifest.FILE_NAME, new.to_bytes())
     else:
         found, tag = lock.read_version()
+        lock.put(quarantine.version_name(new.fingerprint), quarantine.to_bytes(all_bad))
         with contextlib.suppress(DatasetExistsError):  # an attempt that was killed here has kept it
             ledger.storage.put_new(manifest.kept_name(replacing.fingerprint), found)
         ledger.storage.replace(manifest.FILE_NAME, new.to_bytes(), tag)
+        ledger.storage.remove(quarantine.UNFINISHED_NAME)
     lock.release()
     return PackReport(
         fingerprint=new.fingerprint,
@@ -188,11 +192,11 @@ def _reasons(quarantined: Sequence[Quarantined]) -> dict[str, int]:
 
 
 def _refusal(
-    ledger: Ledger, quarantined: Sequence[Quarantined], inputs: int, max_bad: int, annotations: Annotations
+    listed: str, quarantined: Sequence[Quarantined], inputs: int, max_bad: int, annotations: Annotations
 ) -> str:
     named = "; ".join(f"{bad.path!r} ({bad.stage}: {bad.reason})" for bad in quarantined[:_NAMED])
     more = f"; {len(quarantined) - _NAMED} more" if len(quarantined) > _NAMED else ""
-    listed = f"{named}{more}, all listed in {ledger.storage.url(quarantine.FILE_NAME)}"
+    listed = f"{named}{more}, all listed in {listed}"
     if len(quarantined) == inputs:
         none = "the only input could not" if inputs == 1 else f"none of the {inputs} inputs could"
         absent = all(bad.reason.endswith(os.strerror(errno.ENOENT)) for bad in quarantined)

@@ -1,7 +1,8 @@
 """Extending: new inputs become new shards of an existing dataset, and a new version of its manifest.
 
 No file of the dataset is changed but the manifest, which is replaced in one step at the end. The old one is kept as
-`manifests/DIGEST.json`, so that a checkpoint or an experiment with the old fingerprint can go on.
+`manifests/DIGEST.json`, so that a checkpoint or an experiment with the old fingerprint can go on. Before that step only
+further files are written, which no reader looks at: shards of the next numbers, and the next version's quarantine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Dataset, open_dataset
 from shardflow.errors import ConfigError, FormatError, NotFoundError
 from shardflow.formats.manifest import Manifest
-from shardflow.formats.quarantine import SKIPPED, Quarantined
+from shardflow.formats.quarantine import SKIPPED, UNFINISHED_NAME, Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.storage.resolve import open_storage
@@ -142,7 +143,9 @@ def extend(
         fresh.refuse_skipped(max_bad)
         if not fresh.inputs:
             clean_up(storage)
+            storage.remove(UNFINISHED_NAME)
             return replace(report, seconds=time.monotonic() - started)
+        extension.recipe.warn_without_tables()
         ledger, sharding = Ledger(storage), extension.sharding
         jobs = extension.jobs(fresh, dst=url_text(dst), staging=writer.staging, storage_options=storage_options)
         lock = acquire_to_extend(storage, lambda: content_of(jobs), old.fingerprint, writer)
@@ -269,6 +272,10 @@ def plan_extension(source: Source, dataset: Dataset) -> Extension:
         split: compare_inputs(items, KnownInputs(of for _, of in _of_split(receipts, split)), source.reader)
         for split, items in source.splits.items()
     }
+    skipped = [bad for bad in dataset.quarantine() if bad.stage == SKIPPED]
+    if len(skipped) != old.skipped:
+        message = f"{storage} lacks its quarantine, which names the {old.skipped} images that were skipped"
+        raise NotFoundError(f"{message}; restore it from where it was packed")
     if unchecked := sum(int((found == State.UNCHECKED).sum()) for found in states.values()):
         logger.warning(
             "%d inputs were packed by an older shardflow, which recorded their names alone: whether they have changed "
@@ -280,7 +287,7 @@ def plan_extension(source: Source, dataset: Dataset) -> Extension:
         sharding=sharding,
         recipe=recipe,
         receipts=receipts,
-        skipped=[bad for bad in dataset.quarantine() if bad.stage == SKIPPED],
+        skipped=skipped,
         source=source,
         states=states,
     )

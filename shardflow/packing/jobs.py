@@ -42,7 +42,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import TEMPORARY, Storage
 
 from . import shard_writer
-from .annotations import SampleParts, transform_parts
+from .annotations import SampleParts, check_size, transform_parts
 from .image.encoding import EncodedImage
 from .recipe import Recipe
 from .sources.items import Item
@@ -224,6 +224,7 @@ class Piece:
         most = job.recipe.max_pixels
         try:
             image = job.recipe.process(found.image)
+            check_size(found.size, image.geometry)
             return image, transform_parts(found.parts, item.label, image.geometry, job.annotations, max_pixels=most)
         except SampleError as error:
             stages = {DecodeError: "decode", EncodeError: "encode", TooLargeError: "decode"}

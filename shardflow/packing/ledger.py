@@ -13,15 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
-from shardflow.formats import quarantine
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import FILE_NAME as QUARANTINE
-from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import Shard
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import remove_abandoned
-from shardflow.storage.storage import TEMPORARY, ListedBlob, Storage, Writer
+from shardflow.storage.storage import LEFTOVER, TEMPORARY, ListedBlob, Storage, Writer
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.write_lock import FILE_NAME as LOCK
 from shardflow.storage.write_lock import WriteLock, acquire, refuse_dataset
@@ -31,7 +29,7 @@ from .jobs import Job, content_of
 _SHARD = re.compile(rf"({'|'.join(SPLITS)})/\d{{6,}}\.(tar|npy|json)")
 _FOLDERS = (".", *SPLITS, "manifests")
 _RECEIPTS_AT_A_TIME = 8
-_TEMPORARY = re.compile(rf"(({'|'.join(_FOLDERS[1:])})/)?{re.escape(TEMPORARY)}[^/]+")
+_TEMPORARY = re.compile(rf"{LEFTOVER.pattern}|{re.escape(TEMPORARY)}\d{{6,}}\.(tar|\d{{9,}})")
 
 
 class Ledger:
@@ -98,10 +96,6 @@ class Ledger:
         """Return whether an earlier attempt finished a job of this name, whatever its inputs and settings were."""
         return f"{job.name}.json" in self.listing
 
-    def write_quarantine(self, quarantined: Iterable[Quarantined], lock: WriteLock) -> None:
-        """Write the list of all inputs that were not packed."""
-        lock.put(QUARANTINE, quarantine.to_bytes(quarantined))
-
     def confirm(self, jobs: Sequence[Job], shards: Mapping[str, Shard]) -> None:
         """Raise a StoreError unless the receipts and the sizes in the storage are those of these jobs and shards."""
         listing = self.storage.listing()
@@ -130,8 +124,9 @@ class Ledger:
         """Remove what earlier attempts left: temporary files, and shards of other jobs than those of these names."""
         planned = set(names)
         for name in self.listing:
+            folder, _, file = name.rpartition("/")
             is_other = _SHARD.fullmatch(name) and name.rpartition(".")[0] not in planned
-            if is_other or _TEMPORARY.fullmatch(name):
+            if is_other or ((folder or ".") in _FOLDERS and _TEMPORARY.fullmatch(file)):
                 self.storage.remove(name)
 
 
@@ -140,4 +135,5 @@ def remove_temporaries(staging: Path) -> None:
     with map_os_errors(staging):
         for folder in _FOLDERS:
             for path in (staging / folder).glob(f"{TEMPORARY}*"):
-                path.unlink(missing_ok=True)
+                if _TEMPORARY.fullmatch(path.name):
+                    path.unlink(missing_ok=True)

@@ -92,6 +92,7 @@ def pack(
     make_executor = executor_maker(executor, workers, ray_address)
     shard_samples = check_integer("shard_samples", shard_samples, 1)
     seed, max_bad = check_integer("seed", seed), check_integer("max_bad", max_bad, 0)
+    recipe.warn_without_tables()
     started = time.monotonic()
     storage = open_storage(dst, storage_options, to_write=True)
     ledger, totals = Ledger(storage), Totals()

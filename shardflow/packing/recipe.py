@@ -2,16 +2,16 @@
 
     open     only known formats, and no more pixels than allowed, checked before any are allocated (`_pillow`)
     decode   JPEGs at a reduced scale where that is enough (`decoding`); of several frames the first
-    8 bits   16 bits are scaled, alpha is composited on white, palettes and CMYK are converted (`colour`)
+    8 bits   16 bits are scaled, alpha is composited on white, palettes and CMYK are converted (`_colour`)
     resize   antialiased, aspect ratio kept
-    convert  from an embedded colour profile to sRGB (`colour`)
+    convert  from an embedded colour profile to sRGB (`_colour`)
     turn     as the EXIF or XMP orientation says (`orientation`); all metadata is dropped
     crop     the centre, if a square is asked for
     encode   (`encoding`), or copy the file if nothing had to be done and its format is kept
-    index    the scan of a JPEG (`encoding.add_seek_table`), unless it was indexed while it was encoded, as below
+    index    the scan of a JPEG (`encoding.set_seek_table`), unless it was indexed while it was encoded, as below
 
 A JPEG that becomes a JPEG, grey or YCbCr and in sRGB, stays in its own colours all the way, in one call of the native
-kernel (`native.transcoding`). A plain one is never opened by Pillow (`jpeg_header`).
+kernel (`native.transcoding`). A plain one is never opened by Pillow (`formats.jpeg_header`).
 
 A preset is a recipe for a common case. docs/recipe.md has measurements of what the settings cost and gain.
 """
@@ -20,38 +20,41 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from shardflow import native
+from shardflow._colour import ProfileConversion, profile_conversion
+from shardflow._orientation import apply_orientation, load_tiff, orientation_of, turn_array
 from shardflow._pillow import map_codec_errors, open_image
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, DecodeError, EncodeError
 from shardflow.formats import image_array, seek_table
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import is_jpeg
+from shardflow.formats.jpeg_header import plain_header
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.statistics import PixelSums
 
-from .image.arrays import read_array, resize_array, turn_array
-from .image.colour import ProfileConversion, profile_conversion
+from .image.arrays import read_array, resize_array
 from .image.decoding import FILTERS, Filter, decode_resized, has_more_frames
 from .image.encoding import (
     FORMATS,
     SUBSAMPLINGS,
     EncodedImage,
     Format,
-    add_seek_table,
     can_copy,
     codec_versions,
     encode,
     pixel_sums,
+    set_seek_table,
 )
 from .image.geometry import Geometry, Size, Window, upright_size
-from .image.jpeg_header import plain_header
-from .image.orientation import apply_orientation, load_tiff, orientation_of
+
+logger = logging.getLogger(__name__)
 
 KEEP = "keep"
 SEEK_TABLES = ("encoded", "all", "none")
@@ -73,7 +76,8 @@ class Recipe:
         filter: "bicubic", "bilinear" or "lanczos", all antialiased.
         format: "jpeg", "webp" (lossy), "png", "npy" (values as they are stored, 8 or 16 bits, 1 to 16 channels), or
             "keep": JPEG, WebP and PNG keep their format, other formats become PNG, and a file in which nothing has to
-            be changed is copied byte for byte, its metadata included.
+            be changed is copied byte for byte, its metadata included, but for a seek table, which is made anew or left
+            out.
         quality: Quality of JPEG and WebP, 1 … 100.
         subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0".
         seek_tables: Which JPEGs get a seek table, with which crops are decoded faster: the "encoded" ones, or "all", so
@@ -148,6 +152,11 @@ class Recipe:
         text = json.dumps({**self.describe(), **tables, "codecs": codec_versions()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def warn_without_tables(self) -> None:
+        """Log that seek tables are wanted which cannot be made here."""
+        if self._has_seek_tables and (reason := native.limitation()):
+            logger.warning("JPEGs that are copied or encoded by Pillow get no seek tables here: %s", reason)
+
     def process(self, data: bytes) -> EncodedImage:
         """Pack an image file; raise `DecodeError`, `EncodeError` or `TooLargeError` if it cannot be."""
         if self.format == "npy":
@@ -197,8 +206,8 @@ class Recipe:
             if geometry.size != pixels.size:
                 pixels = pixels.crop(window)
             file = data if kept else encode(pixels, target, self.quality, self.subsampling)
-            if target.codec == "JPEG" and self._wants_table(kept=kept):
-                file = add_seek_table(file, self.max_pixels)
+            if target.codec == "JPEG":
+                file = set_seek_table(file, self.max_pixels, wanted=self._wants_table(kept=kept))
             return EncodedImage(
                 image=file,
                 part=target.part,

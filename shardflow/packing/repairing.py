@@ -24,7 +24,7 @@ from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.errors import FormatError, IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import shard_index
 from shardflow.formats.receipt import InputRecord, Receipt, from_bytes
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import MAX_BYTES, Shard
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.staging import temporary_staging
 from shardflow.storage.storage import Storage
@@ -103,7 +103,7 @@ def repair(
                 repaired += _repair_shard(dataset.storage, shard, repair_source)
             except ShardflowError as error:
                 failed[shard.name] = str(error)
-            left += verify_shard(dataset.storage, shard, None if dataset.classes is None else len(dataset.classes))
+            left += verify_shard(dataset, shard)
     return RepairReport(found=tuple(found), repaired=tuple(repaired), failed=failed, left=tuple(left))
 
 
@@ -241,7 +241,7 @@ def _repair_shard(storage: Storage, shard: Shard, repair_source: RepairSource | 
 def _read(storage: Storage, name: str, sha256: str) -> bytes | None:
     """Return a file if it exists with its SHA-256."""
     try:
-        data = storage.read(name)
+        data = storage.read(name, most_bytes=MAX_BYTES)
     except NotFoundError:
         return None
     return data if hashlib.sha256(data).hexdigest() == sha256 else None

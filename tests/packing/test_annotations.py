@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import tifffile
+import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 import shardflow as sf
+from shardflow._pillow import map_codec_errors, mask_values
 from shardflow.cli.main import shardflow
 from shardflow.errors import ConfigError, DecodeError, PackIncompleteError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
@@ -23,7 +26,8 @@ from shardflow.formats.coordinates import read_coordinates
 from shardflow.packing.annotations import transform_mask, transform_parts
 from shardflow.packing.dry_run import count_pack
 from shardflow.packing.image.geometry import Geometry
-from tests.helpers.folders import contents, encoded, photo, png16, quarantined, stored, turned, write_tree
+from tests.helpers.folders import contents, encoded, photo, png16, png_chunk, quarantined, stored, turned, write_tree
+from tests.helpers.masks import resize_mask
 
 HALF = Geometry(stored=(200, 100), orientation=1, box=(50.0, 0.0, 150.0, 100.0), size=(50, 50))
 """The middle square of a wide picture, at half its size."""
@@ -129,6 +133,23 @@ def test_cropped_boxes_keep_their_place() -> None:
         "labels": [7, 8],
     }
     assert _moved([], "json:[].bbox:xywh", "json:[].keypoints:xyv") == []
+
+
+@pytest.mark.parametrize("preset", ["original", "imagenet"])
+def test_boxes_without_area_keep_their_place(tmp_path: Path, preset: str) -> None:
+    """A line or a point is packed as one, where it lies; loading drops it with its label, unless all boxes are kept."""
+    boxes = [[10, 10, 10, 30], [0, 0, 40, 40], [20, 20, 20, 20], [90, 8, 90, 8]]
+    content = json.dumps({"boxes": boxes, "labels": [5, 6, 7, 8]}).encode()
+    write_tree(tmp_path / "src", {"a.png": encoded(Image.new("RGB", (64, 64)), "PNG"), "a.json": content})
+    declared = Annotations(boxes=Boxes("json", "boxes", "xyxy", fields={"labels": "labels"}))
+    sf.pack(tmp_path / "src", tmp_path / "dst", preset=preset, annotations=declared, executor="serial")
+    (sample,) = sf.open(tmp_path / "dst")["train"]
+    assert json.loads(sample["json"]) == {"boxes": [*boxes[:3], [0, 0, 0, 0]], "labels": [5, 6, 7, 8]}
+    options = {"batch_size": 1, "decoder": sf.CenterCropDecoder(64, resize=64), "shuffle": False, "num_workers": 0}
+    for rule, kept in ((sf.CroppedBoxes(), [1]), (sf.CroppedBoxes(min_visibility=None), [0, 1, 2, 3])):
+        ((_, found, labels),) = sf.Loader(tmp_path / "dst", fields=("image", rule, "box_labels"), **options)
+        assert labels[0].tolist() == [5 + number for number in kept]
+        assert found[0].tolist() == [[*boxes[:3], [0, 0, 0, 0]][number] for number in kept]
 
 
 def test_what_is_not_declared_is_not_touched() -> None:
@@ -446,6 +467,16 @@ def test_masks(case: str, geometry: Geometry) -> None:
     assert made.getpalette() == image.getpalette()
 
 
+@given(st.tuples(st.integers(1, 200), st.integers(1, 200)), st.tuples(st.integers(1, 200), st.integers(1, 200)))
+def test_masks_are_resized_around_the_centres_of_pixels(upright: tuple[int, int], size: tuple[int, int]) -> None:
+    """Each pixel of a whole mask that is packed is the one at its centre, by exact arithmetic."""
+    values = np.arange(upright[0] * upright[1], dtype=np.uint16).reshape(upright[::-1])
+    geometry = Geometry(stored=upright, orientation=1, box=(0, 0, *upright), size=size)
+    made = np.asarray(Image.open(io.BytesIO(transform_mask(encoded(Image.fromarray(values), "PNG"), geometry))))
+    expected = resize_mask(torch.from_numpy(values.astype(np.int32)), size[1], size[0])
+    np.testing.assert_array_equal(made, expected.numpy())
+
+
 @pytest.mark.parametrize("format_name", ["BMP", "GIF", "TIFF"])
 def test_masks_in_other_formats(format_name: str) -> None:
     """Whatever lossless format a mask comes in, it leaves as a PNG with the same values."""
@@ -457,6 +488,21 @@ def _with_depth(bits: int) -> bytes:
     data = encoded(Image.new("1", (400, 200)), "PNG")
     head = data[12:24] + bytes([bits, 0]) + data[26:29]
     return data[:12] + head + zlib.crc32(head).to_bytes(4, "big") + data[33:]
+
+
+def _short_palette() -> bytes:
+    """Return a mask whose palette has 4 colours, and a pixel of value 255 beyond them."""
+    mask = Image.fromarray(np.where(LABELS == 250, 255, LABELS % 4).astype(np.uint8))
+    mask.putpalette(PALETTE)
+    data = encoded(mask, "PNG")
+    begin, end = data.index(b"PLTE") - 4, data.index(b"IDAT") - 4
+    return data[:begin] + png_chunk(b"PLTE", bytes(PALETTE[:12])) + data[end:]
+
+
+def _tiff(values: npt.NDArray[Any], **how: Any) -> bytes:
+    buffer = io.BytesIO()
+    tifffile.imwrite(buffer, values, **{"photometric": "minisblack", **how})
+    return buffer.getvalue()
 
 
 UNFIT = {
@@ -471,6 +517,16 @@ UNFIT = {
     "empty": (b"", "the file is empty"),
     "2 bits": (_with_depth(2), "no plain label values"),  # Pillow would spread label 1 to 85
     "4 bits": (_with_depth(4), "no plain label values"),  # to 17
+    "4 bits, TIFF": (_tiff(LABELS % 16, bitspersample=4), "no plain label values"),
+    "beyond its palette": (_short_palette(), "the value 255 is beyond its palette, which has 4 colours"),
+    "0 is white": (_tiff(LABELS, photometric="miniswhite"), "no plain label values"),  # Pillow would invert it
+    "1 bit, 0 is white": (_tiff(LABELS > 99, photometric="miniswhite"), "no plain label values"),
+    "signed": (_tiff(LABELS.astype(np.int8)), "no plain label values"),  # -1 would become 255
+    "signed, 16 bits": (_tiff(LABELS.astype(np.int16)), "no plain label values"),
+    "32 bits": (_tiff(LABELS.astype(np.uint32)), "no plain label values"),
+    "RGBA": (encoded(Image.fromarray(LABELS).convert("RGBA"), "PNG"), "mode RGBA has no plain label values"),
+    "CMYK": (encoded(Image.fromarray(LABELS).convert("CMYK"), "TIFF"), "mode CMYK has no plain label values"),
+    "turned": (encoded(Image.fromarray(LABELS), "PNG", exif=turned(3)), "turned by its metadata"),
     "16 bits of colour": (png16(np.zeros((200, 400, 3), np.uint16), 2), "no plain label values"),  # cut to 8
 }
 
@@ -481,3 +537,5 @@ def test_unfit_masks(case: str) -> None:
     data, said = UNFIT[case]
     with pytest.raises(DecodeError, match=said):
         transform_mask(data, WIDE)
+    with pytest.raises(DecodeError, match=said), map_codec_errors(DecodeError):  # as a loader reads it, where it lies
+        mask_values(data, WIDE.upright)

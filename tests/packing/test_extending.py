@@ -24,6 +24,7 @@ from shardflow.errors import (
     StoreError,
 )
 from shardflow.formats.manifest import Manifest, from_bytes, kept_name
+from shardflow.formats.quarantine import version_name
 from shardflow.formats.receipt import from_bytes as receipt_from_bytes
 from shardflow.packing.dry_run import count_extension
 from shardflow.packing.sources.labelling import append_classes
@@ -33,12 +34,9 @@ from shardflow.storage.local import LocalStorage
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
 from shardflow.storage.write_lock import WriteLock
 from tests.helpers.crashes import INSTRUMENT
-from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
+from tests.helpers.folders import contents, encoded, image_folder, photo, write_tree
 from tests.helpers.making import make_dataset
-from tests.helpers.s3_fixtures import prefix, server
 from tests.helpers.s3_server import Server
-
-__all__ = ["prefix", "server"]
 
 AMID = "parent after put_object train/000003.tar #1"  # of an extension of a dataset in a bucket
 SETTINGS: dict[str, Any] = {"short_side": 32, "shard_samples": 20, "seed": 3, "executor": "serial"}
@@ -75,7 +73,7 @@ def test_new_inputs_become_new_shards(packed: Path, dst: Path) -> None:
     changed = {name for name in before if after[name] != before[name]}
     assert changed == {"shardflow.json"}
     added = {f"train/00000{number}.{kind}" for number in (3, 4) for kind in ("json", "npy", "tar")}
-    assert after.keys() - before.keys() == {kept_name(old.fingerprint), *added}
+    assert after.keys() - before.keys() == {kept_name(old.fingerprint), version_name(new.fingerprint), *added}
     assert sf.verify(dst) == []
     assert new.manifest.inputs == 76 == len(new["train"]) + 1
     assert len({sample["__key__"] for sample in new["train"]}) == 75
@@ -307,7 +305,7 @@ def test_bad_inputs(dst: Path, tmp_path: Path) -> None:
     assert sf.open(dst).fingerprint == old
     report = sf.extend(src, dst, executor="serial", max_bad=2)
     assert (report.inputs, report.packed, report.quarantined, report.resumed) == (3, 1, 2, 3)
-    assert [row["path"] for row in quarantined(dst)] == ["a/bad.jpg", "a/worse.jpg", "b/ugly.jpg"]
+    assert [bad.path for bad in sf.open(dst).quarantine()] == ["a/bad.jpg", "a/worse.jpg", "b/ugly.jpg"]
     assert sf.open(dst).manifest.inputs == 54
 
 

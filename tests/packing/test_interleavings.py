@@ -9,11 +9,8 @@ import pytest
 from shardflow.errors import StoreError
 from shardflow.storage.write_lock import is_lock
 from tests.helpers.interleaving import MemoryPlace, Place, ServerPlace, scheduled
-from tests.helpers.s3_fixtures import prefix, server
 from tests.helpers.s3_server import Server
 from tests.helpers.shared_dataset import BEFORE_COMMIT, Scenario, Watch, explore, sleep
-
-__all__ = ["prefix", "server"]
 
 SEEDS = {"begins": range(20), "extends": range(40)}
 """The interleavings that are tried here, of each scenario; `tools/fire interleavings` tries others and more."""

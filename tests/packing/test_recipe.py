@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL
 import pytest
+import tifffile
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
@@ -426,3 +427,15 @@ def test_unknown_presets_and_settings() -> None:
         make_recipe(shortside=3)
     with pytest.raises(ConfigError, match="png is lossless"):
         make_recipe("lossless", quality=80)
+
+
+def test_sixteen_bits_of_which_zero_is_white() -> None:
+    """A TIFF of which 0 is white looks the same with 8 and with 16 bits."""
+    shades = np.tile(np.arange(256, dtype=np.uint8), (8, 1))
+    shown = []
+    for pixels in (shades, shades.astype(np.uint16) * 257):
+        file = io.BytesIO()
+        tifffile.imwrite(file, pixels, photometric="miniswhite")
+        shown.append(np.asarray(Image.open(io.BytesIO(FINE.process(file.getvalue()).image))))
+    np.testing.assert_array_equal(*shown)
+    assert shown[0][0, 0, 0] == 255

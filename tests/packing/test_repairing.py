@@ -16,10 +16,7 @@ from shardflow.formats.receipt import from_bytes
 from shardflow.storage.local import LocalStorage
 from tests.helpers.folders import contents, encoded, image_folder, photo, write_tree
 from tests.helpers.making import flip
-from tests.helpers.s3_fixtures import prefix, server
 from tests.helpers.s3_server import Server
-
-__all__ = ["prefix", "server"]
 
 
 @pytest.fixture(scope="module")

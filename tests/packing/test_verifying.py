@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 import shardflow as sf
 from shardflow import native
@@ -110,6 +111,51 @@ def test_other_codecs(packed: Path, tmp_path: Path) -> None:
         for number in range(4):
             (tmp_path / f"h/{number}.jpg").write_bytes(photo(number + 1))
         assert len(sf.verify(packed / "dst", sources=[packed / "src", tmp_path])) == 4
+
+
+def scan(number: int) -> Image.Image:
+    """Return nearly white paper with a few words, which depend on the number as its grain does."""
+    rng = np.random.default_rng(number)
+    paper = Image.new("L", (500, 400), 250)
+    for x, y in rng.integers(20, 340, (4, 2)).tolist():
+        ImageDraw.Draw(paper).text((x, y), f"word {rng.integers(10_000)}", fill=60)
+    return Image.fromarray((np.asarray(paper) + rng.normal(0, 1, (400, 500))).clip(0, 255).astype(np.uint8))
+
+
+def dark(number: int) -> Image.Image:
+    """Return a frame with the noise of a sensor and nothing else."""
+    noise = np.random.default_rng(number).normal(12, 5, (400, 500, 3))
+    return Image.fromarray(noise.clip(0, 255).astype(np.uint8))
+
+
+@pytest.mark.skipif(not native.available(), reason=native.describe())
+@pytest.mark.parametrize("draw", [scan, dark])
+@pytest.mark.parametrize("how", [{}, {"quality": 40}, {"format": "webp"}, {"format": "png"}])
+def test_other_codecs_do_not_hide_other_pictures(tmp_path: Path, draw: Any, how: dict[str, Any]) -> None:
+    """With other codecs, nearly white scans and dark frames are told apart, and those of the same file are not."""
+    files = {f"{n}.jpg": encoded(draw(n), "JPEG", quality=95) for n in range(3)}
+    src = write_tree(tmp_path / "src", files)
+    sf.pack(src, tmp_path / "dst", **{**SETTINGS, "short_side": 256, **how})
+    with without_kernel():
+        assert sf.verify(tmp_path / "dst", sources=[src]) == []
+        write_tree(src, {"0.jpg": files["1.jpg"]})
+        (found,) = sf.verify(tmp_path / "dst", sources=[src])
+    assert "is not what is packed from '0.jpg'" in found.problem
+
+
+@pytest.mark.skipif(not native.available(), reason=native.describe())
+def test_other_codecs_do_not_change_masks(tmp_path: Path) -> None:
+    """With other codecs, a mask with one other label is found."""
+    files = {"1.jpg": photo(1), "1.mask.png": encoded(Image.new("L", (96, 64), 7), "PNG")}
+    src = write_tree(tmp_path / "src", files)
+    sf.pack(src, tmp_path / "dst", annotations=sf.Annotations(masks=("mask.png",)), **SETTINGS)
+    with without_kernel():
+        assert sf.verify(tmp_path / "dst", sources=[src]) == []
+        other = Image.new("L", (96, 64), 7)
+        other.paste(8, (10, 10, 20, 20))
+        write_tree(src, {"1.mask.png": encoded(other, "PNG")})
+        (found,) = sf.verify(tmp_path / "dst", sources=[src])
+    assert "its part 'mask.png' is not" in found.problem
 
 
 def test_receipts_that_are_none(packed: Path, dst: Path) -> None:

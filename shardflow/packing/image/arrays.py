@@ -1,9 +1,11 @@
 """Arrays: an image file as its exact values, 8 or 16 bits, 1 to 16 channels, and resized in floating point.
 
-Values are packed as they are stored: no colour profile is applied, alpha stays a channel, grey stays one. Palettes
-become RGB. Of each format that reader is used which is exact:
+Values are packed as they are stored: no colour profile is applied, alpha stays a channel, grey stays one, and grey of
+1, 2 or 4 bits has the values 0 to 1, 3 or 15. Palettes become RGB, those with alpha RGBA; a colour that stands for
+transparency becomes alpha. Files whose values no reader here has are refused: TIFFs of signed numbers, or of which 0 is
+white, BMPs of 16 bits. Of each format that reader is used which is exact:
 
-    Pillow       8 bits of JPEG, PNG, TIFF, WebP, BMP and GIF; 16 bits of PNG and TIFF in one channel
+    Pillow       up to 8 bits of JPEG, PNG, TIFF, WebP, BMP and GIF; 16 bits of PNG and TIFF in one channel
     imagecodecs  PNG with 16 bits in several channels, which Pillow reduces to 8
     tifffile     TIFF with 16 bits in several channels, or more channels than Pillow knows
 
@@ -20,7 +22,16 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardflow._pillow import BITS_TAG, open_image
+from shardflow._orientation import load_tiff, orientation_of
+from shardflow._pillow import (
+    BITS_TAG,
+    PHOTOMETRIC_TAG,
+    SAMPLE_FORMAT_TAG,
+    UNSIGNED,
+    WHITE_IS_ZERO,
+    check_palette,
+    open_image,
+)
 from shardflow.errors import DecodeError, TooLargeError
 from shardflow.formats import image_array
 from shardflow.formats.image_array import MOST_CHANNELS, Array
@@ -29,13 +40,16 @@ from shardflow.formats.image_types import image_type
 
 from .decoding import has_more_frames
 from .geometry import Size
-from .orientation import load_tiff, orientation_of
 
 _EXACT_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I;16B")
 _CONVERTED = {"1": "L", "P": "RGB"}
+_WITH_ALPHA = {"L": "LA", "P": "RGBA", "RGB": "RGBA"}
+_GREY_STEPS = {1: 255, 2: 85, 4: 17}
+"""Bits of grey in a PNG → what Pillow multiplies their values by."""
 _EXACT_FORMATS = ("JPEG", "MPO", "PNG", "TIFF", "WEBP", "BMP", "GIF")
-_GREY, _RGB = 1, 2  # TIFF 6.0: PhotometricInterpretation
-_PHOTOMETRIC_TAG, _ORIENTATION_TAG, _SAMPLES_TAG, _EXTRA_SAMPLES_TAG = 262, 274, 277, 338
+_GREY, _RGB, _PALETTE, _YCBCR = 1, 2, 3, 6  # TIFF 6.0: PhotometricInterpretation
+_COMPRESSION_TAG, _ORIENTATION_TAG, _SAMPLES_TAG, _COLORMAP_TAG, _EXTRA_SAMPLES_TAG = 259, 274, 277, 320, 338
+_JPEG = 7  # TIFF Technical Note 2: Compression
 _ASSOCIATED_ALPHA = 1  # TIFF 6.0: colours are multiplied by alpha
 
 
@@ -83,7 +97,7 @@ def read_array(data: bytes, max_pixels: int) -> StoredArray:
     if found is None:
         raise DecodeError(
             f"the exact values of this {name or 'file'} are not known here; packed as arrays are 8 bits of JPEG, PNG, "
-            "TIFF, WebP, BMP and GIF, without CMYK, and 16 bits of PNG and TIFF"
+            "TIFF, WebP, BMP and GIF, without CMYK, and 16 bits of PNG and TIFF, unsigned, where 0 is black"
         )
     return found
 
@@ -91,33 +105,58 @@ def read_array(data: bytes, max_pixels: int) -> StoredArray:
 def _read_pillow(data: bytes, max_pixels: int) -> StoredArray | None:
     """Return the values as Pillow has them; None where these are not exact."""
     with open_image(data, max_pixels=max_pixels) as image:
-        mode = _CONVERTED.get(image.mode, image.mode)
+        bits = data[24] if image.format == "PNG" else 8
+        is_scaled = bits in _GREY_STEPS and image.mode in ("1", "L")
+        has_key = image.has_transparency_data and image.mode not in ("LA", "RGBA")
+        mode = (_WITH_ALPHA if has_key else _CONVERTED).get(image.mode, image.mode)
         if image.format == "PNG" and mode == "I":  # Pillow before 11: 16 bits of grey
             mode = "I;16"
         is_deep = mode.startswith("I;16")
-        if image.format not in _EXACT_FORMATS or mode not in _EXACT_MODES:
+        if image.format not in _EXACT_FORMATS or mode not in _EXACT_MODES or (has_key and (is_deep or is_scaled)):
             return None
-        if image.format == "TIFF" and not _is_exact(image.tag_v2, len(image.getbands()), is_deep=is_deep):
+        if image.format == "BMP" and _bmp_bits(data) == 16:  # five bits of a colour
             return None
-        channels = len(image.getbands())
+        if image.format == "TIFF" and not _is_exact(image):
+            return None
+        channels = Image.getmodebands(mode)
         check_array(image.height, image.width, channels, 2 if is_deep else 1, max_pixels)
         more_frames = has_more_frames(image, data, max_pixels)
         turned = image.format == "TIFF" and load_tiff(image)
         image.load()
+        check_palette(image)
         exact = image if mode in (image.mode, "I;16") else image.convert(mode)
         pixels = np.asarray(exact)
         if is_deep:
             pixels = pixels.astype(np.uint16)
+        elif is_scaled or (image.mode == "1" and image.format == "TIFF"):
+            pixels = pixels // _GREY_STEPS[bits if is_scaled else 1]
         orientation = 1 if turned or image.format == "TIFF" else orientation_of(image)
         return StoredArray(np.atleast_3d(pixels), orientation, turned, more_frames)
 
 
-def _is_exact(tags: Any, bands: int, *, is_deep: bool) -> bool:
-    """Return whether Pillow leaves the values of a TIFF as they are: it may drop bits, or divide by alpha."""
-    bits, photometric = tags.get(BITS_TAG, (1,)), tags.get(_PHOTOMETRIC_TAG, _GREY)
-    if tags.get(_SAMPLES_TAG, 1) != bands or tags.get(_EXTRA_SAMPLES_TAG, (0,))[0] == _ASSOCIATED_ALPHA:
+def _bmp_bits(data: bytes) -> int:
+    """Return the bits of a pixel in a BMP, whose older header has 12 bytes."""
+    at = 24 if data[14:18] == b"\x0c\0\0\0" else 28
+    return int.from_bytes(data[at : at + 2], "little")
+
+
+def _is_exact(image: Image.Image) -> bool:
+    """Return whether Pillow leaves the values of a TIFF as they are: it may scale or invert, or divide by alpha."""
+    tags: Any = image.tag_v2  # type: ignore[attr-defined]
+    bits, photometric = set(tags.get(BITS_TAG, (1,))), tags.get(PHOTOMETRIC_TAG, WHITE_IS_ZERO)
+    if tags.get(_SAMPLES_TAG, 1) != len(image.getbands()):
         return False
-    return (set(bits) == {16} and photometric == _GREY) if is_deep else max(bits) <= 8
+    if tags.get(_EXTRA_SAMPLES_TAG, (0,))[0] == _ASSOCIATED_ALPHA:
+        return False
+    if tags.get(SAMPLE_FORMAT_TAG, (UNSIGNED,))[0] != UNSIGNED:
+        return False
+    if image.mode == "P":
+        # Pillow keeps the high bytes of its colours. Most writers repeat them in the low ones, or leave those 0.
+        return photometric == _PALETTE and all(one % 256 in (0, one // 256) for one in tags.get(_COLORMAP_TAG, (1,)))
+    if image.mode in ("RGB", "RGBA"):
+        is_jpeg = photometric == _YCBCR and tags.get(_COMPRESSION_TAG) == _JPEG
+        return bits == {8} and (photometric == _RGB or is_jpeg)
+    return photometric == _GREY and bits == {{"1": 1, "L": 8, "LA": 8}.get(image.mode, 16)}
 
 
 def _read_png(data: bytes, max_pixels: int) -> StoredArray:
@@ -194,15 +233,3 @@ def resize_array(pixels: Array, size: Size, resampling: Image.Resampling) -> Arr
         values = Image.fromarray(pixels[..., channel].astype(np.float32)).resize(size, resampling)
         resized[..., channel] = np.rint(np.asarray(values)).clip(0, most)
     return resized
-
-
-def turn_array(pixels: Array, orientation: int) -> Array:
-    """Return a stored array upright."""
-    if orientation >= 5:
-        pixels = pixels.transpose(1, 0, 2)
-    rows, columns = _TURNS[orientation]
-    return pixels[::rows, ::columns]
-
-
-_TURNS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
-"""Orientation → steps along rows and columns, after rows and columns were exchanged from 5 on."""

@@ -14,11 +14,11 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from shardflow import native
+from shardflow._colour import to_8_bits
 from shardflow._pillow import open_image
 from shardflow.errors import TooLargeError
 from shardflow.formats.image_types import IMAGE_TYPES, is_jpeg
 
-from .colour import to_8_bits
 from .geometry import Size
 
 Filter = native.Interpolation

@@ -76,10 +76,13 @@ def encode(pixels: Image.Image, target: Format, quality: int, subsampling: str) 
     return buffer.getvalue()
 
 
-def add_seek_table(jpeg: bytes, max_pixels: int) -> bytes:
-    """Return a JPEG with its seek table; as it is where it can have none, and where there is no kernel to make it."""
-    segment = native.seek_table(jpeg, max_pixels=max_pixels) if native.available() else None
-    return seek_table.insert(jpeg, segment) if segment else jpeg
+def set_seek_table(jpeg: bytes, max_pixels: int, *, wanted: bool) -> bytes:
+    """Return a JPEG with the seek table that is made here; without one if none is wanted, or none can be made.
+
+    A copied file can hold one already, made by anyone for any other picture: it never stays.
+    """
+    segment = native.seek_table(jpeg, max_pixels=max_pixels) if wanted and native.available() else None
+    return seek_table.insert(jpeg, segment or b"")
 
 
 def can_copy(image: Image.Image, data: bytes) -> bool:

@@ -1,7 +1,7 @@
 """Geometry: where each point of a source image went, so that annotations can follow.
 
     stored    as the pixels are in the file
-    upright   turned as its orientation says (see `orientation`)
+    upright   turned as its orientation says (see `_orientation`)
     packed    upright, cropped to `box` and resized to `size`
 
 Coordinates of annotations are in pixels of the upright image, as browsers and annotation tools use them. They are
@@ -50,11 +50,21 @@ class Geometry:
         return (x - left) * self.size[0] / (right - left), (y - top) * self.size[1] / (bottom - top)
 
     def rectangle(self, x1: float, y1: float, x2: float, y2: float) -> tuple[float, float, float, float] | None:
-        """Return the part of a rectangle that is in the packed image; None when it is outside."""
+        """Return the part of a rectangle that is in the packed image; None when it is outside.
+
+        One without area, a line or a point, is in the image up to its borders.
+        """
         (left, top), (right, bottom) = self.point(x1, y1), self.point(x2, y2)
-        left, top = max(left, 0.0), max(top, 0.0)
-        right, bottom = min(right, float(self.size[0])), min(bottom, float(self.size[1]))
-        return (left, top, right, bottom) if left < right and top < bottom else None
+        across, down = _overlap(left, right, self.size[0]), _overlap(top, bottom, self.size[1])
+        return None if across is None or down is None else (across[0], down[0], across[1], down[1])
+
+
+def _overlap(begin: float, end: float, length: int) -> tuple[float, float] | None:
+    """Return the part of an interval that is within 0 … length; None where there is none."""
+    if begin == end:
+        return (begin, end) if 0 <= begin <= length else None
+    begin, end = max(begin, 0.0), min(end, float(length))
+    return (begin, end) if begin < end else None
 
 
 def upright_size(stored: Size, orientation: int) -> Size:

@@ -5,8 +5,12 @@ A sample gets a part `json`, which is declared in the manifest:
     boxes      [[left, top, right, bottom], ...] in pixels; an image without any has an empty list
     labels     the class of each box: the place of its category in the order of their ids, from 0
     iscrowd, area, ids   of each box; the area is in pixels of the source image, also where the image was resized
-    keypoints  [[[x, y, visibility], ...], ...], one list for each box, if any annotation has keypoints
+    keypoints  [[[x, y, visibility], ...], ...], one list for each box, if any annotation has keypoints; those whose
+               names in the category differ in left and right change places where an image is mirrored
     image_id, width, height   of the source image
+
+An image whose width and height are not those that the JSON gives it is a bad input: its boxes would be those of another
+image. As its boxes, they are of the upright image.
 
 The classes of an image, for sampling and subsets, are those of its boxes. Segmentations are left out.
 
@@ -33,11 +37,18 @@ from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.file_names import name_of
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import is_remote, remote_options, strip_file_scheme
+from shardflow.storage.urls import (
+    divide_query,
+    is_remote,
+    remote_options,
+    shown_url,
+    split_name,
+    strip_file_scheme,
+)
 
 from .items import Draft, Drafts, encode_more
 from .labelling import SplitLabel, labelled_draft, number_labels
-from .reader import Reader, is_place, place_state, public_name
+from .reader import Reader, place_state, public_name, refusal
 from .source import Source
 
 logger = logging.getLogger(__name__)
@@ -49,6 +60,7 @@ _FIELDS = {"labels": "labels", "iscrowd": "iscrowd", "area": "area:float", "ids"
 _BOXES = Boxes("json", "boxes", "xyxy", fields=_FIELDS)
 _KEYPOINTS = Keypoints("json", "keypoints[]", "xyv")
 _TRIED_IMAGES = 3
+_SIDES, _OPPOSITE = re.compile("left|right"), {"left": "right", "right": "left"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,7 @@ class Coco:
     Args:
         url: Path or URL of the JSON: "coco/annotations/instances_train2017.json".
         images: Directory or URL of the images; None to find it as COCO lays it out: `train2017/` beside `annotations/`,
-            or the folder of the JSON.
+            or the folder of the JSON. A JSON behind a URL names files below it, or URLs of stores.
         split: "train", "val", "valid", "validation" or "test"; None for the one in the name of the file or else of its
             folder, or else "train".
         classes: Names of the categories in the order of their labels, or a file with one per line; None for the order
@@ -79,55 +91,60 @@ class Coco:
     @staticmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's
         """Return whether a path or URL has the extension of a JSON, and is not a directory."""
-        return os.path.splitext(url)[1].lower() == ".json" and not os.path.isdir(strip_file_scheme(url))
+        extension = os.path.splitext(divide_query(url).place)[1].lower()
+        return extension == ".json" and not os.path.isdir(strip_file_scheme(url))
+
+    def __str__(self) -> str:
+        return shown_url(self.url)
 
     def list(self) -> Source:
         """List the images."""
-        folder, _, name = strip_file_scheme(self.url).rpartition("/")
-        folder = folder or ("/" if str(self.url).startswith("/") else ".")
+        folder, name = split_name(strip_file_scheme(self.url))
         storage = open_storage(folder, remote_options(folder, self.storage_options))
-        content = _Content(self._read(name if is_remote(folder) else name_of(name), folder), str(self.url))
+        content = _Content(self._read(name if is_remote(folder) else name_of(name), folder), str(self))
         base = str(self.images) if self.images is not None else self._image_folder(content, folder, name)
-        split = self.split or _split_of(name, folder)
+        split = self.split or _split_of(name, divide_query(folder).place)
         if split not in SPLITS:
             raise ConfigError(f"split is {split!r}; splits are named {', '.join(SPLITS)}")
-        numbering = LabelNumbering(content.names if self.classes is None else self.classes, content.names, self.url)
+        numbering = LabelNumbering(content.names if self.classes is None else self.classes, content.names, self)
         numbers = {category: numbering.number(name) for category, name in content.categories.items()}
         images = open_storage(base, remote_options(base, self.storage_options))
         reader = Reader.at(images, base, self.storage_options)
-        drafts = Drafts.of(_drafts(content, numbers, split, reader.base))
+        drafts = Drafts.of(_drafts(content, numbers, split, folder, reader.base))
         if not drafts:
-            raise ConfigError(f"{self.url} has no images")
+            raise ConfigError(f"{self} has no images")
         source = number_labels(drafts, numbering.classes, storage, reader)
-        keypoints = _KEYPOINTS if content.points else None
+        keypoints = replace(_KEYPOINTS, flip_pairs=content.flip_pairs()) if content.points else None
         return replace(source, annotations=Annotations(boxes=_BOXES, keypoints=keypoints))
 
     def _read(self, name: str, folder: str) -> Any:
         storage = open_storage(folder, remote_options(folder, self.storage_options))
         size = storage.size(name)
         if size is not None and size > MAX_BYTES:
-            raise ConfigError(f"{self.url} has {size:,} bytes; {MAX_BYTES:,} at most are read: divide it")
+            raise ConfigError(f"{self} has {size:,} bytes; {MAX_BYTES:,} at most are read: divide it")
         try:
-            return json.loads(storage.read(name), object_hook=_without_segmentation)
+            return json.loads(storage.read(name, most_bytes=MAX_BYTES), object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{self.url} is not JSON: {error}") from error
+            raise ConfigError(f"{self} is not JSON that can be read: {error}") from error
 
     def _image_folder(self, content: _Content, folder: str, name: str) -> str:
         """Return the first of the folders of COCO's layout, and others like it, in which the first images are."""
-        parent = folder.rpartition("/")[0] if is_remote(folder) else os.path.dirname(os.path.abspath(folder))
+        here, query = divide_query(folder)
+        parent = here.rpartition("/")[0] if is_remote(here) else os.path.dirname(os.path.abspath(here))
         words = os.path.splitext(name)[0].split("_")
         names = ["_".join(words[at:]) for at in range(len(words) - 1, -1, -1)]
-        bases = [base for base in (parent, folder) if base and not base.endswith(":/")]
+        bases = [base for base in (parent, here) if base and not base.endswith(":/")]
         folders = [f"{base}/{inner}{each}" for each in names for base in bases for inner in ("", "images/")]
-        folders += [folder, *(f"{base}/images" for base in bases), *bases[:1]]
+        folders += [here, *(f"{base}/images" for base in bases), *bases[:1]]
         first = [image.get("file_name") for image in content.images[:_TRIED_IMAGES]]
+        tried = [each for each in first if isinstance(each, str) and not refusal(each, folder)]
         for found in folders:
-            images = open_storage(found, remote_options(found, self.storage_options))
-            if any(isinstance(each, str) and is_place(each) and images.size(each) is not None for each in first):
-                return found
-        tried = f"{folders[0]}, {folder} and others"
+            images = open_storage(found + query, remote_options(found, self.storage_options))
+            if any(images.size(each) is not None for each in tried):
+                return found + query
         raise ConfigError(
-            f"{self.url}: the images, such as {first[:1]}, are not in {tried}; name it with --image-folder"
+            f"{self}: the images, such as {first[:1]}, are not in {folders[0]}, {here} and others; name it with "
+            "--image-folder"
         )
 
 
@@ -176,9 +193,24 @@ class _Content:
         self.names = tuple(dict.fromkeys(self.categories.values()))
         lengths = (len(points) for each in annotations if isinstance(points := each.get("keypoints"), list))
         self.points = max(lengths, default=0) // 3
+        self._point_names = [each["keypoints"] for each in categories if isinstance(each.get("keypoints"), list)]
+
+    def flip_pairs(self) -> tuple[tuple[int, int], ...]:
+        """Return the pairs of a left and a right point; none where the categories name their points differently."""
+        names = self._point_names[0] if self._point_names else []
+        if len(names) > self.points or any(other != names for other in self._point_names):
+            return ()
+        opposites = [_SIDES.sub(lambda side: _OPPOSITE[side[0]], str(name)) for name in names]
+        found = [(number, names.index(other)) for number, other in enumerate(opposites) if other in names]
+        return tuple((one, other) for one, other in found if one < other)
 
 
-def _without_segmentation(entry: dict[str, Any]) -> dict[str, Any]:
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of the JSON without its segmentation."""
+    entry = dict(pairs)
+    if len(entry) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has {next(name for name in entry if names.count(name) > 1)!r} twice")
     entry.pop("segmentation", None)
     return entry
 
@@ -189,12 +221,15 @@ def _split_of(*names: str) -> str:
     return next((word for word in words if word in SPLITS), SPLITS[0])
 
 
-def _drafts(content: _Content, numbers: Mapping[int, Any], split: str, base: str) -> Iterator[Draft[SplitLabel]]:
+def _drafts(
+    content: _Content, numbers: Mapping[int, Any], split: str, folder: str, base: str
+) -> Iterator[Draft[SplitLabel]]:
+    """Yield the images of the JSON in a folder; their names are relative to the base."""
     for number, image in enumerate(content.images):
         place = image.get("file_name")
-        if not (isinstance(place, str) and place and is_place(place)):
-            bad = encode_more(bad=f"{place!a} is not a file name")
-            yield labelled_draft(split, (), f"image {number}", -1, 0, bad)
+        reason = refusal(place, folder) if isinstance(place, str) and place else f"{place!a} is not a file name"
+        if reason:
+            yield labelled_draft(split, (), f"image {number}", -1, 0, encode_more(bad=reason))
             continue
         path = public_name(place)
         try:
@@ -203,7 +238,11 @@ def _drafts(content: _Content, numbers: Mapping[int, Any], split: str, base: str
             yield labelled_draft(split, (), path, -1, 0, encode_more(bad=str(error)))
             continue
         size, identity = place_state(base, place)
-        more = encode_more(image=[place] if path != place else [], parts={"json": json.dumps(sample)})
+        more = encode_more(
+            image=[place] if path != place else [],
+            parts={"json": json.dumps(sample)},
+            size=[sample["width"], sample["height"]] if sample["width"] is not None else [],
+        )
         yield labelled_draft(split, tuple(sorted({*sample["labels"]})), path, size, identity, more)
 
 
@@ -212,6 +251,9 @@ def _sample(
 ) -> dict[str, Any]:
     """Return the JSON of a sample; raise a SampleError that names an annotation which is not COCO's."""
     sample: dict[str, Any] = {"image_id": image["id"], "width": image.get("width"), "height": image.get("height")}
+    declared = sample["width"], sample["height"]
+    if declared != (None, None) and not all(type(side) is int and side > 0 for side in declared):
+        raise SampleError(f"width and height are {declared!r:.60}, not two numbers of pixels")
     sample |= {name: [] for name in ("boxes", *_FIELDS, *(["keypoints"] if points else []))}
     for number, annotation in enumerate(annotations):
         own = annotation.get("id", number)

@@ -26,7 +26,7 @@ from shardflow.storage.file_names import name_of, path_of
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import temporary_staging
 
-from .huggingface import is_dataset, undecoded
+from .huggingface import is_dataset, may_name_files, undecoded
 from .items import Draft, Drafts, encode_more
 from .labelling import SplitLabel, labelled_draft, number_labels
 from .reader import Reader, file_state
@@ -42,7 +42,8 @@ class Collection:
     or the bytes or the path of a file. A target is the number or name of a class, a list of those, a mask (an image),
     or annotations: a dictionary, which becomes `.json`, or a list of dictionaries, which is "annotations" in it. The
     entries of a mapping that are bytes become parts of that name, and all others `.json`, except those that are named
-    here.
+    here. The rows of a Hugging Face dataset name files only where the caller or the library wrote the paths, as in
+    `Dataset.from_dict` and "imagefolder".
 
     Args:
         samples: The samples.
@@ -111,6 +112,7 @@ class _Split(NamedTuple):
     samples: Any
     adapter: SampleAdapter
     classes: tuple[str, ...] | None
+    may_name_files: bool = True  # whether a path in a sample is the caller's
 
 
 class _PayloadFile:
@@ -139,6 +141,7 @@ class _PayloadFile:
 
 
 def _huggingface(dataset: Any, adapter: SampleAdapter, split: str) -> _Split:
+    own_paths = may_name_files(dataset)
     dataset, images, classes = undecoded(dataset, f"the dataset's split {split!r}")
     images = [name for name in images if name != adapter.mask]
     first = images[0] if len(images) == 1 else next((key for key in IMAGE_KEYS if key in images), None)
@@ -147,7 +150,7 @@ def _huggingface(dataset: Any, adapter: SampleAdapter, split: str) -> _Split:
         raise ConfigError(f"the dataset has several columns with images: {', '.join(images)}; name one with image=")
     label = adapter.label or (next(iter(classes)) if len(classes) == 1 else None)
     names = classes.get(label or LABEL_KEYS[0])
-    return _Split(dataset, replace(adapter, image=image, label=label), names)
+    return _Split(dataset, replace(adapter, image=image, label=label), names, own_paths)
 
 
 def _drafts(adapted: _Split, file: _PayloadFile, split: str, masks: set[str]) -> Iterator[Draft[SplitLabel]]:
@@ -157,7 +160,7 @@ def _drafts(adapted: _Split, file: _PayloadFile, split: str, masks: set[str]) ->
             if isinstance(sample, Exception):
                 raise SampleError(f"{type(sample).__name__}: {sample}") from sample
             found = adapted.adapter.adapt(sample)
-            yield _draft(found, split, path, file)
+            yield _draft(found, split, path, file, may_name_files=adapted.may_name_files)
             if found.mask is not None:
                 masks.add(found.mask)
         except SampleError as error:
@@ -166,10 +169,22 @@ def _drafts(adapted: _Split, file: _PayloadFile, split: str, masks: set[str]) ->
             yield labelled_draft(split, None, path, -1, 0, encode_more(bad=str(error)))
 
 
-def _draft(sample: AdaptedSample, split: str, path: str, file: _PayloadFile) -> Draft[SplitLabel]:
-    image = image_file(sample.image)
+def _draft(
+    sample: AdaptedSample, split: str, path: str, file: _PayloadFile, *, may_name_files: bool
+) -> Draft[SplitLabel]:
+    def load(value: Any, *, as_png: bool = False) -> bytes | Path:
+        found = image_file(value, as_png=as_png)
+        if isinstance(found, Path) and not may_name_files:
+            raise SampleError(
+                f"names the file {str(found)!a} in place of an image, and rows that may come from elsewhere must not "
+                "name files of this machine; if you trust them, pack `(row for row in dataset)`, or a table of the "
+                "paths as shardflow.Table"
+            )
+        return found
+
+    image = load(sample.image)
     parts = {
-        part: value if isinstance(value, str) else file.append(image_file(value, as_png=True))
+        part: value if isinstance(value, str) else file.append(load(value, as_png=True))
         for part, value in sample.parts.items()
     }
     size, identity = file_state(path_of(name_of(str(image)))) if isinstance(image, Path) else (len(image), 0)

@@ -32,7 +32,7 @@ from shardflow.formats.image_types import IMAGE_TYPES, UNREAD_EXTENSIONS, image_
 from shardflow.formats.labels import Label
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import SKIPPED, Quarantined
-from shardflow.storage.file_names import name_bytes, name_of
+from shardflow.storage.file_names import is_below, name_bytes, name_of
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
@@ -52,6 +52,7 @@ _FIRST_BYTES = 32
 _LOSSLESS = tuple(f".{part}" for each in IMAGE_TYPES if each.for_masks for part in each.parts)
 _LOSSY = (".jpg", ".jpeg", ".webp", ".avif", ".heic", ".heif")
 
+_NO_PLACE = "the name begins with '/', or has '..' or '://' in it: rename it"
 _LAYOUTS = "expected CLASS/x.jpg, or train/CLASS/x.jpg, or x.jpg directly, or train/x.jpg"
 
 
@@ -132,13 +133,17 @@ class Folder:
     ) -> Iterator[_File]:
         """Yield the images, sorted by the bytes of their paths; fill in the parts beside them, and count the rest."""
         coco = ""
+        is_remote = storage.local_path("") is None
         for file in _files(storage):
             part = next((part for part in self.parts or () if file.path.endswith(f".{part}")), None)
             extension = os.path.splitext(file.path)[1].lower()
             if part is not None:
                 beside[file.path] = file
             elif (kind := type_of_part(extension[1:])) is not None and kind.name not in MISSING_CODECS:
-                yield file
+                if is_remote and ("://" in file.path or not is_below(file.path)):
+                    skipped.append(Quarantined(file.path, SKIPPED, _NO_PLACE))
+                else:
+                    yield file
             elif reason := _why_skipped(storage, file.path, extension[1:]):
                 skipped.append(Quarantined(file.path, SKIPPED, reason))
             else:
@@ -230,7 +235,7 @@ def _files(storage: Storage) -> Iterator[_File]:
     root = storage.local_path("")
     if root is None:
         for name, listed in sorted(storage.listing().items(), key=lambda entry: name_bytes(entry[0])):
-            if not name.startswith(".") and "/." not in name:
+            if not (name.startswith(".") or "/." in name) or not is_below(name):
                 yield _File(name, listed.size, identity_of(listed.size, listed.tag))
         return
     with map_os_errors(root):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from shardflow.errors import ConfigError
@@ -12,6 +13,24 @@ def is_dataset(value: object) -> bool:
     """Whether a value is a Hugging Face dataset. The library is not imported for that."""
     library = sys.modules.get("datasets")
     return library is not None and isinstance(value, library.Dataset | library.IterableDataset)
+
+
+_NAME_FILES_THEMSELVES = ("generator", "imagefolder")
+"""Builders whose rows name files of this machine: those of the caller's function, or that the library has found."""
+
+
+def may_name_files(dataset: Any) -> bool:
+    """Return whether a path in a row may be opened: one that the caller or the library wrote there.
+
+    Any other comes from a file of rows. The library does not record whose that is, and most are downloaded. Where it
+    does not record a builder, rows in memory are the caller's; streams, and files of rows, can be of any builder.
+    """
+    files = [Path(each["filename"]) for each in getattr(dataset, "cache_files", ())]
+    if any(file.with_name("state.json").exists() for file in files):  # saved: with the files in it, and no other path
+        return False
+    if (builder := dataset.info.builder_name) is not None:
+        return builder in _NAME_FILES_THEMSELVES
+    return not files and hasattr(dataset, "cache_files")
 
 
 def undecoded(dataset: Any, where: str) -> tuple[Any, list[str], dict[str, tuple[str, ...]]]:

@@ -8,6 +8,9 @@ One reader serves every kind of source. The `more` of an item is a JSON object w
 
 A *location* is a list: [place], a whole file; or [place, offset, size, crc32], a slice of one. A place is the name of a
 file below the base, an absolute one, or a URL; names are UTF-8 in any locale, see `storage.file_names`.
+
+The owner of a server chooses the names of its listings and the places in its tables. So behind a remote base a
+place is never a file of this machine; see `refusal`.
 """
 
 from __future__ import annotations
@@ -23,23 +26,33 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from shardflow.errors import SampleError, ShardflowError
-from shardflow.storage.file_names import name_bytes, path_of
+from shardflow.formats.roots import SCHEMES
+from shardflow.storage.file_names import is_below, name_bytes, path_of
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
-from shardflow.storage.urls import is_remote, strip_file_scheme, url_text
+from shardflow.storage.urls import divide_query, is_remote, public_host, shown_url, strip_file_scheme, url_text
 
 from .items import Item, identity_of
 
 MAX_INPUT_BYTES = 1 << 30
 
+_KINDS_OF_REPOSITORIES = ("buckets", "datasets", "spaces")  # of the Hugging Face Hub
 _QUERY = re.compile(r"\?\S*")
 
 
 class Input(NamedTuple):
-    """The bytes of an input: its image file, and every other part by name."""
+    """The bytes of an input: its image file, and every other part by name.
+
+    `size` is the width and height that its annotations belong to, where the source says so.
+    """
 
     image: bytes
     parts: Mapping[str, bytes]
+    size: tuple[int, int] | None = None
+
+
+MOST_SOURCE_BYTES = 1 << 30
+"""The most bytes of a table or an image behind a URL that is read whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +65,7 @@ class Reader:
         storage_options: Options of fsspec's file system for `base` if that is a URL, otherwise for every URL.
     """
 
-    base: str
+    base: str = field(repr=False)  # its query can be a signature
     remote: bool = False
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -88,7 +101,7 @@ class Reader:
         if item.size not in (-1, len(image)):
             message = f"had {item.size} bytes when it was listed and has {len(image)} now"
             raise SampleError(f"{message}; run the same command again")
-        return Input(image, parts)
+        return Input(image, parts, tuple(more["size"]) if "size" in more else None)
 
     def _part(self, part: str, *place: Any) -> bytes:
         try:
@@ -97,26 +110,53 @@ class Reader:
             raise SampleError(f"{part}: {error.strerror or error}") from error
 
     def _bytes(self, place: str, offset: int = 0, size: int = -1, crc32: int = -1) -> bytes:
+        if reason := refusal(place, self.base):
+            raise SampleError(reason)
         path = local_path(self.base, place)
         if path is not None:
             data = _file(path, offset, size)
         else:
-            root, name = split_url(place if is_remote(place) else f"{self.base}/{place}")
-            own = not is_remote(self.base) or root == split_url(self.base)[0]
+            root, name = split_url(place) if is_remote(place) else (self.base, place)
+            own = not is_remote(self.base) or split_url(root)[0] == split_url(self.base)[0]
             storage = _storage(root, _Options(self.storage_options if own else None))
-            data = storage.read(name) if size < 0 else storage.read_range(name, offset, offset + size)
+            data = (
+                storage.read(name, most_bytes=MOST_SOURCE_BYTES)
+                if size < 0
+                else storage.read_range(name, offset, offset + size)
+            )
         if crc32 >= 0 and zlib.crc32(data) != crc32:
             raise SampleError("has changed since it was listed: its CRC-32 differs; run the same command again")
         return data
 
 
 def local_path(base: str, place: str) -> str | None:
-    """Return where a place is on this machine; None when it is behind a URL."""
+    """Return where a place is on this machine; None when it, or the base, is behind a URL."""
+    if is_remote(base) or is_remote(place):
+        return None
     if place.startswith("file://"):
         return path_of(strip_file_scheme(place))
-    if is_remote(place) or (is_remote(base) and not os.path.isabs(place)):
-        return None
     return os.path.join(base, path_of(place))
+
+
+def refusal(place: str, url: str) -> str:
+    """Return why a place that a listing or a table at `url` names is not read; "" if it can be tried.
+
+    One behind a URL may lead to names below its base, and to URLs of stores, but to no file of this machine.
+    """
+    if not is_place(place):
+        return f"{place!a} is not a file name"
+    if not is_remote(url):
+        return ""
+    root, name = split_url(place) if "://" in place else ("", place)
+    scheme = root.partition("://")[0]
+    if root and root != split_url(url)[0] and (scheme not in SCHEMES or "::" in root or "\\" in root):
+        reason = f"is not a URL of {', '.join(sorted(SCHEMES))}"
+    elif not is_below(name.partition("?")[0] if root else name):
+        reason = "begins with '/' or has '..' in it"
+    else:
+        return ""
+    message = f"{public_name(place)!a} {reason}, as a name that comes from a URL must not"
+    return f"{message}; rename it, or copy the table to a disk if you trust it"
 
 
 def file_state(path: str | bytes | int) -> tuple[int, int]:
@@ -143,19 +183,25 @@ def is_place(text: str) -> bool:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return the root of a URL, such as its bucket or its host, and the name below it."""
-    scheme, _, rest = url.partition("://")
-    host, _, name = rest.partition("/")
-    return f"{scheme}://{host}", name
+    """Return the root of a URL, such as its bucket, its host or its repository, and the name below it."""
+    place, query = divide_query(url)
+    scheme, _, rest = place.partition("://")
+    parts = rest.split("/")
+    segments = 1 if scheme != "hf" else 3 if parts[0] in _KINDS_OF_REPOSITORIES else 2
+    return f"{scheme}://{'/'.join(parts[:segments])}", "/".join(parts[segments:]) + query
 
 
 def public_name(place: str) -> str:
-    """Return a place without secrets: a URL without a user's name, a password or a query."""
-    if "://" not in place or place.startswith(("s3:", "gs:")):
+    """Return a place without secrets: a URL without a user's name, a password or a query; `?` in a bucket is none."""
+    if "://" not in place:
         return place
-    root, name = split_url(place)
-    scheme, _, host = root.partition("://")
-    return f"{scheme}://{host.rpartition('@')[2]}/{name.partition('?')[0]}"
+    scheme, _, rest = place.partition("://")
+    if scheme not in ("s3", "gs"):
+        if "::" in rest:
+            return shown_url(place)
+        rest = rest.partition("?")[0]
+    host, slash, name = rest.partition("/")
+    return f"{scheme}://{public_host(scheme, host)}{slash}{name}"
 
 
 def _file(path: str, offset: int, size: int) -> bytes:

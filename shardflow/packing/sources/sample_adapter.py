@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from shardflow._orientation import upright
 from shardflow.dataset.label_numbering import Named
 from shardflow.errors import SampleError
 from shardflow.formats.image_types import IMAGE_TYPES
-from shardflow.packing.image.orientation import upright
 
 IMAGE_KEYS = ("image", "img", *(part for each in IMAGE_TYPES if each.in_shards for part in each.parts))
 LABEL_KEYS = ("label", "cls")

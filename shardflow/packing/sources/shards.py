@@ -27,13 +27,14 @@ from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import MAX_BYTES, Shard
 from shardflow.formats.tar_samples import read_samples
-from shardflow.storage.file_names import name_bytes, name_of
+from shardflow.storage.file_names import is_below, name_bytes, name_of
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.storage import Storage
 from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
+from shardflow.storage.urls import is_remote, join_name
 from shardflow.storage.virtual import root_url, virtual_storage
 
 from .items import Draft, Drafts, encode_more, identity_of
@@ -77,18 +78,18 @@ class Shards:
         storage = open_storage(root, self.storage_options)
         reader = Reader.at(storage, root, self.storage_options)
         if pattern is None and _is_dataset(storage):
-            return replace(self._list_dataset(storage, reader), is_dataset=True)
+            return replace(self._list_dataset(storage, root, reader), is_dataset=True)
         pattern = name_of(pattern or ALL) if storage.local_path("") is not None else pattern or ALL
         return self._list_tars(storage, reader, _matching(storage, pattern))
 
-    def _list_dataset(self, storage: Storage, reader: Reader) -> Source:
+    def _list_dataset(self, storage: Storage, url: str, reader: Reader) -> Source:
         dataset = manifest.from_bytes(storage.read(manifest.FILE_NAME))
-        tars = virtual_storage(storage, dataset.roots, self.storage_options)
+        tars = virtual_storage(storage, url, dataset.roots, self.storage_options)
         drafts = Drafts.of(
             draft
             for split, shards in dataset.splits.items()
             for shard in shards
-            for draft in _indexed_samples(tars, shard, split, _place(storage, dataset, shard))
+            for draft in _indexed_samples(tars, shard, split, _place(url, dataset, shard))
         )
         if self.classes is None:
             source = number_labels(drafts, dataset.classes, storage, reader)
@@ -142,6 +143,10 @@ def _matching(storage: Storage, pattern: str) -> dict[str, str]:
             found_instead = f"it holds {tars} tars and {len(listing) - tars} other files"
             raise ConfigError(f"{storage} has no shard {one!r}; {found_instead}")
         found |= {name: listing[name].tag for name in names}
+    is_remote = storage.local_path("") is None
+    foreign = next((name for name in found if is_remote and ("://" in name or not is_below(name))), None)
+    if foreign is not None:
+        raise ConfigError(f"{storage} lists the tar {foreign!r}, which is not the name of a file below it; rename it")
     return {name: found[name] for name in sorted(found, key=name_bytes)}
 
 
@@ -150,7 +155,7 @@ def _opened(storage: Storage, name: str) -> Iterator[IO[bytes]]:
     """Open a tar; one behind a URL is read as a whole, into memory."""
     path = storage.local_path(name)
     if path is None:
-        yield io.BytesIO(storage.read(name))
+        yield io.BytesIO(storage.read(name, most_bytes=MAX_BYTES))
         return
     with map_os_errors(path), open(path, "rb") as file:
         yield file
@@ -173,14 +178,13 @@ def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[
             yield _draft(file, split, path, locations, identity)
 
 
-def _place(storage: Storage, dataset: manifest.Manifest, shard: Shard) -> str:
+def _place(url: str, dataset: manifest.Manifest, shard: Shard) -> str:
     """Return the place of a shard's tar for the reader; of a virtual dataset, relative to its root where possible."""
     if not dataset.roots:
         return shard.name
     name, path = split_shard_name(shard.name)
     root = dataset.roots[name]
-    is_local = storage.local_path("") is not None
-    return f"{root.url if is_local else root_url(str(storage), root)}/{path}"
+    return join_name(root_url(url, root) if is_remote(url) else root.url, path)
 
 
 def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> Iterator[Draft[SplitLabel]]:

@@ -82,13 +82,13 @@ class Source:
 
 def describe_skipped(skipped: Iterable[Quarantined]) -> str:
     """Return the kinds of skipped images, each with its number, the first names, and the reason."""
-    kinds: dict[str, list[Quarantined]] = {}
+    kinds: dict[tuple[str, str], list[Quarantined]] = {}
     for each in skipped:
-        kinds.setdefault(os.path.splitext(each.path)[1].lower(), []).append(each)
+        kinds.setdefault((os.path.splitext(each.path)[1].lower(), each.reason), []).append(each)
     return "; ".join(
         f"{len(images):,} {kind or 'without extension'}, such as "
-        f"{', '.join(repr(each.path) for each in images[:_NAMED])} ({images[0].reason})"
-        for kind, images in kinds.items()
+        f"{', '.join(repr(each.path) for each in images[:_NAMED])} ({reason})"
+        for (kind, reason), images in kinds.items()
     )
 
 

@@ -26,11 +26,18 @@ from shardflow.formats.image_types import SOURCE_PARTS
 from shardflow.formats.manifest import SPLITS
 from shardflow.storage.file_names import name_of
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import is_remote, remote_options, strip_file_scheme
+from shardflow.storage.urls import (
+    divide_query,
+    is_remote,
+    remote_options,
+    shown_url,
+    split_name,
+    strip_file_scheme,
+)
 
 from .items import Draft, Drafts, encode_more, identity_of
 from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels
-from .reader import Reader, is_place, place_state, public_name
+from .reader import MOST_SOURCE_BYTES, Reader, is_place, place_state, public_name, refusal
 from .sample_adapter import MASK_PART, to_json
 from .source import Source
 
@@ -57,7 +64,8 @@ class Table:
     Args:
         url: Path or URL of a `.csv`, `.tsv`, `.jsonl` or `.parquet` file.
         image: Column with the image's path, relative to the table or absolute, or its URL of any scheme that fsspec
-            supports; None for the first of `IMAGE_COLUMNS` that the table has.
+            supports; None for the first of `IMAGE_COLUMNS` that the table has. A table behind a URL names paths below
+            its folder, and URLs of stores, but no file of this machine.
         label: Column with the name or number of a class, or a list of those; None for "label", if the table has it.
         split: Column with "train", "val", "valid", "validation" or "test"; None for "split", if the table has it.
             Without one, all rows are for training.
@@ -84,20 +92,26 @@ class Table:
     @staticmethod
     def recognizes(url: str, storage_options: Mapping[str, Any] | None) -> bool:  # noqa: ARG004 - the interface's
         """Return whether a path or URL has the extension of a table, and is not a directory."""
-        return os.path.splitext(url)[1].lower() in TABLES and not os.path.isdir(strip_file_scheme(url))
+        return os.path.splitext(divide_query(url).place)[1].lower() in TABLES and not os.path.isdir(
+            strip_file_scheme(url)
+        )
+
+    def __str__(self) -> str:
+        return shown_url(self.url)
 
     def list(self) -> Source:
         """List the rows."""
         if os.path.isdir(strip_file_scheme(self.url)):
-            raise ConfigError(f"{self.url} is a directory; columns are of a table ({', '.join(TABLES)})")
-        folder, slash, name = strip_file_scheme(self.url).rpartition("/")
-        base = folder or slash or "."
+            raise ConfigError(f"{self} is a directory; columns are of a table ({', '.join(TABLES)})")
+        base, name = split_name(strip_file_scheme(self.url))
         storage = open_storage(base, remote_options(base, self.storage_options))
         name = name if is_remote(base) else name_of(name)
         unused: list[str] = []
-        drafts = Drafts.of(self._drafts(_read_rows(storage.read(name), name), base, unused))
+        drafts = Drafts.of(
+            self._drafts(_read_rows(storage.read(name, most_bytes=MOST_SOURCE_BYTES), name), base, unused)
+        )
         if not drafts:
-            raise ConfigError(f"{self.url} has no rows")
+            raise ConfigError(f"{self} has no rows")
         if name.lower().endswith(_TEXT_TABLES) and all(
             label is None or NUMBER.fullmatch(str(label)) for _, label in drafts.keys
         ):
@@ -105,7 +119,7 @@ class Table:
         reader = Reader.at(storage, base, self.storage_options)
         if any(is_remote(draft.path) for draft in drafts):
             reader = replace(reader, remote=True)
-        source = number_labels(drafts, self.classes, self.url, reader)
+        source = number_labels(drafts, self.classes, self, reader)
         for warning in unused:  # after all errors
             logger.warning("%s", warning)
         return source if self.mask is None else replace(source, annotations=Annotations(masks=(MASK_PART,)))
@@ -121,14 +135,14 @@ class Table:
         named = _Columns(*self._named())
         for column in named:
             if column is not None and column not in row:
-                raise ConfigError(f"{self.url} has no column {column!r}; it has {', '.join(row)}")
+                raise ConfigError(f"{self} has no column {column!r}; it has {', '.join(row)}")
         image = self.image or next((column for column in IMAGE_COLUMNS if column in row), None)
         if image is None:
-            message = f"{self.url} has none of the columns {', '.join(IMAGE_COLUMNS)}, but {', '.join(row)}"
+            message = f"{self} has none of the columns {', '.join(IMAGE_COLUMNS)}, but {', '.join(row)}"
             raise ConfigError(f"{message}; {_header_hint(row)}")
         if not isinstance(row[image], str | None):
             kind = "their bytes" if isinstance(row[image], bytes | dict) else type(row[image]).__name__
-            message = f"{self.url}: expected paths or URLs of images in column {image!r}, found {kind}"
+            message = f"{self}: expected paths or URLs of images in column {image!r}, found {kind}"
             raise ConfigError(f"{message}; name another column, or pack it as a Hugging Face dataset")
         label, split = ("label" if "label" in row else None), ("split" if "split" in row else None)
         used = named._replace(image=image, label=self.label or label, split=self.split or split)
@@ -145,7 +159,7 @@ class Table:
     def _perhaps_meant(self, use: str, likely: Sequence[str], effect: str) -> Iterator[str]:
         """Yield a warning of a column that is not used, but was perhaps meant: it would silently be in `.json`."""
         if likely:
-            message = f"{self.url} has no column {use!r}, so {effect}; if {likely[0]!r} was meant"
+            message = f"{self} has no column {use!r}, so {effect}; if {likely[0]!r} was meant"
             yield f"{message}, name it with {use}= or --{use}-column"
 
     def _named(self) -> tuple[str | None, ...]:
@@ -154,7 +168,7 @@ class Table:
     def _split(self, row: Row, column: str | None, number: int) -> str:
         split = "train" if column is None else str(row.get(column, "")).lower()
         if split not in SPLITS:
-            message = f"{self.url}, row {number}: split {split!r}; splits are named {', '.join(SPLITS)}"
+            message = f"{self}, row {number}: split {split!r}; splits are named {', '.join(SPLITS)}"
             raise ConfigError(f"{message}: write one of these into column {column!r}")
         return split
 
@@ -187,9 +201,10 @@ def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> D
     missing = [column for column in needed if row.get(column) in (None, "")]
     place = str(row.get(columns.image or "") or "")
     bad = f"row {number} has no {', '.join(missing)}" if missing else ""
-    if not is_place(place):
-        bad, place = f"row {number}: {place!a} is not a file name", ""
-    path = public_name(place) or f"row {number}"
+    mask = str(row.get(columns.mask or "") or "")
+    if reason := refusal(place, base) or refusal(mask, base):
+        bad = f"row {number}: {reason}"
+    path = (public_name(place) if is_place(place) else "") or f"row {number}"
     if bad:
         return labelled_draft(split, None, path, -1, 0, encode_more(bad=bad))
     size, identity = place_state(base, place)
@@ -219,6 +234,7 @@ def _read_rows(data: bytes, name: str) -> Iterator[Row]:
 def _csv(text: io.TextIOWrapper, name: str, kind: str) -> Iterator[Row]:
     reader = csv.DictReader(text, delimiter="\t" if kind == ".tsv" else ",", strict=True)
     try:
+        _refuse_repeated(reader.fieldnames or (), name)
         for row in reader:
             if None in row or None in row.values():
                 found = sum(value is not None for value in row.values()) - (None in row) + len(row.get(None) or ())
@@ -231,6 +247,12 @@ def _csv(text: io.TextIOWrapper, name: str, kind: str) -> Iterator[Row]:
         raise ConfigError(f"{name}, line {reader.line_num + 1}: {error}; save it as UTF-8 with a header") from error
 
 
+def _refuse_repeated(columns: Sequence[str], where: str) -> None:
+    repeated = next((column for number, column in enumerate(columns) if column in columns[:number]), None)
+    if repeated is not None:
+        raise ConfigError(f"{where} has two columns {repeated!r}; rename or remove one of them")
+
+
 def _cell(text: str) -> Any:
     if text[:1] in ("[", "{"):
         with contextlib.suppress(ValueError, RecursionError):
@@ -240,9 +262,15 @@ def _cell(text: str) -> Any:
 
 def _json_lines(text: io.TextIOWrapper, name: str) -> Iterator[Row]:
     number = 0
+
+    def unique(pairs: Sequence[tuple[str, Any]]) -> Row:
+        if len(content := dict(pairs)) < len(pairs):
+            _refuse_repeated([column for column, _ in pairs], f"{name}, line {number}")
+        return content
+
     try:
         for number, line in enumerate(text, 1):
-            row = json.loads(line) if line.strip() else {}
+            row = json.loads(line, object_pairs_hook=unique) if line.strip() else {}
             if not isinstance(row, dict):
                 raise ConfigError(f"{name}, line {number}: expected a JSON object, found {line[:40]!r}")
             if row:
@@ -260,7 +288,9 @@ def _parquet(data: bytes, name: str) -> Iterator[Row]:
     except ImportError as error:
         raise ConfigError(f"{name}: Parquet needs pyarrow: pip install 'shardflow[parquet]'") from error
     try:
-        for batch in pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data)).iter_batches(4096):
+        file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data))
+        _refuse_repeated(file.schema_arrow.names, name)
+        for batch in file.iter_batches(4096):
             yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         raise ConfigError(f"{name} is not a readable Parquet file: {error}") from error

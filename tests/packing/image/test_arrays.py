@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import struct
 import sys
+import zlib
 from typing import Any
 
 import imagecodecs
@@ -15,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from shardflow._orientation import apply_orientation, turn_array
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
 from shardflow.formats import image_array
-from shardflow.packing.image.arrays import turn_array
-from shardflow.packing.image.orientation import apply_orientation
 from shardflow.packing.recipe import Recipe, make_recipe
+from tests.helpers.folders import encoded, png_chunk
 
 EXACT = Recipe(format="npy", short_side=None)
 
@@ -195,3 +198,85 @@ def test_settings_of_other_formats_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"npy|only jpeg"):
             make_recipe(format="npy", **wrong)
     assert EXACT.describe()["colour"] == "as stored"
+
+
+def raw_png(codes: Any, bits: int, colour_type: int, *chunks: tuple[bytes, bytes]) -> bytes:
+    """Return a PNG of one channel with so many bits a pixel (W3C PNG 7.2, 11.2), with further chunks."""
+    height, width = codes.shape
+    rows = np.unpackbits(codes[..., None].astype(np.uint8), axis=2)[..., 8 - bits :].reshape(height, -1)
+    packed_rows = b"".join(b"\0" + np.packbits(row).tobytes() for row in rows)
+    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
+    parts = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(packed_rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(itertools.starmap(png_chunk, parts))
+
+
+def codes(bits: int) -> Any:
+    """Return all values of so many bits, some of them often."""
+    return np.random.default_rng(bits).integers(0, 1 << bits, (13, 21)).astype(np.uint8)
+
+
+COLOURS = np.random.default_rng(7).integers(0, 256, (256, 3)).astype(np.uint8)
+ALPHA = np.random.default_rng(8).integers(0, 256, 256).astype(np.uint8)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_values_of_few_bits_are_exact(bits: int) -> None:
+    """Grey of 1, 2, 4 and 8 bits keeps its values; palettes become their colours, with their alpha if any."""
+    stored, count = codes(bits), 1 << bits
+    palette, alpha = (b"PLTE", COLOURS[:count].tobytes()), (b"tRNS", ALPHA[:count].tobytes())
+    np.testing.assert_array_equal(packed(raw_png(stored, bits, 0))[..., 0], stored)
+    np.testing.assert_array_equal(packed(raw_png(stored, bits, 3, palette)), COLOURS[stored])
+    with_alpha = np.concatenate([COLOURS, ALPHA[:, None]], 1)
+    np.testing.assert_array_equal(packed(raw_png(stored, bits, 3, palette, alpha)), with_alpha[stored])
+    if bits in (1, 8):
+        grey = tiff((stored > 0 if bits == 1 else stored)[..., None])
+        np.testing.assert_array_equal(packed(grey)[..., 0], stored)
+    colormap = (COLOURS.T.astype(np.uint16) * 257)[:, :256]
+    if bits == 8:
+        np.testing.assert_array_equal(
+            packed(tiff(stored[..., None], photometric="palette", colormap=colormap)), COLOURS[stored]
+        )
+    picture = Image.fromarray(stored)
+    picture.putpalette(COLOURS[:count].tobytes())
+    for form in ("GIF", "BMP"):
+        np.testing.assert_array_equal(packed(encoded(picture, form)), COLOURS[stored])
+    seethrough = packed(encoded(picture, "GIF", transparency=1))
+    np.testing.assert_array_equal(seethrough, np.dstack([COLOURS[stored], 255 * (stored != 1)]))
+
+
+def test_a_colour_that_stands_for_transparency_is_alpha() -> None:
+    """Where a PNG makes one grey or one colour transparent, it becomes a channel of alpha, and the values stay."""
+    grey = codes(8)
+    data = raw_png(grey, 8, 0, (b"tRNS", struct.pack(">H", grey[0, 0])))
+    np.testing.assert_array_equal(packed(data), np.dstack([grey, 255 * (grey != grey[0, 0])]))
+    rgb = COLOURS[grey]
+    data = encoded(Image.fromarray(rgb), "PNG", transparency=tuple(rgb[0, 0].tolist()))
+    np.testing.assert_array_equal(packed(data), np.dstack([rgb, 255 * (rgb != rgb[0, 0]).any(-1)]))
+
+
+KEY = (b"tRNS", b"\0\1")
+INEXACT = {
+    "8 bits, 0 is white": tiff(codes(8)[..., None], photometric="miniswhite"),
+    "16 bits, 0 is white": tiff(values(1, np.uint16), photometric="miniswhite"),
+    "1 bit, 0 is white": tiff(codes(1)[..., None] > 0, photometric="miniswhite"),
+    "4 bits, TIFF": tiff(codes(4)[..., None], bitspersample=4),
+    "12 bits, TIFF": tiff(values(1, np.uint16) >> 4, bitspersample=12),
+    "signed": tiff(codes(8)[..., None].astype(np.int8)),
+    "signed, 16 bits": tiff(values(1, np.uint16).astype(np.int16)),
+    "palette of 16 bits": tiff(
+        codes(8)[..., None], photometric="palette", colormap=(COLOURS.T.astype(np.uint16) * 257) ^ 3
+    ),
+    "a key of 4 bits": raw_png(codes(4), 4, 0, KEY),
+    "a key of 16 bits": encoded(Image.fromarray(values(1, np.uint16)[..., 0]), "PNG", transparency=1),
+    "beyond its palette": raw_png(codes(4), 4, 3, (b"PLTE", COLOURS[:9].tobytes())),
+    "a BMP of 16 bits": b"BM" + struct.pack("<IIIIiiHHIIiiII", 62, 0, 54, 40, 2, 2, 1, 16, 0, 8, 0, 0, 0, 0) + bytes(8),
+    "YCbCr": encoded(Image.fromarray(COLOURS[codes(8)]).convert("YCbCr"), "TIFF"),
+    "12 bits": b"P5 2 1 4095 " + bytes([0, 1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("case", INEXACT)
+def test_values_that_a_reader_would_change_are_refused(case: str) -> None:
+    """Files whose values are scaled, inverted, cut or wrapped while they are read are refused, with a reason."""
+    with pytest.raises(DecodeError, match=r"exact values|arrays have|in colours|palette|values of"):
+        packed(INEXACT[case])

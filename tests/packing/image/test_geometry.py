@@ -52,6 +52,16 @@ def test_rectangles() -> None:
     assert CUT.rectangle(350, 0, 390, 200) is None
 
 
+def test_rectangles_without_area() -> None:
+    """A line or a point stays one at its place if it is in what was kept, its border included."""
+    assert WIDE.rectangle(10, 20, 10, 60) == (5, 10, 5, 30)
+    assert WIDE.rectangle(10, 20, 10, 20) == (5, 10, 5, 10)
+    assert WIDE.rectangle(0, 20, 0, 60) == (0, 10, 0, 30)
+    assert CUT.rectangle(0, 20, 200, 20) == (0, 10, 50, 10)
+    assert CUT.rectangle(90, 20, 90, 60) is None
+    assert CUT.rectangle(0, 20, 100, 20) is None
+
+
 @settings(max_examples=60)
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 50), st.booleans(), st.booleans())
 def test_corners_meet(width: int, height: int, short_side: int, square: bool, enlarge: bool) -> None:

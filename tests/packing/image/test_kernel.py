@@ -16,6 +16,7 @@ from shardflow.formats import seek_table
 from shardflow.formats.manifest import Manifest
 from shardflow.packing.image.encoding import EncodedImage, codec_versions
 from shardflow.packing.recipe import Recipe, recipe_of
+from tests.helpers import seek_tables
 from tests.helpers.folders import encoded, photo
 from tests.helpers.kernel import without_kernel
 from tests.helpers.reference import decoded, psnr_db, resized
@@ -121,6 +122,24 @@ def test_seek_tables() -> None:
     assert copied.image == seek_table.insert(data, native.seek_table(data) or b"")
     assert copied.done == ("kept",)
     assert replace(keep, seek_tables="all").process(copied.image).image == copied.image
+
+
+def test_a_table_that_came_in_from_outside_never_stays() -> None:
+    """A copied file has the table that is made here, or none, and never the one of its source."""
+    data = photo(5, 400, 300)
+    deceiving = seek_tables.deceiving(data)
+    keep = Recipe(short_side=None, format="keep")
+    for setting in ("encoded", "none"):
+        copied = replace(keep, seek_tables=setting).process(deceiving)
+        assert (copied.image, copied.done) == (data, ("kept",))
+    made = replace(keep, seek_tables="all")
+    assert made.process(deceiving).image == made.process(data).image != data
+    with without_kernel():
+        assert made.process(deceiving).image == data
+    has_none = encoded(Image.open(io.BytesIO(data)), "JPEG", restart_marker_rows=1)
+    foreign = seek_table.insert(has_none, seek_table.find(deceiving) or b"")
+    assert foreign != has_none
+    assert made.process(foreign).image == has_none
 
 
 def test_recipe_without_seek_tables() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 import shardflow as sf
 from shardflow.cli.main import shardflow
@@ -17,7 +19,7 @@ from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.coordinates import read_coordinates
 from shardflow.packing.dry_run import count_pack
 from shardflow.packing.sources.resolve import list_source
-from tests.helpers.folders import contents, photo, write_tree
+from tests.helpers.folders import contents, encoded, photo, quarantined, turned, write_tree
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
 FIELDS = {"labels": "labels", "iscrowd": "iscrowd", "area": "area:float", "ids": "ids"}
@@ -82,6 +84,28 @@ def test_keypoints(tmp_path: Path) -> None:
     points = [read_coordinates(declared, sample.get, (48, 32)).keypoints for sample in dataset["val"]]
     assert [each.shape for each in points if each is not None] == [(1, 2, 3), (0, 0, 3), (2, 2, 3), (0, 0, 3)]
     assert np.asarray(points[2]).tolist() == [[[10, 5, 2], [0, 0, 0]], [[0, 0, 0], [0, 0, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs"),
+    [
+        (["nose", "left_eye", "right_eye", "right_hip", "tail", "left_hip"], ((1, 2), (3, 5))),
+        (["nose", "left_eye", "mouth", "", "", ""], ()),
+        (["left_eye", "right_eye"] * 4, ()),  # more than there are points
+        ([], ()),
+    ],
+)
+def test_left_and_right_change_places(tmp_path: Path, names: list[str], pairs: Any) -> None:
+    """Points whose names differ in left and right are pairs that loading exchanges where it mirrors the image."""
+    content = copy.deepcopy(CONTENT)
+    content["annotations"][0]["keypoints"] = [n for point in range(6) for n in (point, 2 * point, 2)]
+    content["categories"][2]["keypoints"] = names
+    source = list_source(_write(tmp_path, content))
+    assert source.annotations.keypoints == Keypoints("json", "keypoints[]", "xyv", flip_pairs=pairs)
+    content["categories"][1]["keypoints"] = ["another"]
+    declared = list_source(_write(tmp_path / "other", content)).annotations.keypoints
+    assert declared is not None
+    assert declared.flip_pairs == ()
 
 
 def test_validation_is_added_by_extending(tmp_path: Path) -> None:
@@ -183,6 +207,9 @@ def test_what_is_no_set(tmp_path: Path, content: Any, said: str) -> None:
     path = write_tree(tmp_path, {"x.json": json.dumps(content).encode()}) / "x.json"
     with pytest.raises(ConfigError, match=said):
         list_source(path)
+    path.write_text('{"images": [{"id": 1, "file_name": "a.jpg", "file_name": "b.jpg"}]}')
+    with pytest.raises(ConfigError, match="an object has 'file_name' twice"):
+        list_source(path)
     path.write_bytes(b"{" * 100_000)
     with pytest.raises(ConfigError, match="is not JSON"):
         list_source(path)
@@ -206,3 +233,24 @@ def test_the_same_bytes_for_any_workers(tmp_path: Path) -> None:
     sf.pack(path, tmp_path / "one", short_side=32, shard_samples=3, executor="serial")
     sf.pack(path, tmp_path / "two", short_side=32, shard_samples=3, workers=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_images_of_another_size_are_bad_input(tmp_path: Path) -> None:
+    """An upright image that does not have the size which the JSON gives is quarantined, with both sizes."""
+    content = copy.deepcopy(CONTENT)
+    sizes = [(96, 64), (192, 128), (96, 64), (None, None), ("96", 64), (64, 96)]
+    content["images"] = [
+        {"id": n, "file_name": f"{n}.jpg", "width": width, "height": height} for n, (width, height) in enumerate(sizes)
+    ]
+    content["annotations"] = [{"id": 1, "image_id": 0, "category_id": 3, "bbox": [0, 0, 96, 64]}]
+    path = _write(tmp_path / "coco", content)
+    tall = encoded(Image.open(io.BytesIO(photo(1))), "JPEG", exif=turned(6))
+    for number in (2, 5):
+        (tmp_path / f"coco/train2017/{number}.jpg").write_bytes(tall)
+    report = sf.pack(path, tmp_path / "dst", max_bad=3, **SMALL)
+    assert report.packed == 3
+    reasons = {line["path"]: line["reason"] for line in quarantined(tmp_path / "dst")}
+    assert sorted(reasons) == ["1.jpg", "2.jpg", "4.jpg"]
+    assert "has 96x64 pixels, its annotations are of one with 192x128" in reasons["1.jpg"]
+    assert "has 64x96 pixels, its annotations are of one with 96x64, as it is stored" in reasons["2.jpg"]
+    assert "width and height are ('96', 64)" in reasons["4.jpg"]

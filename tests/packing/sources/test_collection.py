@@ -8,6 +8,8 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torchvision
@@ -75,6 +77,52 @@ def test_hugging_face_splits_and_streams(hugging: datasets.Dataset, tmp_path: Pa
     assert "json" not in dataset["train"][0]
     sf.pack(hugging.to_iterable_dataset(), tmp_path / "stream", **SMALL, max_bad=1)
     assert len(sf.open(tmp_path / "stream")["train"]) == 5
+
+
+@pytest.mark.parametrize("kind", ["loaded", "streamed", "concatenated", "saved"])
+def test_hugging_face_rows_do_not_name_files(kind: str, tmp_path: Path) -> None:
+    """A path in the rows of a loaded file, which may be anyone's, is not opened: a file of this machine stays here."""
+    image_folder(tmp_path / "own", 2)
+    own = sorted(map(str, (tmp_path / "own").rglob("*.jpg")))
+    rows = [{"pic": {"bytes": photo(0), "path": "a.jpg"}}, {"pic": {"bytes": None, "path": own[1]}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    settings: dict[str, Any] = {"data_files": str(tmp_path / "rows.parquet"), "cache_dir": str(tmp_path / "cache")}
+    found = datasets.load_dataset("parquet", split="train", streaming=kind == "streamed", **settings)
+    found = found.cast_column("pic", datasets.Image())
+    if kind == "concatenated":
+        other = datasets.Dataset.from_dict({"pic": [photo(1)]}, features=found.features)
+        found = datasets.concatenate_datasets([found, other])
+    if kind == "saved":
+        # Another writer than the library can leave such a file.
+        found.save_to_disk(tmp_path / "saved")
+        saved = datasets.load_from_disk(tmp_path / "saved").with_format("arrow")[:]
+        bare = pa.Table.from_pylist(rows, schema=saved.schema)
+        (path,) = (tmp_path / "saved").glob("*.arrow")
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, bare.schema) as writer:
+            writer.write_table(bare)
+        info = json.loads((tmp_path / "saved/dataset_info.json").read_text())
+        (tmp_path / "saved/dataset_info.json").write_text(json.dumps({**info, "builder_name": "imagefolder"}))
+        found = datasets.load_from_disk(tmp_path / "saved")
+    report = sf.pack(found, tmp_path / "dst", **SMALL, max_bad=1)
+    assert report.quarantined == 1
+    (row,) = quarantined(tmp_path / "dst")
+    assert row["path"] == "train#1"
+    assert own[1] in row["reason"]
+
+
+def test_hugging_face_rows_of_the_caller_name_files(tmp_path: Path) -> None:
+    """Paths that the caller or the library wrote into rows are opened, and so are those of a trusted iterable."""
+    image_folder(tmp_path / "own", 2)
+    own = sorted(map(str, (tmp_path / "own").rglob("*.jpg")))
+    given = datasets.Dataset.from_dict({"image": own}).cast_column("image", datasets.Image())
+    assert sf.pack(given, tmp_path / "given", **SMALL).packed == 2
+    settings: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "split": "train"}
+    folder = datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "own"), **settings)
+    assert sf.pack(folder, tmp_path / "folder", **SMALL).packed == 2
+    (tmp_path / "rows.csv").write_text("image\n" + "\n".join(own) + "\n")
+    rows = datasets.load_dataset("csv", data_files=str(tmp_path / "rows.csv"), **settings)
+    trusted = rows.cast_column("image", datasets.Image())
+    assert sf.pack((row for row in trusted), tmp_path / "trusted", **SMALL).packed == 2
 
 
 def test_hugging_face_without_images(hugging: datasets.Dataset, tmp_path: Path) -> None:

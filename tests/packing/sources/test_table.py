@@ -163,6 +163,10 @@ def test_names_that_no_file_has(tmp_path: Path) -> None:
         ("t.jsonl", '{"path": "x", "label": 7000000}\n', {}, "label 7000000; expected a number from 0 to 999999"),
         ("t.jsonl", '{"path": "x", "label": 1.5}\n', {}, "label 1.5; expected the number or the name"),
         ("t.parquet", "no", {}, "is not a readable Parquet file"),
+        ("t.csv", "path,label,label\nx,a,b\n", {}, "two columns 'label'; rename or remove one"),
+        ("t.tsv", "path\tlabel\tpath\n", {}, "two columns 'path'"),
+        ("t.jsonl", '{"path": "x"}\n{"path": "x", "path": "y"}\n', {}, "line 2 has two columns 'path'"),
+        ("t.jsonl", '{"path": "x", "at": {"a": 1, "a": 2}}\n', {}, "line 1 has two columns 'a'"),
         ("t.txt", "path\n", {}, "is not a table by its name; expected .csv"),
     ],
 )
@@ -213,6 +217,22 @@ def test_bytes_in_a_table(tmp_path: Path) -> None:
         list_source(table)
     with pytest.raises(NotFoundError, match=r"none\.csv does not exist"):
         list_source(tmp_path / "none.csv")
+
+
+def test_a_parquet_file_with_two_columns_of_one_name(tmp_path: Path) -> None:
+    """Parquet can hold two columns of one name; neither is taken."""
+    columns = [pyarrow.array(["a.jpg"]), pyarrow.array(["b.jpg"])]
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, ["path", "path"]), tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match="two columns 'path'"):
+        list_source(tmp_path / "t.parquet")
+
+
+def test_a_mask_that_no_file_is_called(tmp_path: Path) -> None:
+    """A mask whose name no file can have is quarantined like such an image."""
+    write_tree(tmp_path, {"1.jpg": photo(1)})
+    table = sf.Table(_write(tmp_path / "t.jsonl", [{"path": "1.jpg", "mask": "\0.png"}]), mask="mask")
+    with pytest.raises(PackIncompleteError, match=r"row 1: '\\x00.png' is not a file name"):
+        sf.pack(table, tmp_path / "dst", **SMALL)
 
 
 def test_a_changed_row_is_done_again(tmp_path: Path) -> None:

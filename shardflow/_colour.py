@@ -3,10 +3,12 @@
 16 bits are scaled, alpha is composited on white, palettes and CMYK are converted. Numbers without a defined range are
 refused rather than guessed at.
 
-Colours with an embedded ICC profile are converted to sRGB, which loaders and models expect, after the resize, where
-there are fewer pixels: by Little CMS, relative colorimetric, with black point compensation; colours outside of sRGB are
-clipped. A profile that changes no colour, as the sRGB profile that most cameras write, is recognised by that, whatever
-its name. One that is broken, or meant for pixels of another kind, is ignored, as viewers do.
+Packing and loading convert by these functions, so that a tar read in place shows the pixels that packing it would.
+
+Colours with an embedded ICC profile are converted to sRGB, which models expect; packing does so after the resize, where
+there are fewer pixels. Little CMS converts them, relative colorimetric, with black point compensation; colours outside
+of sRGB are clipped. A profile that changes no colour, as the sRGB profile that most cameras write, is recognised by
+that, whatever its name. One that is broken, or meant for pixels of another kind, is ignored, as viewers do.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageCms
 
-from shardflow._pillow import BITS_TAG, bands
+from shardflow._pillow import BITS_TAG, PHOTOMETRIC_TAG, WHITE_IS_ZERO, bands
 from shardflow.errors import DecodeError
 
 _SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}
@@ -30,21 +32,35 @@ _SAME = 2
 
 def to_8_bits(image: Image.Image) -> Image.Image:
     """Return an image as 8-bit grey ("L") or RGB, without alpha."""
+    mode, convert = conversion_to_8_bits(image)
+    if convert is unchanged:
+        return image
+    converted = Image.new(mode, image.size)
+    for top, band in bands(image):  # at once, it would be in memory several times over
+        converted.paste(convert(band), (0, top))
+    return converted
+
+
+def unchanged(band: Image.Image) -> Image.Image:
+    """Return a band as it is."""
+    return band
+
+
+def conversion_to_8_bits(image: Image.Image) -> tuple[str, Callable[[Image.Image], Image.Image]]:
+    """Return the mode that `to_8_bits` gives an image, "L" or "RGB", and the function that converts a band of it.
+
+    Raises:
+        DecodeError: Its numbers have no defined range.
+    """
     if image.mode == "F":
         raise DecodeError("floating-point pixels have no defined range")
     if image.mode == "I" or image.mode.startswith("I;16"):
-        return _scaled(image)
+        return "L", _scale(image)
     if image.has_transparency_data:
-        return _in_bands(image, "RGB", _on_white)
-    return image if image.mode in ("L", "RGB") else _in_bands(image, "RGB", lambda band: band.convert("RGB"))
-
-
-def _in_bands(image: Image.Image, mode: str, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Return an image, converted band by band: at once, it would be in memory several times over."""
-    converted = Image.new(mode, image.size)
-    for top, band in bands(image):
-        converted.paste(convert(band), (0, top))
-    return converted
+        return "RGB", _on_white
+    if image.mode in ("L", "RGB"):
+        return image.mode, unchanged
+    return "RGB", lambda band: band.convert("RGB")
 
 
 def _on_white(band: Image.Image) -> Image.Image:
@@ -54,7 +70,7 @@ def _on_white(band: Image.Image) -> Image.Image:
     return canvas
 
 
-def _scaled(image: Image.Image) -> Image.Image:
+def _scale(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     bits = getattr(image, "tag_v2", {}).get(BITS_TAG, (16,))[0]
     most = (1 << min(bits, 16)) - 1
     extremes = [(values.min(), values.max()) for values in (np.asarray(band) for _, band in bands(image))]
@@ -62,11 +78,14 @@ def _scaled(image: Image.Image) -> Image.Image:
     if low < 0 or high > most:
         raise DecodeError(f"integer pixels from {low} to {high} have no defined range")
 
+    is_inverted = getattr(image, "tag_v2", {}).get(PHOTOMETRIC_TAG) == WHITE_IS_ZERO  # as Pillow does with 8 bits
+
     def scale(band: Image.Image) -> Image.Image:
         values = np.asarray(band).astype(np.int64)
+        values = most - values if is_inverted else values
         return Image.fromarray(((values * 255 + most // 2) // most).astype(np.uint8))
 
-    return _in_bands(image, "L", scale)
+    return scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

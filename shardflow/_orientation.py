@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 _EXIF_TAG = 0x0112
@@ -25,6 +28,14 @@ _TRANSPOSES = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+_STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
+"""Orientation → steps along rows and columns, after rows and columns were exchanged from 5 on."""
+
+_Array = TypeVar(
+    "_Array", npt.NDArray[np.uint8], npt.NDArray[np.uint16], npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+)
 
 
 def orientation_of(image: Image.Image) -> int:
@@ -50,6 +61,22 @@ def load_tiff(image: Image.Image) -> bool:
     return orientation is not None and orientation != 1
 
 
+def load_stored(image: Image.Image) -> int:
+    """Load an opened image, and return how it is still to be turned, 1 … 8."""
+    if image.format == "TIFF" and load_tiff(image):
+        return 1
+    image.load()
+    return orientation_of(image)
+
+
+def opened_size(image: Image.Image) -> tuple[int, int]:
+    """Return width and height of an opened image as it is upright. A PNG may be loaded for that."""
+    width, height = image.size
+    if getattr(image, "tag_v2", {}).get(_EXIF_TAG) in range(5, 9):
+        return width, height  # of a TIFF with this tag, Pillow has the size of the upright image before it is loaded
+    return (height, width) if orientation_of(image) >= 5 else (width, height)
+
+
 def apply_orientation(image: Image.Image, orientation: int) -> Image.Image:
     """Return a stored image upright."""
     transpose = _TRANSPOSES.get(orientation)
@@ -58,10 +85,20 @@ def apply_orientation(image: Image.Image, orientation: int) -> Image.Image:
 
 def upright(image: Image.Image) -> Image.Image:
     """Return an opened image upright, loaded."""
-    if image.format == "TIFF" and load_tiff(image):
-        return image
-    image.load()
-    return apply_orientation(image, orientation_of(image))
+    return apply_orientation(image, load_stored(image))
+
+
+def turn_array(pixels: _Array, orientation: int) -> _Array:
+    """Return a stored array [H, W, C] upright, as a view of it."""
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    rows, columns = _STEPS[orientation]
+    return pixels[::rows, ::columns]
+
+
+def stored_view(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
+    """Return an upright array [H, W, C] as it is stored with this orientation, as a view of it."""
+    return turn_array(pixels, {6: 8, 8: 6}.get(orientation, orientation))
 
 
 def _exif_orientation(image: Image.Image) -> int | None:
