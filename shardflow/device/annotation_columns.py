@@ -22,12 +22,16 @@ from shardflow.loading.annotation_fields import (
     is_object_field,
     move_objects,
 )
+from shardflow.loading.fields import CROP_FIELDS
 
 from .transforms import rng
 from .transforms.mixup import MixingTransform
+from .transforms.random_flip import RandomHorizontalFlip
+from .transforms.random_resized_crop import RandomResizedCrop
 from .transforms.transform import SpatialTransform
 
 _MASK_FIELD = "mask"
+_FLIPPED, _CROP = CROP_FIELDS
 _PADDING_FIELDS = ("pixel_mask", "image_size")
 
 
@@ -38,15 +42,17 @@ class Columns(NamedTuple):
         masks: Masks.
         objects: Boxes, fields of boxes, keypoints.
         padding: Fields that say where the images lie in a padded batch.
+        crops: Fields that say how the loader cropped the images.
     """
 
     masks: list[str]
     objects: list[str]
     padding: list[str]
+    crops: list[str]
 
     def __str__(self) -> str:
         """Return their names."""
-        return ", ".join(self.masks + self.objects + self.padding)
+        return ", ".join(self.masks + self.objects + self.padding + self.crops)
 
 
 class AnnotationColumns:
@@ -60,6 +66,7 @@ class AnnotationColumns:
     def __init__(self, transforms: Sequence[object], declared: AnnotationFields | None) -> None:
         self._transforms, self._declared = transforms, declared
         self._rule = CroppedBoxes() if declared is None else declared.boxes
+        self._flip_pairs = () if declared is None else declared.flip_pairs
 
     def find(self, fields: Iterable[str]) -> Columns:
         """Return which of the fields are annotations.
@@ -67,6 +74,7 @@ class AnnotationColumns:
         Raises:
             ConfigError: A transform cannot move them.
         """
+        crops = [field for field in fields if field in CROP_FIELDS]
         if self._declared is not None:
             masks = [field for field in fields if field in self._declared.masks]
             objects = [field for field in fields if field in self._declared.objects]
@@ -85,13 +93,24 @@ class AnnotationColumns:
                     f"{name} may drop boxes, and with them their {', '.join(objects)}; give the loader the field "
                     "'boxes' too"
                 )
-        return Columns(masks, objects, [field for field in fields if field in _PADDING_FIELDS])
+            if isinstance(transform, SpatialTransform) and KEYPOINTS in objects and self._flip_pairs is None:
+                raise ConfigError(
+                    f"{name} may mirror images, and the datasets of the mix declare different flip_pairs of points: "
+                    f"leave it, or {KEYPOINTS!r}, out, and mirror in the decoders of the loaders"
+                )
+            if isinstance(transform, RandomResizedCrop) and _CROP in crops:
+                raise ConfigError(
+                    f"{name} crops again, and {_CROP!r} would not be the part of the stored image; leave the field "
+                    "out, or crop in the loader alone"
+                )
+        return Columns(masks, objects, [field for field in fields if field in _PADDING_FIELDS], crops)
 
     def move(self, fields: dict[str, Any], columns: Columns) -> dict[int, torch.Tensor]:
         """Move the boxes and keypoints of a batch, and return the parameters of each `SpatialTransform`, by its number.
 
         Args:
-            fields: The batch; its objects are replaced. Its images are [B, C, H, W], or a list of [C, H, W].
+            fields: The batch; its objects, and whether its images are mirrored, are replaced. Its images are
+                [B, C, H, W], or a list of [C, H, W].
             columns: Its annotations.
 
         Raises:
@@ -102,6 +121,10 @@ class AnnotationColumns:
             return params
         images, keys = fields["image"], fields["random_key"].cpu()
         if is_views(images):
+            if columns == Columns([], [], [], columns.crops) and not any(
+                isinstance(transform, RandomResizedCrop | RandomHorizontalFlip) for transform in self._transforms
+            ):
+                return params
             raise ConfigError(f"{columns} cannot follow {len(images)} views; leave them out")
         for field in columns.masks:
             _check_masks(field, fields[field], images)
@@ -118,9 +141,11 @@ class AnnotationColumns:
                     f"{type(transform).__name__} moves the padding of images too, and {', '.join(columns.padding)} "
                     "would be wrong; leave these fields out, or transform in the loader, before images are padded"
                 )
+            if _FLIPPED in columns.crops:
+                fields[_FLIPPED] = fields[_FLIPPED] ^ torch.from_numpy(geometry.flip)
             if columns.objects:
                 arrays = {field: [each.cpu().numpy() for each in fields[field]] for field in columns.objects}
-                fields |= move_objects(arrays, geometry, self._rule)
+                fields |= move_objects(arrays, geometry, self._rule, self._flip_pairs or ())
             sizes = geometry.windows.astype(np.int64)
         return params
 

@@ -157,7 +157,7 @@ class TransformChain:
                     fields["image"], fields["label"] = transform(images, fields["label"], rng.fold(keys, number))
                 else:
                     fields["image"] = _augment(kind, transform, images, keys, number)
-                    if any(annotated):
+                    if annotated.masks or annotated.objects or annotated.padding:
                         _check_sizes(transform, fields["image"], images, annotated)
             if self._batch_transform is not None:
                 columns = list(fields.values())

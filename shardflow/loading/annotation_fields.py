@@ -6,6 +6,7 @@ decoder cropped each image. The coordinates of a batch are moved all at once.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import torch
 from shardflow._pillow import map_codec_errors, mask_values
 from shardflow._validation import check_probability
 from shardflow.dataset.sample import Sample
-from shardflow.errors import DecodeError, TooLargeError
+from shardflow.errors import ConfigError, DecodeError, TooLargeError
 from shardflow.formats.annotations import Annotations, field_path, mask_field
 from shardflow.formats.coordinates import Array, Coordinates, read_coordinates
 
@@ -26,16 +27,21 @@ from .geometry import Geometry
 BOXES, KEYPOINTS = "boxes", "keypoints"
 
 _BOX_PREFIX = "box_"
+_CROWD = "iscrowd"
+"""The field of boxes that marks crowds, by COCO's name."""
 
 _Floats = npt.NDArray[np.float64]
 _Tensors = list[torch.Tensor]
 
+FlipPairs = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class CroppedBoxes:
-    """The field "boxes", with a rule for those that a crop cuts; the name "boxes" alone stands for `CroppedBoxes()`.
+    """The field "boxes", with the rule which of them stay; the name "boxes" alone stands for `CroppedBoxes()`.
 
-    They are clipped to the crop. One of which too little is left is dropped, with its fields and its keypoints.
+    They are clipped to the crop. One of which too little is left is dropped, with its fields and its keypoints, and so
+    is one that marks a crowd: whose field "iscrowd", which COCO sets have, is not 0.
 
     >>> fields = ("image", shardflow.CroppedBoxes(min_visibility=0.25), "box_labels")      # doctest: +SKIP
 
@@ -43,16 +49,21 @@ class CroppedBoxes:
         min_visibility: Least share of a box that must lie within the crop, 0 … 1: the area of the clipped box by the
             area of the box before this crop, as in Albumentations. With 0, boxes are dropped that have no area in the
             crop. None keeps all boxes; one beside the crop is then a line or a point on its border.
+        crowds: Whether boxes of crowds stay, for an evaluation that ignores what is found in them. Such a box is around
+            many objects, and is not an example of one.
 
     Raises:
         ConfigError: It is out of its range.
     """
 
     min_visibility: float | None = 0.0
+    crowds: bool = False
 
     def __post_init__(self) -> None:
         if self.min_visibility is not None:
             check_probability("min_visibility", self.min_visibility)
+        if not isinstance(self.crowds, bool):
+            raise ConfigError(f"crowds must be True or False, found {self.crowds!r}")
 
 
 def field_parts(declared: Annotations) -> dict[str, str]:
@@ -82,6 +93,8 @@ class AnnotationFields:
         masks: Field → part.
         objects: The other fields: "boxes", "box_NAME" for its fields, "keypoints".
         boxes: As given.
+        flip_pairs: The keypoints that change places where an image is mirrored; None where those of the sources of a
+            mix differ, see `of_mix`.
     """
 
     def __init__(self, fields: Sequence[str], declared: Annotations, boxes: CroppedBoxes, max_pixels: int) -> None:
@@ -90,7 +103,22 @@ class AnnotationFields:
         self.masks = {field: masks[field] for field in fields if field in masks}
         self.objects = tuple(field for field in fields if field in parts and field not in masks)
         self.boxes, self._max_pixels = boxes, max_pixels
-        self._declared = _needed(declared, self.objects)
+        if _box_field(_CROWD) in self.objects and not boxes.crowds:
+            raise ConfigError(
+                f"the boxes of crowds are left out, so 'box_{_CROWD}' would be 0 for all boxes; to keep them, give "
+                "CroppedBoxes(crowds=True) among the fields, else leave it out"
+            )
+        self._declared = _needed(declared, self.objects, () if boxes.crowds else (_CROWD,))
+        keypoints = self._declared.keypoints
+        self.flip_pairs: FlipPairs | None = () if keypoints is None else keypoints.flip_pairs
+
+    @classmethod
+    def of_mix(cls, sources: Sequence[AnnotationFields]) -> AnnotationFields:
+        """Return those of the first source, for batches that do not say from which source they come."""
+        found = copy.copy(sources[0])
+        if any(other.flip_pairs != found.flip_pairs for other in sources):
+            found.flip_pairs = None
+        return found
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,9 +133,12 @@ class AnnotationFields:
             kinds[field] = field
         if (boxes := self._declared.boxes) is not None:
             for name, path in boxes.fields.items():
-                kinds[_box_field(name)] = "float32" if field_path(path)[1] else "int64"
+                if (field := _box_field(name)) in self.objects:
+                    kinds[field] = "float32" if field_path(path)[1] else "int64"
         if (keypoints := self._declared.keypoints) is not None:
             kinds[KEYPOINTS] = f"{keypoints.format}{' of boxes' * (keypoints.per_box and boxes is not None)}"
+            if keypoints.flip_pairs:
+                kinds[KEYPOINTS] += f", flip pairs {keypoints.flip_pairs}"
         return kinds
 
     def read(self, sample: Sample, geometry: Geometry, index: int) -> SampleAnnotations:
@@ -122,6 +153,8 @@ class AnnotationFields:
         coordinates = Coordinates(None, {}, None)
         if self.objects:
             coordinates = read_coordinates(self._declared, sample.parts.get, (width, height))
+            if not self.boxes.crowds:
+                coordinates = _without_crowds(coordinates)
         return SampleAnnotations(masks, coordinates)
 
     def _mask(self, sample: Sample, part: str, geometry: Geometry, index: int) -> torch.Tensor:
@@ -154,7 +187,7 @@ class AnnotationFields:
                 columns[_box_field(name)] = [each.box_fields[name] for each in coordinates]
         if KEYPOINTS in self.objects:
             columns[KEYPOINTS] = [_points_of(each) for each in coordinates]
-        moved = move_objects(columns, geometry, self.boxes)
+        moved = move_objects(columns, geometry, self.boxes, self.flip_pairs or ())
         return {field: moved[field] for field in self.objects}
 
 
@@ -170,17 +203,32 @@ class SampleAnnotations(NamedTuple):
     coordinates: Coordinates
 
 
-def _needed(declared: Annotations, objects: Sequence[str]) -> Annotations:
-    """Return what has to be read for these fields: for keypoints of boxes also the boxes, with which they go."""
+def _needed(declared: Annotations, objects: Sequence[str], always: Sequence[str]) -> Annotations:
+    """Return what has to be read for these fields: for keypoints of boxes also the boxes, with which they go.
+
+    With boxes, those of their fields are read that are `always` needed.
+    """
     keypoints = declared.keypoints if KEYPOINTS in objects else None
     boxes = declared.boxes
     if boxes is not None:
-        boxes = replace(
-            boxes, fields={name: path for name, path in boxes.fields.items() if _box_field(name) in objects}
-        )
-        if not (BOXES in objects or boxes.fields or (keypoints is not None and keypoints.per_box)):
+        fields = {name: path for name, path in boxes.fields.items() if _box_field(name) in objects}
+        if BOXES in objects or fields or (keypoints is not None and keypoints.per_box):
+            boxes = replace(
+                boxes, fields=fields | {name: boxes.fields[name] for name in always if name in boxes.fields}
+            )
+        else:
             boxes = None
     return Annotations(boxes=boxes, keypoints=keypoints)
+
+
+def _without_crowds(coordinates: Coordinates) -> Coordinates:
+    """Return the coordinates without the boxes of crowds, and what goes with them."""
+    boxes, fields, points = coordinates
+    if boxes is None or _CROWD not in fields:
+        return coordinates
+    kept = fields[_CROWD] == 0
+    own = {name: values[kept] for name, values in fields.items() if name != _CROWD}
+    return Coordinates(boxes[kept], own, points[kept] if points is not None and points.ndim == 3 else points)
 
 
 def is_object_field(field: str) -> bool:
@@ -188,7 +236,9 @@ def is_object_field(field: str) -> bool:
     return field in (BOXES, KEYPOINTS) or field.startswith(_BOX_PREFIX)
 
 
-def move_objects(columns: Mapping[str, Sequence[Array]], geometry: Geometry, rule: CroppedBoxes) -> dict[str, _Tensors]:
+def move_objects(
+    columns: Mapping[str, Sequence[Array]], geometry: Geometry, rule: CroppedBoxes, flip_pairs: FlipPairs = ()
+) -> dict[str, _Tensors]:
     """Return boxes, their fields and keypoints as they are in the crops of a batch.
 
     Args:
@@ -196,6 +246,7 @@ def move_objects(columns: Mapping[str, Sequence[Array]], geometry: Geometry, rul
             Without boxes, nothing is dropped.
         geometry: Of the crops.
         rule: Which boxes stay.
+        flip_pairs: Keypoints that change places where an image is mirrored, see `Keypoints`.
     """
     moved: dict[str, _Tensors] = {}
     kept: Sequence[npt.NDArray[np.bool_]] | None = None
@@ -211,7 +262,7 @@ def move_objects(columns: Mapping[str, Sequence[Array]], geometry: Geometry, rul
                 values = boxes if field == BOXES else np.concatenate(arrays)
                 moved[field] = [torch.from_numpy(each) for each in _split(values[is_kept], counts)]
     if KEYPOINTS in columns:
-        points = _move_keypoints(columns[KEYPOINTS], geometry)
+        points = _move_keypoints(columns[KEYPOINTS], geometry, flip_pairs)
         if kept is not None and points[0].ndim == 3:
             points = [each[is_kept] for each, is_kept in zip(points, kept, strict=True)]
         moved[KEYPOINTS] = [torch.from_numpy(each) for each in points]
@@ -242,8 +293,10 @@ def _areas(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return areas
 
 
-def _move_keypoints(points: Sequence[npt.NDArray[np.float32]], geometry: Geometry) -> list[npt.NDArray[np.float32]]:
-    """Return the keypoints of each sample, [..., 2 or 3], as they are in its crop; those of visibility 0 stay."""
+def _move_keypoints(
+    points: Sequence[npt.NDArray[np.float32]], geometry: Geometry, flip_pairs: FlipPairs
+) -> list[npt.NDArray[np.float32]]:
+    """Return the keypoints of each sample, [..., K, 2 or 3], as they are in its crop; those of visibility 0 stay."""
     flat = [each.reshape(-1, each.shape[-1]) for each in points]
     rows = np.repeat(np.arange(len(flat)), [len(each) for each in flat])
     xy = np.concatenate([each[:, :2] for each in flat]).astype(np.float64)
@@ -252,10 +305,16 @@ def _move_keypoints(points: Sequence[npt.NDArray[np.float32]], geometry: Geometr
         if own.shape[1] == 3:
             is_absent = own[:, 2] == 0
             to[is_absent] = own[is_absent, :2]
-    return [
+    found = [
         np.concatenate([to, own[:, 2:]], axis=1).reshape(each.shape)
         for each, own, to in zip(points, flat, moved, strict=True)
     ]
+    if flip_pairs:
+        left, right = (list(numbers) for numbers in zip(*flip_pairs, strict=True))
+        for each, is_flipped in zip(found, geometry.flip.tolist(), strict=True):
+            if is_flipped and each.size:
+                each[..., left + right, :] = each[..., right + left, :]
+    return found
 
 
 def _split(values: npt.NDArray[Any], counts: Sequence[int]) -> list[npt.NDArray[Any]]:

@@ -13,7 +13,7 @@ from shardflow.order.plan import MOST_LANES
 
 from .sampler import EpochOrder, EpochStart
 
-_LATER_ENTRIES = {"sticky": False, "weights": None, "class_batches": None, "buckets": None}
+_LATER_ENTRIES = {"sticky": False, "weights": None, "class_batches": None, "buckets": None, "source": 0}
 """Entries that states of this version did not have at first, and what held then. A state has them where they differ."""
 
 _ARGUMENTS = {
@@ -21,11 +21,12 @@ _ARGUMENTS = {
     "class_batches": "samples_per_class= and batch_size=",
     "buckets": "AspectBucketDecoder, batch_size= and world_size=",
     "sticky": "shuffle=Shuffle(sticky=...)",
+    "source": "its place among the sources of a Mix",
 }
 """The arguments behind entries that have other names."""
 
 MOST_EPOCHS = 2**31 - 1
-"""The largest number of an epoch: with the positions of each it then fits into 63 bits."""
+"""The largest number of an epoch that a run can be set to: it goes on from there, and workers get it in 64 bits."""
 
 _BOUNDS = {"epoch": (0, MOST_EPOCHS), "position": (0, None), "lanes": (1, MOST_LANES)}
 
@@ -67,6 +68,7 @@ def identity(dataset: Dataset, order: EpochOrder, lanes: int) -> dict[str, Any]:
         "samples_per_epoch": order.samples_per_epoch,
         "shuffle": order.shuffle,
         "seed": order.seed,
+        "source": order.source,
         "lanes": lanes,
         "window": order.window,
         "sticky": order.sticky,

@@ -23,7 +23,8 @@ import PIL
 import torch
 
 from shardflow import native
-from shardflow._pillow import map_codec_errors, open_image, rgb_pixels
+from shardflow._pillow import map_codec_errors, open_image
+from shardflow._rgb import is_plain_jpeg, rgb_pixels
 from shardflow._validation import check_integer, check_probability, check_range
 from shardflow._wording import plural
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
@@ -37,7 +38,7 @@ from shardflow.order.keyed_rng import U64
 from .crop_sampling import random_resized_crops
 from .geometry import Geometry, Sizes
 from .provenance import package_version
-from .stacking import Stacking
+from .stacking import MASK_PADDING, Stacking
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,21 @@ Payload = memoryview | Pixels
 """An encoded image, or a decoded one in its place: the decoders of this module accept either."""
 
 
+class Payloads(list[Any]):
+    """The images of a batch, and which of them may be decoded with the seek table that they hold.
+
+    A decoder gets it in the place of a plain list, whose tables are not used.
+    """
+
+    def __init__(self, payloads: Sequence[Payload], *, have_tables: npt.ArrayLike) -> None:
+        super().__init__(payloads)
+        self.have_tables: npt.NDArray[np.bool_] = np.array(have_tables, dtype=np.bool_)
+
+    def take(self, places: Sequence[int]) -> Payloads:
+        """Return some of them."""
+        return Payloads([self[place] for place in places], have_tables=self.have_tables[[*places]])
+
+
 def new(shape: tuple[int, ...]) -> torch.Tensor:
     """Return fresh memory: the simplest `Empty`."""
     return torch.empty(shape, dtype=torch.uint8)
@@ -69,12 +85,12 @@ class Decoded(NamedTuple):
 
     Attributes:
         images: The images.
-        geometry: How they were cropped; None for a decoder that does not say.
+        geometry: How they were cropped, with views a tuple of one for each; None for a decoder that does not say.
         failures: The error of each image that did not decode, by its index in the batch; the image itself is arbitrary.
     """
 
     images: Images
-    geometry: Geometry | None
+    geometry: Geometry | tuple[Geometry, ...] | None
     failures: dict[int, SampleError]
 
 
@@ -90,8 +106,9 @@ class Decoder(Protocol):
 
         Args:
             payloads: The encoded images.
-            sizes: int64 [B, 2], width and height of the images as the dataset's index has them, 0 where not known. They
-                help to plan a crop; the image itself is decisive.
+            sizes: int64 [B, 2], width and height of the images as the dataset's index has them, 0 where not known, and
+                of JPEGs that have to be turned, or converted to sRGB. They help to plan a crop; the image itself is
+                decisive.
             keys: uint64 [B], the only source of randomness.
             empty: Returns memory that need not be copied on its way to the training process; to be called at most once.
                 The memory is on loan for this batch: keep no view of it.
@@ -226,6 +243,8 @@ class ImageDecoder:
         pad_to_multiple_of: Pad the images of a batch with zeros at the right and at the bottom, after the transform, to
             the largest height and width among them, each rounded up to a multiple of this. The field "pixel_mask" is
             True on the images, "image_size" has their heights and widths; coordinates stay as they are.
+        mask_padding: What their masks are padded with, an integer of 32 bits: the value that the loss ignores. Masks
+            become int32 where it is not within 0 … 255. It is a valid value of a depth: choose another for these.
         stack: False for a list of images [3, H, W] of any sizes, as torchvision's detection models take them.
         max_pixels: As for `RandomResizedCropDecoder`.
 
@@ -233,13 +252,18 @@ class ImageDecoder:
         stacking: What becomes of the images of a batch.
 
     Raises:
-        ConfigError: A value is no positive integer, or a list would be padded.
+        ConfigError: A value is out of its range, or a list would be padded.
     """
 
     def __init__(
-        self, *, pad_to_multiple_of: int | None = None, stack: bool = True, max_pixels: int = MAX_PIXELS
+        self,
+        *,
+        pad_to_multiple_of: int | None = None,
+        mask_padding: int = MASK_PADDING,
+        stack: bool = True,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
-        self.stacking = Stacking(stack=stack, pad_to_multiple_of=pad_to_multiple_of)
+        self.stacking = Stacking(stack=stack, pad_to_multiple_of=pad_to_multiple_of, mask_padding=mask_padding)
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
 
     def __call__(
@@ -349,10 +373,11 @@ def _torchcodec_decoder() -> Callable[..., Any] | None:
 
 @functools.cache
 def warn_without_kernel() -> None:
-    """Log, the first time in this process, that there is no native kernel."""
+    """Log, the first time in this process, that the native kernel is missing or limited."""
     if not native.available():
         jpeg_decoder()
-        logger.warning("JPEGs are decoded at half the speed: %s", native.describe())
+    if reason := native.limitation():
+        logger.warning("JPEGs are decoded at half the speed: %s", reason)
 
 
 def _uses_kernel(decoder: Decoder) -> bool:
@@ -396,7 +421,8 @@ def decode_views(
     empty: Empty,
 ) -> DecodedViews:
     """Decode a batch once, and crop it as each decoder does with its keys, bit by bit; the decoders have one limit."""
-    expected, max_pixels = _complete_sizes(payloads, sizes), decoders[0].max_pixels
+    max_pixels = decoders[0].max_pixels
+    expected = _complete_sizes(payloads, sizes, max_pixels)
     geometries = tuple(decoder.geometry(expected, own) for decoder, own in zip(decoders, keys, strict=True))
     channels, dtype = _layout(payloads)
     images = _divided(empty, [(len(payloads), channels, *geometry.size[::-1]) for geometry in geometries], dtype)
@@ -405,7 +431,8 @@ def decode_views(
         its_keys = [own[index : index + 1] for own in keys]
         if problem is not None and problem.status is native.Status.WRONG_SIZE and sizes[index].all():
             # The index is wrong: the header decides.
-            alone = decode_views(decoders, [payloads[index]], np.zeros_like(sizes[:1]), its_keys, new)
+            only = payloads.take([index]) if isinstance(payloads, Payloads) else [payloads[index]]
+            alone = decode_views(decoders, only, np.zeros_like(sizes[:1]), its_keys, new)
             for view, found in zip(images, alone.images, strict=True):
                 view[index] = found[0]
             for geometry, right in zip(geometries, alone.geometries, strict=True):
@@ -452,15 +479,21 @@ def _divided(empty: Empty, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype
     return tuple(piece.view(dtype) for piece in pieces)
 
 
-def _complete_sizes(payloads: Sequence[Payload], sizes: Sizes) -> Sizes:
-    """Return the sizes, those that are not known read from the headers; 0 where the header does not say either."""
+def _complete_sizes(payloads: Sequence[Payload], sizes: Sizes, max_pixels: int) -> Sizes:
+    """Return the sizes, those that are not known read from the headers.
+
+    They stay 0 where the header does not say either, and of JPEGs that are not for the kernel: see `is_plain_jpeg`.
+    """
     unknown = np.flatnonzero(~sizes.all(axis=1)).tolist()
     if not unknown:
         return sizes
     sizes = sizes.copy()
     for index in unknown:
         payload = payloads[index]
-        sizes[index] = payload.shape[1::-1] if isinstance(payload, np.ndarray) else image_size(payload)
+        if isinstance(payload, np.ndarray):
+            sizes[index] = payload.shape[1::-1]
+        elif not is_jpeg(payload) or is_plain_jpeg(payload, max_pixels):
+            sizes[index] = image_size(payload)
     return sizes
 
 
@@ -476,7 +509,10 @@ def _decode_in_kernel(
         return dict.fromkeys(range(len(payloads)))
     # Formats other than JPEG are problems of their own; so an image's pixels do not depend on the rest of the batch.
     views = _kernel_views(slice(None), geometries, images)
-    problems = native.decode_views(payloads, views, expected=sizes.astype(np.int32), max_pixels=max_pixels)
+    tables = payloads.have_tables if isinstance(payloads, Payloads) else None
+    problems = native.decode_views(
+        payloads, views, expected=sizes.astype(np.int32), seek_tables=tables, max_pixels=max_pixels
+    )
     # The crop of a JPEG whose header does not say its size was planned for an image of 1 x 1.
     remaining: dict[int, native.Problem | None] = dict.fromkeys(np.flatnonzero(~sizes.all(axis=1)).tolist())
     # Corrupt data that decodes all the same is accepted, as torchvision and Pillow do: the CRC says it was packed so.
@@ -516,7 +552,7 @@ def _kernel_views(rows: slice, geometries: Sequence[Geometry], images: Sequence[
 
 
 def _decode(payload: Payload, max_pixels: int, problem: native.Problem | None = None) -> torch.Tensor:
-    """Return a whole image, [3, H, W]; `problem` is what the native kernel found, if it was asked."""
+    """Return a whole image, upright in sRGB, [3, H, W]; `problem` is what the native kernel found, if it was asked."""
     if isinstance(payload, np.ndarray):
         return torch.from_numpy(payload).permute(2, 0, 1)
     try:
@@ -526,7 +562,8 @@ def _decode(payload: Payload, max_pixels: int, problem: native.Problem | None = 
             return torch.from_numpy(planes)
         if problem is not None and problem.status is native.Status.TOO_LARGE:
             raise TooLargeError(problem.message)
-        decode_jpeg = jpeg_decoder() if is_jpeg(payload) else None
+        is_plain = is_jpeg(payload) and is_plain_jpeg(payload, max_pixels)
+        decode_jpeg = jpeg_decoder() if is_plain else None
         with map_codec_errors(DecodeError):  # torchvision and torchcodec raise RuntimeError; Pillow nearly anything
             if decode_jpeg is not None:
                 image: torch.Tensor = decode_jpeg(torch.frombuffer(payload, dtype=torch.uint8))

@@ -16,8 +16,14 @@ from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 from .annotation_fields import BOXES, KEYPOINTS, CroppedBoxes, field_parts
 from .stacking import ONE_SIZE, Stacking
 
-COMPUTED = ("image", "pixel_mask", "image_size", "label", "labels", "key", "valid", "random_key", "index")
+COMPUTED = (
+    "image", "flipped", "crop", "pixel_mask", "image_size", "label", "labels", "key", "valid", "random_key", "index",
+    "source",
+)  # fmt: skip
 """The fields that are not a part of the samples."""
+
+CROP_FIELDS = ("flipped", "crop")
+"""The fields that say what the decoder did to the images."""
 
 
 def split_options(fields: Sequence[str | CroppedBoxes] | None) -> tuple[Sequence[str] | None, CroppedBoxes]:
@@ -66,6 +72,8 @@ def check_image_fields(fields: Sequence[str], *, views: bool, moved: Sequence[st
             f"{' and '.join(moved)} would follow one crop of an image, and a MultiView has several; leave them out, "
             "or name the part to get it as it is"
         )
+    if "image" not in fields and (found := [field for field in CROP_FIELDS if field in fields]):
+        raise ConfigError(f"{' and '.join(found)} say how the images were cropped; add 'image' to the fields")
     found = [field for field in ("pixel_mask", "image_size") if field in fields]
     if not found:
         return

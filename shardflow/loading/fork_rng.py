@@ -1,7 +1,8 @@
 """Random state for transforms: seeds the global generators from a sample's key, and restores them afterwards.
 
 Transforms draw from global generators: torch's, Python's `random`, numpy's. Seeding all three before each sample makes
-the random numbers of a transform a function of (seed, epoch, sample).
+the random numbers of a transform a function of (seed, epoch, sample). Each gets its own seed: Python's and numpy's
+are one algorithm (MT19937), so that with equal seeds they would return equal numbers.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from shardflow.order import keyed_rng
+
+_TORCH, _PYTHON, _NUMPY = (keyed_rng.key(word) for word in ("torch", "python", "numpy"))
+
 
 def reseed(key: int) -> None:
     """Seed the three generators from a 64-bit key."""
     # Not torch.manual_seed, which would reset the generators of the GPUs too.
-    torch.default_generator.manual_seed(key)
-    random.seed(key)
-    np.random.seed([key & 0xFFFFFFFF, key >> 32])
+    torch.default_generator.manual_seed(keyed_rng.fold(key, _TORCH))
+    random.seed(keyed_rng.fold(key, _PYTHON))
+    numpy_key = keyed_rng.fold(key, _NUMPY)
+    np.random.seed([numpy_key & 0xFFFFFFFF, numpy_key >> 32])
 
 
 @contextlib.contextmanager

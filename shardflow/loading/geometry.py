@@ -27,7 +27,7 @@ class Geometry:
         x' = (x - box_x) * resized_width / box_width - window_left          and, mirrored, to output_width - x'
         y' = (y - box_y) * resized_height / box_height - window_top
 
-    A mask follows by the same four steps, resized to the nearest pixel. Where the resized box ends before the window
+    A mask follows by the same four steps, by the pixel at each centre. Where the resized box ends before the window
     does, as of whole images of different sizes, the window ends there too.
 
     Attributes:
@@ -77,8 +77,17 @@ class Geometry:
         windows: npt.NDArray[np.int32] = np.minimum(self.resized - self.window, np.array(self.size, dtype=np.int32))
         return windows
 
+    @property
+    def shown(self) -> npt.NDArray[np.float32]:
+        """The part of each source image that its window shows: float32 [B, 4], left, top, right, bottom in pixels."""
+        across = self.box[:, 2:].astype(np.float64)
+        resized = np.maximum(self.resized, 1)
+        begins = self.box[:, :2] + self.window * across / resized
+        ends = self.box[:, :2] + (self.window + self.windows) * across / resized
+        return np.concatenate([begins, ends], axis=1).astype(np.float32)
+
     def crop_mask(self, index: int, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the crop of the mask of image `index`, [H, W] or [H, W, C], as the "nearest" of PyTorch resizes it."""
+        """Return the crop of the mask of image `index`, [H, W] or [H, W, C], by the pixels at its centres."""
         x, y, box_width, box_height = self.box[index].tolist()
         width, height = self.resized[index].tolist()
         left, top = self.window[index].tolist()
@@ -113,8 +122,10 @@ class Geometry:
 def _nearest(source: int, resized: int, first: int, count: int) -> npt.NDArray[np.int64]:
     """Return which of so many source pixels some pixels of the resized side show.
 
-    floor(pixel * source / resized) in 32-bit floats, as `torch.nn.functional.interpolate(mode="nearest")` has it.
+    The one at its centre, floor((pixel + 1/2) * source / resized), as `torch.nn.functional.interpolate` has it with
+    "nearest-exact". Images are resized around the same centres, so a mask does not shift beside its image. Where a
+    centre lies between two pixels, the right one is shown; PyTorch leaves that to the rounding of 32-bit floats.
     """
-    scale = np.float32(source) / np.float32(resized)
-    shown: npt.NDArray[np.int64] = (np.arange(first, first + count, dtype=np.float32) * scale).astype(np.int64)
-    return shown.clip(max=source - 1)
+    pixels = np.arange(first, first + count, dtype=np.int64)
+    shown: npt.NDArray[np.int64] = (2 * pixels + 1) * source // (2 * resized)
+    return shown

@@ -7,6 +7,7 @@ handed out; workers receive the start of an iteration and compute everything els
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import webdataset as wds
 from torch.utils.data import DataLoader
 
@@ -23,7 +25,7 @@ from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.order.class_batches import ClassBatches
-from shardflow.order.schedule import Schedule
+from shardflow.order.schedule import MOST_BATCH, Schedule
 from shardflow.order.weights import Weights
 from shardflow.storage.cache import Cache
 
@@ -55,6 +57,10 @@ from .stats import Stats, StatsRecorder
 from .topology import check_equal_on_ranks, resolve_rank, usable_cores
 from .tv_sample import check_movable
 from .workers import WorkerPool, check_sendable
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_CLASSES = 5
 
 _ELSEWHERE = {
     "cache_dir": "use cache",
@@ -122,13 +128,16 @@ class Loader:
             random numbers of its own for each, or a list with one (or None) for each view.
         batch_transform: Called in the worker with the fields of each batch as arguments; returns the batch. An error
             that it, `transform` or `decoder` raises arrives as it is, with a note (Python 3.11) that names the sample.
-        fields: What a batch consists of, in order: "image", "pixel_mask" (bool [B, H, W], False where a batch is
-            padded), "image_size" (int64 [B, 2], height, width), "label" (int64 [B], from `.cls`), "labels" (float32
-            [B, classes], 1 for each class of a sample, from `.labels.json` or `.cls`), "key" (list of str),
+        fields: What a batch consists of, in order: "image", "flipped" (bool [B], whether the decoder mirrored the
+            image), "crop" (float32 [B, 4], the part of the stored image that it shows: left, top, right, bottom in
+            pixels; both with `MultiView` a tuple with one for each view), "pixel_mask" (bool [B, H, W], False where a
+            batch is padded), "image_size" (int64 [B, 2], height, width), "label" (int64 [B], from `.cls`), "labels"
+            (float32 [B, classes], 1 for each class of a sample, from `.labels.json` or `.cls`), "key" (list of str),
             "valid" (bool [B], False for the repeats in a padded tail), "random_key" (int64 [B], from (seed, epoch,
             sample) alone, for transforms on a device), "index" (int64 [B], the samples' numbers in the split, as in
-            `set_weights` and `Subset`), and the name of any part: "txt" (list of str),
-            "json" (list of parsed values), others (list of bytes). Annotations that the dataset declares are cropped,
+            `set_weights` and `Subset`), "source" (int64 [B], the number of the samples' loader in a `Mix`; 0 without),
+            and the name of any part: "txt" (list of str), "json" (list of parsed values), others (list of bytes).
+            Annotations that the dataset declares are cropped,
             resized and flipped as the image is: "mask", or another part that is a mask, without its ".png" (uint8, of
             16-bit PNGs int32, [B, 1 or 3, H, W]), "boxes" or `CroppedBoxes(min_visibility=...)` (a list of float32
             [N, 4]: left, top, right, bottom in pixels of the crop), "box_NAME" for a field of the boxes (a list of
@@ -145,13 +154,15 @@ class Loader:
             many samples and the next one continues after them, from pass to pass over the split without a gap. By
             default an epoch is one pass.
         weights: How often each sample comes in an epoch, on average; by default once. A number per sample, 0 or more
-            ([N], or the path of a `.npy`), or a `Subset`; or a mapping from class to number, 1 for the others; or
-            "balanced", each class equally often, or "sqrt", a class in proportion to the square root of its images,
-            which both keep the length of the epoch. Its length is the sum of the weights, rounded. In each epoch a
-            sample comes its weight rounded up or down times, and each time with a random key of its own.
+            ([N], or the path of a `.npy`), or a `Subset`, in its own order with shuffle=False; or a mapping from class
+            to number, 1 for the others; or "balanced", each class equally often, or "sqrt", a class in proportion to
+            the square root of its images, which both keep the length of the epoch. Its length is the sum of the
+            weights, rounded. In each epoch a sample comes its weight rounded up or down times, and each time with a
+            random key of its own.
         samples_per_class: Compose each batch of `batch_size / samples_per_class` different classes, with this many
             samples of each, one class after the other: for losses over pairs and triplets. A sample comes once at most
-            in an epoch; those that fill no batch are others in each. Batches have samples from all over the split.
+            in an epoch; those that fill no batch are others in each. Classes with fewer samples never come, of which
+            a warning tells. Batches have samples from all over the split.
         max_bad: Number of different damaged samples that may be replaced by others of their batch, so that all ranks
             keep their steps and shapes; `substituted` names them. With 0, the first damaged sample raises its error.
         num_workers: Worker processes; by default one per core that this rank may use. 0 loads in this process.
@@ -218,7 +229,7 @@ class Loader:
         cache: Cache | str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        batch_size = check_integer("batch_size", batch_size, 1)
+        batch_size = check_integer("batch_size", batch_size, 1, MOST_BATCH)
         num_workers = usable_cores() if num_workers is None else check_integer("num_workers", num_workers, 0)
         prefetch_factor = check_integer("prefetch_factor", prefetch_factor, 1)
         transforms = list(transform) if isinstance(transform, Sequence) else [transform]
@@ -325,8 +336,6 @@ class Loader:
             "world_size": self._schedule.world_size,
             "batch_transform": self._batch_transform,
             "annotation fields": self.annotations.kinds,
-            "boxes": self.annotations.boxes,
-            **({"classes": self.classes} if "labels" in self.fields else {}),
         }
 
     def pipeline_source(self) -> PipelineSource:
@@ -370,7 +379,8 @@ class Loader:
             )
 
     def _make_weights(self, weights: WeightsLike) -> Weights:
-        return make_weights(weights, self.split, self._opened.classes, self.order.samples)
+        order = self.order
+        return make_weights(weights, self.split, self._opened.classes, order.samples, shuffle=order.shuffle)
 
     def _make_class_batches(self, batch_size: int, samples_per_class: int) -> ClassBatches:
         samples_per_class = check_integer("samples_per_class", samples_per_class, 1)
@@ -379,12 +389,25 @@ class Loader:
             (batch_size % samples_per_class, f"batch_size={batch_size} is no multiple of it"),
             (order.weights is not None, "weights would have no effect"),
             (not order.shuffle, "without shuffling there is no order of such batches"),
+            (order.sticky, "sticky would have no effect, as each batch has samples from all over the split"),
             ((order.samples_per_epoch or 0) % batch_size, "samples_per_epoch is no multiple of batch_size"),
         ):
             if wrong:
                 raise ConfigError(f"samples_per_class={samples_per_class}: {reason}; change one of them")
+        classes = self._opened.classes or ()
         labels = class_labels(self.split, self._opened.classes)[: order.samples]
-        return ClassBatches(labels, batch_size // samples_per_class, samples_per_class)
+        made = ClassBatches(labels, batch_size // samples_per_class, samples_per_class)
+        if too_small := np.flatnonzero((made.sizes > 0) & (made.groups == 0)).tolist():
+            names = [f"{classes[number]!r} ({made.sizes[number]})" for number in too_small[:_SHOWN_CLASSES]]
+            logger.warning(
+                "samples_per_class=%d: %d of %d classes have fewer samples and never come: %s%s; lower it",
+                samples_per_class,
+                len(too_small),
+                int((made.sizes > 0).sum()),
+                ", ".join(names),
+                ", …" if len(too_small) > _SHOWN_CLASSES else "",
+            )
+        return made
 
     def _make_buckets(self, decoder: AspectBucketDecoder, samples_per_class: int | None) -> Buckets:
         order, schedule = self.order, self._schedule
@@ -450,8 +473,7 @@ class Loader:
         """
         if self._cursor.begun:
             self._cursor.set(self._cursor.epoch + 1)
-        if (weights := self.order.weights) is not None:
-            check_equal_on_ranks("weights", weights.digest, self._schedule.world_size)
+        self.check_ranks()
         start = EpochStart(self._cursor.epoch, self._cursor.position, self._lanes)
         iteration = self._control.begin(start)
         batches = self._run.batches(
@@ -466,6 +488,11 @@ class Loader:
         self._cursor.set(start.epoch + 1)
         if not self.persistent:
             self._workers.end()
+
+    def check_ranks(self) -> None:
+        """Check that all ranks have the same weights, which all of them call; ConfigError if not."""
+        if (weights := self.order.weights) is not None:
+            check_equal_on_ranks("weights", weights.digest, self._schedule.world_size)
 
     def _batches_in_progress(self, start: EpochStart) -> str:
         """Describe the batches that the workers began last: a dead worker died on one of them."""
@@ -598,6 +625,22 @@ class Loader:
         self._lanes = start.lanes
         self._cursor.set(start.epoch, start.position)
         self._control.end()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch and position of the next batch."""
+        return self._cursor.epoch, self._cursor.position
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether it is not at the start of epoch 0, where a new one is: it was iterated, moved or resumed."""
+        return self._cursor != Cursor()
+
+    def join_mix(self, number: int) -> None:
+        """Make this source `number` of a mix, with its own random keys and order."""
+        self.is_mixed = True
+        self.order.set_source(number)
+        self._workers.end()  # they have another order
 
     def first_start(self) -> EpochStart:
         """Return the start of epoch 0."""

@@ -8,13 +8,15 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import check_integer
+from shardflow.dataset.label_numbering import common_classes
 from shardflow.errors import ConfigError, ResumeMismatchError
+from shardflow.formats.labels import LABEL_PARTS
 
 from .annotation_fields import AnnotationFields
 from .batch_run import BatchRun, ended_early
@@ -28,6 +30,9 @@ from .stats import Stats, StatsRecorder
 STATE_VERSION = 1
 
 _CHUNK = 1 << 20
+
+_NOT_CLASSES = ("box_ids", "box_iscrowd")
+"""Whole numbers of boxes that are not classes, as COCO has them. Any other may be one."""
 
 
 class _Origin(NamedTuple):
@@ -47,20 +52,31 @@ class Mix:
     modulo 1; Weyl, "Über die Gleichverteilung von Zahlen mod. Eins", 1916), looked up among the weights. Any section
     has the right shares to within a few, all ranks agree without communication, and any step can be reached by
     arithmetic. Each loader runs through its own epochs, exactly; mixed by sample, nothing is left out at their ends.
+    Order and random keys of each loader come from its seed and its number in the mix, so that two loaders of one
+    dataset draw independently; those of the first are as without a mix.
+
+    Labels come as the numbers that they are in each dataset. So where labels, or whole numbers of boxes, are among the
+    fields, each number must mean the same class in all datasets: one list of class names, or lists that begin alike.
 
     >>> mix = shardflow.Mix([("photos256", 3), ("sketches256", 1)], batch_size=256)      # doctest: +SKIP
 
     Args:
-        sources: Pairs (loader, weight) or (path or URL of a dataset, weight), with weights above 0.
+        sources: Pairs (loader, weight) or (path or URL of a dataset, weight), with weights above 0. A loader
+            is new when it joins a mix, joins once, and is then iterated, moved and resumed by the mix alone. The field
+            "source" of a batch has the number of each sample's source.
         by: "sample" to mix samples within batches, "batch" to interleave whole batches. Loaders that are mixed by
             sample have equal `batch_size`, `rank`, `world_size` and `batch_transform`; the first one's workers serve
             all of them, so that there are not more processes than for one. Their `tail` has no effect.
         steps_per_epoch: Batches per iteration, 1 or more; by default as many as all loaders' epochs have together.
         options: Arguments of `Loader`, for the sources that are paths or URLs.
 
+    Attributes:
+        loaders: The loader of each source.
+        classes: The class names of the labels, label 0 first; empty where no field has labels.
+
     Raises:
-        ConfigError: There are no sources, one is no pair or has no weight above 0, options have no effect, or what must
-            be equal differs.
+        ConfigError: There are no sources, one is not a pair or has no weight above 0, options have no effect, what must
+            be equal differs, a number means different classes, or a loader is in use.
     """
 
     def __init__(
@@ -89,6 +105,11 @@ class Mix:
         self.loaders = [source if isinstance(source, Loader) else Loader(source, **options) for source, _ in sources]
         if len(found := {loader.fields for loader in self.loaders}) > 1:
             raise ConfigError(f"the loaders' fields differ: {'; '.join(map(str, sorted(found)))}; make them equal")
+        if len(rules := {loader.annotations.boxes for loader in self.loaders}) > 1:
+            shown = ", ".join(sorted(map(repr, rules)))
+            raise ConfigError(f"the loaders' boxes differ: {shown}; make them equal, as the mix has one rule for them")
+        _check_unused(self.loaders)
+        self.classes = _common_classes(self.loaders)
         self._weights = [float(weight) for _, weight in sources]
         self._shares = Shares(self._weights)
         self._cursor = Cursor()  # its position counts steps
@@ -106,8 +127,14 @@ class Mix:
             self._steps = steps_per_epoch or sum(len(loader) for loader in self.loaders)
             for loader in self.loaders:
                 loader.count_in(self._stats)
-        for loader in self.loaders:
-            loader.is_mixed = True
+        for number, loader in enumerate(self.loaders):
+            loader.join_mix(number)
+        self._note_places()
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The label of each class name."""
+        return {name: number for number, name in enumerate(self.classes)}
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -117,7 +144,7 @@ class Mix:
     @property
     def annotations(self) -> AnnotationFields:
         """Which of the fields follow the crops, and which boxes stay, of the first loader."""
-        return self.loaders[0].annotations
+        return AnnotationFields.of_mix([loader.annotations for loader in self.loaders])
 
     @property
     def substituted(self) -> set[str]:
@@ -178,6 +205,8 @@ class Mix:
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         if self._samples is not None:
+            for loader in self.loaders:
+                loader.check_ranks()  # which a loader that is iterated does itself
             starts = self._starts_at(epoch * self._steps + first)
             yield from self._samples.batches(epoch, first, starts)
             return
@@ -186,19 +215,37 @@ class Mix:
             yield self._next(source)
 
     def _next(self, source: int) -> Any:
+        loader = self.loaders[source]
+        if loader.place != self._places[source]:
+            raise ConfigError(
+                f"{_describe(source, loader)} was iterated or moved outside of the mix, which lost its place; make "
+                "loaders and mix anew, and iterate, move and resume the mix alone"
+            )
         while True:
-            running = self._running[source] or iter(self.loaders[source])
+            running = self._running[source] or iter(loader)
             self._running[source] = None  # after an error, and at the end of its epoch, it begins anew
-            with contextlib.suppress(StopIteration):
+            try:
                 batch = next(running)
-                self._running[source] = running
-                return batch
+            except StopIteration:
+                continue
+            finally:
+                self._places[source] = loader.place
+            self._running[source] = running
+            return batch
+
+    def _note_places(self) -> None:
+        """Note where the loaders are, to find one that is moved by others."""
+        self._places = [loader.place for loader in self.loaders]
 
     def describe(self) -> dict[str, Any]:
         """Return what a run's log needs to name its data: the description of each loader, and the weights."""
         sources = [loader.describe() for loader in self.loaders]
         by = "batch" if self._samples is None else "sample"
         return {"weights": self._weights, "by": by, "steps_per_epoch": self._steps, "sources": sources}
+
+    def set_weights(self, weights: object) -> NoReturn:  # noqa: ARG002 - a loader's
+        """Raise ConfigError: shares, and the weights of each loader, stay as the mix was made."""
+        raise ConfigError("a mix keeps its weights, as its epochs and states count on them; make another mix")
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration run through `epoch`, as for a loader."""
@@ -239,6 +286,7 @@ class Mix:
 
     def _move(self, epoch: int, position: int = 0) -> None:
         self._cursor.set(epoch, position)
+        self._note_places()
         self._running = [None] * len(self.loaders)
         self._iterations += 1
         if self._samples is not None:
@@ -305,6 +353,50 @@ def _is_weighted(pair: Any) -> bool:
     return isinstance(pair[1], Real) and 0 < float(pair[1]) < math.inf
 
 
+def _check_unused(loaders: Sequence[Loader]) -> None:
+    """Check that each loader is new and comes once: its order becomes that of a source of the mix."""
+    for number, loader in enumerate(loaders):
+        what = _describe(number, loader)
+        if loader.is_mixed or any(loader is other for other in loaders[:number]):
+            raise ConfigError(f"{what} is in another mix already, or twice in this one; make a loader for each place")
+        if loader.has_moved:
+            epoch, position = loader.place
+            raise ConfigError(
+                f"{what} was iterated, moved or resumed: it is at sample {position} of epoch {epoch}, and a mix begins "
+                "with epoch 0 of each source; make a new loader for the mix, and move or resume the mix instead"
+            )
+
+
+def _common_classes(loaders: Sequence[Loader]) -> list[str]:
+    """Return the classes that the labels in a batch mean; none where no field has labels."""
+    fields = loaders[0].fields
+    kinds = [loader.annotations.kinds for loader in loaders]
+    numbers = [
+        field
+        for field in fields
+        if field in ("label", "labels", *LABEL_PARTS)
+        or (field not in _NOT_CLASSES and any(each.get(field) == "int64" for each in kinds))
+    ]
+    if not numbers:
+        return []
+    datasets = [loader.dataset.dataset for loader in loaders]
+    try:
+        classes = list(common_classes([(dataset.url, dataset.classes) for dataset in datasets]) or ())
+    except ConfigError as error:
+        remedy = "" if set(numbers) <= {"label", "labels"} else "; or leave these fields out"
+        raise ConfigError(f"fields with numbers of classes, {', '.join(numbers)}: {error}{remedy}") from None
+    if "labels" in fields and len(lengths := {len(dataset.classes or ()) for dataset in datasets}) > 1:
+        raise ConfigError(
+            f"the loaders' classes differ: the field 'labels' has a column for each class, here {sorted(lengths)}; "
+            "pack all datasets with one `--classes FILE`"
+        )
+    return classes
+
+
+def _describe(number: int, loader: Loader) -> str:
+    return f"loader {number} of the mix, of {loader.dataset.dataset.url}, split {loader.split.name!r},"
+
+
 class _Samples:
     """The batches of a mix by sample: one set of workers reads the sources of all loaders."""
 
@@ -316,6 +408,8 @@ class _Samples:
                 raise ConfigError(f"the loaders' {name} differ: {found}; make them equal, or pass by='batch'")
         if any((loader.order.class_batches, loader.order.buckets) != (None, None) for loader in loaders):
             raise ConfigError("samples_per_class and AspectBucketDecoder compose whole batches; pass by='batch'")
+        if any(loader.order.sticky for loader in loaders):
+            raise ConfigError("Shuffle(sticky=True) keeps the shards of a rank from epoch to epoch; pass by='batch'")
         first, splits = loaders[0], [loader.split for loader in loaders]
         rank, world_size = settings[0]["rank"], settings[0]["world_size"]
         orders = [loader.order for loader in loaders]

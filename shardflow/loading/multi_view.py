@@ -55,8 +55,7 @@ class MultiView:
     def __call__(self, payloads: Sequence[Payload], sizes: Sizes, keys: U64, empty: Empty = new) -> Decoded:
         """Return a tuple of uint8 [B, 3, height, width], one tensor for each view."""
         own = [view_keys(keys, view) for view in range(len(self.decoders))]
-        images, _, failures = decode_views(self.decoders, payloads, sizes, own, empty)
-        return Decoded(images, None, failures)
+        return Decoded(*decode_views(self.decoders, payloads, sizes, own, empty))
 
     def __repr__(self) -> str:
         return f"MultiView({list(self.decoders)})"

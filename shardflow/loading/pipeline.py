@@ -6,7 +6,7 @@ sampler → read → decode → annotate → augment → collate → send_errors
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,15 @@ from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError, ShardflowError
 
 from .annotation_fields import AnnotationFields
-from .decoders import Decoder, new, stacking_of
+from .decoders import Decoder, Empty, new, stacking_of
 from .pixel_cache import PixelCache
 from .sampler import Batch
 from .shared_memory import BatchSender, SlotPool
 from .stacking import Stacking
 from .stages import Annotate, Augment, Collate, Decode, Read, Transforms
 from .workers import send_errors
+
+Stage = Callable[[Iterator[Batch]], Iterator[Batch]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +50,31 @@ def build_pipeline(
     slots: int,
 ) -> wds.DataPipeline:
     """Return the pipeline that each worker runs, with shared memory for as many batches as there are slots."""
-    images, pool = "image" in fields, SlotPool(slots)
-    transforms, caches = [source.transform for source in sources], [source.pixel_cache for source in sources]
-    are_transformed = any(transform is not None for transform in transforms)
+    pool, caches = SlotPool(slots), [source.pixel_cache for source in sources]
+    are_transformed = any(source.transform is not None for source in sources)
     # A transform may keep its input, so images that meet one are not decoded into memory on loan.
     empty = new if are_transformed or batch_transform is not None else pool.borrow
-    decoders, annotations = [source.decoder for source in sources], [source.annotations for source in sources]
+    decoders = [source.decoder for source in sources]
     return wds.DataPipeline(
         sampler,
         Read(*(source.split for source in sources), fields=fields, substitute=substitute, pixel_caches=caches),
-        Decode(decoders, empty, substitute=substitute, pixel_caches=caches) if images else None,
-        Annotate(annotations, decoders, substitute=substitute) if annotations[0].names else None,
-        Augment(transforms) if images and are_transformed else None,
+        *(sample_stages(sources, empty=empty, substitute=substitute) if "image" in fields else []),
         Collate([source.split for source in sources], fields, batch_transform, classes, _stacking(decoders)),
         send_errors,
         BatchSender(pool),
     )
+
+
+def sample_stages(sources: Sequence[PipelineSource], *, empty: Empty, substitute: bool) -> list[Stage]:
+    """Return the stages that decode, annotate and transform samples that were read."""
+    decoders, annotations = [source.decoder for source in sources], [source.annotations for source in sources]
+    transforms, caches = [source.transform for source in sources], [source.pixel_cache for source in sources]
+    stages: list[Stage] = [Decode(decoders, empty, substitute=substitute, pixel_caches=caches)]
+    if annotations[0].names:
+        stages.append(Annotate(annotations, decoders, substitute=substitute))
+    if any(transform is not None for transform in transforms):
+        stages.append(Augment(transforms))
+    return stages
 
 
 def _stacking(decoders: Sequence[Decoder]) -> Stacking:

@@ -24,6 +24,9 @@ _POWERS = {"balanced": 1.0, "sqrt": 0.5}
 class Subset:
     """Some samples of a split, for `Loader(weights=Subset(...))`: a sample comes as often as its number is named.
 
+    With `shuffle=False` they come in the order given, as those of PyTorch's `Subset`. Shards are then read as this
+    order needs them, so numbers that go back and forth keep many open.
+
     Args:
         indices: Numbers of samples, 0 … N-1: integers, shape [M].
     """
@@ -41,20 +44,24 @@ class Subset:
         return f"Subset({len(self)} samples)"
 
 
-def make_weights(given: WeightsLike | Subset, split: Split, classes: Sequence[str] | None, samples: int) -> Weights:
-    """Return the weights of the first `samples` samples of a split.
+def make_weights(
+    given: WeightsLike | Subset, split: Split, classes: Sequence[str] | None, samples: int, *, shuffle: bool
+) -> Weights:
+    """Return the weights of the first `samples` samples of a split; not shuffled, those of a `Subset` keep its order.
 
     Raises:
         ConfigError: They are not what `Loader` documents, or do not fit the split.
     """
     if isinstance(given, Subset):
-        return _of_subset(given, split).first(samples)
+        return _of_subset(given, split, samples, keep_order=not shuffle)
     if isinstance(given, Mapping) or (isinstance(given, str) and given in _POWERS):
         labels = class_labels(split, classes)[:samples]
         if isinstance(given, Mapping):
             return Weights(_of_classes(given, classes or ()), labels)
         return Weights(_by_frequency(labels, len(classes or ()), _POWERS[given]), labels)
-    values = _load(given) if isinstance(given, str | os.PathLike) else np.asanyarray(given)
+    values = _load(given) if isinstance(given, str | os.PathLike) else given
+    if not isinstance(values, np.memmap):
+        values = np.asanyarray(values).copy()  # a training loop may change its losses while an epoch with them runs
     if values.ndim == 0:
         values = np.broadcast_to(values, len(split))
     if values.ndim == 1 and len(values) != len(split):
@@ -81,13 +88,16 @@ def class_labels(split: Split, classes: Sequence[str] | None) -> npt.NDArray[np.
     return labels
 
 
-def _of_subset(subset: Subset, split: Split) -> Weights:
+def _of_subset(subset: Subset, split: Split, samples: int, *, keep_order: bool) -> Weights:
     bad = np.flatnonzero((subset.indices < 0) | (subset.indices >= len(split)))
     if len(bad):
         raise ConfigError(
             f"Subset names sample {subset.indices[bad[0]]}, split {split.name!r} has samples 0 … {len(split) - 1}"
         )
-    return Weights(np.bincount(subset.indices.astype(np.int64), minlength=len(split)))
+    numbers = subset.indices.astype(np.int64)
+    numbers = numbers[numbers < samples]
+    is_listed = keep_order and bool((np.diff(numbers) < 0).any())  # in ascending order, the split's order is theirs
+    return Weights(np.bincount(numbers, minlength=samples), listed=numbers if is_listed else None)
 
 
 def _of_classes(given: Mapping[str | int, float], classes: Sequence[str]) -> npt.NDArray[np.float64]:

@@ -18,13 +18,16 @@ from shardflow.errors import ConfigError
 from shardflow.order import keyed_rng
 from shardflow.order.bucket_plan import BucketPlan
 from shardflow.order.class_batches import ClassBatches, ClassBatchPlan
-from shardflow.order.plan import MOST_LANES, WINDOW, Plan, default_lanes
-from shardflow.order.schedule import Schedule
+from shardflow.order.list_plan import ListPlan
+from shardflow.order.plan import MOST_LANES, MOST_WINDOW, WINDOW, Plan, default_lanes
+from shardflow.order.schedule import MOST_POSITIONS, Schedule
 from shardflow.order.weights import ShardWeights, Weights
 from shardflow.order.window_shuffle import I64
 
 from .geometry import Geometry
 from .shard_prefetcher import ShardSpan, prefetching
+
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +37,14 @@ class Shuffle:
     >>> loader = shardflow.Loader("photos256", batch_size=256, shuffle=shardflow.Shuffle(lanes=64))  # doctest: +SKIP
 
     Attributes:
-        window: Samples of a lane that are shuffled together, 1 or more. A larger window mixes better, a smaller one
+        window: Samples of a lane that are shuffled together, 1 … 2**40. A larger window mixes better, a smaller one
             keeps fewer shards open.
         lanes: Parallel streams into which the epoch is cut, 1 … 1,048,576; None for eight per rank. A resumed run
             that leaves this at None keeps the lanes of the saved run.
         sticky: Keep the shards of a lane from epoch to epoch, and shuffle their order and their samples alone. Then a
             host reads the same shards in every epoch, and needs a cache for its share of the dataset only; samples of
-            different ranks never meet in a rank's batch (docs/mixing.md).
+            different ranks never meet in a rank's batch (docs/mixing.md). Not with `samples_per_epoch` or
+            `samples_per_class`, nor in a `Mix` by sample.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -51,11 +55,12 @@ class Shuffle:
     sticky: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "window", check_integer("window", self.window, 1))
+        object.__setattr__(self, "window", check_integer("window", self.window, 1, MOST_WINDOW))
         if self.lanes is not None:
             object.__setattr__(self, "lanes", check_integer("lanes", self.lanes, 1, MOST_LANES))
         if not isinstance(self.sticky, bool | np.bool_):
             raise ConfigError(f"sticky must be True or False, found {self.sticky!r}")
+        object.__setattr__(self, "sticky", bool(self.sticky))
 
 
 def augmentation_keys(seed: int, number: int, samples: I64, repeats: I64 | None = None) -> keyed_rng.U64:
@@ -64,7 +69,11 @@ def augmentation_keys(seed: int, number: int, samples: I64, repeats: I64 | None 
     A sample that comes several times has a key for each of its repeats; that of the first, 0, is as without repeats.
     """
     keys = keyed_rng.fold_array(keyed_rng.key(seed, "augment", number), samples)
-    return keys if repeats is None else np.where(repeats > 0, keyed_rng.fold_array(keys, repeats), keys)
+    if repeats is None:
+        return keys
+    # Within a word, because a transform on the device folds its own small number into a key.
+    within = keyed_rng.fold_array(keys, np.array([keyed_rng.key("repeat")], dtype=np.uint64))
+    return np.where(repeats > 0, keyed_rng.fold_array(within, repeats), keys)
 
 
 class Buckets(NamedTuple):
@@ -81,7 +90,21 @@ class Buckets(NamedTuple):
     global_batch: int
 
 
-AnyPlan = Plan | ClassBatchPlan | BucketPlan
+class Visit(NamedTuple):
+    """A sample's turn in the order of a loader.
+
+    Attributes:
+        epoch: The epoch.
+        bucket: The bucket of its batch; 0 without buckets.
+        key: Its key.
+    """
+
+    epoch: int
+    bucket: int
+    key: int
+
+
+AnyPlan = Plan | ClassBatchPlan | BucketPlan | ListPlan
 
 
 class EpochOrder:
@@ -89,6 +112,11 @@ class EpochOrder:
 
     With `samples_per_epoch` the passes over the samples, each in its own order, form one endless stream, and epoch e is
     the e-th section of that length. `lanes` is None where `default_lanes` decides.
+
+    Attributes:
+        source: The number of the loader in a mix; 0 without.
+        source_seed: The seed of the order and of the random keys: sources of a mix that have one seed, and may be one
+            dataset, draw independently. That of source 0 is `seed`.
     """
 
     def __init__(
@@ -106,22 +134,34 @@ class EpochOrder:
             raise ConfigError(f"shuffle must be True, False or Shuffle(...), found {shuffle!r}")
         settings = shuffle if isinstance(shuffle, Shuffle) else Shuffle()
         self.split, self.seed = split, check_integer("seed", seed)
+        self.source, self.source_seed = 0, self.seed
         self.shuffle, self.window, self.lanes = bool(shuffle), settings.window, settings.lanes
         self.sticky = settings.sticky
         self.limit, self.samples_per_epoch = limit, samples_per_epoch
         self._sizes = sizes = split.shard_samples
         if limit is not None:
             self.limit = check_integer("limit", limit, 1)
-            sizes = np.clip(self.limit - (np.cumsum(sizes) - sizes), 0, sizes)
+            sizes = np.clip(min(self.limit, int(sizes.sum())) - (np.cumsum(sizes) - sizes), 0, sizes)
             self._sizes = sizes[sizes > 0]
         if samples_per_epoch is not None:
-            self.samples_per_epoch = check_integer("samples_per_epoch", samples_per_epoch, 1)
+            self.samples_per_epoch = check_integer("samples_per_epoch", samples_per_epoch, 1, MOST_POSITIONS)
+            if self.sticky:
+                raise ConfigError(
+                    "Shuffle(sticky=True) keeps the shards of a rank in epochs that are whole passes; with "
+                    "samples_per_epoch each pass would begin at another rank: leave one of them out"
+                )
         self.set_weights(None)
 
     @property
     def samples(self) -> int:
         """Samples of the split that take part."""
         return int(self._sizes.sum())
+
+    def set_source(self, number: int) -> None:
+        """Make this the order of source `number` of a mix."""
+        self.source = number
+        self.source_seed = self.seed if number == 0 else keyed_rng.key(self.seed, "source", number)
+        self._plans.clear()
 
     def set_weights(self, weights: Weights | None) -> None:
         """Set how often each of the first `samples` samples comes in a pass; None for once."""
@@ -157,15 +197,31 @@ class EpochOrder:
 
     def locate(self, epoch: int, positions: I64, lanes: int) -> tuple[I64, I64, keyed_rng.U64]:
         """Return shard, record and key of the samples at positions 0 … length-1 of an epoch."""
-        passes, within = np.divmod(epoch * self.length + positions, self.pass_length)
+        first_pass, offset = divmod(epoch * self.length, self.pass_length)  # of any size, and only then in 64 bits
+        passes, within = np.divmod(offset + positions, self.pass_length)
         shards, records, repeats = (np.empty_like(positions) for _ in range(3))
         keys = np.empty(len(positions), dtype=np.uint64)
-        for number in np.unique(passes).tolist():
-            here = passes == number
+        for later in np.unique(passes).tolist():
+            here, number = passes == later, first_pass + later
             shards[here], records[here], repeats[here] = self._plan(number, lanes).visits(within[here])
             samples = self.split.first_sample(shards[here]) + records[here]
-            keys[here] = augmentation_keys(self.seed, number, samples, repeats[here])
+            keys[here] = augmentation_keys(self.source_seed, number, samples, repeats[here])
         return shards, records, keys
+
+    def visit(self, sample: int, number: int, lanes: int) -> Visit | None:
+        """Return the first turn of a sample in pass `number` over the split; None if it does not come there."""
+        (key,) = augmentation_keys(self.source_seed, number, np.array([sample])).tolist()
+        if (self.samples_per_epoch, self.weights, self.class_batches, self.buckets) == (None, None, None, None):
+            return Visit(number, 0, key)
+        shard, record = self.split.locate(sample)
+        for begin in range(0, self.pass_length, _CHUNK):
+            positions = number * self.pass_length + np.arange(begin, min(begin + _CHUNK, self.pass_length))
+            shards, records, keys = self.locate(0, positions, lanes)
+            found = np.flatnonzero((shards == shard) & (records == record))
+            if len(found):
+                epoch, position = divmod(int(positions[found[0]]), self.length)
+                return Visit(epoch, self.bucket(epoch, position, lanes), int(keys[found[0]]))
+        return None
 
     def needs(self, epoch: int, first: int, lanes: int, rank: int, world_size: int) -> Iterator[ShardSpan]:
         """Yield the shards that a rank reads from position `first` of an epoch on, in the order of first need."""
@@ -189,10 +245,10 @@ class EpochOrder:
 
     def _new_plan(self, number: int, lanes: int) -> AnyPlan:
         if self.class_batches is not None:
-            return ClassBatchPlan(self.class_batches, self._sizes, seed=self.seed, epoch=number)
-        plan = Plan(
+            return ClassBatchPlan(self.class_batches, self._sizes, seed=self.source_seed, epoch=number)
+        plan: Plan | ListPlan = Plan(
             self._sizes,
-            seed=self.seed,
+            seed=self.source_seed,
             epoch=number,
             lanes=lanes,
             window=self.window,
@@ -200,6 +256,8 @@ class EpochOrder:
             sticky=self.sticky,
             weights=self._shard_weights,
         )
+        if self.weights is not None and self.weights.listed is not None:
+            plan = ListPlan(self.weights.listed, self._sizes)
         if (buckets := self.buckets) is None:
             return plan
         firsts = self.split.first_sample(np.arange(len(self._sizes)))
@@ -272,11 +330,12 @@ class Batch:
     records: I64
     valid: npt.NDArray[np.bool_]  # [B], False for the repeats that fill a padded tail
     empty: bool  # no sample for this rank: the batch carries one, for its shapes and dtypes, and `Collate` removes it
-    sources: list[int] | None = None  # [B], the number of each sample's dataset in a mix
+    source: int = 0  # the number of the loader in a mix by batch
+    sources: list[int] | None = None  # [B], the number of each sample's loader in a mix by sample
     samples: list[Sample] = field(default_factory=list)
     pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)  # [H, W, 3], those in the pixel cache
     images: Any = None  # from the decoder, then from the transform
-    geometry: Geometry | None = None
+    geometry: Geometry | tuple[Geometry, ...] | None = None  # with views one for each
     masks: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # field → [B], uint8 or int32 [1 or 3, H, W]
     objects: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # boxes, their fields, keypoints
     read_bytes: int = 0  # of the samples' parts
@@ -319,11 +378,12 @@ class PlanSampler(IterableDataset[Batch]):
         shards, records, keys = self._order.locate(start.epoch, positions, start.lanes)
         return Batch(
             epoch=start.epoch,
-            bucket=self._order.bucket(start.epoch, int(positions[0]), start.lanes),
-            key=keyed_rng.key(self._order.seed, "batch", start.epoch, int(positions[0])),
+            bucket=self._order.bucket(start.epoch, self.schedule.after(start.position, step), start.lanes),
+            key=keyed_rng.key(self._order.source_seed, "batch", start.epoch, int(positions[0])),
             keys=keys,
             shards=shards,
             records=records,
             valid=valid,
             empty=empty,
+            source=self._order.source,
         )

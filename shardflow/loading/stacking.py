@@ -10,6 +10,12 @@ import torch
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
 
+MASK_PADDING = 255
+"""The value of masks beside their image: the one that torchvision's references for segmentation leave out of the loss.
+
+0 would be a class.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacking:
@@ -19,15 +25,18 @@ class Stacking:
         stack: Whether they become one tensor; otherwise they stay a list.
         pad_to_multiple_of: Pad with zeros at the right and at the bottom, to the largest height and width of the batch,
             each rounded up to a multiple of this; None for images of one size.
+        mask_padding: Pad masks with this value instead.
 
     Raises:
-        ConfigError: The multiple is no positive integer, or a list would be padded.
+        ConfigError: The multiple is not a positive integer, the value has more than 32 bits, or a list would be padded.
     """
 
     stack: bool = True
     pad_to_multiple_of: int | None = None
+    mask_padding: int = MASK_PADDING
 
     def __post_init__(self) -> None:
+        check_integer("mask_padding", self.mask_padding, -(2**31), 2**31 - 1)
         if self.pad_to_multiple_of is not None:
             check_integer("pad_to_multiple_of", self.pad_to_multiple_of, 1)
             if not self.stack:
@@ -38,16 +47,45 @@ class Stacking:
         """Whether images of different sizes are an error."""
         return self.stack and self.pad_to_multiple_of is None
 
-    def __call__(self, images: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-        """Return tensors [C, H, W] as one [B, C, H, W], or as a list."""
+    def stack_masks(self, masks: Sequence[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+        """Return masks [C, H, W] as one [B, C, H, W], or as a list: in int32 where theirs cannot hold the padding.
+
+        Raises:
+            ConfigError: They are bool, which cannot hold the padding.
+        """
+        if self.pad_to_multiple_of is None:
+            return self(masks)
+        return self([self._with_room(mask) for mask in masks], self.mask_padding)
+
+    def _with_room(self, mask: torch.Tensor) -> torch.Tensor:
+        """Return a mask in a dtype that can hold the padding; whether it is padded does not change the dtype."""
+        if mask.dtype == torch.bool and self.mask_padding not in (0, 1):
+            raise ConfigError(
+                f"masks of bool cannot hold the padding {self.mask_padding}: let the transform return uint8, or "
+                "give ImageDecoder mask_padding=0"
+            )
+        if mask.dtype == torch.bool or mask.is_floating_point():
+            return mask
+        limits = torch.iinfo(mask.dtype)
+        return mask if limits.min <= self.mask_padding <= limits.max else mask.to(torch.int32)
+
+    def __call__(self, images: Sequence[torch.Tensor], padding: int = 0) -> torch.Tensor | list[torch.Tensor]:
+        """Return tensors [C, H, W] as one [B, C, H, W], or as a list.
+
+        Raises:
+            ConfigError: They have different sizes that do not stack, or different dtypes.
+        """
         if not self.stack:
             return list(images)
+        if len(dtypes := {image.dtype for image in images}) > 1:  # values would be scaled differently, or overflow
+            found = ", ".join(sorted(map(str, dtypes)))
+            raise ConfigError(f"images or masks of {found} do not form a batch; let the transforms return one dtype")
         shapes = {tuple(image.shape) for image in images}
         if len(shapes) == 1 and self.pad_to_multiple_of is None:
             return torch.stack(list(images))
         if self.pad_to_multiple_of is None or len({(len(shape), shape[:-2]) for shape in shapes}) > 1:
             raise ConfigError(f"images of sizes {sorted(shapes)[:3]} do not stack; choose {ONE_SIZE}")
-        padded = images[0].new_zeros((len(images), *images[0].shape[:-2], *self.size(images)))
+        padded = images[0].new_full((len(images), *images[0].shape[:-2], *self.size(images)), padding)
         for row, image in zip(padded, images, strict=True):
             row[..., : image.shape[-2], : image.shape[-1]] = image
         return padded

@@ -24,7 +24,8 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.labels import LABEL_PARTS, parse_labels
 
 from .annotation_fields import AnnotationFields
-from .decoders import Decoded, Decoder, Empty, Pixels, new
+from .decoders import Decoded, Decoder, Empty, Payloads, Pixels, new
+from .fields import CROP_FIELDS
 from .fork_rng import fork_rng, reseed
 from .geometry import Geometry
 from .multi_view import MultiView, view_keys, views_of
@@ -117,7 +118,9 @@ class Decode:
         """Return the batches, decoded."""
         for batch in batches:
             reads = zip(_sources(batch), batch.samples, batch.pixels, strict=False)
-            payloads = [self._payload(*read) for read in reads]
+            payloads = Payloads(
+                [self._payload(*read) for read in reads], have_tables=[sample.has_table for sample in batch.samples]
+            )
             sizes = np.array([sample.image_size for sample in batch.samples], dtype=np.int64)
             with noting(partial(_batch_place, "the decoder", batch)):
                 decoded = self._decode(batch, payloads, sizes)
@@ -126,7 +129,7 @@ class Decode:
             substitute(batch, failures, self._substitute, getattr(self._decoders[0], "copy_image", copy_row))
             yield batch
 
-    def _decode(self, batch: Batch, payloads: list[Any], sizes: npt.NDArray[np.int64]) -> Decoded:
+    def _decode(self, batch: Batch, payloads: Payloads, sizes: npt.NDArray[np.int64]) -> Decoded:
         groups = [self._groups[source] for source in batch.sources or (0,)]
         if len(kinds := set(groups)) == 1:
             return self._decoder(groups[0], batch)(payloads, sizes, batch.keys, self._empty)
@@ -134,7 +137,7 @@ class Decode:
         failures: dict[int, SampleError] = {}
         for kind in sorted(kinds):
             places = [place for place, group in enumerate(groups) if group == kind]
-            chosen = [payloads[place] for place in places]
+            chosen = payloads.take(places)
             decoded = self._decoder(kind, batch)(chosen, sizes[places], batch.keys[places], new)
             for images, own in zip(views, _as_views(decoded.images), strict=True):
                 for place, image in zip(places, own, strict=True):
@@ -211,8 +214,8 @@ def substitute(
             batch.sources[index] = batch.sources[good]
         if batch.images is not None:
             copy_image(batch.images, index, good)
-        if batch.geometry is not None:
-            batch.geometry.copy_row(index, batch.geometry, good)
+        for geometry in () if batch.geometry is None else _as_views(batch.geometry):
+            geometry.copy_row(index, geometry, good)
     batch.substituted += [str(failures[index]) for index in sorted(failures)]
     return replaced
 
@@ -245,7 +248,7 @@ class Annotate:
             yield batch
 
     def _geometry(self, batch: Batch) -> Geometry:
-        if batch.geometry is not None:
+        if isinstance(batch.geometry, Geometry):
             return batch.geometry
         names = ", ".join(self._annotations[0].names)
         found = ", ".join(dict.fromkeys(type(decoder).__name__ for decoder in self._decoders))
@@ -399,9 +402,11 @@ class Collate:
             views = tuple(_stack(images, batch.samples, self._stacking) for images in _as_views(batch.images))
             return views if isinstance(batch.images, tuple) else views[0]
         if field in batch.masks:
-            return self._stacking(batch.masks[field])
+            return self._stacking.stack_masks(batch.masks[field])
         if field in batch.objects:
             return batch.objects[field]
+        if field in CROP_FIELDS:
+            return _crop_column(field, batch)
         if field in ("image_size", "pixel_mask"):
             sizes = image_sizes(_tensors(batch.images, batch.samples))
             return sizes if field == "image_size" else pixel_mask(sizes, *self._stacking.size(batch.images))
@@ -431,6 +436,8 @@ def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> 
         return torch.from_numpy(batch.valid)
     if field == "random_key":
         return torch.from_numpy(batch.keys.view(np.int64))  # torch has no arithmetic on unsigned integers
+    if field == "source":
+        return torch.tensor(batch.sources or [batch.source] * len(batch.samples), dtype=torch.int64)
     if field == "index":
         shards, records = np.array([(sample.shard, sample.record) for sample in batch.samples], dtype=np.int64).T
         sources, numbers = np.array(batch.sources or [0] * len(shards)), np.empty_like(shards)
@@ -449,6 +456,21 @@ def _column(field: str, batch: Batch, splits: Sequence[Split], classes: int) -> 
             row[list(parsed_labels(sample, part, classes))] = 1
         return encoded
     return [_parsed(sample, field) for sample in batch.samples]
+
+
+def _crop_column(field: str, batch: Batch) -> Any:
+    """Return whether each image is mirrored, or which part of the stored image it shows; with views, of each view."""
+    if batch.geometry is None:
+        raise ConfigError(
+            f"the field {field!r} is not known, because the decoder does not say how it crops, or because the decoders "
+            "of a mix by sample differ; use RandomResizedCropDecoder, CenterCropDecoder or ImageDecoder, one for all "
+            "loaders, or return a Geometry"
+        )
+    views = tuple(
+        torch.from_numpy(geometry.flip.copy() if field == "flipped" else geometry.shown)
+        for geometry in _as_views(batch.geometry)
+    )
+    return views if isinstance(batch.geometry, tuple) else views[0]
 
 
 def _emptied(column: Any) -> Any:

@@ -26,7 +26,8 @@ def transform_sample(transform: Callable[[Any], Any], batch: Batch, index: int, 
     """Return the transformed image of a sample, and put its transformed annotations into the batch.
 
     Raises:
-        ConfigError: The transform does not return what it was given, or other numbers of boxes and of their fields.
+        ConfigError: The transform does not return what it was given, or more, or other numbers of boxes and of their
+            fields.
     """
     given = _to_dict(batch, index, image)
     returned = transform(dict(given))
@@ -88,6 +89,12 @@ def _check(returned: Any, given: dict[str, Any]) -> None:
         found = f"a dict without {', '.join(missing)}" if isinstance(returned, dict) else type(returned).__qualname__
         raise ConfigError(
             f"with annotations among the fields, a transform gets and returns a dict of {', '.join(given)}; got {found}"
+        )
+    if added := returned.keys() - given.keys():
+        raise ConfigError(
+            f"the transform added {', '.join(map(repr, sorted(added, key=str)))}, which would be lost: a batch has the "
+            "loader's fields alone; remove it at the end of the transform, or compute it in batch_transform, which "
+            "returns whatever the batch shall be"
         )
     if BOXES not in given:
         return

@@ -6,18 +6,18 @@ with very many values, such as a depth, is one colour of many strengths.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from shardflow._pillow import map_codec_errors, open_image
+from shardflow._pillow import load_mask, map_codec_errors, open_mask
 from shardflow._wording import plural
 from shardflow.errors import DecodeError
 from shardflow.formats.annotations import Annotations
-from shardflow.formats.coordinates import Coordinates, read_coordinates
+from shardflow.formats.coordinates import Array, Coordinates, read_coordinates
 
 PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#7fdb4c", "#b07aff", "#ff5a5f")
 """Colours that are told apart on pictures, also by most colour-blind people: Okabe and Ito's, and some more."""
@@ -46,19 +46,31 @@ def draw_annotations(
     if missing := annotations.missing(parts):
         raise DecodeError(missing)
     for mask in annotations.masks:
-        picture = _with_mask(picture, parts[mask])
-    found = read_coordinates(annotations, parts.get, size)
+        with map_codec_errors(DecodeError), open_mask(parts[mask], size) as image:
+            load_mask(image)  # which refuses values that have no meaning
+            picture = _with_mask(picture, image)
+    return _with_coordinates(picture, read_coordinates(annotations, parts.get, size), size)
+
+
+def draw_arrays(picture: Image.Image, masks: Sequence[Array], found: Coordinates) -> Overlay:
+    """Draw masks, [1 or 3, H, W] as large as a picture in RGB, and coordinates in its pixels over it."""
+    for mask in masks:
+        if len(mask) in (1, 3):
+            values = mask[0].astype(np.int32) if len(mask) == 1 else mask.astype(np.uint8).transpose(1, 2, 0)
+            picture = _with_mask(picture, Image.fromarray(np.ascontiguousarray(values)))
+    return _with_coordinates(picture, found, picture.size)
+
+
+def _with_coordinates(picture: Image.Image, found: Coordinates, size: tuple[int, int]) -> Overlay:
     picture = picture.copy()
     scale = np.array(picture.size, np.float64) / size
-    pen = ImageDraw.Draw(picture)
-    return Overlay(picture, _draw_coordinates(pen, found, scale))
+    return Overlay(picture, _draw_coordinates(ImageDraw.Draw(picture), found, scale))
 
 
-def _with_mask(picture: Image.Image, data: bytes) -> Image.Image:
-    with map_codec_errors(DecodeError), open_image(data, formats=("PNG",)) as image:
-        if image.mode == "RGB":
-            return Image.blend(picture, image.resize(picture.size, Image.Resampling.NEAREST), _MASK_STRENGTH)
-        values = np.asarray(image.resize(picture.size, Image.Resampling.NEAREST)).astype(np.int64)
+def _with_mask(picture: Image.Image, image: Image.Image) -> Image.Image:
+    if image.mode == "RGB":
+        return Image.blend(picture, image.resize(picture.size, Image.Resampling.NEAREST), _MASK_STRENGTH)
+    values = np.asarray(image.resize(picture.size, Image.Resampling.NEAREST)).astype(np.int64)
     different = np.unique(values)
     if len(different) <= _MOST_CLASSES:
         colours = np.array([_rgb(value) for value in different.tolist()], np.float64)[

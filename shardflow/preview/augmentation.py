@@ -1,87 +1,84 @@
-"""The augmentation of one sample: the pixels that a loader returns for it in its first epochs."""
+"""The augmentation of one sample: the pixels and annotations that a loader returns for it in its first epochs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from PIL import Image
 
 from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError
-from shardflow.loading.decoders import Decoder, RandomResizedCropDecoder, new
+from shardflow.formats.annotations import mask_field
+from shardflow.formats.coordinates import Coordinates
+from shardflow.formats.image_limits import MAX_PIXELS
+from shardflow.formats.image_types import IMAGE_PARTS
+from shardflow.loading import augmented_sample
+from shardflow.loading.annotation_fields import BOXES, KEYPOINTS, AnnotationFields, CroppedBoxes
+from shardflow.loading.augmented_sample import AugmentedSample
+from shardflow.loading.decoders import RandomResizedCropDecoder
 from shardflow.loading.loader import Loader
-from shardflow.loading.sampler import Batch, augmentation_keys
-from shardflow.loading.stages import Augment
+from shardflow.loading.pipeline import PipelineSource
+from shardflow.loading.sampler import EpochOrder
 
+from .annotation_overlay import draw_arrays
 from .contact_sheet import SIDE, ContactSheet, Tile, sample_tiles
-from .sample_reader import RawSample, SampleReader
+from .sample_reader import SampleReader, raw_sample
+
+_LABELS = "box_labels"
 
 
 def augment_sample(dataset: Dataset, split: str, number: int, *, epochs: int, seed: int = 0) -> ContactSheet:
     """Return a sample as it was packed, and as the default decoder of the loader augments it in its first epochs."""
     sample = _read_sample(dataset, split, number, len(dataset[split]))
-    images = _augment(sample, RandomResizedCropDecoder(SIDE), None, seed, epochs)
+    declared = dataset.manifest.annotations
+    labels = [_LABELS] if declared.boxes is not None and "labels" in declared.boxes.fields else []
+    fields = [mask_field(mask) for mask in declared.masks] + [BOXES, *labels, KEYPOINTS]
+    source = PipelineSource(
+        split=dataset[split],
+        decoder=RandomResizedCropDecoder(SIDE),
+        pixel_cache=None,
+        annotations=AnnotationFields(fields, declared, CroppedBoxes(), MAX_PIXELS),
+        transform=None,
+    )
+    order = EpochOrder(dataset[split], seed=seed)
+    visits = (order.visit(number, epoch, 1) for epoch in range(epochs))
+    found = [augmented_sample.of_source(source, sample, visit) for visit in visits if visit is not None]
     subtitle = f"as packed, and cropped and flipped by a loader with seed {seed} in each epoch"
-    return _with_tiles(dataset, split, sample, images, subtitle)
+    return _with_tiles(dataset, split, number, sample, found, subtitle)
 
 
 def augment_with_loader(loader: Loader, number: int, *, epochs: int) -> ContactSheet:
-    """Return a sample as packed, and as this loader's decoder and transform augment it, pixel by pixel.
+    """Return a sample as packed, and as this loader's workers make it in each epoch, with the annotations it returns.
 
-    The loader is not iterated. Steps that work on whole batches are not shown: `batch_transform`, and transforms on a
-    device. If the loader has `samples_per_epoch`, the epochs are passes over the split.
+    The loader is not iterated. Steps that work on whole batches are not shown: padding, `batch_transform`, and
+    transforms on a device. If the loader has `samples_per_epoch`, the epochs are passes over the split.
+
+    Raises:
+        ConfigError: It is not a `Loader`, or there is no such sample, or what it makes of one is not a picture.
     """
+    if not isinstance(loader, Loader):
+        raise ConfigError(f"the preview shows the samples of one Loader, found {loader!r:.80}; of a Mix, give a loader")
     described = loader.describe()
-    sample = _read_sample(loader.dataset.dataset, loader.split.name, number, described["samples"])
-    stages = loader.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
-    transform = next((stage for stage in stages if isinstance(stage, Augment)), None)
-    images = _augment(sample, loader.decoder, transform, described["seed"], epochs)
+    dataset = loader.dataset.dataset
+    sample = _read_sample(dataset, loader.split.name, number, loader.order.samples)
+    found = [augmented_sample.of_loader(loader, sample, number, epoch) for epoch in range(epochs)]
     subtitle = "as packed, and as returned by the loader in each epoch"
     if described["samples_per_epoch"] is not None:
         subtitle = "as packed, and as returned by the loader in each pass over the split (here called epoch)"
     if described["batch_transform"] is not None:
         subtitle += ", before batch_transform"
-    return _with_tiles(loader.dataset.dataset, loader.split.name, sample, images, subtitle)
+    return _with_tiles(dataset, loader.split.name, number, sample, found, subtitle)
 
 
-def _read_sample(dataset: Dataset, split: str, number: int, total: int) -> RawSample:
+def _read_sample(dataset: Dataset, split: str, number: int, total: int) -> Sample:
     if not 0 <= number < total:
         raise ConfigError(f"there is no sample {number}: split {split!r} has the samples 0 to {total - 1}")
-    (sample,) = SampleReader(dataset, split).samples([number])
+    sample = SampleReader(dataset, split).read(number)
+    if not IMAGE_PARTS.intersection(sample.parts):
+        raise DecodeError(f"sample {sample.key} has no image, only {', '.join(sample.parts)}")
     return sample
-
-
-def _augment(
-    sample: RawSample, decoder: Decoder, transform: Augment | None, seed: int, epochs: int
-) -> list[list[torch.Tensor]]:
-    """Return the views of a sample in each epoch, each [1 or 3, H, W]."""
-    if sample.image is None:
-        raise DecodeError(sample.problem or f"sample {sample.key} has no image, only {', '.join(sample.parts)}")
-    augmented = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker: sums over pixels may depend on it in the last bit
-    try:
-        for epoch in range(epochs):
-            keys = augmentation_keys(seed, epoch, np.array([sample.number]))
-            unknown = np.zeros((1, 2), dtype=np.int64)
-            images, _, failures = decoder([memoryview(bytearray(sample.image))], unknown, keys, new)
-            if failures:
-                raise failures[0]
-            if transform is not None:
-                zeros = np.zeros(1, dtype=np.int64)
-                batch = Batch(
-                    epoch=0, bucket=0, key=0, keys=keys, shards=zeros, records=zeros, valid=zeros == 0, empty=False
-                )
-                batch.images = images
-                (batch,) = transform(iter([batch]))
-                images = batch.images
-            views = images if isinstance(images, tuple) else (images,)
-            augmented.append([picture for view in views for picture in _pictures(view[0])])
-    finally:
-        torch.set_num_threads(threads)
-    return augmented
 
 
 def _pictures(image: object) -> list[torch.Tensor]:
@@ -95,10 +92,16 @@ def _pictures(image: object) -> list[torch.Tensor]:
 
 
 def _with_tiles(
-    dataset: Dataset, split: str, sample: RawSample, epochs: Sequence[Sequence[torch.Tensor]], subtitle: str
+    dataset: Dataset,
+    split: str,
+    number: int,
+    sample: Sample,
+    epochs: Sequence[AugmentedSample | None],
+    subtitle: str,
 ) -> ContactSheet:
     """Return the sheet. Images that are not uint8 are drawn on one scale for all epochs, which the subtitle states."""
-    low, high, images = 0.0, 255.0, [image for views in epochs for image in views]
+    pictures = [[] if each is None else [view for image in each.images for view in _pictures(image)] for each in epochs]
+    low, high, images = 0.0, 255.0, [image for views in pictures for image in views]
     if any(image.dtype != torch.uint8 for image in images):
         values = torch.cat([image.flatten().double() for image in images])
         values = values[values.isfinite()]
@@ -106,14 +109,30 @@ def _with_tiles(
             low, high = values.min().item(), values.max().item()
         low, high = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
         subtitle += f"; black is {low:.3g}, white {high:.3g}"
-    tiles = list(sample_tiles([sample], dataset.classes, dataset.manifest.annotations))
-    for epoch, views in enumerate(epochs):
+    tiles = list(sample_tiles([raw_sample(number, sample)], dataset.classes, dataset.manifest.annotations))
+    for epoch, (augmented, views) in enumerate(zip(epochs, pictures, strict=True)):
+        if augmented is None:
+            tiles.append(Tile(f"epoch {epoch}", "without this sample", None))
         for view, image in enumerate(views):
             title = f"epoch {epoch}" if len(views) == 1 else f"epoch {epoch}, view {view}"
             height, width = image.shape[1:]
             detail = f"{width} x {height}, {_dtype(image)}" + ("" if image.isfinite().all() else ", not all finite")
-            tiles.append(Tile(title, detail, _picture(image, low, high)))
-    return ContactSheet(f"Sample {sample.number} of {split}", subtitle, tiles)
+            picture = _picture(image, low, high)
+            if augmented is not None and len(views) == 1:
+                picture, drawn = _with_annotations(picture, augmented)
+                detail += f", {drawn}" * bool(drawn)
+            tiles.append(Tile(title, detail, picture))
+    return ContactSheet(f"Sample {number} of {split}", subtitle, tiles)
+
+
+def _with_annotations(picture: Image.Image, augmented: AugmentedSample) -> tuple[Image.Image, str]:
+    """Return a picture with the annotations over it, and what was drawn."""
+    masks = [mask.numpy() for mask in augmented.masks.values()]
+    arrays = {field: values.numpy() for field, values in augmented.objects.items()}
+    if not masks and not arrays.keys() & {BOXES, KEYPOINTS}:
+        return picture, ""
+    fields = {"labels": arrays[_LABELS]} if _LABELS in arrays else {}
+    return draw_arrays(picture, masks, Coordinates(arrays.get(BOXES), fields, arrays.get(KEYPOINTS)))
 
 
 def _picture(image: torch.Tensor, low: float, high: float) -> Image.Image:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from shardflow._pillow import bands, map_codec_errors, open_image
+from shardflow._pillow import map_codec_errors, open_image
+from shardflow._rgb import rgb_pixels, upright_size
 from shardflow.errors import ConfigError, DecodeError, TooLargeError
 from shardflow.formats import image_array
 from shardflow.formats.annotations import NOTHING, Annotations
@@ -82,7 +83,7 @@ def sample_tiles(
 
 
 def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None:
-    """Return an encoded image, decoded no larger than tiles need, and its size; None if it cannot be decoded.
+    """Return an encoded image upright, decoded no larger than tiles need, and its size; None if it cannot be decoded.
 
     Raises:
         TooLargeError: It is larger than is decoded by default.
@@ -94,11 +95,9 @@ def decode_picture(payload: bytes) -> tuple[Image.Image, tuple[int, int]] | None
             picture.thumbnail((2 * SIDE, 2 * SIDE), Image.Resampling.LANCZOS)
             return picture, size
         with map_codec_errors(DecodeError), open_image(payload) as image:
-            size = image.size
-            image.draft("RGB", (SIDE, SIDE))
-            picture = Image.new("RGB", image.size)  # of what the draft leaves
-            for top, band in bands(image):
-                picture.paste(band.convert("RGB"), (0, top))
+            image.draft(None, (SIDE, SIDE))
+            picture = Image.fromarray(rgb_pixels(image))
+        size = upright_size(payload)
     except DecodeError:
         return None
     picture.thumbnail((2 * SIDE, 2 * SIDE), Image.Resampling.LANCZOS)

@@ -11,6 +11,7 @@ from PIL import Image, ImageFile
 
 from shardflow.errors import ShardflowError, TooLargeError
 from shardflow.formats.quarantine import Quarantined
+from shardflow.storage.file_names import is_below
 from shardflow.storage.storage import Storage
 
 from .contact_sheet import Tile, decode_picture, format_size
@@ -19,12 +20,17 @@ _MOST_BYTES = 64_000_000  # that are read of a quarantined file
 
 
 def quarantine_tiles(inputs: Sequence[Quarantined], source: Storage | None) -> Iterator[Tile]:
-    """Yield the tile of each input; its picture is read from the source, if that is known."""
+    """Yield the tile of each input; its picture is read from the source, if that is known, and from nowhere else."""
+    root = None if source is None else source.local_path("")
+    above = "" if root is None else os.path.join(root.absolute(), "")  # an input of a table may have an absolute path
     for each in inputs:
         picture, detail = None, each.stage
-        if source is not None:
+        name = each.path.removeprefix(above) if above else each.path
+        if source is not None and not is_below(name):
+            detail = f"{each.stage}, not below the source"
+        elif source is not None:
             try:
-                payload = source.read_range(each.path, 0, _MOST_BYTES)
+                payload = source.read_range(name, 0, _MOST_BYTES)
                 detail = f"{each.stage}, {format_size(payload)}"
                 decoded = _decode_truncated(payload)
                 picture = None if decoded is None else decoded[0]

@@ -10,12 +10,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from shardflow.dataset.class_labels import read_labels
 from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.sample import Sample
 from shardflow.dataset.shard_rows import ShardRows
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError
 from shardflow.formats.image_types import IMAGE_PARTS
@@ -51,6 +52,11 @@ def labels_of(parts: Mapping[str, bytes | memoryview]) -> list[int]:
         return list(sample_labels(parts.get) or ())
     except DecodeError:
         return []
+
+
+def raw_sample(number: int, sample: Sample) -> RawSample:
+    """Return a sample that was read, with its number in the split."""
+    return RawSample(number, sample.key, {part: bytes(payload) for part, payload in sample.parts.items()})
 
 
 class SampleReader:
@@ -104,19 +110,25 @@ class SampleReader:
             raise ConfigError(f"split {split.name!r} has no sample of class {name!r}; choose another split")
         return found
 
-    def _sample(self, number: int) -> RawSample:
+    def read(self, number: int) -> Sample:
+        """Return a sample of the split by number, as `Split` returns it.
+
+        Raises:
+            IntegrityError, FormatError: It is damaged.
+            NotFoundError: Its shard is missing.
+        """
         shard, record = self.split.locate(number)
+        if (rows := self.index_rows(shard)) is None:  # the whole shard has to be read
+            return self.split.reader.read(shard, record)
+        span = self._dataset.storage.read_range(self.split.shards[shard].name, *rows.span(record))
+        data = memoryview(bytearray(span))  # writable, as decoders expect
+        return rows.sample_of_span(record, data, shard=shard, url=self.split.reader.url(shard))
+
+    def _sample(self, number: int) -> RawSample:
         try:
-            rows = self.index_rows(shard)
-            if rows is None:  # without an index the whole shard has to be read, which the split does
-                whole: dict[str, Any] = self.split[number]
-                key = whole.pop("__key__")
-                return RawSample(number, key, {part: whole[part] for part in whole if part != "__url__"})
-            span = memoryview(self._dataset.storage.read_range(self.split.shards[shard].name, *rows.span(record)))
-            sample = rows.sample_of_span(record, span, shard=shard, url=self.split.reader.url(shard))
+            return raw_sample(number, self.read(number))
         except (IntegrityError, FormatError, NotFoundError) as error:
             return RawSample(number, "", {}, str(error))
-        return RawSample(number, sample.key, {part: bytes(payload) for part, payload in sample.parts.items()})
 
 
 def _spread(length: int, count: int) -> list[int]:

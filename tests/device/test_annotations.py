@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from shardflow.device.transforms.rng import fold
 from shardflow.errors import ConfigError
 from tests.helpers.delayed_copy_stream import DelayedCopyStream
 from tests.helpers.device import annotated_batch
+from tests.helpers.making import jpeg, make_dataset, write_dataset
+from tests.helpers.masks import resize_mask
 from tests.helpers.scenes import write_scenes
 
 CROP = shardflow.RandomResizedCrop(14, hflip=0.5)
@@ -44,7 +47,7 @@ def transformed(batch: dict[str, Any], transforms: list[Any]) -> dict[str, Any]:
 def test_annotations_are_moved_as_torchvision_does(
     count: int, height: int, width: int, size: int, seed: int, dtype: torch.dtype
 ) -> None:
-    """Given the parameters, masks are torchvision's, bit by bit, boxes within 1e-4; fields go with their boxes."""
+    """Given the parameters, masks are exact, boxes torchvision's within 1e-4; fields go with their boxes."""
     batch = annotated_batch(count, height, width, seed)
     batch["mask"] = batch["mask"].to(dtype) * (1 if dtype == torch.uint8 else 1000)
     crop = shardflow.RandomResizedCrop(size, hflip=0.5)
@@ -54,9 +57,10 @@ def test_annotations_are_moved_as_torchvision_does(
     flips = FLIP.make_params(fold(keys, 2), size, size).tolist()
     assert result["mask"].shape == (count, 1, size, size)
     for index, ((x, y, w, h, mirrored), again) in enumerate(zip(crops, flips, strict=True)):
-        mask = tv_tensors.Mask(batch["mask"][index])
+        mask = batch["mask"][index]
         boxes = tv_tensors.BoundingBoxes(batch["boxes"][index], format="XYXY", canvas_size=(height, width))
-        mask, boxes = (F.resized_crop(each, y, x, h, w, [size, size]) for each in (mask, boxes))
+        mask = resize_mask(mask[:, y : y + h, x : x + w], size, size)
+        boxes = F.resized_crop(boxes, y, x, h, w, [size, size])
         if mirrored != again:
             mask, boxes = F.horizontal_flip(mask), F.horizontal_flip(boxes)
         assert torch.equal(result["mask"][index], mask)
@@ -152,6 +156,75 @@ def test_a_loaders_declaration_and_rule_hold(tmp_path: Path) -> None:
                 inside = (columns > left - 2) & (columns < right + 1) & (rows > top - 2) & (rows < bottom + 1)
                 assert inside.any() or min(right - left, bottom - top) < 8
     assert 0 < kept[0.9] < kept[0.0]
+
+
+def test_flips_of_both_are_one_field(tmp_path: Path) -> None:
+    """What the loader mirrored and the device mirrors again is not mirrored; a crop of the device is no loader's."""
+    url = make_dataset(tmp_path / "set", [20])
+    options: dict[str, Any] = {"batch_size": 20, "num_workers": 0, "decoder": shardflow.RandomResizedCropDecoder(16)}
+    fields = ("image", "flipped", "crop", "random_key")
+
+    def load(*transforms: Any, **others: Any) -> Any:
+        loader = shardflow.Loader(url, fields=fields, **{**options, **others})
+        return next(iter(shardflow.DevicePrefetcher(loader, "cpu", transforms)))
+
+    (plain, before, crops), (images, after, same) = load(), load(FLIP, shardflow.ColorJitter(0), v2.Identity())
+    assert 0 < (before ^ after).sum() < 20
+    for one, other, is_turned in zip(plain, images, (before ^ after).tolist(), strict=True):
+        assert torch.equal(one.flip(-1) if is_turned else one, other)
+    assert torch.equal(crops, same)
+    with pytest.raises(ConfigError, match=r"RandomResizedCrop.*'crop'"):
+        load(CROP)
+    views = shardflow.MultiView([options["decoder"]] * 2)
+    with pytest.raises(ConfigError, match="flipped, crop cannot follow 2 views"):
+        load(FLIP, decoder=views)
+    assert len(load(ERASING, shardflow.Normalize(), decoder=views)[1]) == 2
+
+
+def test_points_change_places_on_the_device(tmp_path: Path) -> None:
+    """The points of a pair are exchanged where the loader or the device mirrors, and are as they were where both do."""
+    content = {"k": [[1, 2], [11, 5], [3, 9]]}
+    samples = [(f"{n}", {"jpg": jpeg(n, 16, 16), "json": json.dumps(content).encode()}) for n in range(24)]
+    declared = shardflow.Annotations(keypoints=shardflow.Keypoints("json", "k", "xy", flip_pairs=((0, 1),)))
+    url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
+    decoder = shardflow.AspectBucketDecoder([(16, 16)], random=False)
+    fields = ("image", "flipped", "keypoints", "random_key")
+    loader = shardflow.Loader(url, batch_size=24, fields=fields, decoder=decoder, num_workers=0)
+    _, flipped, found = next(iter(shardflow.DevicePrefetcher(loader, "cpu", [FLIP])))
+    assert 0 < flipped.sum() < 24
+    for is_flipped, points in zip(flipped.tolist(), found, strict=True):
+        assert points.tolist() == ([[5, 5], [15, 2], [13, 9]] if is_flipped else content["k"])
+
+
+def test_points_of_a_mix_with_different_pairs_are_not_moved_on_the_device(tmp_path: Path) -> None:
+    """Where the loaders of a mix declare other pairs of points, a batch does not say whose are to change places."""
+    content = {"k": [[1, 2], [11, 5], [3, 9]]}
+    loaders = []
+    for number, pairs in enumerate((((0, 1),), ((1, 2),))):
+        samples = [(f"{n}", {"jpg": jpeg(n, 16, 16), "json": json.dumps(content).encode()}) for n in range(8)]
+        declared = shardflow.Annotations(keypoints=shardflow.Keypoints("json", "k", "xy", flip_pairs=pairs))
+        url = write_dataset(tmp_path / f"{number}", {"train": [samples]}, annotations=declared)
+        decoder = shardflow.CenterCropDecoder(16)
+        fields = ("image", "keypoints", "random_key")
+        loaders.append(shardflow.Loader(url, batch_size=8, fields=fields, decoder=decoder, num_workers=0))
+    mix = shardflow.Mix([(loader, 1) for loader in loaders], by="batch")
+    for transform in (FLIP, CROP):
+        with pytest.raises(ConfigError, match=r"different flip_pairs.*'keypoints'"):
+            shardflow.DevicePrefetcher(mix, "cpu", [transform])
+    assert len(list(shardflow.DevicePrefetcher(mix, "cpu", [shardflow.Normalize()]))) == 2
+
+
+def test_whether_images_are_mirrored_is_known_without_the_loader() -> None:
+    """Batches of any iterable have the field "flipped" changed with their images, and no "crop" that is not theirs."""
+    flipped = torch.arange(16) % 2 > 0
+    batch = {"image": torch.arange(16 * 3 * 64, dtype=torch.uint8).view(16, 3, 8, 8), "flipped": flipped}
+    batch["random_key"] = torch.arange(16)
+    found = transformed({**batch}, [FLIP])
+    is_turned = torch.stack([(one != other).any() for one, other in zip(found["image"], batch["image"], strict=True)])
+    assert 0 < is_turned.sum() < 16
+    assert torch.equal(found["flipped"], flipped ^ is_turned)
+    with pytest.raises(ConfigError, match=r"RandomResizedCrop.*'crop'"):
+        transformed({**batch, "crop": torch.zeros(16, 4)}, [CROP])
 
 
 def test_what_cannot_follow_is_refused() -> None:

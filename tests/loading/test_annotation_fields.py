@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from shardflow.loading.decoders import Decoded
 from shardflow.loading.geometry import Geometry
 from tests.helpers import making
 from tests.helpers.making import jpeg, write_dataset
+from tests.helpers.masks import centres, resize_mask
 
 with_keypoints = pytest.mark.skipif(
     not hasattr(tv_tensors, "KeyPoints"), reason="torchvision moves keypoints as of 0.23"
@@ -127,14 +129,34 @@ def reference(geometry: Geometry, index: int, value: Any) -> Any:
     x, y, width, height = geometry.box[index].tolist()
     to_width, to_height = geometry.resized[index].tolist()
     left, top = geometry.window[index].tolist()
-    nearest = {"interpolation": v2.InterpolationMode.NEAREST}
-    resized = F.resized_crop(value, y, x, height, width, size=[to_height, to_width], **nearest)
+    if isinstance(value, tv_tensors.Mask):
+        cropped = _plain(value)[..., y : y + height, x : x + width]
+        resized = tv_tensors.Mask(resize_mask(cropped, to_height, to_width))
+    else:
+        resized = F.resized_crop(value, y, x, height, width, size=[to_height, to_width])
     window_width, window_height = geometry.windows[index].tolist()
     window = F.crop(resized, top, left, window_height, window_width)
     if geometry.flip[index] and isinstance(value, tv_tensors.KeyPoints):
         # torchvision flips boxes at the middle of the image, and keypoints half a pixel beside it, at W - 1 - x.
         return torch.tensor([window_width, 0]) + _plain(window) * torch.tensor([-1, 1])
     return F.horizontal_flip(window) if geometry.flip[index] else window
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_masks_are_resized_as_nearest_exact(source: int, size: int) -> None:
+    """A resized mask is that of NEAREST_EXACT, which rounds a centre between two pixels either way."""
+    mask = np.arange(source, dtype=np.float32)[None]
+    whole = np.array([[0, 0, source, 1]], dtype=np.int32)
+    sides, start = np.array([[size, 1]], dtype=np.int32), np.zeros((1, 2), dtype=np.int32)
+    geometry = Geometry(
+        source=whole[:, 2:], box=whole, resized=sides, window=start, flip=np.array([False]), size=(size, 1)
+    )
+    found = geometry.crop_mask(0, mask)[0]
+    theirs = F.resize(torch.from_numpy(mask)[None], [1, size], interpolation=v2.InterpolationMode.NEAREST_EXACT)[0, 0]
+    for one, other, centre in zip(found.tolist(), theirs.tolist(), centres(source, size), strict=True):
+        assert one == math.floor(centre)
+        assert other == one or centre == one == other + 1
 
 
 @with_keypoints
@@ -208,14 +230,16 @@ def test_fields_follow_the_crops_of_every_decoder(dataset: Path, decoder: Any) -
             torch.testing.assert_close(found_boxes, _plain(right)[kept], atol=1e-4, rtol=1e-5)
 
 
-def test_masks_are_padded_and_listed_as_the_images_are(dataset: Path) -> None:
-    """Masks of whole images have the shape of the batch, with zeros beyond the image; or come as a list."""
-    padded = shardflow.ImageDecoder(pad_to_multiple_of=16)
+@pytest.mark.parametrize(("padding", "dtype"), [(None, torch.uint8), (0, torch.uint8), (-100, torch.int32)])
+def test_masks_are_padded_and_listed_as_the_images_are(dataset: Path, padding: int | None, dtype: torch.dtype) -> None:
+    """Masks of whole images have the shape of the batch, with the value to ignore beyond the image; or are a list."""
+    options = {} if padding is None else {"mask_padding": padding}
+    padded = shardflow.ImageDecoder(pad_to_multiple_of=16, **options)
     images, masks, pixels, sizes = next(iter(loader(dataset, "mask", "pixel_mask", "image_size", decoder=padded)))
-    assert (masks.shape[-2:], masks.shape[1]) == (images.shape[-2:], 1)
+    assert (masks.shape[-2:], masks.shape[1], masks.dtype) == (images.shape[-2:], 1, dtype)
     for found, inside, (height, width) in zip(masks[:, 0], pixels, sizes.tolist(), strict=True):
-        assert torch.equal(found[inside].view(height, width), torch.from_numpy(mask(width, height)))
-        assert not found[~inside].any()
+        assert torch.equal(found[inside].view(height, width), torch.from_numpy(mask(width, height)).to(dtype))
+        assert (found[~inside] == (255 if padding is None else padding)).all()
     images, masks = next(iter(loader(dataset, "mask", decoder=shardflow.ImageDecoder(stack=False))))
     assert [image.shape[1:] for image in images] == [found.shape[1:] for found in masks]
 
@@ -256,6 +280,52 @@ def test_boxes_stay_with_enough_of_their_area(tmp_path: Path, least: float | Non
         assert (labels[0].tolist(), len(keypoints[0])) == (kept, 3)
 
 
+def crowded(root: Path, boxes: Any, *, declares: bool = True, points: str = "keypoints[]") -> Path:
+    """A dataset of six equal samples with a crowd among their boxes; it may declare no crowds."""
+    content = {"boxes": boxes, "labels": [7, 8, 9], "iscrowd": [0, 1, 0], "points": [[1, 2]]}
+    content["keypoints"] = [[box[:2]] for box in boxes]
+    parts = {"jpg": jpeg(1, 40, 20), "json": json.dumps(content).encode()}
+    fields = {"labels": "labels"} | ({"iscrowd": "iscrowd"} if declares else {})
+    declared = Annotations(
+        boxes=Boxes("json", "boxes", "xyxy", fields=fields), keypoints=Keypoints("json", points, "xy")
+    )
+    return write_dataset(root, {"train": [[(f"{n}", parts) for n in range(6)]]}, annotations=declared)
+
+
+THREE = [[1, 1, 5, 5], [0, 0, 40, 20], [6, 6, 9, 9]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [("boxes", "box_labels", "keypoints"), ("box_labels",), ("keypoints",), ("boxes",), ("keypoints", "boxes")],
+)
+def test_crowds_are_left_out(tmp_path: Path, fields: tuple[str, ...]) -> None:
+    """The box of a crowd is no object: it is left out with all that goes with it, whichever fields are asked for."""
+    url = crowded(tmp_path / "set", THREE)
+    _, *columns = next(iter(loader(url, *fields, decoder=shardflow.ImageDecoder())))
+    expected = {"boxes": THREE[::2], "box_labels": [7, 9], "keypoints": [[box[:2]] for box in THREE[::2]]}
+    for field, column in zip(fields, columns, strict=True):
+        assert [each.tolist() for each in column] == [expected[field]] * 6
+
+
+def test_crowds_on_request(tmp_path: Path) -> None:
+    """With crowds=True their boxes come, and a field says which they are; without, that field is refused."""
+    url = crowded(tmp_path / "set", THREE, points="points")
+    options = {"decoder": shardflow.ImageDecoder()}
+    rule = shardflow.CroppedBoxes(crowds=True)
+    _, boxes, crowds, points = next(iter(loader(url, rule, "box_iscrowd", "keypoints", **options)))
+    assert (boxes[0].tolist(), crowds[0].tolist(), points[0].tolist()) == (THREE, [0, 1, 0], [[1, 2]])
+    _, boxes, points = next(iter(loader(url, "boxes", "keypoints", **options)))
+    assert (boxes[0].tolist(), points[0].tolist()) == (THREE[::2], [[1, 2]])  # points of the sample stay
+    with pytest.raises(ConfigError, match=r"box_iscrowd.*crowds=True"):
+        loader(url, "boxes", "box_iscrowd", **options)
+    with pytest.raises(ConfigError, match="crowds"):
+        shardflow.CroppedBoxes(crowds=1)  # type: ignore[arg-type]
+    other = crowded(tmp_path / "other", THREE, declares=False)
+    mix = shardflow.Mix([(loader(each, "boxes", **options), 1) for each in (url, other)])
+    assert {len(each) for each in next(iter(mix))[1]} == {2, 3}
+
+
 def test_points_of_the_sample_stay_whatever_boxes_do(tmp_path: Path) -> None:
     """Keypoints that belong to no box are all there, also where boxes are dropped."""
     content = json.dumps({"boxes": [[1, 1, 5, 5], [30, 2, 38, 9]], "points": [[2, 2], [35, 5], [36, 6]]}).encode()
@@ -273,6 +343,44 @@ def _left_half(sizes: Any, keys: Any) -> Geometry:  # noqa: ARG001 - as a decode
     geometry = Geometry.identity(sizes)
     geometry.box[:, 2] = geometry.resized[:, 0] = 20
     return Geometry(**{name: getattr(geometry, name) for name in Geometry.__slots__} | {"size": (20, 20)})
+
+
+@pytest.mark.parametrize("per_box", [True, False])
+@pytest.mark.parametrize("shape", ["xy", "xyv"])
+def test_left_and_right_points_change_places(tmp_path: Path, per_box: bool, shape: str) -> None:
+    """Where an image is mirrored, and there alone, the points of a pair are exchanged, with their visibilities."""
+    points = [[9, 9, 2], [3, 4, 1], [30, 5, 2], [0, 0, 0]]
+    listed = [point[: len(shape)] for point in points]
+    content = {"boxes": [[1, 1, 39, 19]] * per_box, "k": [listed] if per_box else listed}
+    samples = [(f"{n}", {"jpg": jpeg(n, 40, 20), "json": json.dumps(content).encode()}) for n in range(16)]
+    samples.append(("none", {"jpg": jpeg(0, 40, 20), "json": b'{"boxes": [], "k": []}'}))
+    keypoints = Keypoints("json", "k[]" if per_box else "k", shape, flip_pairs=((2, 1), (0, 3)))
+    declared = Annotations(boxes=Boxes("json", "boxes", "xyxy") if per_box else None, keypoints=keypoints)
+    url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
+    decoder = shardflow.AspectBucketDecoder([(20, 40)], random=False)
+    some = loader(url, "flipped", "keypoints", "key", decoder=decoder, batch_size=17, seed=2)
+    ((_, flipped, found, keys),) = some
+    assert 0 < flipped.sum() < 16
+    absent = [0, 0, 0] if shape == "xyv" else [40, 0]  # without a visibility it is a point like any other
+    mirrored = [absent, [10, 5, 2], [37, 4, 1], [31, 9, 2]]
+    for key, is_flipped, each in zip(keys, flipped.tolist(), found, strict=True):
+        own = (each[0] if len(each) else each) if per_box else each
+        if key == "none":
+            assert len(own) == 0
+        else:
+            expected = mirrored if is_flipped else points
+            assert own.tolist() == [[float(number) for number in point[: len(shape)]] for point in expected]
+
+
+def test_loaders_with_other_pairs_do_not_mix(tmp_path: Path) -> None:
+    """Samples whose points change places differently do not come in one batch."""
+    loaders = []
+    for name, pairs in (("a", ((0, 1),)), ("b", ())):
+        declared = Annotations(keypoints=Keypoints("json", "keypoints[]", "xyv", flip_pairs=pairs))
+        url = write_dataset(tmp_path / name, {"train": [[sample(1)] * 6]}, annotations=declared)
+        loaders.append((loader(url, "keypoints"), 1))
+    with pytest.raises(ConfigError, match="flip pairs"):
+        shardflow.Mix(loaders)
 
 
 def damaged(tmp_path: Path, **parts: bytes | None) -> Path:
@@ -361,6 +469,9 @@ def test_what_a_transform_may_return(dataset: Path) -> None:
         next(iter(loader(dataset, "mask", transform=lambda one: {"image": one["image"]})))
     with pytest.raises(ConfigError, match=r"gets and returns a dict.*got Image"):
         next(iter(loader(dataset, "mask", transform=lambda one: one["image"])))
+    with pytest.raises(ConfigError, match=r"added 'depth'.*remove it") as raised:
+        next(iter(loader(dataset, "mask", transform=lambda one: one | {"depth": one["mask"]})))
+    assert raised.value.key is not None
     lossy = loader(dataset, *FIELDS, transform=lambda one: one | {"boxes": one["boxes"][:0]})
     with pytest.raises(ConfigError, match=r"returned 0 boxes and [1-3] of 'box_labels'.*labels_getter"):
         list(lossy)
@@ -390,16 +501,20 @@ def _decode_silently(payloads: Any, *_: Any) -> Decoded:
 
 def test_mixes_have_fields_of_all_sources(dataset: Path, tmp_path: Path) -> None:
     """Samples of several datasets come with their annotations; loaders with other rules for boxes do not mix."""
-    rules = [shardflow.CroppedBoxes(), shardflow.CroppedBoxes(), shardflow.CroppedBoxes(min_visibility=0.5)]
-    loaders = [loader(dataset, "mask", rule, seed=number) for number, rule in enumerate(rules)]
-    images, masks, boxes = next(iter(shardflow.Mix([(loaders[0], 1), (loaders[1], 1)], steps_per_epoch=2)))
+
+    def rules(*least: float) -> list[tuple[shardflow.Loader, float]]:
+        chosen = [shardflow.CroppedBoxes(min_visibility=each) for each in least]
+        return [(loader(dataset, "mask", rule, seed=number), 1) for number, rule in enumerate(chosen)]
+
+    images, masks, boxes = next(iter(shardflow.Mix(rules(0, 0), steps_per_epoch=2)))
     assert (tuple(images.shape), tuple(masks.shape), len(boxes)) == ((6, 3, 24, 24), (6, 1, 24, 24), 6)
-    with pytest.raises(ConfigError, match="boxes differ"):
-        shardflow.Mix([(loaders[0], 1), (loaders[2], 1)])
+    for by in ("sample", "batch"):
+        with pytest.raises(ConfigError, match="boxes differ"):
+            shardflow.Mix(rules(0, 0.5), by=by)
     declared = Annotations(keypoints=Keypoints("json", "keypoints[]", "xyv"))
     alone = write_dataset(tmp_path / "alone", {"train": [[sample(1)] * 6]}, annotations=declared)
     with pytest.raises(ConfigError, match=r"annotation fields differ: .*xyv of boxes.*xyv'"):
         shardflow.Mix([(loader(url, "keypoints"), 1) for url in (dataset, alone)])
     other = loader(dataset, "mask", shardflow.CroppedBoxes(), decoder=shardflow.CenterCropDecoder(24))
     with pytest.raises(ConfigError, match="equal decoders"):
-        list(shardflow.Mix([(loaders[0], 1), (other, 1)]))
+        list(shardflow.Mix([*rules(0), (other, 1)]))

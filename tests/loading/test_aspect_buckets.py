@@ -44,6 +44,17 @@ def test_each_step_has_one_shape_on_all_ranks(dataset: Path, workers: int) -> No
     assert sorted(n for rank in ranks for _, labels in rank for n in labels.tolist()) == list(range(90))
 
 
+@pytest.mark.parametrize("tail", ["short", "pad"])
+@pytest.mark.parametrize(("world_size", "batch_size"), [(7, 1), (4, 5)])
+def test_the_tail_has_one_shape_on_all_ranks(dataset: Path, tail: str, world_size: int, batch_size: int) -> None:
+    """Ranks that have no sample of the last step, or fill it up with others, have the shape of those that have one."""
+    ranks = []
+    for rank in range(world_size):
+        options: dict[str, Any] = {"batch_size": batch_size, "world_size": world_size, "tail": tail}
+        ranks.append([images.shape[2:] for images, *_ in loader(dataset, rank=rank, **options)])
+    assert all(len(set(step)) == 1 for step in zip(*ranks, strict=True))
+
+
 def test_most_images_are_in_the_bucket_of_their_shape(dataset: Path) -> None:
     """An image is in the bucket with the nearest ratio, but for the last ones of each bucket."""
     decoder = shardflow.AspectBucketDecoder(SHAPES)

@@ -442,6 +442,8 @@ def test_wrong_arguments_are_named(
         ({"window": 0}, "window must be 1 or more, found 0"),
         ({"lanes": -1}, "lanes must be 1 or more, found -1"),
         ({"window": 1.5}, "window must be a whole number"),
+        ({"window": 2**64}, "window must be 1,099,511,627,776 or less"),
+        ({"lanes": 2**64}, "lanes must be 1,048,576 or less"),
     ],
 )
 def test_wrong_shuffles_are_named(options: dict[str, Any], message: str) -> None:

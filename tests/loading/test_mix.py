@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torchvision.transforms import v2
 
 import shardflow
 from shardflow.errors import ConfigError, DecodeError, ResumeMismatchError
-from tests.helpers.making import make_dataset
+from shardflow.formats.annotations import Annotations, Boxes
+from shardflow.order import keyed_rng
+from tests.helpers.making import jpeg, make_dataset, write_dataset
+from tests.helpers.ranks import launch
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +33,11 @@ def mix(datasets: list[Path], weights: tuple[float, ...] = (5, 1, 2), **options:
         for n, url in enumerate(datasets)
     ]
     return shardflow.Mix(list(zip(loaders, weights, strict=True)), **{"by": "batch", **options})
+
+
+def seed_of(source: int, seed: int = 0) -> int:
+    """The seed with which a loader alone has the order and the pixels of a source of a mix."""
+    return keyed_rng.key(seed, "source", source) if source else seed
 
 
 def contents(batches: Any) -> list[list[int]]:
@@ -57,7 +67,7 @@ def test_each_source_runs_through_its_own_epochs(datasets: list[Path]) -> None:
     assert len(handed_out) == 120
     for n, url in enumerate(datasets):
         of_source = [batch for batch in handed_out if len(batch) == 4 + n]
-        alone = shardflow.Loader(url, batch_size=4 + n, fields=("label",), num_workers=0)
+        alone = shardflow.Loader(url, batch_size=4 + n, fields=("label",), num_workers=0, seed=seed_of(n))
         expected: list[list[int]] = []
         while len(expected) < len(of_source):
             expected += contents(alone)
@@ -157,6 +167,18 @@ def test_another_mix_is_refused(datasets: list[Path]) -> None:
         mix(datasets, seed=3)
 
 
+def test_the_state_of_a_source_belongs_to_its_place(datasets: list[Path]) -> None:
+    """A source's state fits a loader alone only where that has the same order: the first one's."""
+    state = mix([datasets[0]] * 3).state_dict()
+    for source, own in enumerate(state["sources"]):
+        alone = shardflow.Loader(datasets[0], batch_size=4, fields=("label",), num_workers=0)
+        if source == 0:
+            alone.load_state_dict(own)
+            continue
+        with pytest.raises(ResumeMismatchError, match=rf"source is {source} in the state and 0 here.*sources of a Mix"):
+            alone.load_state_dict(own)
+
+
 def test_a_second_iteration_ends_the_first(datasets: list[Path]) -> None:
     """The older of two iterations says so, and the newer one has the batches and the state of its epoch."""
     expected = mix(datasets)
@@ -235,9 +257,30 @@ def test_a_loader_of_a_mix_keeps_its_weights(datasets: list[Path]) -> None:
             with pytest.raises(ConfigError, match="less than one batch"):
                 shardflow.Mix([(one, 1)])
         one.set_weights(1)
-        shardflow.Mix([(one, 1)], by=by)
+        some = shardflow.Mix([(one, 1)], by=by)
         with pytest.raises(ConfigError, match="a loader of a mix keeps its weights"):
             one.set_weights(2)
+        with pytest.raises(ConfigError, match="a mix keeps its weights"):
+            some.set_weights([2])
+
+
+def _with_weights_of_its_own(url: Path, by: str) -> str:
+    """What a rank meets in a mix one of whose sources has weights that are not those of the others."""
+    given = shardflow.Subset([torch.distributed.get_rank(), *range(2, 40)])
+    loaders = [
+        shardflow.Loader(url, batch_size=4, num_workers=0, tail="drop", fields=("label",), weights=weights)
+        for weights in (1, given)
+    ]
+    with pytest.raises(ConfigError) as caught:
+        list(shardflow.Mix([(loader, 1) for loader in loaders], by=by))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("by", ["sample", "batch"])
+def test_ranks_with_other_weights_are_told(datasets: list[Path], by: str) -> None:
+    """Weights of a source that differ between ranks are an error on all of them."""
+    found = launch(_with_weights_of_its_own, 2, datasets[0], by)
+    assert found == ["weights must be the same on all ranks; rank 1 has others than rank 0"] * 2
 
 
 def test_a_mix_of_samples_counts_its_own_batches(datasets: list[Path]) -> None:
@@ -306,13 +349,16 @@ def test_a_mixed_source_has_the_samples_and_pixels_of_its_loader(datasets: list[
         shardflow.Loader(url, batch_size=6, num_workers=0, decoder=decoder, transform=transform)
         for url, decoder, transform in settings
     ]
+    alone = [
+        shardflow.Loader(url, batch_size=6, num_workers=0, decoder=decoder, transform=transform, seed=seed_of(source))
+        for source, (url, decoder, transform) in enumerate(zip(datasets, decoders, transforms, strict=True))
+    ]
     some = shardflow.Mix(list(zip(loaders, (2, 1, 3), strict=True)))
     found: list[list[bytes]] = [[], [], []]
     for step, (images, _) in enumerate(some):
         for image, source in zip(images, some.source_of(np.arange(6 * step, 6 * step + 6)), strict=True):
             found[source].append(image.numpy().tobytes())
-    for loader, pixels in zip(loaders, found, strict=True):
-        loader.set_epoch(0)
+    for loader, pixels in zip(alone, found, strict=True):
         expected = [image.numpy().tobytes() for images, _ in loader for image in images]
         shared = min(len(pixels), len(expected))
         assert shared > 12
@@ -385,6 +431,9 @@ def test_mixes_of_samples_that_cannot_be_are_refused(datasets: list[Path]) -> No
     loaders = [shardflow.Loader(datasets[0], batch_size=size, num_workers=0) for size in (4, 5)]
     with pytest.raises(ConfigError, match=r"batch_size differ: 4, 5; make them equal, or pass by='batch'"):
         shardflow.Mix([(loader, 1) for loader in loaders])
+    sticky = shardflow.Loader(datasets[0], batch_size=4, num_workers=0, shuffle=shardflow.Shuffle(sticky=True))
+    with pytest.raises(ConfigError, match=r"sticky=True\).* pass by='batch'"):
+        shardflow.Mix([(sticky, 1)])
     with pytest.raises(ConfigError, match="by must be 'sample' or 'batch'"):
         shardflow.Mix([(loaders[0], 1)], by="shard")
     with pytest.raises(ConfigError, match="there is no tail"):
@@ -392,3 +441,178 @@ def test_mixes_of_samples_that_cannot_be_are_refused(datasets: list[Path]) -> No
     with pytest.raises(ResumeMismatchError, match="by is 'sample' in the state and None here"):
         sample_mix(datasets, by="batch").load_state_dict(sample_mix(datasets).state_dict())
     assert "Mix of samples: 20 batches, epoch 0, 20 left; 2 x <shardflow.Loader of" in repr(sample_mix(datasets))
+
+
+def classes_dataset(root: Path, classes: tuple[str, ...] | None, **fields: str) -> Path:
+    """A dataset of 12 samples of classes 0 and 1, each with a box of the same class in the given fields."""
+    samples = [
+        (f"{n}", {"jpg": jpeg(n), "cls": b"%d" % (n % 2), "json": b'{"boxes": [[1, 1, 9, 9]], "ids": [%d]}' % (n % 2)})
+        for n in range(12)
+    ]
+    boxes = Boxes("json", "boxes", "xyxy", fields=fields)
+    return write_dataset(root, {"train": [samples]}, classes=classes, annotations=Annotations(boxes=boxes))
+
+
+@pytest.mark.parametrize("by", ["sample", "batch"])
+@pytest.mark.parametrize("fields", [("label",), ("labels",), ("cls",), ("image", "box_labels"), ("image", "box_kind")])
+def test_a_number_of_two_classes_is_refused(tmp_path: Path, by: str, fields: tuple[str, ...]) -> None:
+    """Datasets that number their classes differently are not mixed where a field has these numbers."""
+    names = fields[-1].removeprefix("box_") if fields[-1].startswith("box_") else "labels"
+    lists = {"pets": ("cat", "dog"), "sea": ("dog", "eel"), "numbers": ("0", "1"), "nameless": None}
+    urls = {name: classes_dataset(tmp_path / name, classes, **{names: "ids"}) for name, classes in lists.items()}
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "fields": fields, "by": by}
+    for other, found in (("sea", "'dog' in .*sea"), ("numbers", "'0' in .*numbers")):
+        for pair in ((urls["pets"], urls[other]), (urls[other], urls["pets"])):
+            with pytest.raises(ConfigError, match=rf"{fields[-1]}.*class 0 is .*--classes FILE") as refused:
+                shardflow.Mix([(url, 1) for url in pair], **options)
+            assert re.search(found, str(refused.value))
+            assert re.search("'cat' in .*pets", str(refused.value))
+    if fields != ("labels",):  # which needs to know the classes
+        with pytest.raises(ConfigError, match=r"nameless has no class names, and .*pets has"):
+            shardflow.Mix([(urls["pets"], 1), (urls["nameless"], 1)], **options)
+        assert shardflow.Mix([(urls["nameless"], 1)] * 2, **options).classes == []
+
+
+def test_classes_that_no_field_numbers_may_differ(tmp_path: Path) -> None:
+    """Datasets of different classes are mixed without labels, and with fields of boxes that are no classes."""
+    sources = [
+        (classes_dataset(tmp_path / name, classes, iscrowd="ids", ids="ids", area="ids:float"), 1)
+        for name, classes in (("pets", ("cat", "dog")), ("sea", ("dog", "eel")), ("nameless", None))
+    ]
+    boxes = shardflow.CroppedBoxes(crowds=True)
+    for fields in (("image", "key"), ("image", boxes, "box_iscrowd", "box_ids", "box_area"), ("json",)):
+        assert shardflow.Mix(sources, batch_size=4, num_workers=0, fields=fields).classes == []
+
+
+@pytest.mark.parametrize("by", ["sample", "batch"])
+def test_classes_that_begin_alike_are_mixed(tmp_path: Path, by: str) -> None:
+    """A mix has the longest list of classes, of which the others are the beginning; multi-hot labels need one list."""
+    sources = [
+        (classes_dataset(tmp_path / "".join(classes), classes), 1)
+        for classes in (("cat", "dog"), ("cat", "dog", "eel"))
+    ]
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "by": by}
+    some = shardflow.Mix(sources, fields=("label",), **options)
+    assert some.classes == ["cat", "dog", "eel"]
+    assert some.class_to_idx == {"cat": 0, "dog": 1, "eel": 2}
+    with pytest.raises(ConfigError, match=r"classes differ: the field 'labels' .*\[2, 3\]"):
+        shardflow.Mix(sources, fields=("labels",), **options)
+
+
+@pytest.mark.parametrize("by", ["sample", "batch"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_field_names_the_source(datasets: list[Path], by: str, workers: int) -> None:
+    """The field "source" has the number of each sample's loader: the one whose sample "index" it is."""
+    fields = ("source", "index", "label")
+    some = sample_mix(datasets, batch_size=10, num_workers=workers, fields=fields, by=by, steps_per_epoch=20)
+    for step, (sources, numbers, labels) in enumerate(some):
+        rows = np.arange(10 * step, 10 * step + 10) if by == "sample" else np.array([step])
+        assert sources.dtype == torch.int64
+        assert sources.tolist() == np.broadcast_to(some.source_of(rows), 10).tolist()
+        assert torch.equal(numbers, labels)  # as these datasets are labelled
+    ((sources, *_), *_) = shardflow.Loader(datasets[0], batch_size=10, num_workers=0, fields=fields)
+    assert sources.tolist() == [0] * 10
+
+
+def keys_of(url: Path, **options: Any) -> dict[tuple[int, int], list[int]]:
+    """The random keys of (source, sample) in a mix of one dataset with itself, pass by pass, over all ranks."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for rank in range(world_size := options.get("world_size", 1)):
+        some = shardflow.Mix(
+            [(url, 1), (url, 1)],
+            fields=("source", "index", "random_key"),
+            **{"batch_size": 4, "num_workers": 0, "rank": rank, "world_size": world_size, **options},
+        )
+        for sources, numbers, keys in some:
+            for source, number, key in zip(sources.tolist(), numbers.tolist(), keys.tolist(), strict=True):
+                found.setdefault((source, number), []).append(key)
+    return found
+
+
+def test_sources_draw_independently(datasets: list[Path]) -> None:
+    """A dataset that is mixed with itself comes in two orders with two sets of keys, however it is mixed."""
+    url = datasets[0]
+    expected = {}
+    for source in range(2):
+        alone = shardflow.Loader(url, batch_size=4, num_workers=0, fields=("index", "random_key"), seed=seed_of(source))
+        expected |= {(source, int(n)): int(key) for batch in alone for n, key in zip(*batch, strict=True)}
+    assert len(expected) == 80
+    assert len(set(expected.values())) == 80
+    for options in ({}, {"batch_size": 5}, {"by": "batch"}, {"num_workers": 2}, {"world_size": 2, "by": "batch"}):
+        found = keys_of(url, **options)
+        assert all(keys[0] == expected[place] for place, keys in found.items())
+        assert len(found) > 70
+    some = shardflow.Mix([(url, 1), (url, 1)], batch_size=8, num_workers=0, fields=("source", "index"))
+    together = 0
+    for sources, numbers in some:
+        one, other = (set(numbers[sources == source].tolist()) for source in range(2))
+        together += len(one & other)
+    assert together < 20  # of 40: the two are not in one order
+
+
+def test_loaders_that_are_in_use_are_refused(datasets: list[Path]) -> None:
+    """A loader that was iterated, moved, resumed or mixed before is named, and what to do instead."""
+
+    def loader(**options: Any) -> shardflow.Loader:
+        return shardflow.Loader(datasets[0], batch_size=4, num_workers=0, fields=("label",), **options)
+
+    begun, ended, moved, resumed = (loader() for _ in range(4))
+    running = iter(begun)
+    next(running)
+    list(ended)
+    moved.set_epoch(3)
+    resumed.load_state_dict(begun.state_dict())
+    for by in ("sample", "batch"):
+        for one, place in (
+            (begun, "4 of epoch 0"),
+            (ended, "0 of epoch 1"),
+            (moved, "3"),
+            (resumed, "4 of epoch 0"),
+        ):
+            with pytest.raises(ConfigError, match=rf"loader 1 of the mix, of .*40, .*{place}.*make a new loader"):
+                shardflow.Mix([(loader(), 1), (one, 1)], by=by)
+        once = loader()
+        with pytest.raises(ConfigError, match=r"loader 1 of the mix, .*twice in this one"):
+            shardflow.Mix([(once, 1), (once, 2)], by=by)
+        shardflow.Mix([(once, 1)], by=by)
+        with pytest.raises(ConfigError, match=r"loader 0 of the mix, .*is in another mix"):
+            shardflow.Mix([(once, 1)], by=by)
+    assert len(list(running)) == len(begun) - 1  # the mixes that were refused left it as it was
+
+
+class FailsOnce:
+    """A transform that raises an error at its ninth image."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """Return the image."""
+        self.calls += 1
+        if self.calls == 9:
+            raise TimeoutError
+        return image
+
+
+def test_a_mix_goes_on_after_an_error(datasets: list[Path]) -> None:
+    """An error at the first batch of an epoch, which is also that of a loader's, leaves the mix where it was."""
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "limit": 8, "decoder": shardflow.CenterCropDecoder(8)}
+    expected = shardflow.Mix([(datasets[0], 1)], by="batch", **options)
+    some = shardflow.Mix([(datasets[0], 1)], by="batch", transform=FailsOnce(), **options)
+    assert [labels.tolist() for _, labels in some] == [labels.tolist() for _, labels in expected]
+    with pytest.raises(TimeoutError):
+        list(some)
+    assert [labels.tolist() for _, labels in some] == [labels.tolist() for _, labels in expected]
+
+
+@pytest.mark.parametrize("move", [lambda loader: loader.set_epoch(2), lambda loader: next(iter(loader))])
+@pytest.mark.parametrize("steps", [0, 9])
+def test_a_loader_that_is_moved_outside_of_its_mix_is_found(datasets: list[Path], move: Any, steps: int) -> None:
+    """A mix by batch does not go on from another place than its own: it names the loader that was moved."""
+    some = mix(datasets)
+    batches = iter(some)
+    for _ in range(steps):
+        next(batches)
+    move(some.loaders[1])
+    with pytest.raises(ConfigError, match=r"loader 1 of the mix, of .*24, .*outside of the mix"):
+        list(batches)

@@ -15,7 +15,9 @@ from PIL import Image
 import shardflow
 from shardflow.errors import ConfigError
 from shardflow.loading.fields import check_image_fields
+from shardflow.loading.geometry import Geometry
 from shardflow.loading.multi_view import view_keys
+from shardflow.loading.sampler import augmentation_keys
 from shardflow.loading.stacking import Stacking
 from shardflow.order import keyed_rng
 from tests.helpers.making import jpeg, make_dataset
@@ -63,14 +65,22 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
 
 
 def test_keys_of_views_are_frozen() -> None:
-    """View 0 has the sample's own key, and the others keys that are not those of its repeats."""
+    """View 0 has the sample's own key, and the others keys that never change."""
     keys = np.array([1, 2**64 - 1], dtype=np.uint64)
     assert (view_keys(keys, 0) == keys).all()
     assert [view_keys(keys, view).tolist() for view in (1, 9)] == [
         [4546057345101241730, 7761375383085036686],
         [10783558936403743243, 8361219756254885417],
     ]
-    assert not set(view_keys(keys, 1)) & set(keyed_rng.fold_array(keys, np.array([1])))
+
+
+def test_no_key_serves_twice() -> None:
+    """The repeats of a sample, their views, and what transforms on a device fold into these all have different keys."""
+    repeats = [augmentation_keys(0, 3, np.arange(20), np.full(20, repeat)) for repeat in range(4)]
+    keys = [view_keys(own, view) for own in repeats for view in range(3)]
+    transforms = [keyed_rng.fold_array(own, np.array([number])) for own in repeats for number in range(4)]
+    keys += [*transforms, *(keyed_rng.fold_array(own, np.array([view])) for own in transforms for view in range(1, 4))]
+    assert len(np.unique(np.concatenate(keys))) == 20 * len(keys)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -83,12 +93,15 @@ def test_a_view_is_what_its_decoder_returns_alone(known: bool) -> None:
     payloads = [memoryview(jpeg(number, 90, 70)) for number in range(4)]
     payloads += [memoryview(buffer.getvalue()), memoryview(b"no image"), np.array(picture)]
     sizes = np.array([[90, 70], [70, 90], [90, 70], [0, 0], [70, 90], [90, 70], [70, 90]]) * known
-    images, geometry, failures = VIEWS(payloads, sizes, KEYS)
-    assert geometry is None
+    images, geometries, failures = VIEWS(payloads, sizes, KEYS)
+    assert isinstance(geometries, tuple)
     assert sorted(failures) == [5]
-    for view, (decoder, found) in enumerate(zip(VIEWS.decoders, images, strict=True)):
+    for view, (decoder, found, geometry) in enumerate(zip(VIEWS.decoders, images, geometries, strict=True)):
         expected = decoder(payloads, sizes, view_keys(KEYS, view))
         assert torch.equal(found, expected.images)
+        assert isinstance(expected.geometry, Geometry)
+        assert (geometry.shown == expected.geometry.shown).all()
+        assert (geometry.flip == expected.geometry.flip).all()
     assert not torch.equal(images[0], images[1])
 
 

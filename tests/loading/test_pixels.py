@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,75 @@ def test_sizes_by_epoch_are_those_of_fresh_loaders(dataset: Path, workers: int) 
     resumed = loader({0: 16, 1: 24, 3: 20})
     resumed.load_state_dict(stopped.state_dict())
     assert all(torch.equal(*pair) for pair in zip(epochs[3][1:], (images for images, _ in resumed), strict=True))
+
+
+class Draws:
+    """A transform or batch_transform that returns what each generator draws first: Python's, numpy's, torch's."""
+
+    def __call__(self, _: Any) -> torch.Tensor:
+        """Draw from the three."""
+        return torch.tensor([random.random(), np.random.random(), torch.rand((), dtype=torch.float64)])
+
+
+def largest_correlation(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+    """The largest correlation between columns of two arrays [N, K], in standard deviations of chance; beside itself."""
+    both = np.abs(np.corrcoef(one.T, other.T)[: one.shape[1], one.shape[1] :])
+    if one is other:
+        np.fill_diagonal(both, 0)
+    return float(both.max() * len(one) ** 0.5)
+
+
+def assert_independent(draws: np.ndarray[Any, Any]) -> None:
+    """Check draws [epochs, places, views, generators]: generators, neighbours, epochs and views are uncorrelated."""
+    flat = draws.reshape(-1, draws.shape[-1])
+    assert np.abs(flat.mean(axis=0) - 0.5).max() < 4 * (1 / 12 / len(flat)) ** 0.5
+    assert largest_correlation(flat, flat) < 4
+    for axis in range(draws.ndim - 1):
+        if draws.shape[axis] > 1:
+            before, after = (np.delete(draws, end, axis).reshape(-1, draws.shape[-1]) for end in (-1, 0))
+            assert largest_correlation(before, after) < 4
+
+
+def test_the_generators_of_a_transform_are_independent(tmp_path: Path) -> None:
+    """In each sample, Python's, numpy's and torch's generators draw as by chance; so do neighbours, epochs, views."""
+    url = make_dataset(tmp_path / "set", [500])
+    views = shardflow.MultiView([shardflow.CenterCropDecoder(4)] * 2)
+    loader = shardflow.Loader(
+        url, batch_size=50, num_workers=0, decoder=views, transform=Draws(), fields=("image", "index")
+    )
+    draws = np.empty((10, 500, 2, 3))
+    for epoch in draws:
+        for images, numbers in loader:
+            epoch[numbers.numpy()] = torch.stack(images, dim=1).numpy()
+    assert_independent(draws)
+
+
+def test_the_generators_of_a_batch_transform_are_independent(tmp_path: Path) -> None:
+    """In each batch too, the three draw as by chance, as do neighbouring batches and epochs."""
+    url = make_dataset(tmp_path / "set", [400])
+    loader = shardflow.Loader(url, batch_size=1, num_workers=0, batch_transform=Draws(), fields=("index",))
+    assert_independent(np.array([[[batch.numpy()] for batch in loader] for _ in range(5)]))
+
+
+def test_draws_of_a_batch_belong_to_its_first_position(dataset: Path) -> None:
+    """Ranks and seeds draw differently for their batches, a resumed run as before, whatever the size of a batch."""
+
+    def draws(batch_size: int = 4, state: Any = None, **options: Any) -> dict[int, list[float]]:
+        settings = {"batch_size": batch_size, "tail": "short", "rank": 0, "world_size": 1, **options}
+        loader = shardflow.Loader(dataset, num_workers=0, batch_transform=Draws(), fields=("index",), **settings)
+        if state is not None:
+            loader.load_state_dict(state)
+        first = loader.state_dict()["position"]
+        return {first + batch_size * step: batch.tolist() for step, batch in enumerate(loader)}
+
+    whole = draws()
+    assert all(one != other for one, other in itertools.pairwise(whole.values()))
+    larger = draws(8)
+    assert larger == {position: whole[position] for position in larger}
+    ranks = [draws(rank=rank, world_size=2) for rank in range(2)]
+    found = [one for rank in [*ranks, draws(seed=1)] for one in rank.values()]
+    assert len(set(map(tuple, found))) == len(found)
+    stopped = shardflow.Loader(dataset, batch_size=4, num_workers=0, tail="short")
+    next(iter(stopped))
+    rest = draws(state=stopped.state_dict())
+    assert rest == {position: whole[position] for position in list(whole)[1:]}

@@ -61,6 +61,28 @@ def test_padding_is_zero_and_outside_of_the_mask(
         assert not row[..., ~mask].any()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "padding", "expected"),
+    [
+        (torch.uint8, 255, torch.uint8),
+        (torch.uint8, 256, torch.int32),
+        (torch.int8, 255, torch.int32),
+        (torch.int64, -100, torch.int64),
+        (torch.float32, 255, torch.float32),
+        (torch.bool, 1, torch.bool),
+    ],
+)
+def test_masks_have_a_dtype_that_holds_their_padding(dtype: torch.dtype, padding: int, expected: torch.dtype) -> None:
+    """Integers become int32 where theirs cannot hold the padding, also in a batch that needs none; bool is refused."""
+    stacking = Stacking(pad_to_multiple_of=4, mask_padding=padding)
+    for sizes in ((4, 4), (4, 3)):
+        found = stacking.stack_masks([torch.ones(1, 4, size).to(dtype) for size in sizes])
+        assert isinstance(found, torch.Tensor)
+        assert (found.dtype, found[1, 0, 0].tolist()) == (expected, [1] * sizes[1] + [padding] * (4 - sizes[1]))
+    with pytest.raises(ConfigError, match=r"bool.*255"):
+        Stacking(pad_to_multiple_of=4).stack_masks([torch.ones(1, 4, 4, dtype=torch.bool)])
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transform", [None, turn])
 def test_padded_batches_hold_every_image(dataset: Path, workers: int, transform: Any) -> None:
@@ -107,6 +129,8 @@ def test_fields_and_sizes_that_do_not_fit_are_named(dataset: Path, options: dict
 
 def test_wrong_arguments_are_named() -> None:
     """A multiple below 1, and padding of a list, are ConfigErrors."""
+    with pytest.raises(ConfigError, match="mask_padding"):
+        shardflow.ImageDecoder(pad_to_multiple_of=32, mask_padding=2**31)
     for arguments in ({"pad_to_multiple_of": 0}, {"pad_to_multiple_of": 32, "stack": False}):
         with pytest.raises(ConfigError, match="pad_to_multiple_of"):
             shardflow.ImageDecoder(**arguments)
@@ -126,3 +150,15 @@ def test_mixed_loaders_pad_alike(tmp_path: Path) -> None:
     assert next(iter(mix(32, 32)))[0].shape == (8, 3, 64, 64)
     with pytest.raises(ConfigError, match="pad batches differently"):
         mix(32, 16)
+
+
+@pytest.mark.parametrize("multiple", [None, 4])
+def test_different_dtypes_are_refused(multiple: int | None) -> None:
+    """Images or masks of a batch that a transform returned in different dtypes are an error; a list may have them."""
+    images = [torch.full((1, 4, 4), 7, dtype=torch.uint8), torch.full((1, 4, 4), 1007, dtype=torch.int64)]
+    stacking = Stacking(pad_to_multiple_of=multiple)
+    for stack in (stacking, stacking.stack_masks):
+        for pair in (images, [images[0], images[0].float() / 255]):
+            with pytest.raises(ConfigError, match=r"torch\.uint8 do not form a batch"):
+                stack(pair)
+    assert Stacking(stack=False)(images) == images

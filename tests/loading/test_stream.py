@@ -9,6 +9,7 @@ import pytest
 
 import shardflow
 from shardflow.errors import ConfigError
+from shardflow.loading.checkpoint import MOST_EPOCHS
 from tests.helpers.making import make_dataset
 
 TOTAL = 50
@@ -73,3 +74,61 @@ def test_uneven_lengths_are_refused_or_dealt_out(dataset: Path) -> None:
         loader(dataset, samples_per_epoch=30)
     some = loader(dataset, samples_per_epoch=30, tail="short")
     assert Counter(label for _ in range(5) for label in labels(some)) == dict.fromkeys(range(TOTAL), 3)
+
+
+def test_sticky_lanes_need_epochs_of_whole_passes(dataset: Path) -> None:
+    """Sticky lanes with epochs of another length are refused: their ranks would read other shards in each pass."""
+    with pytest.raises(ConfigError, match="with samples_per_epoch each pass would begin at another rank"):
+        loader(dataset, samples_per_epoch=48, shuffle=shardflow.Shuffle(sticky=True))
+
+
+@pytest.mark.parametrize("epoch", [0, 2**31 - 2, MOST_EPOCHS])
+@pytest.mark.parametrize("length", [48, 4_000_000_000, 2**60])
+def test_the_largest_epochs_are_exact(dataset: Path, epoch: int, length: int) -> None:
+    """The stream goes on where arithmetic without bounds has it, in the last epoch of the largest length as well."""
+    some = loader(dataset, samples_per_epoch=length, shuffle=False, tail="drop")
+    some.set_epoch(epoch)
+    first = epoch * length
+    expected = [(first + n) % TOTAL for n in range(3 * 4)]
+    assert labels(itertools.islice(some, 3)) == expected
+    resumed = loader(dataset, samples_per_epoch=length, shuffle=False, tail="drop")
+    resumed.load_state_dict({**some.state_dict(), "position": length - 8})
+    assert labels(resumed) == [(first + length - 8 + n) % TOTAL for n in range(8)]
+    assert labels(itertools.islice(resumed, 1)) == [(first + length + n) % TOTAL for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"samples_per_epoch": 2**60 + 4},
+        {"samples_per_epoch": 2**64},
+        {"batch_size": 2**31 + 1},
+        {"batch_size": 2**64, "samples_per_class": 2**64},
+        {"samples_per_class": 2**64},
+        {"rank": 0, "world_size": 2**64},
+        {"rank": 0, "world_size": 2**64, "tail": "pad"},
+        {"limit": -(2**64)},
+        {"weights": [2**64] * TOTAL},
+        {"weights": 2.0**80},
+    ],
+    ids=repr,
+)
+def test_numbers_beyond_64_bits_are_refused(dataset: Path, options: dict[str, Any]) -> None:
+    """A number that the arithmetic of positions cannot hold is a ConfigError, wherever it is given."""
+    with pytest.raises(ConfigError):
+        loader(dataset, **options)
+
+
+@pytest.mark.parametrize("options", [{"limit": 2**70}, {"seed": 2**200}, {"seed": -(2**200)}, {"window": 2**40}])
+def test_numbers_of_any_size(dataset: Path, options: dict[str, Any]) -> None:
+    """A seed may be any integer, a limit and a window larger than the split."""
+    if window := options.get("window"):
+        options = {"shuffle": shardflow.Shuffle(window=window)}
+    assert sorted(labels(loader(dataset, tail="short", **options))) == list(range(TOTAL))
+
+
+@pytest.mark.parametrize("epoch", [2**31, 2**63, 2**64, -1])
+def test_epochs_out_of_range_are_refused(dataset: Path, epoch: int) -> None:
+    """An epoch below 0 or above 2**31 - 1 is a ConfigError."""
+    with pytest.raises(ConfigError, match="epoch must be"):
+        loader(dataset).set_epoch(epoch)

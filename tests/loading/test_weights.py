@@ -103,6 +103,45 @@ def test_a_subset_is_weights_of_zero_and_one(dataset: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_subset_keeps_its_order(dataset: Path, workers: int) -> None:
+    """Not shuffled, the samples of a `Subset` come in the order given, repeats too, on ranks, resumed, with a limit."""
+    given = [50, 3, 59, 3, 0, 41, 21, 20, 19, 50, 3]
+
+    def numbers(batches: Any) -> list[int]:
+        return [n for _, batch in batches for n in batch.tolist()]
+
+    def make(indices: list[int] = given, **options: Any) -> shardflow.Loader:
+        options = {"batch_size": 2, "num_workers": workers, "shuffle": False, **options}
+        return make_loader(dataset, shardflow.Subset(indices), **options)
+
+    some = make()
+    assert [numbers(some), numbers(some)] == [given] * 2
+    assert numbers(make(limit=42)) == [3, 3, 0, 41, 21, 20, 19, 3]
+    ranks = [list(make(rank=rank, world_size=2, batch_size=1)) for rank in range(2)]
+    assert numbers(itertools.chain.from_iterable(zip(*ranks, strict=True))) == given
+    stopped = make()
+    next(iter(stopped))
+    resumed = make()
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert numbers(resumed) == given[2:]
+    with pytest.raises(ResumeMismatchError, match="weights is"):
+        make(given[::-1]).load_state_dict(stopped.state_dict())
+    stream = make(samples_per_epoch=7)
+    assert numbers(stream) + numbers(stream) == (given * 2)[:14]
+    crops = [image.numpy().tobytes() for images, _ in make() for image in images]
+    assert len({crops[place] for place, number in enumerate(given) if number == 3}) == 3
+
+
+def test_a_list_in_the_order_of_the_split_is_weights(dataset: Path) -> None:
+    """An ascending `Subset` has the batches and the state of equal weights; so has any that is shuffled."""
+    mask = np.isin(np.arange(TOTAL), [3, 8, 21])
+    for given, options in (([3, 8, 21], {"shuffle": False}), ([21, 3, 8], {})):
+        named = make_loader(dataset, shardflow.Subset(given), **options)
+        assert named.state_dict() == make_loader(dataset, mask, **options).state_dict()
+        assert contents(named) == contents(make_loader(dataset, mask, **options))
+
+
 def test_weights_by_class(long_tailed: Path) -> None:
     """ "balanced" shows each class equally often, "sqrt" by the root of its size, a mapping those that it names."""
 
@@ -182,6 +221,22 @@ def test_weights_change_between_epochs(dataset: Path, workers: int) -> None:
         make_loader(dataset, 1).load_state_dict(state)
     fresh.load_state_dict(state)
     assert contents(loader) == contents(fresh)
+
+
+def test_changing_an_array_of_weights_changes_no_order(dataset: Path) -> None:
+    """Weights are those that an array has when it is given, also where a training loop writes to it meanwhile."""
+    expected = make_loader(dataset, np.full(TOTAL, 0.5))
+    for given in (np.full(TOTAL, 0.5), torch.full((TOTAL,), 0.5)):
+        loader = make_loader(dataset, given)
+        for epoch in (0, 1):
+            expected.set_epoch(epoch)
+            found = []
+            for images, numbers in loader:
+                found.append((images, numbers))
+                given[numbers] = 3.0
+            assert contents(found) == contents(expected)
+        loader.set_weights(given)
+        assert counts(loader).max() == 3
 
 
 def test_weights_that_change_in_the_middle_end_the_epoch(dataset: Path) -> None:
@@ -324,6 +379,17 @@ def test_batches_of_classes(long_tailed: Path, workers: int) -> None:
         make_loader(long_tailed, None, **{**options, "samples_per_class": 3}).load_state_dict(stopped.state_dict())
 
 
+def test_classes_that_are_too_small_for_a_batch_are_named(long_tailed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Classes with fewer than `samples_per_class` samples are a warning with their number, names and sizes."""
+    make_loader(long_tailed, None, batch_size=6, samples_per_class=3)
+    assert not caplog.records
+    loader = make_loader(long_tailed, None, batch_size=12, samples_per_class=6, fields=("image", "label"))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "2 of 4 classes have fewer samples and never come: 'c' (5), 'e' (3)" in record.getMessage()
+    assert {n for _, labels in loader for n in labels.tolist()} == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -331,6 +397,7 @@ def test_batches_of_classes(long_tailed: Path, workers: int) -> None:
         ({"weights": 1}, "weights would have no effect"),
         ({"shuffle": False}, "without shuffling"),
         ({"samples_per_epoch": 9}, "samples_per_epoch is no multiple"),
+        ({"shuffle": shardflow.Shuffle(sticky=True)}, "sticky would have no effect"),
         ({"batch_size": 20}, "need 10 classes of that size; 4 have it"),
         ({"samples_per_class": 0}, "samples_per_class must be 1 or more"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageColor
 from torchvision.transforms import v2
 
 import shardflow
 from shardflow.errors import ConfigError, DecodeError
+from shardflow.formats.annotations import Annotations, Boxes
+from shardflow.preview.annotation_overlay import PALETTE
 from shardflow.preview.augmentation import augment_sample, augment_with_loader
 from shardflow.preview.contact_sheet import SIDE, Tile
+from tests.helpers.folders import encoded
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 SAMPLE = 7
@@ -73,6 +78,8 @@ def jittered(image: torch.Tensor) -> torch.Tensor:
         {"transform": jittered, "num_workers": 2},
         {"transform": jittered, "decoder": shardflow.CenterCropDecoder(24)},
         {"transform": v2.RandomCrop(30), "decoder": shardflow.ImageDecoder()},
+        {"transform": jittered, "decoder": shardflow.RandomResizedCropDecoder({0: 40, 1: 20, 2: 50})},
+        {"decoder": shardflow.AspectBucketDecoder([(30, 30), (20, 40)]), "tail": "short"},
         {"transform": jittered, "samples_per_epoch": 12, "shuffle": False},
         {"transform": jittered, "batch_transform": lambda images, labels: (images, labels)},
     ],
@@ -99,6 +106,59 @@ def test_epochs_of_a_chosen_length_are_told_from_passes(url: Path) -> None:
     seen = [images[labels.tolist().index(SAMPLE)] for _ in range(6) for images, labels in loader if SAMPLE in labels]
     for tile, image in zip(found.tiles[1:], seen, strict=True):
         assert (pixels(tile) == image.permute(1, 2, 0).numpy()).all()
+
+
+def test_annotations_of_the_loader_are_drawn(tmp_path: Path) -> None:
+    """A transform gets the dict that it is written for, and what it returns is drawn over each version."""
+    content = json.dumps({"boxes": [[8, 8, 32, 32], [36, 4, 39, 9]], "labels": [2, 0]}).encode()
+    mask = np.zeros((40, 40), np.uint8)
+    mask[10:20, 10:20] = 4
+    parts = {
+        "png": encoded(Image.new("RGB", (40, 40)), "PNG"),
+        "json": content,
+        "mask.png": encoded(Image.fromarray(mask), "PNG"),
+    }
+    declared = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy", fields={"labels": "labels"}))
+    url = write_dataset(tmp_path, {"train": [[(f"{n}", parts) for n in range(4)]]}, annotations=declared)
+
+    def lowered(sample: dict[str, Any]) -> dict[str, Any]:
+        turned: dict[str, Any] = v2.RandomVerticalFlip(1)(sample)
+        return {**turned, "boxes": turned["boxes"][:1], "box_labels": turned["box_labels"][:1]}
+
+    fields = ("image", "mask", "boxes", "box_labels")
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "decoder": shardflow.CenterCropDecoder(80, resize=80)}
+    loader = shardflow.Loader(url, fields=fields, transform=lowered, **options)
+    _, tile = augment_with_loader(loader, 1, epochs=1).tiles
+    assert tile.detail == "80 x 80, uint8, 1 box"
+    colours = {
+        at: tuple(pixels(tile)[at[1], at[0]].tolist()) for at in ((16, 30), (40, 63), (70, 70), (30, 50), (50, 30))
+    }
+    box, of_mask = ImageColor.getrgb(PALETTE[2]), ImageColor.getrgb(PALETTE[3])
+    assert colours == {
+        (16, 30): box,
+        (40, 63): box,
+        (70, 70): (0, 0, 0),
+        (30, 50): tuple(round(value / 2) for value in of_mask),
+        (50, 30): (0, 0, 0),
+    }
+    assert augment_with_loader(shardflow.Loader(url, **options), 1, epochs=1).tiles[1].detail == "80 x 80, uint8"
+    details = [tile.detail for tile in augment_sample(shardflow.open(url), "train", 1, epochs=8).tiles[1:]]
+    assert {*details} <= {f"{SIDE} x {SIDE}, uint8, {count}" for count in ("0 boxes", "1 box", "2 boxes")}
+
+
+def test_epochs_without_the_sample(url: Path) -> None:
+    """An epoch in which the weights leave a sample out has a tile without a picture."""
+    loader = loader_of(url, weights=[1] * SAMPLE + [0] + [1] * (11 - SAMPLE))
+    _, tile = augment_with_loader(loader, SAMPLE, epochs=1).tiles
+    assert (tile.title, tile.picture) == ("epoch 0", None)
+
+
+def test_what_is_no_loader(url: Path) -> None:
+    """A mix is refused, and one of its loaders is not."""
+    loader = loader_of(url)
+    with pytest.raises(ConfigError, match="Mix"):
+        augment_with_loader(shardflow.Mix([(loader, 1)]), SAMPLE, epochs=1)  # type: ignore[arg-type]
+    assert len(augment_with_loader(loader, SAMPLE, epochs=1).tiles) == 2
 
 
 def test_what_is_not_shown_is_said(url: Path) -> None:

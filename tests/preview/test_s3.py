@@ -12,11 +12,8 @@ from shardflow.cli.preview import preview
 from shardflow.preview.augmentation import augment_with_loader
 from shardflow.preview.sample_reader import SampleReader
 from tests.helpers.making import make_dataset
-from tests.helpers.s3_fixtures import prefix, proxy, server
 from tests.helpers.s3_proxy import Proxy
 from tests.helpers.s3_server import Server
-
-__all__ = ["prefix", "proxy", "server"]
 
 
 def test_no_whole_shard_is_fetched(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from shardflow._pillow import map_codec_errors, open_image
+from shardflow._rgb import is_plain_jpeg
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError, DecodeError, SampleError, TooLargeError
 from shardflow.formats.image_limits import MAX_PIXELS, check_image
@@ -100,7 +101,7 @@ class JpegBuffer:
 
 
 class EncodedDecoder:
-    """Hands the encoded images on, for `DecodeJpeg` to decode on the device.
+    """Hands the encoded images on, byte for byte, for `DecodeJpeg` to decode on the device.
 
     Args:
         max_pixels: As for `RandomResizedCropDecoder`. Images that are too large are failures here already, so that the
@@ -142,8 +143,8 @@ class DecodeJpeg:
     """Decodes and crops on the device the images of an `EncodedDecoder`; the first of a prefetcher's transforms.
 
     On a CUDA device, nvJPEG decodes the JPEG files of a batch together. If it refuses a batch, it decodes the halves,
-    and so on down to the files that it refuses. One CPU thread decodes those, other formats, and CMYK files. On a CPU,
-    `crop` decodes all of them.
+    and so on down to the files that it refuses. One CPU thread decodes those, other formats, CMYK files, and JPEGs that
+    have to be turned or converted to sRGB. On a CPU, `crop` decodes all of them.
 
     Args:
         crop: Determines the boxes and their size, by default `RandomResizedCropDecoder(224)`.
@@ -214,7 +215,12 @@ class DecodeJpeg:
             queued.record(torch.cuda.current_stream(device))
             queued.synchronize()
         # One file that nvJPEG refuses costs the others of its batch their place, so the known ones are sorted out.
-        jpegs = [index for index, payload in enumerate(payloads) if jpeg_components(payload) in (1, 3)]
+        # It knows no metadata either.
+        jpegs = [
+            index
+            for index, payload in enumerate(payloads)
+            if jpeg_components(payload) in (1, 3) and is_plain_jpeg(payload, self.crop.max_pixels)
+        ]
         images = self._decode_with_nvjpeg([files[index] for index in jpegs], device)
         decoded = {index: image for index, image in zip(jpegs, images, strict=True) if image is not None}
         if remaining := [index for index in range(len(files)) if index not in decoded]:

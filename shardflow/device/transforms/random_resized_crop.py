@@ -24,8 +24,8 @@ class RandomResizedCrop(SpatialTransform):
 
     The boxes are distributed as those of `torchvision.transforms.v2.RandomResizedCrop` for one image (Szegedy et al.,
     "Going deeper with convolutions", 2014). Resizing is bilinear and antialiased, as by its default. The cost is
-    2·B·C·S·W·(H + S) multiplications and additions: 42 GFLOP for 256 images of 256² to 224². Masks are resized to the
-    nearest pixel, as torchvision resizes them; boxes and keypoints follow as in the loader's crops.
+    2·B·C·S·W·(H + S) multiplications and additions: 42 GFLOP for 256 images of 256² to 224². Masks are resized as
+    by torchvision's NEAREST_EXACT; boxes and keypoints follow as in the loader's crops.
 
     Args:
         size: Height and width of the result in pixels, 1 or more.
@@ -113,10 +113,10 @@ def crop_and_resize_masks(masks: torch.Tensor, boxes: torch.Tensor, size: int, f
 
 
 def _nearest(start: torch.Tensor, extent: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the pixel that each of `size` shows: int64 [B, size], rounded down in float32 as torch's resizing does."""
-    targets = torch.arange(size, dtype=torch.float32, device=start.device)
-    within = torch.minimum((targets[None] * (extent / size)[:, None]).floor(), extent[:, None] - 1)
-    return (start[:, None] + within).to(torch.int64)
+    """Return the pixel that each of `size` shows, the one at its centre: int64 [B, size], as `Geometry.crop_mask`."""
+    targets = torch.arange(size, dtype=torch.int64, device=start.device)
+    within = (2 * targets[None] + 1) * extent.to(torch.int64)[:, None] // (2 * size)
+    return start.to(torch.int64)[:, None] + within
 
 
 def _weights(start: torch.Tensor, extent: torch.Tensor, length: int, size: int) -> torch.Tensor:
