@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
+import os
 import subprocess
 import sys
 import warnings
@@ -20,8 +22,10 @@ import shardflow as sf
 from shardflow import native
 from shardflow.device.transforms.decode_jpeg import JpegBuffer
 from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
-from shardflow.errors import ConfigError, TooLargeError
-from shardflow.formats import quarantine
+from shardflow.errors import ConfigError, IntegrityError, ManifestError, NotFoundError, TooLargeError
+from shardflow.formats import quarantine, shard_index, ustar
+from shardflow.formats.manifest import Manifest
+from shardflow.formats.shard import Shard
 from shardflow.loading.decoders import Decoder
 from shardflow.packing.recipe import make_recipe
 from shardflow.preview.augmentation import augment_sample
@@ -185,6 +189,101 @@ def decode_largest() -> None:
                     assert failures == {}, (name, failures)
             for recipe in recipes:
                 recipe.process(bytes(data))
+
+
+LENGTH = 3 << 30  # of sparse files, which take no space
+
+TOO_LONG: dict[str, Callable[[Path], object]] = {
+    "shardflow.json": sf.open,
+    "train/000000.npy": lambda url: [sample["jpg"] for sample in sf.open(url)["train"]],
+    "quarantine.jsonl": lambda url: sf.open(url).quarantine(),
+    "train/000000.json": lambda url: sf.extend(url.with_name("src"), url, executor="serial"),
+}
+"""File of a dataset → what reads it."""
+
+
+def test_long_files(tmp_path: Path) -> None:
+    """Of files that ask for gigabytes, no more is read than may be: of long ones, manifests that grow, and sparse tars.
+
+    Of a tar with gigabytes of zeros, the parts of a sample are read alone, and a sample that has the zeros is bad.
+    """
+    write_tree(tmp_path / "src", {f"a/{n}.jpg": photo(n) for n in range(3)})
+    for name in TOO_LONG:
+        dst = tmp_path / name.replace("/", "-") / "dst"
+        sf.pack(tmp_path / "src", dst, executor="serial", short_side=8)
+        write_tree(dst.parent / "src", {"a/new.jpg": photo(9)})
+        os.truncate(dst / name, LENGTH)
+    for number, content in enumerate((b"[" * 100_000_000, b"[" + b"[]," * 30_000_000 + b"[]]")):
+        write_tree(tmp_path / f"bomb{number}", {"shardflow.json": content})
+    sparse_tar(tmp_path / "sparse/train/000000.tar")
+    run_alone("read_long_files", tmp_path)
+
+
+def read_long_files(root: str) -> None:
+    """Read each of the files, and the manifest as a remote one as well."""
+    torch.zeros(3, 40, 40, dtype=torch.uint8)
+    bombs.enter_limits()
+    for name, read in TOO_LONG.items():
+        path = Path(root, name.replace("/", "-"), "dst")
+        if name.endswith(".npy"):
+            assert len(read(path)) == 3  # type: ignore[arg-type]
+            continue
+        with pytest.raises((IntegrityError, NotFoundError), match=r"3,221,225,472 bytes"):
+            read(path)
+    with pytest.raises(IntegrityError, match=r"3,221,225,472 bytes"):
+        sf.open(f"local://{root}/shardflow.json/dst", cache=Path(root, "cache"))
+    for bomb in Path(root).glob("bomb*"):
+        with pytest.raises(ManifestError):
+            sf.open(bomb)
+    read_sparse(Path(root, "sparse"))
+
+
+def sparse_tar(path: Path) -> None:
+    """Write a tar of three samples: two have a small text behind 1.7 GB, which belong to the first of them alone."""
+    hole = 1_700_000_000
+    path.parent.mkdir(parents=True)
+    rows = []
+    with open(path, "wb") as tar:
+        for record, parts in enumerate((("jpg", "txt"), ("jpg", "hole", "txt"), ("jpg",))):
+            for part in parts:
+                payload = photo(record) if part == "jpg" else b"text"
+                size = hole if part == "hole" else len(payload)
+                tar.write(ustar.header(f"{record}.{part}", size))
+                row = shard_index.make_row(record, part, tar.tell(), payload)
+                rows.append(row._replace(size=size))
+                tar.seek(size, os.SEEK_CUR) if part == "hole" else tar.write(payload)
+                tar.write(bytes(ustar.padding(size)))
+            if record == 0:  # as if its text stood behind the hole
+                tar.write(ustar.header("0.gap", hole))
+                tar.seek(hole + ustar.padding(hole), os.SEEK_CUR)
+                tar.write(ustar.header("0.late", 4))
+                rows.append(shard_index.make_row(0, "late", tar.tell(), b"late"))
+                tar.write(b"late" + bytes(508))
+        tar.write(ustar.END)
+    index = shard_index.to_bytes(shard_index.from_rows(rows))
+    path.with_suffix(".npy").write_bytes(index)
+    shard = Shard(
+        name="train/000000.tar",
+        samples=3,
+        bytes=path.stat().st_size,
+        sha256="0" * 64,
+        index_sha256=hashlib.sha256(index).hexdigest(),
+    )
+    made = Manifest(splits={"train": (shard,)}, inputs=3)
+    (path.parents[1] / "shardflow.json").write_bytes(made.to_bytes())
+
+
+def read_sparse(url: Path) -> None:
+    """Read and load the samples of the sparse tar."""
+    train = sf.open(url)["train"]
+    assert (train[0]["txt"], train[0]["late"]) == (b"text", b"late")
+    with pytest.raises(IntegrityError, match=r"000000\.tar.*1: its parts have 1,700,00"):
+        train[1]
+    loader = sf.Loader(
+        url, batch_size=3, shuffle=False, num_workers=0, decoder=DECODERS["centre crop"], fields=("image",), max_bad=1
+    )
+    next(iter(loader))
+    assert len(loader.substituted) == 1
 
 
 def largest(mode: str, kind: str, bytes_per_pixel: int, **options: Any) -> Callable[[int], bytearray]:

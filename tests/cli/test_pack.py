@@ -17,10 +17,11 @@ from shardflow._pillow import MISSING_CODECS
 from shardflow.cli import main
 from shardflow.cli.pack import pack
 from shardflow.errors import ConfigError, PackIncompleteError
+from shardflow.formats.quarantine import version_name
 from shardflow.packing.recipe import PRESETS
 from tests.helpers import command
 from tests.helpers.command import run
-from tests.helpers.folders import encoded, image_folder, photo, quarantined, turned, write_tree
+from tests.helpers.folders import encoded, image_folder, photo, turned, write_tree
 
 
 def test_pack(tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def test_extending_by_images_that_are_not_read(tmp_path: Path, monkeypatch: pyte
     assert (report.inputs, report.packed, report.quarantined, report.skipped) == (3, 2, 0, 1)
     manifest = shardflow.open(dst).manifest
     assert (manifest.inputs, manifest.samples, manifest.quarantined, manifest.skipped) == (8, 6, 0, 2)
-    assert [row["path"] for row in quarantined(dst)] == ["a/2.psd", "a/3.psd"]
+    assert [bad.path for bad in shardflow.open(dst).quarantine()] == ["a/2.psd", "a/3.psd"]
 
 
 def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +255,7 @@ def test_extend(tmp_path: Path) -> None:
     for line in (
         "added        1 of 2 new inputs in 1 shard",
         "known        30 inputs of the dataset",
-        "quarantined  1 input, listed in quarantine.jsonl",
+        f"quarantined  1 input, listed in {version_name(shardflow.open(tmp_path / 'dst').fingerprint)}",
         "new classes  d",
         f"fingerprint  {shardflow.open(tmp_path / 'dst').fingerprint}",
         f"previous     {before}",

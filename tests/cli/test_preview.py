@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,10 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from shardflow.cli.preview import preview
-from shardflow.formats.quarantine import FILE_NAME as QUARANTINE_NAME
+from shardflow.formats.quarantine import Quarantined
 from tests.helpers.command import exit_code
 from tests.helpers.folders import encoded, photo, write_tree
-from tests.helpers.making import make_dataset
+from tests.helpers.making import make_dataset, write_quarantine
 
 USER_CODE = """
 import shardflow
@@ -27,6 +26,9 @@ def make_loader(num_workers=1):
 
 def too_dark(image):
     raise ValueError("too dark")
+
+def mixed():
+    return shardflow.Mix([(make_loader(0), 1)])
 
 def failing():
     return shardflow.Loader({url!r}, batch_size=4, transform=too_dark)
@@ -69,8 +71,7 @@ def test_draws_a_class_an_augmentation_and_the_quarantine(tmp_path: Path) -> Non
     url, source = make_dataset(tmp_path / "set", [8, 8]), tmp_path / "source"
     source.mkdir()
     (source / "there.jpg").write_bytes(b"x" * 2000)
-    refused = [{"path": name, "stage": "decode", "reason": "no image"} for name in ("there.jpg", "gone.jpg", "../up")]
-    (url / QUARANTINE_NAME).write_text("".join(json.dumps(each) + "\n" for each in refused))
+    write_quarantine(url, [Quarantined(name, "decode", "no image") for name in ("there.jpg", "gone.jpg", "../up")])
     augments = (["--augment", 9], ["--augment", 9, "--seed", 1])
     quarantines = (["--quarantine"], ["--quarantine", "--source", source])
     for number, arguments in enumerate((["--class", "class9"], *augments, *quarantines)):
@@ -92,6 +93,26 @@ def test_the_quarantine_of_a_refused_pack(tmp_path: Path) -> None:
     assert exit_code("preview", str(tmp_path / "none"), "--quarantine") == 4
 
 
+@pytest.mark.parametrize("name", ["{0}", "../{1}", "a/../../{1}", "..%2f{1}", "%2e%2e/{1}", "file://{0}", "~/{1}"])
+def test_the_quarantine_leads_nowhere_but_to_the_source(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path in a dataset's quarantine, which others may have written, is read below the source or not at all."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    url, source, outside = make_dataset(tmp_path / "set", [8]), tmp_path / "source", tmp_path / "outside.jpg"
+    write_tree(tmp_path, {"outside.jpg": photo(1), "source/a/inside.jpg": photo(1)})
+
+    def drawn(path: str) -> bytes:
+        write_quarantine(url, [Quarantined(path=path, stage="decode", reason="no image")])
+        run(url, "--quarantine", "--source", source, "--output", tmp_path / "sheet.png")
+        return (tmp_path / "sheet.png").read_bytes()
+
+    before = drawn(name.format(outside, outside.name))
+    outside.write_bytes(photo(2))
+    assert drawn(name.format(outside, outside.name)) == before
+    assert drawn(str(source / "a/inside.jpg")) == drawn("a/inside.jpg")  # as a table may name it
+
+
 def test_the_quarantine_prints_nothing_of_codecs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,8 +122,7 @@ def test_the_quarantine_prints_nothing_of_codecs(
     tiff = encoded(Image.effect_noise((40, 40), 90), "TIFF", compression="tiff_adobe_deflate")
     large = encoded(Image.new("L", (300, 300)), "PNG")
     write_tree(source, {"a.tif": tiff[:40] + bytes(400) + tiff[440:], "b.png": large})
-    refused = [{"path": path.name, "stage": "decode", "reason": "damaged"} for path in sorted(source.iterdir())]
-    (url / QUARANTINE_NAME).write_text("".join(json.dumps(each) + "\n" for each in refused))
+    write_quarantine(url, [Quarantined(path.name, "decode", "damaged") for path in sorted(source.iterdir())])
     run(url, "--quarantine", "--source", source, "--output", tmp_path / "sheet.jpg")
     assert capfd.readouterr().err == ""
 
@@ -182,6 +202,7 @@ def test_wrong_usage_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([url, "--loader", f"{file}:make_loader", "--augment", "1"], 2, "URL cannot be used with --loader"),
         (["--loader", f"{file}:make_loader", "--augment", "1", "--seed", "3"], 2, "--seed cannot be used with"),
         (["--loader", f"{file}:make_loader", "--augment", "8"], 2, "samples 0 to 7"),
+        (["--loader", f"{file}:mixed", "--augment", "1"], 2, "of a Mix, return one of its loaders"),
         (["--loader", f"{file}:failing", "--augment", "1"], 2, "line 9: ValueError: too dark"),
         (["--loader", f"{file}:no_such", "--augment", "1"], 2, "no function 'no_such'"),
         ([url, "--output", str(tmp_path / "no/such/folder.png")], 2, "no/such"),

@@ -24,7 +24,8 @@ def stopped_at(module: str, number: signal.Signals, *command: str) -> tuple[int,
             if line.rstrip().endswith(f"| {module}") or line.rstrip().endswith(f" {module}"):
                 process.send_signal(number)
                 break
-        said = [line for line in process.stderr if not line.startswith("import time:")]
+        # Where click runs already, it ends the terminal's line, after "^C".
+        said = [line for line in process.stderr if line != "\n" and not line.startswith("import time:")]
         return process.wait(), said
 
 

@@ -15,7 +15,7 @@ from shardflow.cli.main import shardflow
 from shardflow.formats.manifest import FILE_NAME
 from tests.helpers.command import exit_code
 from tests.helpers.folders import write_tree
-from tests.helpers.making import make_dataset
+from tests.helpers.making import jpeg, make_dataset
 from tests.helpers.tars import members_of, write_tar
 
 
@@ -90,12 +90,31 @@ def test_bytes_of_views(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_split_and_merge(dataset: Path, tmp_path: Path) -> None:
-    """`merge` undoes `split`."""
+    """`split` prints the new dataset, and so does `merge`, which keeps what was held out apart from the rest."""
     _, printed = run("split", dataset, tmp_path / "parted", "--val", "0.2", "--seed", "3")
     assert "train         17 samples" in printed
     assert "val           4 samples" in printed
-    _, printed = run("merge", tmp_path / "parted", dataset, tmp_path / "merged")
-    assert "train         21 samples in 2 shards\nval           4 samples" in printed
+    run("subset", tmp_path / "parted", tmp_path / "few", "--limit", "3")
+    _, printed = run("merge", tmp_path / "parted", tmp_path / "few", tmp_path / "merged")
+    assert "train         17 samples in 2 shards\nval           4 samples" in printed
+    assert exit_code("merge", str(tmp_path / "parted"), str(dataset), str(tmp_path / "refused")) == 2
+
+
+def test_split_by_groups(tmp_path: Path) -> None:
+    """`split --group` keeps the samples of a column of the packed table together, over folds too."""
+    rows = [{"image": f"{n}.jpg", "camera": f"c{n // 4}"} for n in range(20)]
+    table = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+    photos = write_tree(tmp_path / "photos", {"table.jsonl": table, **{f"{n}.jpg": jpeg(n) for n in range(20)}})
+    sf.pack(photos / "table.jsonl", tmp_path / "set", executor="serial")
+    _, printed = run("split", tmp_path / "set", tmp_path / "parted", "--val", "0.2", "--group", "camera")
+    assert "val           4 samples" in printed
+    run("split", tmp_path / "set", tmp_path / "folds", "--folds", 5, "--group", "camera")
+    cameras = [
+        {json.loads(sample["json"])["camera"] for sample in sf.open(tmp_path / f"folds/fold{n}")["val"]}
+        for n in range(5)
+    ]
+    assert sorted(map(len, cameras)) == [1] * 5
+    assert len(set().union(*cameras)) == 5
 
 
 def test_index(tmp_path: Path) -> None:

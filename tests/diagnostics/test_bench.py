@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -11,14 +12,19 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import shardflow
 from shardflow.diagnostics.bench import STEPS, BenchReport, bench
+from shardflow.diagnostics.chart import COLOURS
 from shardflow.diagnostics.decode_baseline import DecodeBaseline, payloads
 from shardflow.diagnostics.loader_probe import LoaderProbe, Measurement
 from shardflow.diagnostics.stage_times import STAGES, stage_cpu_ms
 from shardflow.errors import ConfigError, DeadlineError
-from tests.helpers.making import make_dataset
+from shardflow.loading.decoders import Decoded
+from shardflow.loading.geometry import Geometry
+from tests.helpers.folders import encoded
+from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 BURNT_S = 0.004
 
@@ -65,11 +71,36 @@ def test_stages_cost_what_they_compute(url: Path) -> None:
     assert measured()["augment"] == 0
 
 
-def test_every_stage_is_timed(url: Path, tmp_path: Path) -> None:
-    """A loader with every option has no stage but those that are timed."""
-    fullest = loader(url, num_workers=0, transform=rest, cache=shardflow.Cache(tmp_path, pixels="1GB"))
+class CountingGeometry(Geometry):
+    """A crop whose clock ticks with each mask that follows it."""
+
+    ticks = 0
+
+    def crop_mask(self, index: int, mask: Any) -> Any:
+        """Return the crop of a mask."""
+        CountingGeometry.ticks += 1
+        return super().crop_mask(index, mask)
+
+
+def count_masks(payloads: Any, sizes: Any, keys: Any, empty: Any) -> Decoded:
+    """Decode crops whose geometry counts."""
+    images, geometry, failures = shardflow.RandomResizedCropDecoder(16)(payloads, sizes, keys, empty)
+    values = {field.name: getattr(geometry, field.name) for field in dataclasses.fields(Geometry)}
+    return Decoded(images, CountingGeometry(**values), failures)
+
+
+def test_every_stage_is_timed(tmp_path: Path) -> None:
+    """A loader with every option has no stage but those that are timed, and each is charged with its own work alone."""
+    mask = encoded(Image.new("L", (40, 30)), "PNG")
+    samples = [(f"{number}", {"jpg": jpeg(number, 40, 30), "mask.png": mask}) for number in range(12)]
+    url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=shardflow.Annotations(masks=("mask.png",)))
+    fullest = loader(url, num_workers=0, transform=lambda sample: sample, decoder=count_masks, fields=("image", "mask"))
     _, *rest_of, _, _ = fullest.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     assert ("plan", *(type(stage).__name__.lower() for stage in rest_of)) == STAGES
+    assert {*STAGES} <= {*COLOURS}
+    next(iter(fullest))
+    ticks = stage_cpu_ms(fullest, 0.1, clock=lambda: float(CountingGeometry.ticks))
+    assert ticks == dict.fromkeys(STAGES, 0.0) | {"annotate": 1000.0}  # a mask per image
 
 
 def test_workers_are_counted_and_ended(url: Path) -> None:

@@ -25,11 +25,8 @@ from tests.helpers.pages import (
     run_command,
     run_page,
 )
-from tests.helpers.s3_fixtures import prefix, server
 from tests.helpers.s3_server import Server
 from tests.helpers.scenes import write_scenes
-
-__all__ = ["prefix", "server"]
 
 CLASSES = ("city", "dunes", "sea")
 ROWS = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", PAGES["docs/glossary.md"].read_text(encoding="utf-8"), re.M)
@@ -56,7 +53,7 @@ def test_pages_run(
     text = PAGES[page].read_text(encoding="utf-8")
     code = "".join(block.code for block in blocks(text) if block.kind in ("python", "console"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
     if "demo --draw photos/" not in code:
         shutil.copytree(photos, "photos")
     if "pack scenes/ scenes256" in code:

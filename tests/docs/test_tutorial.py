@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.pages import PAGES, PROJECT, blocks, commands
-from tests.helpers.s3_fixtures import prefix, server
 from tests.helpers.s3_server import Server
-
-__all__ = ["prefix", "server"]
 
 
 @pytest.mark.timeout(600)
@@ -28,7 +25,7 @@ def test_the_tutorial_runs_from_top_to_bottom(server: Server, prefix: str, tmp_p
     (tmp_path / "train.py").write_text(script)
     lines = [command for block in blocks(text) if block.kind == "console" for command, _ in commands(block.code)]
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    settings = {"PATH": programs, "PYTHONPATH": str(PROJECT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    settings = {"PATH": programs, "PYTHONPATH": str(PROJECT), "XDG_CACHE_HOME": str(tmp_path / "user-cache")}
     done = subprocess.run(
         ["bash", "-e"],
         input="\n".join([*lines, lines[-1]]),

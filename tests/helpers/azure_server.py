@@ -28,9 +28,14 @@ def _options(endpoint: str) -> dict[str, Any]:
     return {"connection_string": ";".join(f"{name}={value}" for name, value in parts.items())}
 
 
+def store(endpoint: str) -> Store:
+    """Return the one container of an Azurite."""
+    return Store(endpoint, "az://tests", _options)
+
+
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Store]:
-    """Run Azurite until the body ends, with one container."""
+def serving(folder: Path) -> Iterator[str]:
+    """Run Azurite until the body ends, with one container, and yield its endpoint."""
     environment = Path(sys.prefix)
     script = environment / "azurite/node_modules/azurite/dist/src/blob/main.js"
     assert script.exists(), "the tests need Azurite: tools/environment test"
@@ -44,9 +49,9 @@ def running(folder: Path) -> Iterator[Store]:
         # In a group of its own: `node` is a script that starts the real one.
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, start_new_session=True)
         try:
-            store = Store(f"http://127.0.0.1:{port}", "az://tests", _options)
-            _create_container(store, process, folder / "log")
-            yield store
+            endpoint = f"http://127.0.0.1:{port}"
+            _create_container(store(endpoint), process, folder / "log")
+            yield endpoint
         finally:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(timeout=15)

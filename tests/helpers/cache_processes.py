@@ -336,7 +336,7 @@ class _Far:
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol's
         return None
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, **_: object) -> bytes:
         time.sleep(random.choice([0, 0.01]))
         return self._storage.read(name)
 

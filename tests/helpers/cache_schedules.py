@@ -368,7 +368,7 @@ class _Far:
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol's
         return None
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, **_: object) -> bytes:
         self._wait()
         return self._storage.read(name)
 

@@ -14,7 +14,7 @@ from shardflow.storage.cache import Cache
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import temporary_staging
-from shardflow.storage.storage import ListedBlob, Writer
+from shardflow.storage.storage import MAX_READ_BYTES, ListedBlob, Writer
 
 
 class CountingStorage:
@@ -41,9 +41,9 @@ class CountingStorage:
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol's
         return None
 
-    def read(self, name: str, cache: Cache | None = None) -> bytes:
+    def read(self, name: str, cache: Cache | None = None, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
         self._count(name)
-        return self._storage.read(name, cache)
+        return self._storage.read(name, cache, most_bytes=most_bytes)
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
         self._count(name)

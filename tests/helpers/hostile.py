@@ -196,7 +196,7 @@ def _names() -> Corpus:
         os.fsdecode(b"not \xff\xfe utf-8.jpg"),
     ]
     made = {f"names/{name}": (photo(number, 24, 16), PACKED) for number, name in enumerate(names)}
-    made[os.fsdecode(b"names \xff/\n.jpg")] = (photo(1, 24, 16), PACKED)  # a class that is not UTF-8
+    made["names \x1b/\n.jpg"] = (photo(1, 24, 16), PACKED)  # a class that a terminal would obey
     made[os.fsdecode(b"names/bad \xff.jpg")] = (b"bad", DECODE)
     return made
 

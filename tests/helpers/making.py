@@ -7,14 +7,17 @@ import hashlib
 import io
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from shardflow.formats import shard_index, ustar
+from shardflow.formats import quarantine, shard_index, ustar
 from shardflow.formats.annotations import Annotations
-from shardflow.formats.manifest import FILE_NAME, Manifest
+from shardflow.formats.manifest import FILE_NAME, Manifest, from_bytes
+from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import Shard
 from shardflow.storage.local import LocalStorage
 
@@ -64,6 +67,7 @@ def write_dataset(
     classes: tuple[str, ...] | None = None,
     inputs: int | None = None,
     annotations: Annotations | None = None,
+    recipe: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a dataset of the given samples, shard by shard of each split, and return its path.
 
@@ -77,7 +81,7 @@ def write_dataset(
     if inputs is None:
         inputs = sum(shard.samples for shards in lines.values() for shard in shards)
     declared = annotations or Annotations()
-    manifest = Manifest(splits=lines, classes=classes, inputs=inputs, annotations=declared)
+    manifest = Manifest(splits=lines, classes=classes, inputs=inputs, annotations=declared, recipe=recipe or {})
     storage.put_new(FILE_NAME, manifest.to_bytes())
     return root
 
@@ -111,6 +115,13 @@ def _sample(number: int, labelled: bool, undecodable: bool) -> Sample:
     label = {"cls": str(number).encode()} if labelled else {}
     image = jpeg(number % 97, 48 + number % 3, 40 + number % 5)
     return f"{number:09}", {"jpg": image[:2] + bytes(198) + image[200:] if undecodable else image, **label}
+
+
+def write_quarantine(dataset: Path, bad: Sequence[Quarantined]) -> None:
+    """Make a dataset one that has these further inputs in quarantine."""
+    made = from_bytes((dataset / FILE_NAME).read_bytes())
+    (dataset / FILE_NAME).write_bytes(replace(made, inputs=made.samples + len(bad)).to_bytes())
+    (dataset / quarantine.FILE_NAME).write_bytes(quarantine.to_bytes(bad))
 
 
 def flip(path: Path, *positions: int) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.helpers import shared_servers
 from tests.helpers.s3_proxy import Proxy, proxying
-from tests.helpers.s3_server import Server, running
+from tests.helpers.s3_server import Server
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The S3 server, one for all tests of a session."""
-    with running(tmp_path_factory.mktemp("seaweedfs")) as one:
-        yield one
+def server() -> Server:
+    """The S3 server, one for the whole run."""
+    return Server(shared_servers.endpoint("s3"))
 
 
 @pytest.fixture

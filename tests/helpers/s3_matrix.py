@@ -5,6 +5,7 @@ Every operation ends in time, with the right bytes or a typed error, and leaves 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import random
 import time
@@ -23,9 +24,10 @@ from shardflow.errors import (
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
 from shardflow.storage.storage import Storage
 from tests.helpers.s3_proxy import Fault, Proxy
-from tests.helpers.s3_server import PIECE_BYTES, Server
+from tests.helpers.s3_server import PIECE_BYTES, QUICK, Server
 
-LIMIT_S = 40.0
+PERSISTENT = dataclasses.replace(QUICK, attempts=9, give_up_s=30.0)
+LIMIT_S = 90.0
 OLD = random.Random(1).randbytes(1000)
 SMALL = random.Random(2).randbytes(3000)
 LARGE = random.Random(3).randbytes(2 * PIECE_BYTES + 12345)  # three requests
@@ -61,6 +63,7 @@ FAULTS: dict[str, tuple[Fault, type[ShardflowError] | None]] = {
 RANGES = {"ignored range", "other range", "no range said"}  # writes have none
 FINAL = {"expired token", "clock skew", "403"}  # no retry can succeed
 DONE = {name for name in FAULTS if name.endswith("it was done")}  # reading does nothing
+SLOW = {"hang", "hang, and it was done", "hang in the body", "drip"}  # it takes a time limit to end them
 READING, WRITING = ("get", "read"), ("put", "upload")
 PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0, "every": None}
 
@@ -81,10 +84,12 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Stage:
-    """The storages of all cases, one through the proxy and one past it: clients are slow to create."""
+    """The storages of all cases, through the proxy and past it: clients are slow to create."""
 
     direct: Storage
     storage: Storage
+    quick: Storage  # with short time limits, for what every request meets
+    persistent: Storage  # with short time limits too, and attempts enough for a busy machine that misses some
     proxy: Proxy
     requests: Mapping[str, int] = field(default_factory=lambda: {"get": 3, "read": 3, "put": 1, "upload": 1})
     abort_uploads: Callable[[], int] = lambda: 0  # those that were left open; returns how many there were
@@ -103,6 +108,8 @@ def s3_stage(server: Server, proxy: Proxy, prefix: str) -> Stage:
     return Stage(
         direct=server.storage(prefix),
         storage=server.storage(prefix, proxy.endpoint),
+        quick=server.storage(prefix, proxy.endpoint, QUICK),
+        persistent=server.storage(prefix, proxy.endpoint, PERSISTENT),
         proxy=proxy,
         requests={"get": 3, "read": 3, "put": 1, "upload": 4},
         abort_uploads=abort_uploads,
@@ -117,13 +124,14 @@ def cases(
     Raises:
         AssertionError: The outcome breaks a promise.
     """
-    direct, storage, proxy = stage.direct, stage.storage, stage.proxy
+    direct, proxy = stage.direct, stage.proxy
     requests = stage.requests[operation]
     content = SMALL if operation == "upload" and requests == 1 else CONTENTS[operation]
     sha256 = hashlib.sha256(content).hexdigest()
     for place, share in PLACES.items():
         if place not in places or (requests == 1 and place in ("middle", "last")):
             continue
+        storage = stage.storage if fault not in SLOW else stage.quick if share is None else stage.persistent
         name = f"blob-{place}"  # new: requests of the last case that are in flight must not meet this fault
         direct.put(name, content if operation in READING else OLD)
         (folder / "source").write_bytes(content)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import os
 import shutil
 import socket
 import subprocess
@@ -16,11 +18,17 @@ from typing import Any
 
 from shardflow.storage.remote import RemoteStorage
 from shardflow.storage.retry import RetryPolicy
+from tests.helpers.processes import RUN
 
 ACCESS_KEY = "tests-access-key"
 SECRET_KEY = "tests-canary-secret-0b5e1f"
 _LIMITS: dict[str, Any] = {"attempts": 3, "give_up_s": 6.0, "answer_s": 0.7, "pace_bytes": 192 << 10, "pace_s": 0.5}
 QUICK = RetryPolicy(**_LIMITS, backoff_s=0.01, longest_backoff_s=0.05)
+"""For answers that never come. A busy machine misses these times, so nothing else may rest on them."""
+
+PATIENT = dataclasses.replace(QUICK, give_up_s=60.0, answer_s=15.0, pace_s=8.0)
+"""For all that is answered in the end."""
+
 PIECE_BYTES = 256 << 10
 _PORTS = ("s3.port", "s3.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
 _PORTS += ("filer.port", "filer.port.grpc", "admin.port", "admin.port.grpc")
@@ -49,11 +57,11 @@ class Server:
         """Return the URL of a prefix in the bucket."""
         return f"s3://{self.bucket}/{prefix}"
 
-    def storage(self, prefix: str, endpoint: str | None = None) -> RemoteStorage:
-        """Return a storage on it; through a proxy, one with short timeouts and small pieces."""
+    def storage(self, prefix: str, endpoint: str | None = None, policy: RetryPolicy = PATIENT) -> RemoteStorage:
+        """Return a storage on it; through a proxy, one with few attempts and small pieces."""
         if endpoint is None:
             return RemoteStorage(self.url(prefix), self.options())
-        return RemoteStorage(self.url(prefix), self.options(endpoint), retry_policy=QUICK, piece_bytes=PIECE_BYTES)
+        return RemoteStorage(self.url(prefix), self.options(endpoint), retry_policy=policy, piece_bytes=PIECE_BYTES)
 
     def put(self, prefix: str, folder: Path) -> str:
         """Put the files of a folder below a prefix, and return its URL."""
@@ -90,6 +98,13 @@ class _EndedError(Exception):
 
 
 @contextlib.contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Run a server until the body ends, and yield its endpoint."""
+    with running(folder) as server:
+        yield server.endpoint
+
+
+@contextlib.contextmanager
 def running(folder: Path) -> Iterator[Server]:
     """Run a server until the body ends; it is ready when an object can be written and read."""
     with contextlib.ExitStack() as stack:
@@ -113,6 +128,7 @@ def _started(folder: Path) -> Iterator[Server]:
         "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
         "HOME": str(folder),
         "PATH": "/usr/bin:/bin",
+        **{name: value for name, value in os.environ.items() if name == RUN},
     }
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "log", "wb") as log:

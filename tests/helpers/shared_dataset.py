@@ -20,7 +20,7 @@ from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import ShardflowError
-from shardflow.formats import manifest, quarantine
+from shardflow.formats import manifest
 from shardflow.storage.write_lock import is_lock
 from tests.helpers.folders import contents, encoded, write_tree
 from tests.helpers.interleaving import Command, Killed, MemoryPlace, Place, Schedule, scheduled
@@ -128,9 +128,6 @@ class Watch:
             allowed = [data]
             if name == DAMAGED and self._scenario.initial:
                 allowed.append(self._scenario.initial[DAMAGED])
-            if name == quarantine.FILE_NAME:  # an extension writes it before its commit
-                kept = manifest.kept_name(found)
-                allowed += [other.files[name] for other in versions.values() if kept in other.files]
             assert blobs.get(name) in allowed, f"{name} is not what a serial run writes"
         if found not in self._seen:
             self._seen.append(found)

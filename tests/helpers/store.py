@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from shardflow.storage.remote import RemoteStorage
-from tests.helpers.s3_server import PIECE_BYTES, QUICK
+from shardflow.storage.retry import RetryPolicy
+from tests.helpers.s3_server import PATIENT, PIECE_BYTES
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,11 @@ class Store:
         """Return the URL of a prefix in the bucket."""
         return f"{self.bucket}/{prefix}"
 
-    def storage(self, prefix: str, endpoint: str | None = None) -> RemoteStorage:
-        """Return a storage on it; through a proxy, one with short timeouts and small pieces."""
+    def storage(self, prefix: str, endpoint: str | None = None, policy: RetryPolicy = PATIENT) -> RemoteStorage:
+        """Return a storage on it; through a proxy, one with few attempts and small pieces."""
         if endpoint is None:
             return RemoteStorage(self.url(prefix), self.options())
-        return RemoteStorage(self.url(prefix), self.options(endpoint), retry_policy=QUICK, piece_bytes=PIECE_BYTES)
+        return RemoteStorage(self.url(prefix), self.options(endpoint), retry_policy=policy, piece_bytes=PIECE_BYTES)
 
     def contents(self, prefix: str) -> dict[str, bytes]:
         """Return every blob below a prefix."""

@@ -1,4 +1,4 @@
-"""Fixtures for tests against stores other than S3, one server for all tests of a session."""
+"""Fixtures for tests against stores other than S3."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers import azure_server, gcs_server
+from tests.helpers import azure_server, gcs_server, shared_servers
 from tests.helpers.store import Store
 from tests.helpers.web_server import Folder, hub, serving
 
@@ -19,10 +19,9 @@ def gcs() -> Iterator[Store]:
 
 
 @pytest.fixture(scope="session")
-def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Azurite."""
-    with azure_server.running(tmp_path_factory.mktemp("azurite")) as store:
-        yield store
+def azure() -> Store:
+    """Azurite, one for the whole run."""
+    return azure_server.store(shared_servers.endpoint("azure"))
 
 
 @pytest.fixture(scope="session")
