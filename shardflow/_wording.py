@@ -1,4 +1,4 @@
-"""Wording that messages and output share: numbers with their nouns and units."""
+"""Wording that messages and output share: numbers with their nouns and units, and text from data."""
 
 from __future__ import annotations
 
@@ -11,3 +11,10 @@ def plural(count: int, noun: str) -> str:
 def megabytes(count: int) -> str:
     """Return a number of bytes in megabytes, or in gigabytes from ten of them."""
     return f"{count / 1e6:,.1f} MB" if count < 10e9 else f"{count / 1e9:,.1f} GB"
+
+
+def printable(text: str) -> str:
+    """Return a text in which all that is not printable stands as in a Python string: "\\x1b", "\\n", "\\u202e"."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -17,6 +17,7 @@ from shardflow.storage.cache import LIMIT, Cache
 
 from .options import PathOrUrl, json_option
 from .output import print_json, print_lines, shard_bar, total_bytes
+from .terminal import say
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's
@@ -95,7 +96,7 @@ def prune(limit: int | None, everything: bool, damaged: bool, cache_dir: str | N
         raise click.UsageError("give one of --limit, --all and --damaged")
     found = _existing(cache_dir)
     removed = found.prune_damaged() if damaged else found.prune(limit or 0)
-    click.echo(f"removed {plural(len(removed), 'file')}, {megabytes(sum(blob.bytes for blob in removed))}")
+    say(f"removed {plural(len(removed), 'file')}, {megabytes(sum(blob.bytes for blob in removed))}")
 
 
 @cache.command()
@@ -117,4 +118,4 @@ def warm(url: str, split: str | None, limit: int, cache_dir: str | None) -> None
     shards = [shard for each in splits for shard in each.shards]
     with shard_bar(shards, "warming") as progress:
         warm_splits(splits, progress=progress)
-    click.echo(f"in the cache: {plural(len(shards), 'shard')}, {megabytes(total_bytes(shards))}")
+    say(f"in the cache: {plural(len(shards), 'shard')}, {megabytes(total_bytes(shards))}")

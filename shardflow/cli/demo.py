@@ -14,6 +14,7 @@ from shardflow.errors import ConfigError
 from shardflow.storage.local_files import map_os_errors
 
 from .options import PathOrUrl
+from .terminal import say
 
 _TRAIN, _VAL = 10, 2  # pictures of each class that --draw makes
 
@@ -36,14 +37,14 @@ def demo(images: str | None, output: str, draw: str | None, epochs: int, workers
     """
     if draw is not None:
         return _draw(draw)
-    click.echo("shardflow demo")
+    say("shardflow demo")
     started = time.perf_counter()
 
     from shardflow.demo.demo import run_demo  # here, because torch takes seconds to import
 
     result = run_demo(output, images=images, epochs=epochs, workers=workers, report=_report)
     for failure in result.failures:
-        click.echo(f"shardflow: {failure}", err=True)
+        say(f"shardflow: {failure}", err=True)
     _report("done", f"in {time.perf_counter() - started:.0f} s")
     return 1 if result.failures else 0
 
@@ -54,9 +55,9 @@ def _draw(folder: str) -> int:
         raise ConfigError(f"{folder} exists already; choose a new folder")
     with map_os_errors(path):
         made = make_pictures(path, train=_TRAIN, val=_VAL, workers=allowed_cores())
-    click.echo(f"drew {made:,} pictures of {len(SCENES)} classes in {folder}: {', '.join(SCENES)}")
+    say(f"drew {made:,} pictures of {len(SCENES)} classes in {folder}: {', '.join(SCENES)}")
     return 0
 
 
 def _report(step: str, line: str) -> None:
-    click.echo(f"  {step:9}{line}")
+    say(f"  {step:9}{line}")

@@ -12,9 +12,11 @@ from shardflow._wording import plural
 from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.dataset_card import write_card
 from shardflow.interop.energon import write_energon
+from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, option_group
 from .output import shard_bar
+from .terminal import say
 
 
 @click.group()
@@ -48,7 +50,7 @@ def dali(url: str, directory: str | None) -> None:
       shardflow export dali photos256/
       shardflow export dali s3://bucket/photos256 indexes/
     """
-    click.echo(f"wrote {_write(write_dali_indexes, url, directory)}")
+    say(f"wrote {_write(write_dali_indexes, url, directory)}")
 
 
 @export.command()
@@ -63,7 +65,7 @@ def energon(url: str, directory: str | None) -> None:
     Examples:
       shardflow export energon photos256/
     """
-    click.echo(f"wrote .nv-meta and {_write(write_energon, url, directory)}")
+    say(f"wrote .nv-meta and {_write(write_energon, url, directory)}")
 
 
 @export.command()
@@ -82,7 +84,7 @@ def card(url: str, directory: str | None, name: str | None, license_id: str | No
       shardflow export card s3://bucket/photos256 card/
     """
     for path in write_card(shardflow.open(url), directory, name=name, license=license_id):
-        click.echo(f"wrote {path}")
+        say(f"wrote {path}")
 
 
 def _write(write: Callable[..., Iterator[object]], url: str, directory: str | None) -> str:
@@ -91,4 +93,4 @@ def _write(write: Callable[..., Iterator[object]], url: str, directory: str | No
         for shard, _ in itertools.zip_longest(dataset.shards, write(dataset, directory)):
             if shard is not None:  # Energon's last file describes the whole dataset
                 progress(shard)
-    return f"{plural(len(dataset.shards), 'index file')} to {directory or url}"
+    return f"{plural(len(dataset.shards), 'index file')} to {shown_url(directory or url)}"

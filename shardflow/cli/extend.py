@@ -9,12 +9,14 @@ import click
 
 import shardflow
 from shardflow._wording import plural
+from shardflow.formats.quarantine import version_name
 from shardflow.packing.dry_run import ExtendDryRun, count_extension
 from shardflow.packing.extending import ON_CONFLICT
 from shardflow.packing.sources.source import describe_skipped
 
 from .options import PathOrUrl, executor_options, source_of, source_options
 from .output import first_few, pack_bar, print_lines
+from .terminal import say
 
 
 @click.command()
@@ -52,7 +54,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
         report = shardflow.extend(source, dst, on_conflict=on_conflict, progress=bar.update, **settings)
     if not report.inputs:
         skipped = f"; skipped: {_conflicting(report.conflicting)}" if report.conflicting else ""
-        click.echo(f"nothing new: the dataset already has {plural(report.known, 'input')} of this source{skipped}")
+        say(f"nothing new: the dataset already has {plural(report.known, 'input')} of this source{skipped}")
         return
     done = "added" if on_conflict == "add" else "skipped"
     new = plural(report.inputs, "new input")
@@ -60,7 +62,8 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
         "added": f"{report.packed:,} of {new} in {plural(report.shards, 'shard')}",
         "known": f"{plural(report.known, 'input')} of the dataset",
         "conflicting": report.conflicting and f"{_conflicting(report.conflicting)}: {done}",
-        "quarantined": report.quarantined and f"{plural(report.quarantined, 'input')}, listed in quarantine.jsonl",
+        "quarantined": report.quarantined
+        and f"{plural(report.quarantined, 'input')}, listed in {version_name(report.fingerprint)}",
         "skipped": report.skipped and f"{plural(report.skipped, 'image')} of a kind that is not read",
         "new classes": ", ".join(report.classes),
         "fingerprint": report.fingerprint,

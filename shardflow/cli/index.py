@@ -10,9 +10,11 @@ from tqdm import tqdm
 
 import shardflow
 from shardflow._wording import plural
+from shardflow.formats.quarantine import version_name
 
 from .options import PathOrUrl, annotation_options, annotations_of
 from .output import print_report
+from .terminal import say
 
 _NAMED = 20
 
@@ -46,7 +48,8 @@ def index(urls: tuple[str, ...], to: str | None, classes: str | None, max_bad: i
 
         report = shardflow.index(urls, to, classes=classes, annotations=annotations, max_bad=max_bad, progress=progress)
     for bad in report.bad[:_NAMED]:
-        click.echo(f"left out: {bad.path}: {bad.reason}")
+        say(f"left out: {bad.path}: {bad.reason}")
     if len(report.bad) > _NAMED:
-        click.echo(f"left out: {plural(len(report.bad) - _NAMED, 'more sample')}; all are listed in quarantine.jsonl")
+        listed = version_name(report.fingerprint)
+        say(f"left out: {plural(len(report.bad) - _NAMED, 'more sample')}; all are listed in {listed}")
     print_report(report, report.url)

@@ -15,6 +15,7 @@ import click
 
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ShardflowError
+from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, option_group
 
@@ -75,14 +76,14 @@ def loader_factory(
         decoder=shardflow.RandomResizedCropDecoder(size),
         samples_per_epoch=batch_size * _ENDLESS,
     )
-    return make_loader, f"{url}, {split}, {size} pixels"
+    return make_loader, f"{shown_url(url)}, {split}, {size} pixels"
 
 
 def load_function(user_function: str) -> Callable[..., Any]:
     """Return the function of "FILE.py:FUNCTION". The file is executed: the user has named it for that."""
     path, name = _split_function(user_function)
 
-    from shardflow import Loader
+    from shardflow import Loader, Mix
 
     # Under its own module name, so that a worker that was not forked can import it.
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -102,8 +103,10 @@ def load_function(user_function: str) -> Callable[..., Any]:
     def make_loader(**settings: Any) -> Loader:
         loader = function(**settings)
         if not isinstance(loader, Loader):
+            remedy = "; of a Mix, return one of its loaders" if isinstance(loader, Mix) else ""
             raise click.UsageError(
                 f"--loader {user_function}: the function must return a shardflow.Loader, but returned {loader!r:.80}"
+                f"{remedy}"
             )
         return loader
 

@@ -26,6 +26,8 @@ import click  # noqa: E402
 from shardflow._version import __version__  # noqa: E402
 from shardflow.errors import ShardflowError  # noqa: E402
 
+from .terminal import escape_log, say, use_colours  # noqa: E402
+
 COMMANDS = {
     "pack": "Pack images into shards.",
     "extend": "Add new images to a dataset.",
@@ -87,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     if arguments is None:
         _use_utf8()
+    escape_log()
     terminated, stdout = False, sys.stdout
 
     def terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - the signature of a handler
@@ -100,9 +103,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             # File names may contain any bytes, and PYTHONIOENCODING may name an encoding that lacks some characters.
             is_utf8 = sys.stdout.encoding.lower() == "utf-8"
             sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
-        result = shardflow.main(arguments, prog_name="shardflow", standalone_mode=False, color=_use_colours())
+        result = shardflow.main(arguments, prog_name="shardflow", standalone_mode=False, color=use_colours())
     except click.ClickException as error:
-        error.show()
+        error.show(shown := io.StringIO())
+        for line in shown.getvalue().rstrip("\n").split("\n"):
+            say(line, err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(_print_error(WORDS[signal.SIGINT], 128 + signal.SIGINT))
@@ -126,16 +131,8 @@ def _use_utf8() -> None:
 
 
 def _print_error(message: str, exit_code: int) -> int:
-    click.echo(f"{click.style('shardflow:', fg='red', bold=True)} {message}", err=True, color=_use_colours())
+    say(message, label="shardflow:", colour="red", bold=True, err=True)
     return exit_code
-
-
-def _use_colours() -> bool | None:
-    """Return False where the user wants no colours, and None where click decides: in a terminal, but not in a pipe.
-
-    Source: https://no-color.org.
-    """
-    return False if os.environ.get("NO_COLOR") else None
 
 
 _imports.close()

@@ -111,7 +111,8 @@ annotation_options = option_group(
     click.option(
         "--keypoints",
         metavar="PART:PATH:FORMAT",
-        help="Where keypoints stand, such as json:objects[].keypoints:xyv; formats are xy, and xyv with a visibility.",
+        help="Where keypoints stand, such as json:objects[].keypoints:xyv; formats are xy, and xyv with a visibility; "
+        "with :flip=1-2,3-4 behind it these points change places where loading mirrors an image.",
     ),
 )
 """The annotations of a dataset; `annotations_of` reads them."""

@@ -14,6 +14,9 @@ import shardflow
 from shardflow._wording import plural
 from shardflow.formats.shard import Shard
 from shardflow.packing.progress import PackBar
+from shardflow.storage.urls import shown_url
+
+from .terminal import say
 
 _OPERATIONS = {
     "converted": "converted from their profile to sRGB",
@@ -49,7 +52,7 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        click.echo("shardflow: stopped; finished work is kept: run the same command again to resume", err=True)
+        say("shardflow: stopped; finished work is kept: run the same command again to resume", err=True)
         raise
 
 
@@ -71,7 +74,7 @@ def print_json(value: Any) -> None:
 def print_lines(lines: Iterable[tuple[str, Any]], width: int) -> None:
     """Print a line for each name and text, with the names in a column of this width."""
     for name, text in lines:
-        click.echo(f"{name:{width}}{text}")
+        say(f"{name:{width}}{text}")
 
 
 def operation_counts(counts: Mapping[str, int]) -> str:
@@ -85,5 +88,5 @@ def print_report(report: shardflow.VirtualReport | shardflow.IndexReport, dst: s
         split: f"{plural(samples, 'sample')} in {plural(report.shards[split], 'shard')}"
         for split, samples in report.samples.items()
     }
-    lines = [("dataset", f"{dst} (the tars stay where they are)"), *splits.items(), ("fingerprint", report.fingerprint)]
-    print_lines(lines, 14)
+    place = f"{shown_url(dst)} (the tars stay where they are)"
+    print_lines([("dataset", place), *splits.items(), ("fingerprint", report.fingerprint)], 14)

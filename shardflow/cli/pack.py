@@ -14,6 +14,7 @@ from shardflow.packing.image.decoding import FILTERS
 from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
 from shardflow.packing.recipe import KEEP, PRESETS, SEEK_TABLES
 from shardflow.packing.sources.source import describe_skipped
+from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, annotation_options, annotations_of, executor_options, source_of, source_options
 from .output import operation_counts, pack_bar, print_lines
@@ -79,7 +80,7 @@ def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -
 
 def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str, str]]:
     inputs, shards = plural(report.inputs, "input"), plural(report.shards, "shard")
-    yield "packed", f"{report.packed:,} of {inputs} into {shards} in {dst}"
+    yield "packed", f"{report.packed:,} of {inputs} into {shards} in {shown_url(dst)}"
     splits = ", ".join(f"{split} {samples:,}" for split, samples in report.samples.items())
     yield "splits", splits if report.classes is None else f"{splits}; {_classes(report.classes)}"
     if report.classes is None:
@@ -100,7 +101,7 @@ def _report_lines(report: shardflow.PackReport, dst: str) -> Iterator[tuple[str,
         yield f"{count:11,}", reason
     if report.ignored:
         yield "left out", _extensions(report.ignored)
-    yield "next", f"shardflow verify {dst}"
+    yield "next", f"shardflow verify {shown_url(dst)}"
 
 
 _DESTINATIONS = {
@@ -128,7 +129,7 @@ def _dry_run_lines(counts: DryRun, dst: str) -> Iterator[tuple[str, str]]:
     if counts.ignored:
         yield "left out", _extensions(counts.ignored)
     state = _DESTINATIONS[counts.destination].format(finished=counts.finished, shards=counts.shards)
-    yield "destination", f"{dst} {state}"
+    yield "destination", f"{shown_url(dst)} {state}"
 
 
 def _classes(count: int) -> str:

@@ -11,7 +11,7 @@ from shardflow._wording import plural
 from shardflow.dataset.dataset import Dataset
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.errors import ConfigError, NotFoundError
-from shardflow.formats.quarantine import FILE_NAME, Quarantined, from_bytes
+from shardflow.formats.quarantine import FILE_NAME, UNFINISHED_NAME, Quarantined, from_bytes
 from shardflow.loading.provenance import describe_versions
 from shardflow.packing.sources.table import Table
 from shardflow.preview.contact_sheet import ContactSheet, draw_contact_sheet, sample_tiles
@@ -19,10 +19,12 @@ from shardflow.preview.html_page import write_page
 from shardflow.preview.quarantine import quarantine_tiles
 from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.resolve import open_storage
+from shardflow.storage.urls import split_name, strip_file_scheme
 
 from .loader_options import load_function, user_code_errors
 from .options import PathOrUrl, picture_file, writable_file
 from .output import shard_bar
+from .terminal import say
 
 _SHEET = "preview.png"
 _VERSIONS = "shardflow", "pillow", "torch"
@@ -72,8 +74,8 @@ def preview(
     The samples are spread evenly over the split and read one by one, so no whole shard of a remote dataset is fetched.
     The page is one file that needs no network.
 
-    With --loader the pixels are those that training gets in each epoch, before batch_transform and transforms on a
-    device.
+    With --loader the pixels and annotations are those that training gets in each epoch, before padding,
+    batch_transform and transforms on a device.
 
     \b
     Examples:
@@ -108,11 +110,11 @@ def preview(
         try:
             dataset = shardflow.open(url)
         except NotFoundError:
-            if not quarantine or html is not None or not (inputs := _unfinished_quarantine(url)):
+            if not quarantine or html is not None or not (inputs := _read_quarantine(url, FILE_NAME)):
                 raise
             path = output or _SHEET
             draw_contact_sheet(_quarantine_sheet(inputs, count, source, "; the pack is not finished"), path)
-            click.echo(f"picture  {path}")
+            say(f"picture  {path}")
             return 0
         split = split or ("train" if "train" in dataset else next(iter(dataset)))
     else:
@@ -130,11 +132,14 @@ def preview(
         path = output or _SHEET
         sheet = augmented
         if quarantine:
-            if not (inputs := dataset.quarantine()):
+            of = "; the extension is not finished"
+            if not (inputs := _read_quarantine(dataset.url, UNFINISHED_NAME)):
+                inputs, of = dataset.quarantine(), f", of {dataset.manifest.inputs:,}"
+            if not inputs:
                 raise ConfigError(f"{dataset.url} has no input in quarantine: every input was packed")
-            sheet = _quarantine_sheet(inputs, count, source, f", of {dataset.manifest.inputs:,}")
+            sheet = _quarantine_sheet(inputs, count, source, of)
         draw_contact_sheet(sheet or _sample_sheet(dataset, split, count, class_name), path)
-        click.echo(f"picture  {path}")
+        say(f"picture  {path}")
     return exit_code
 
 
@@ -151,17 +156,17 @@ def _sample_sheet(dataset: Dataset, split: str, count: int, class_name: str | No
     return ContactSheet(title, f"{len(tiles)} of {plural(len(reader.split), 'sample')}", tiles)
 
 
-def _unfinished_quarantine(url: str) -> list[Quarantined]:
-    """Return the quarantine of a pack that was refused for its bad inputs; empty without one."""
+def _read_quarantine(url: str, name: str) -> list[Quarantined]:
+    """Return the quarantine of a command that was refused for its bad inputs; empty without one."""
     try:
-        return from_bytes(open_storage(url).read(FILE_NAME))
+        return from_bytes(open_storage(url).read(name))
     except NotFoundError:
         return []
 
 
 def _quarantine_sheet(inputs: Sequence[Quarantined], count: int, source: str | None, of: str) -> ContactSheet:
     if source is not None and Table.recognizes(source, None):  # its paths are relative to its folder
-        source = source.rpartition("/")[0] or ("/" if source.startswith("/") else ".")
+        source = split_name(strip_file_scheme(source))[0]
     tiles = list(quarantine_tiles(inputs[:count], None if source is None else open_storage(source)))
     subtitle = f"{len(tiles)} of {plural(len(inputs), 'input')} that were not packed{of}"
     return ContactSheet("Quarantine", subtitle, tiles)
@@ -177,5 +182,5 @@ def _write_page(
     installed = describe_versions()
     versions = {name: installed[name] for name in _VERSIONS}
     write_page(dataset, path, split=split, count=count, findings=findings, versions=versions, augmented=augmented)
-    click.echo(f"page     {path}")
+    say(f"page     {path}")
     return 1 if findings else 0

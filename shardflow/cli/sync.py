@@ -9,9 +9,11 @@ import click
 import shardflow
 from shardflow._wording import megabytes, plural
 from shardflow.dataset.virtual_dataset import tar_bytes, used_bytes
+from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl
 from .output import resumable, shard_bar
+from .terminal import say
 
 _MOST_IS_USED = 0.9
 
@@ -40,12 +42,12 @@ def sync(src: str, dst: str) -> None:
     if dataset.manifest.roots:
         used, whole = sum(used_bytes(dataset, split) for split in dataset), tar_bytes(dataset, shards)
         if used < _MOST_IS_USED * whole:
-            remedy = f"`shardflow pack {src} {dst} --preset original` copies the samples alone"
+            remedy = f"`shardflow pack {shown_url(src)} {shown_url(dst)} --preset original` copies the samples alone"
             note = f"the tars are copied whole: {megabytes(whole)}, of which the samples take {megabytes(used)}"
-            click.echo(f"{note}; {remedy}", err=True)
+            say(f"{note}; {remedy}", err=True)
     with resumable(), shard_bar(shards, "copying") as progress:
         report = shardflow.sync(src, dst, progress=progress)
     seconds = time.perf_counter() - started
-    click.echo(f"copied {plural(report.copied, 'shard')}, {megabytes(report.copied_bytes)}, in {seconds:.1f} s")
+    say(f"copied {plural(report.copied, 'shard')}, {megabytes(report.copied_bytes)}, in {seconds:.1f} s")
     if report.found:
-        click.echo(f"{plural(report.found, 'shard')}, {megabytes(report.found_bytes)}, already at {dst}")
+        say(f"{plural(report.found, 'shard')}, {megabytes(report.found_bytes)}, already at {shown_url(dst)}")

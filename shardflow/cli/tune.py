@@ -12,6 +12,7 @@ from .loader_options import check_chosen, loader_factory, loader_options, user_c
 from .options import json_option
 from .output import print_json, print_lines
 from .signals import ending_at_once
+from .terminal import say
 
 if TYPE_CHECKING:
     from shardflow.diagnostics.tuning import TuneReport
@@ -60,12 +61,12 @@ def tune(seconds: float, as_json: bool, **chosen: Any) -> None:
 
 
 def _print_trials(report: TuneReport) -> None:
-    click.echo("workers  prefetch   images/s  CPU-ms/image  first batch  shared memory")
+    say("workers  prefetch   images/s  CPU-ms/image  first batch  shared memory")
     for trial in report.trials:
         mark = "   <- recommended" if trial is report.best else ""
-        click.echo(
+        say(
             f"{trial.num_workers:7}  {trial.prefetch_factor:8}  {trial.images_per_s:9,.0f}  "
             f"{trial.total.cpu_ms_per_image:12.2f}  {trial.first_batch_s:9.2f} s  "
             f"{trial.shared_bytes / 1e6:10,.0f} MB{mark}"
         )
-    click.echo(f"bottleneck  {report.bottleneck}: {report.advice}")
+    say(f"bottleneck  {report.bottleneck}: {report.advice}")

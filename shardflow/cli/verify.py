@@ -13,9 +13,11 @@ import shardflow
 from shardflow._wording import megabytes, plural
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.packing.verifying import IMAGES, NOT_IN_SOURCES, compare_with_sources, open_sources
+from shardflow.storage.urls import shown_url
 
 from .options import PathOrUrl, column_options, json_option, with_columns
 from .output import print_json, shard_bar, total_bytes
+from .terminal import say
 
 
 @click.command()
@@ -59,7 +61,8 @@ def verify(
     """
     if url is None:
         if source:
-            raise click.UsageError(f"--repair took {source!r} for FROM: write `shardflow verify {source} --repair`")
+            shown = shown_url(source)
+            raise click.UsageError(f"--repair took {shown!r} for FROM: write `shardflow verify {shown} --repair`")
         raise click.UsageError("give the URL of a dataset")
     if images is not None and not sources:
         raise click.UsageError("--images is the number of images to compare with --source, which is missing")
@@ -88,35 +91,32 @@ def verify(
         return 1 if listed else 0
     if source is not None:
         for name in report.repaired:
-            click.echo(f"repaired: {name}")
+            say(f"repaired: {name}")
         for name, reason in report.failed.items():
-            click.echo(f"not repaired: {name}: {reason}")
+            say(f"not repaired: {name}: {reason}")
     for finding in (*findings, *compared.findings):
         # The tars of a subset or an index are elsewhere.
         file = dataset.storage.url(finding.file) if dataset.manifest.roots else finding.file
-        click.echo(str(replace(finding, file=file)))
+        say(str(replace(finding, file=file)))
     if sources:
-        how = f"{plural(compared.compared, 'image')} compared with {', '.join(sources)}"
+        compared_with = ", ".join(map(shown_url, sources))
+        how = f"{plural(compared.compared, 'image')} compared with {compared_with}"
         differing = compared.findings and f"not as its source: {plural(len(compared.findings), 'finding')} in {how}"
-        click.echo(differing or f"as its source: {how}")
+        say(differing or f"as its source: {how}")
         absent = [finding for finding in compared.findings if finding.problem.startswith(NOT_IN_SOURCES)]
         if absent and len(absent) == compared.compared:
-            click.echo(
-                f"none of them is in {', '.join(sources)}: --source takes what `pack` took, not a folder in or above it"
-            )
+            say(f"none of them is in {compared_with}: --source takes what `pack` took, not a folder in or above it")
     seconds = time.perf_counter() - started
     read = f"{plural(len(shards), 'shard')}, {plural(samples, 'sample')}, {megabytes(size)} in {seconds:.1f} s"
     if not findings:
-        click.echo(f"{click.style('no damage:', fg='green')} {read}")
+        say(read, label="no damage:", colour="green")
         if not sources and dataset.manifest.sharding is not None:
-            click.echo(
-                "not checked: whether pictures and labels are the right ones; --source SRC compares some with SRC"
-            )
+            say("not checked: whether pictures and labels are the right ones; --source SRC compares some with SRC")
         return 1 if compared.findings else 0
     files = {finding.file for finding in findings}
     found = f"{plural(len(findings), 'finding')} in {plural(len(files), 'file')}"
     remedy = "run again with --repair and a copy or the source of the dataset, or pack it again"
     if dataset.manifest.roots:
         remedy += "; of tars that were written anew, make the index again (`shardflow index`)"
-    click.echo(f"{click.style('damaged:', fg='red')} {found}, of {read}; {remedy}")
+    say(f"{found}, of {read}; {remedy}", label="damaged:", colour="red")
     return 1
