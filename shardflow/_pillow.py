@@ -11,11 +11,13 @@ import io
 import re
 import warnings
 from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile, UnidentifiedImageError, features
 
+from ._orientation import orientation_of
 from .errors import DecodeError, SampleError, TooLargeError
 from .formats.image_limits import MAX_PIXELS, REMEDY, check_image, check_size
 from .formats.image_types import IMAGE_TYPES, ImageType, image_type
@@ -52,6 +54,12 @@ BAND_ROWS = 256
 
 BITS_TAG = 258
 """TIFF 6.0, section 8: BitsPerSample."""
+
+PHOTOMETRIC_TAG, WHITE_IS_ZERO = 262, 0
+"""TIFF 6.0, section 8: PhotometricInterpretation, and its value for grey of which 0 is white."""
+
+SAMPLE_FORMAT_TAG, UNSIGNED = 339, 1
+"""TIFF 6.0, section 19: SampleFormat, and its value for unsigned integers."""
 
 _TYPES = {each.name: each for each in IMAGE_TYPES}
 _TILE_TAGS = 322, 323  # TIFF 6.0, section 15: TileWidth, TileLength
@@ -114,7 +122,7 @@ def map_codec_errors(kind: type[SampleError]) -> Iterator[None]:
 def open_mask(data: bytes | memoryview, size: tuple[int, int], *, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
     """Return a mask whose header was read, if it has this width and height and plain values; else as `open_image`.
 
-    Its mode is "1", "L", "P", "I;16" or "RGB". Call it in `map_codec_errors`.
+    Its mode is "1", "L", "P", "I;16" or "RGB"; `load_mask` returns its values. Call both in `map_codec_errors`.
     """
     image = open_image(data, max_pixels=max_pixels, formats=MASK_FORMATS)
     try:
@@ -132,10 +140,45 @@ def open_mask(data: bytes | memoryview, size: tuple[int, int], *, max_pixels: in
 
 
 def _is_rescaled(image: Image.Image, data: bytes | memoryview) -> bool:
-    """Whether Pillow changes the values of the file: 2 or 4 bits of grey, 16 of colour (W3C PNG 11.2.2)."""
+    """Whether Pillow changes the values of the file.
+
+    It scales 2 or 4 bits of grey, and 16 of colour (W3C PNG 11.2.2); it inverts 8 bits or fewer of which 0 is white,
+    and reads signed numbers as unsigned ones (TIFF 6.0).
+    """
     if image.format == "PNG":
         return bytes(data[24:26]) in (b"\x02\x00", b"\x04\x00", b"\x10\x02")
-    return getattr(image, "tag_v2", {}).get(BITS_TAG, (8,))[0] in (2, 4)
+    tags = getattr(image, "tag_v2", None)
+    if tags is None:
+        return False
+    is_inverted = tags.get(PHOTOMETRIC_TAG, WHITE_IS_ZERO) == WHITE_IS_ZERO and image.mode in ("1", "L")
+    is_signed = tags.get(SAMPLE_FORMAT_TAG, (UNSIGNED,))[0] != UNSIGNED
+    return is_inverted or is_signed or (image.mode == "L" and tags.get(BITS_TAG, (1,))[0] != 8)
+
+
+def load_mask(image: ImageFile.ImageFile) -> npt.NDArray[Any]:
+    """Return the values of a mask from `open_mask`, those of a palette as indices: [H, W], or [H, W, 3] of RGB.
+
+    They are bool, uint8 or uint16.
+
+    Raises:
+        DecodeError: Its metadata turn it, or a value has no colour in its palette: tools disagree about such a file.
+    """
+    image.load()
+    if orientation_of(image) != 1:
+        raise DecodeError("the mask is turned by its metadata; save it upright, as the image is shown")
+    check_palette(image)
+    return np.asarray(image)
+
+
+def check_palette(image: Image.Image) -> None:
+    """Raise a DecodeError if a loaded image has a value that its palette, if it has one, gives no colour."""
+    if image.mode != "P":
+        return
+    colours, (_, most) = len(image.getpalette() or ()) // 3, cast("tuple[int, int]", image.getextrema())
+    if most >= colours:
+        raise DecodeError(
+            f"the value {most} is beyond its palette, which has {colours} colours; save it with more, or as grey"
+        )
 
 
 def mask_values(
@@ -143,16 +186,8 @@ def mask_values(
 ) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint16]:
     """Return the values of a mask, those of a palette as indices: [H, W], or [H, W, 3] of RGB; else as `open_mask`."""
     with open_mask(data, size, max_pixels=max_pixels) as image:
-        values = np.asarray(image)
+        values = load_mask(image)
         return values.astype(np.uint8) if values.dtype == np.bool_ else values
-
-
-def rgb_pixels(image: Image.Image) -> npt.NDArray[np.uint8]:
-    """Return the pixels of an image as Pillow converts them to RGB: uint8 [H, W, 3]."""
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    for top, band in bands(image):
-        pixels[top : top + band.height] = np.asarray(band.convert("RGB"))
-    return pixels
 
 
 def bands(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:

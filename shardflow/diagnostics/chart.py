@@ -16,6 +16,7 @@ COLOURS = {
     "plan": "#56b4e9",
     "read": "#0072b2",
     "decode": "#009e73",
+    "annotate": "#f0e442",
     "augment": "#e69f00",
     "collate": "#cc79a7",
     "transfer": "#d55e00",

@@ -7,22 +7,25 @@ cost of sending batches to the training process is not included.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from shardflow.loading.loader import Loader
 
-STAGES = ("plan", "read", "decode", "augment", "collate")
+STAGES = ("plan", "read", "decode", "annotate", "augment", "collate")
 
 
-def stage_cpu_ms(loader: Loader, seconds: float) -> dict[str, float]:
-    """Return the CPU milliseconds per image of each stage of a loader; the first of several batches does not count."""
+def stage_cpu_ms(loader: Loader, seconds: float, *, clock: Callable[[], float] = time.thread_time) -> dict[str, float]:
+    """Return the CPU milliseconds per image of each stage of a loader; the first of several batches does not count.
+
+    A stage that the loader has not takes none. `clock` returns the seconds that this thread has computed.
+    """
     source, *rest = loader.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
-    clocks = [_TimedIterator(iter(source))]
+    clocks = [_TimedIterator(iter(source), clock)]
     for stage in rest[:-2]:  # the last two forward errors and send batches, which does not happen here
-        clocks.append(_TimedIterator(stage(clocks[-1])))
+        clocks.append(_TimedIterator(stage(clocks[-1]), clock))
     names = ["plan", *(type(stage).__name__.lower() for stage in rest)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
@@ -31,36 +34,37 @@ def stage_cpu_ms(loader: Loader, seconds: float) -> dict[str, float]:
         for _ in clocks[-1]:
             batches += 1
             if batches == 1 and len(loader) > 1:
-                for clock in clocks:
-                    clock.cpu_s = 0.0
+                for timed in clocks:
+                    timed.cpu_s = 0.0
             elif time.perf_counter() - begin > seconds:
                 break
     finally:
         torch.set_num_threads(threads)
-        for clock in reversed(clocks):
-            clock.close()
+        for timed in reversed(clocks):
+            timed.close()
     images = max(1, batches - 1) * loader.batch_sampler.batch_size
-    inclusive = [0.0, *(clock.cpu_s for clock in clocks)]
+    inclusive = [0.0, *(timed.cpu_s for timed in clocks)]
     own = {name: inclusive[number + 1] - inclusive[number] for number, name in enumerate(names[: len(clocks)])}
-    return {name: 1000 * max(0.0, own.get(name, 0.0)) / images for name in STAGES}
+    # All that the pipeline has, so that none of its time is taken for that of the transfer.
+    return {name: 1000 * max(0.0, cpu_s) / images for name, cpu_s in (dict.fromkeys(STAGES, 0.0) | own).items()}
 
 
 class _TimedIterator:
     """Sums the CPU time that an iterator takes for its items, including the iterators that it reads from."""
 
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
+    def __init__(self, items: Iterator[Any], clock: Callable[[], float]) -> None:
+        self._items, self._clock = items, clock
         self.cpu_s = 0.0
 
     def __iter__(self) -> _TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        begin = time.thread_time()
+        begin = self._clock()
         try:
             return next(self._items)
         finally:
-            self.cpu_s += time.thread_time() - begin
+            self.cpu_s += self._clock() - begin
 
     def close(self) -> None:
         """Close the iterator."""

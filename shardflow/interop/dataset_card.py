@@ -116,7 +116,7 @@ def card(dataset: Dataset, name: str, license_id: str | None) -> str:
     if made:
         parts += ["## How it was made", _table(("setting", "value"), [(key, _text(made[key])) for key in made])]
     parts += [
-        f"Of {plural(content.inputs, 'input')}, {content.quarantined:,} could not be used (`quarantine.jsonl`).",
+        f"Of {plural(content.inputs, 'input')}, {content.quarantined:,} could not be used (listed in the quarantine).",
         "## Reading it",
         "```python\nimport shardflow\n\n"
         f'loader = shardflow.Loader("path/or/url", split="{dataset.splits[0]}", batch_size=256)\n```',
