@@ -67,18 +67,13 @@ def describe() -> str:
     kernel = binding.load()
     if isinstance(kernel, str):
         return kernel
-    limited = f"; {kernel.limitation}" if kernel.limitation else ""
-    return f"{kernel.version} ({kernel.libjpeg}), {kernel.about}{limited}"
+    return f"{kernel.version} ({kernel.libjpeg}), {kernel.about}"
 
 
 def limitation() -> str:
-    """Return why JPEGs are decoded at half the speed here, and seek tables neither made nor used; "" if they are.
-
-    There is no kernel, or its libjpeg-turbo is newer than the kernel knows. Pixels are the same; but the libjpeg-turbo
-    of another version may give rare pixels that differ by one level.
-    """
+    """Return why there is no kernel, so that JPEGs are decoded at half the speed and without seek tables; else ""."""
     kernel = binding.load()
-    return kernel if isinstance(kernel, str) else kernel.limitation
+    return kernel if isinstance(kernel, str) else ""
 
 
 def version() -> str:

@@ -31,12 +31,9 @@ Payload: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
 FILTERS: dict[str, int] = {"bilinear": 0, "bicubic": 1, "lanczos": 2}  # enum sf_filter
 
-_ABI = 10  # SF_ABI
+_ABI = 11  # SF_ABI
 _MESSAGE_BYTES = 240  # SF_MESSAGE_BYTES
 _SEGMENT_BYTES = 2 + 65_535  # SF_SEGMENT_BYTES
-
-_KNOWN_LAYOUTS, _NEWEST_KNOWN = r"libjpeg-turbo ([12]\.|3\.[0-2]\.)", "3.2"
-"""Versions whose source was read: their private structures begin as libjpeg.h says. Raise it after reading the next."""
 
 _SWITCH = "SHARDFLOW_KERNEL"
 """The environment variable that turns the kernel off: for all processes of a run, and without a change of its code."""
@@ -117,12 +114,16 @@ class _Header(ctypes.Structure):  # sf_header
     _fields_ = tuple((name, ctypes.c_int32) for name in ("width", "height", "components", "progressive"))
 
 
-class Kernel:
-    """The loaded kernel, and the libjpeg-turbo it uses, with its file and its version.
+class Way(enum.IntEnum):
+    """How JPEGs are decoded; the pixels and the problems are the same."""
 
-    Attributes:
-        limitation: Why it leaves Huffman decoding to libjpeg-turbo, and cannot make or use seek tables; "" if it can.
-    """
+    LIBRARY = 0  # by libjpeg-turbo alone
+    PLAIN = 1  # those that the kernel can, by itself, in plain C
+    FAST = 2  # those, in vectors
+
+
+class Kernel:
+    """The loaded kernel, and the libjpeg-turbo it uses, with its file and its version."""
 
     def __init__(self, dll: ctypes.CDLL, library: int, libjpeg: str) -> None:
         self.dll = dll
@@ -130,29 +131,27 @@ class Kernel:
         self.libjpeg = libjpeg
         found = re.search(rb"libjpeg-turbo version ([\d.]+)", Path(libjpeg).read_bytes())
         self.version = f"libjpeg-turbo {found[1].decode() if found else '(unknown version)'}"
-        knows = re.match(_KNOWN_LAYOUTS, self.version) and dll.sf_library_know_layout(library)
-        self.limitation = "" if knows else _limitation(self.version)
         self.about = Decoder(self).about
 
 
 class Decoder:
-    """The working memory of one thread. Not `fast`, it has plain C loops and libjpeg-turbo's Huffman decoding."""
+    """The working memory of one thread."""
 
-    def __init__(self, kernel: Kernel, *, fast: bool = True) -> None:
+    def __init__(self, kernel: Kernel, way: Way = Way.FAST) -> None:
         self._dll = kernel.dll
         self._problems = (_Problem * 0)()
-        self._handle = self._dll.sf_decoder_new(kernel.library, fast)
+        self._handle = self._dll.sf_workspace_new(kernel.library, way)
         if not self._handle:
             raise MemoryError
-        self.about: str = self._dll.sf_decoder_about(self._handle).decode()
+        self.about: str = self._dll.sf_workspace_about(self._handle).decode()
 
     def __del__(self) -> None:
-        self._dll.sf_decoder_free(self._handle)
+        self._dll.sf_workspace_free(self._handle)
 
     @property
     def faults(self) -> int:
         """Number of images that libjpeg-turbo decoded again, because of a fault in their Huffman codes."""
-        return int(self._dll.sf_decoder_faults(self._handle))
+        return int(self._dll.sf_workspace_faults(self._handle))
 
     def decode(self, *views: Batch) -> list[Problem]:
         """Decode one view of the images or several, and return the problems by ascending index."""
@@ -196,14 +195,6 @@ class Decoder:
             ctypes.byref(problem),
         )
         return b"" if found else segment.raw[: size.value]
-
-
-def _limitation(version: str) -> str:
-    return (
-        f"this shardflow knows the inside of libjpeg-turbo up to {_NEWEST_KNOWN}, and found {version}, so that it does "
-        "not decode Huffman codes by itself, or make and use seek tables: update shardflow, or install the version of "
-        "Pillow that you had before"
-    )
 
 
 def _problem(found: _Problem) -> Problem:
@@ -285,11 +276,10 @@ def _declare(dll: ctypes.CDLL) -> ctypes.CDLL:
     pointer, integer = ctypes.c_void_p, ctypes.c_int32
     dll.sf_abi.argtypes = []
     dll.sf_library_open.argtypes, dll.sf_library_open.restype = [ctypes.c_char_p, ctypes.c_char_p], pointer
-    dll.sf_library_know_layout.argtypes = [pointer]
-    dll.sf_decoder_new.argtypes, dll.sf_decoder_new.restype = [pointer, integer], pointer
-    dll.sf_decoder_free.argtypes, dll.sf_decoder_free.restype = [pointer], None
-    dll.sf_decoder_about.argtypes, dll.sf_decoder_about.restype = [pointer], ctypes.c_char_p
-    dll.sf_decoder_faults.argtypes, dll.sf_decoder_faults.restype = [pointer], ctypes.c_int64
+    dll.sf_workspace_new.argtypes, dll.sf_workspace_new.restype = [pointer, integer], pointer
+    dll.sf_workspace_free.argtypes, dll.sf_workspace_free.restype = [pointer], None
+    dll.sf_workspace_about.argtypes, dll.sf_workspace_about.restype = [pointer], ctypes.c_char_p
+    dll.sf_workspace_faults.argtypes, dll.sf_workspace_faults.restype = [pointer], ctypes.c_int64
     dll.sf_decode.argtypes, dll.sf_decode.restype = [pointer, pointer, integer, pointer], integer
     dll.sf_transcode.argtypes = [pointer, pointer, pointer, pointer]
     dll.sf_read_header.argtypes = [pointer, pointer, ctypes.c_size_t, pointer, pointer]

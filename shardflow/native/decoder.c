@@ -2,7 +2,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -12,8 +11,6 @@ enum {
     COEFFICIENT_BYTES = 2,
     /* How many images share a decompressor; see sf_open_image. */
     IMAGES_PER_DECOMPRESSOR = 16,
-    /* What one image may leave behind for the next; a giant one returns its memory. */
-    KEEP_BYTES = 32 << 20,
 };
 
 /* ---- problems ---- */
@@ -46,16 +43,18 @@ static void on_message(j_common_ptr info, int level) {
 
 static void on_output(j_common_ptr info) { (void)info; /* a library does not print */ }
 
-static int64_t pixels_of(const sf_decoder *d) { return (int64_t)d->info.image_width * d->info.image_height; }
+static int64_t pixels_of(const sf_decoder *d) { return (int64_t)d->shape.width * d->shape.height; }
 
 static void on_progress(j_common_ptr info) {
     sf_decoder *d = info->client_data;
     const int64_t scans = d->info.input_scan_number;
     if (scans <= d->limits->scans && scans * pixels_of(d) <= d->limits->scan_pixels) return;
-    FAIL(d, SF_TOO_LARGE, "has %u x %u pixels in %lld scans or more; the limits are %lld scans, and %lld pixels in all",
-         d->info.image_width, d->info.image_height, (long long)scans, (long long)d->limits->scans,
+    FAIL(d, SF_TOO_LARGE, "has %d x %d pixels in %lld scans or more; the limits are %lld scans, and %lld pixels in all",
+         d->shape.width, d->shape.height, (long long)scans, (long long)d->limits->scans,
          (long long)d->limits->scan_pixels);
 }
+
+static void fail_truncated(sf_decoder *d) { FAIL(d, SF_TRUNCATED, "the JPEG ends before its image does"); }
 
 /* ---- source: the image's bytes, where they are ---- */
 
@@ -65,7 +64,7 @@ static void on_source_end(j_decompress_ptr info) { (void)info; }
 
 /* libjpeg's own memory source invents an end marker here and goes on in grey; a cut image must not pass for a whole. */
 static boolean on_source_empty(j_decompress_ptr info) {
-    FAIL((sf_decoder *)info->client_data, SF_TRUNCATED, "the JPEG ends before its image does");
+    fail_truncated(info->client_data);
     return FALSE;
 }
 
@@ -78,46 +77,61 @@ static void on_source_skip(j_decompress_ptr info, long bytes) {
 
 /* ---- one image ---- */
 
-/* Point the decompressor at an image, in the state of a new one.
+/* Point the decompressor at the image, in the state of a new one.
  *
  * It is reused, because some versions ask the processor for its abilities whenever one is made, which costs 10 us in
  * a virtual machine. What libjpeg keeps from the image before are its tables, so that a file without tables of its own
  * would be decoded with its neighbour's. Forgotten, they stay allocated (about 2 KB) until the decompressor goes, and
  * lengthen a list that every allocation walks: hence few images per decompressor. */
-void sf_open_image(sf_decoder *d, const uint8_t *image, size_t size) {
+static void open_with_library(sf_decoder *d) {
     struct jpeg_decompress_struct *info = &d->info;
-    d->image = image;
-    d->image_end = image + size;
+    d->is_own = false;
+    info->err = d->library->jpeg_std_error(&d->errors);
+    info->client_data = d;
+    d->errors.error_exit = on_error;
+    d->errors.emit_message = on_message;
+    d->errors.output_message = on_output;
     if (d->images_left == 0) {
-        sf_create_decompress(d->jpeg, info);
+        sf_create_decompress(d->library, info);
         d->images_left = IMAGES_PER_DECOMPRESSOR;
     }
     for (int i = 0; i < NUM_QUANT_TBLS; i++) info->quant_tbl_ptrs[i] = NULL;
     for (int i = 0; i < NUM_HUFF_TBLS; i++) info->dc_huff_tbl_ptrs[i] = info->ac_huff_tbl_ptrs[i] = NULL;
     info->progress = NULL;
     d->source = (struct jpeg_source_mgr){
-        .next_input_byte = image,
-        .bytes_in_buffer = size,
+        .next_input_byte = d->image,
+        .bytes_in_buffer = (size_t)(d->image_end - d->image),
         .init_source = on_source_start,
         .fill_input_buffer = on_source_empty,
         .skip_input_data = on_source_skip,
-        .resync_to_restart = d->jpeg->jpeg_resync_to_restart,
+        .resync_to_restart = d->library->jpeg_resync_to_restart,
         .term_source = on_source_end,
     };
     info->src = &d->source;
-    d->jpeg->jpeg_read_header(info, TRUE);
+    d->library->jpeg_read_header(info, TRUE);
+    d->shape = sf_shape_of(d->library, info);
+    d->is_progressive = sf_coding_of(d->library, info).progressive;
+}
+
+void sf_open_image(sf_decoder *d, const uint8_t *image, size_t size) {
+    d->image = image;
+    d->image_end = image + size;
+    d->is_own = d->way != SF_BY_LIBRARY && d->decode_mode != SF_LIBRARY && sf_jpeg_read(&d->jpeg, image, size);
+    if (d->is_own) d->shape = d->jpeg.shape;
+    else open_with_library(d);
     if (pixels_of(d) > d->limits->pixels) {
-        FAIL(d, SF_TOO_LARGE, "has %u x %u pixels; the limit is %lld", info->image_width, info->image_height,
+        FAIL(d, SF_TOO_LARGE, "has %d x %d pixels; the limit is %lld", d->shape.width, d->shape.height,
              (long long)d->limits->pixels);
     }
 }
 
 /* After a problem nothing is reused. */
 void sf_close_image(sf_decoder *d) {
+    if (d->is_own || d->images_left == 0) return;
     if (--d->images_left > 0 && d->problem->status == SF_OK) {
-        d->jpeg->jpeg_abort_decompress(&d->info);
+        d->library->jpeg_abort_decompress(&d->info);
     } else {
-        d->jpeg->jpeg_destroy_decompress(&d->info);
+        d->library->jpeg_destroy_decompress(&d->info);
         d->images_left = 0;
     }
 }
@@ -127,39 +141,31 @@ void sf_prepare(sf_decoder *d, const sf_limits *limits, sf_problem *problem) {
     d->problem = problem;
     problem->status = SF_OK;
     problem->message[0] = 0;
-    d->several_scans = false;
-    d->found_fault = d->makes_pixels = false;
-    d->info.err = d->jpeg->jpeg_std_error(&d->errors);
-    d->info.client_data = d;
-    d->errors.error_exit = on_error;
-    d->errors.emit_message = on_message;
-    d->errors.output_message = on_output;
+    d->several_scans = d->is_progressive = d->found_fault = false;
+    d->is_own = true; /* libjpeg-turbo has not been asked yet */
+}
+
+static bool is_neither_grey_nor_ycbcr(const sf_decoder *d) {
+    return d->info.jpeg_color_space != JCS_YCbCr && d->info.jpeg_color_space != JCS_GRAYSCALE;
 }
 
 static void check_coding(sf_decoder *d) {
     const struct jpeg_decompress_struct *info = &d->info;
-    const J_COLOR_SPACE space = info->jpeg_color_space;
-    if (space != JCS_YCbCr && space != JCS_GRAYSCALE && space != JCS_RGB) {
+    if (info->jpeg_color_space != JCS_RGB && is_neither_grey_nor_ycbcr(d)) {
         FAIL(d, SF_UNSUPPORTED, "%d components that are neither grey nor RGB (CMYK?)", info->num_components);
     }
     if (info->data_precision != 8) FAIL(d, SF_UNSUPPORTED, "%d bits per component, not 8", info->data_precision);
-    const sf_coding coding = sf_coding_of(d->jpeg, info);
+    const sf_coding coding = sf_coding_of(d->library, info);
     if (coding.arithmetic) FAIL(d, SF_UNSUPPORTED, "arithmetic coding");
     /* Their scans have no coefficients, but a predictor in place of the first one's number. */
     if (!coding.progressive && coding.Ss > 0 && coding.Se == 0) FAIL(d, SF_UNSUPPORTED, "lossless coding");
 }
 
-/* Whether the image comes in several scans. */
-static bool has_several_scans(const sf_decoder *d) {
-    const sf_coding coding = sf_coding_of(d->jpeg, &d->info);
-    return coding.progressive || coding.comps_in_scan < d->info.num_components;
-}
-
 static void check_scans(sf_decoder *d) {
-    const int64_t bytes = pixels_of(d) * (PIXEL_BYTES + COEFFICIENT_BYTES * d->info.num_components);
+    const int64_t bytes = pixels_of(d) * (PIXEL_BYTES + COEFFICIENT_BYTES * d->shape.count);
     if (bytes <= d->limits->memory_bytes) return;
-    FAIL(d, SF_TOO_LARGE, "has %u x %u pixels in several scans, which take %lld bytes to decode; the limit is %lld",
-         d->info.image_width, d->info.image_height, (long long)bytes, (long long)d->limits->memory_bytes);
+    FAIL(d, SF_TOO_LARGE, "has %d x %d pixels in several scans, which take %lld bytes to decode; the limit is %lld",
+         d->shape.width, d->shape.height, (long long)bytes, (long long)d->limits->memory_bytes);
 }
 
 void sf_need(sf_decoder *d, bool got) {
@@ -169,96 +175,100 @@ void sf_need(sf_decoder *d, bool got) {
 /* Whether the part of a sequential image below the crop, which is not decoded, ends in an end marker: otherwise a file
  * cut there would pass. Inside entropy-coded data FF is never followed by D9, so any end marker is a real one. */
 static bool has_end_marker(const sf_decoder *d) {
-    if (sf_coding_of(d->jpeg, &d->info).unread_marker == JPEG_EOI) return true;
-    const uint8_t *at = d->source.next_input_byte, *end = d->image_end;
-    if (end - at >= 2 && end[-2] == 0xFF && end[-1] == JPEG_EOI) return true;
+    if (!d->is_own && sf_coding_of(d->library, &d->info).unread_marker == EOI) return true;
+    const uint8_t *at = d->is_own ? d->entropy.marker : d->source.next_input_byte, *end = d->image_end;
+    if (end - at >= 2 && end[-2] == 0xFF && end[-1] == EOI) return true;
     while (at < end && (at = memchr(at, 0xFF, (size_t)(end - at))) && ++at < end) {
-        if (*at == JPEG_EOI) return true;
+        if (*at == EOI) return true;
     }
     return false;
 }
 
 void sf_check_end(sf_decoder *d) {
-    if (!d->several_scans && !has_end_marker(d)) on_source_empty(&d->info);
+    if (!d->several_scans && !has_end_marker(d)) fail_truncated(d);
 }
 
-void sf_give_scan_up(sf_decoder *d) {
+void sf_need_sound(sf_decoder *d, bool is_sound) {
+    if (is_sound) return;
     d->found_fault = true;
     FAIL(d, SF_CORRUPT, "a fault in its Huffman codes");
 }
 
-/* Decode an MCU in libjpeg-turbo's place. */
-static boolean on_mcu(j_decompress_ptr info, JBLOCKROW *into) {
-    sf_decoder *d = info->client_data;
-    if (!sf_entropy_decode(&d->entropy, into)) sf_give_scan_up(d);
-    return TRUE;
+static void set_scale(sf_decoder *d, int32_t reduction) {
+    d->reduction = reduction;
+    d->width = sf_divide_up(d->shape.width, reduction);
+    d->height = sf_divide_up(d->shape.height, reduction);
 }
 
-void sf_start_image(sf_decoder *d, int32_t reduction) {
+static void start_library(sf_decoder *d) {
     struct jpeg_decompress_struct *info = &d->info;
     check_coding(d);
-    d->several_scans = has_several_scans(d);
+    d->several_scans = d->is_progressive || sf_coding_of(d->library, info).comps_in_scan < d->shape.count;
     if (d->several_scans) {
         check_scans(d);
         d->progress = (struct jpeg_progress_mgr){.progress_monitor = on_progress};
         info->progress = &d->progress;
     }
     info->scale_num = 1;
-    info->scale_denom = (unsigned)reduction;
-    d->jpeg->jpeg_start_decompress(info);
-    d->scan_started = d->own_entropy && d->way != SF_LIBRARY && !d->several_scans &&
-                      sf_entropy_start(&d->entropy, info, sf_coding_of(d->jpeg, info), on_mcu);
+    info->scale_denom = (unsigned)d->reduction;
+    d->library->jpeg_start_decompress(info);
 }
 
-bool sf_has_another_way(sf_decoder *d) {
-    d->way = d->found_fault ? d->way + 1 : SF_WINDOW;
-    d->faults += d->way == SF_LIBRARY;
+void sf_start_lines(sf_decoder *d, int32_t reduction) {
+    set_scale(d, reduction);
+    if (d->is_own && sf_color_can(&d->jpeg, reduction)) return;
+    if (d->is_own) open_with_library(d);
+    d->info.out_color_space = JCS_EXT_RGBX; /* grey is replicated; four bytes per pixel suit the vector loops */
+    start_library(d);
+}
+
+void sf_start_planes(sf_decoder *d, int32_t reduction) {
+    set_scale(d, reduction);
+    if (d->is_own ? d->jpeg.is_rgb : is_neither_grey_nor_ycbcr(d)) FAIL(d, SF_UNSUPPORTED, "neither grey nor YCbCr");
+    if (d->is_own) {
+        const sf_window all = {.right = d->jpeg.columns, .bottom = d->jpeg.rows};
+        sf_need(d, sf_entropy_start(&d->entropy, &d->jpeg) &&
+                       sf_scan_start(&d->scan, &d->entropy, &d->jpeg, reduction, all, reduction));
+        return;
+    }
+    d->info.raw_data_out = TRUE;
+    start_library(d);
+}
+
+bool sf_can_retry_slower(sf_decoder *d) {
+    d->decode_mode = d->found_fault ? d->decode_mode + 1 : SF_WINDOW;
+    d->faults += d->decode_mode == SF_LIBRARY;
     return d->found_fault;
 }
 
-/* Set the shape of the table that the one scan of the image at hand has. */
-static void set_table(sf_decoder *d, sf_coding coding) {
-    sf_seek_table *const table = &d->seek_table;
-    const bool one = d->info.num_components == 1; /* then an MCU is a block, whatever the factors say */
-    table->mcu_width = DCTSIZE * (one ? 1 : coding.max_h_samp_factor);
-    table->mcu_height = DCTSIZE * (one ? 1 : coding.max_v_samp_factor);
-    table->columns = ((int32_t)d->info.image_width + table->mcu_width - 1) / table->mcu_width;
-    table->rows = ((int32_t)d->info.image_height + table->mcu_height - 1) / table->mcu_height;
-    table->components = coding.comps_in_scan;
+sf_window sf_start_window(sf_decoder *d, const int32_t box[4]) {
+    const sf_jpeg *const jpeg = &d->jpeg;
+    const sf_window window = {.left = box[0] / jpeg->mcu_width, .right = (box[2] - 1) / jpeg->mcu_width + 1,
+                              .top = box[1] / jpeg->mcu_height, .bottom = (box[3] - 1) / jpeg->mcu_height + 1};
+    const bool skips = window.top > 0 || window.left > 0 || window.right < jpeg->columns;
+    sf_need(d, sf_entropy_start(&d->entropy, jpeg));
+    if (d->decode_mode == SF_WINDOW && d->may_seek && skips && !jpeg->interval && sf_seek_read(&d->seek_table, jpeg)) {
+        sf_entropy_narrow(&d->entropy, &d->seek_table, window);
+    } else {
+        d->decode_mode = SF_WHOLE;
+    }
+    sf_need(d, sf_color_start(&d->color, &d->scan, &d->entropy, jpeg, d->reduction, window));
+    return window;
 }
 
-bool sf_narrow_scan(sf_decoder *d, const int32_t box[4]) {
-    if (!d->scan_started) return false;
-    const sf_coding coding = sf_coding_of(d->jpeg, &d->info);
-    sf_seek_table *const table = &d->seek_table;
-    set_table(d, coding);
-    const sf_window window = {.left = box[0] / table->mcu_width, .right = (box[2] - 1) / table->mcu_width + 1,
-                              .top = box[1] / table->mcu_height, .bottom = (box[3] - 1) / table->mcu_height + 1};
-    const bool skips = window.top > 0 || window.left > 0 || window.right < table->columns;
-    if (d->way == SF_WINDOW && d->may_seek && skips && !coding.restart_interval &&
-        sf_seek_read(table, d->image, d->entropy.scan, d->image_end)) {
-        sf_entropy_narrow(&d->entropy, table, window);
-    } else {
-        d->way = SF_WHOLE;
-    }
-    d->makes_pixels = d->own_pixels && sf_pixels_start(&d->pixels, &d->entropy, &d->info, coding, window);
-    return d->makes_pixels;
-}
+void sf_own_line(sf_decoder *d, int32_t line, uint8_t *row) { sf_need_sound(d, sf_color_line(&d->color, line, row)); }
 
 size_t sf_write_seek_table(sf_decoder *d, uint8_t segment[SF_SEGMENT_BYTES]) {
     sf_seek_table *const table = &d->seek_table;
-    if (has_several_scans(d)) return 0;
-    sf_start_image(d, 1);
-    const sf_coding coding = sf_coding_of(d->jpeg, &d->info);
-    if (!d->scan_started || coding.restart_interval) return 0;
-    set_table(d, coding);
+    if (!d->is_own || d->jpeg.interval) return 0;
+    sf_seek_set_shape(table, &d->jpeg);
     const size_t mcus = (size_t)table->columns * (size_t)table->rows;
-    if (mcus / 4 > d->source.bytes_in_buffer) return 0; /* an MCU takes two bits or more */
-    sf_need(d, sf_reserve(&table->places, sizeof(sf_place) * mcus));
+    if (mcus / 4 > (size_t)(d->image_end - d->jpeg.scan)) return 0; /* an MCU takes two bits or more */
+    sf_need(d, sf_entropy_start(&d->entropy, &d->jpeg) && sf_reserve(&table->places, sizeof(sf_place) * mcus));
     if (!sf_entropy_find_places(&d->entropy, mcus, table->places.data)) return 0;
-    const uint8_t *const marker = d->source.next_input_byte;
-    if (d->source.bytes_in_buffer < 2 || marker[1] != JPEG_EOI) return 0;
-    table->scan_bytes = (size_t)(marker - d->entropy.scan);
+    const uint8_t *const marker = d->entropy.marker;
+    if (d->image_end - marker < 2 || marker[1] != EOI) return 0;
+    table->scan_bytes = (size_t)(marker - d->jpeg.scan);
     return sf_seek_write(table, table->places.data, segment);
 }
 
@@ -272,40 +282,25 @@ int32_t sf_choose_reduction(const int32_t size[2], const int32_t resized[2], int
     return reduction;
 }
 
-void sf_trim(sf_buffer *buffer) {
-    if (buffer->bytes > KEEP_BYTES) sf_release(buffer);
+void sf_decoder_init(sf_decoder *d, const struct sf_library *library, enum sf_way way) {
+    d->library = library;
+    d->way = way;
+    d->loops = sf_loops_choose(way == SF_FAST);
+    sf_entropy_init(&d->entropy);
+    d->scan.idct = sf_idct_choose(way == SF_FAST);
+    d->color.simd = way == SF_FAST && sf_has_avx2();
 }
 
-sf_decoder *sf_decoder_new(const sf_library *library, int32_t fast) {
-    sf_decoder *d = calloc(1, sizeof *d);
-    if (!d) return NULL;
-    d->jpeg = library;
-    d->loops = sf_loops_choose(fast != 0);
-    sf_encoder_init(&d->encoder, fast != 0);
-    d->own_entropy = fast && library->asks_for_mcus;
-    d->own_pixels = d->own_entropy && sf_has_avx2();
-    snprintf(d->about, sizeof d->about, "%s%s", d->loops->name, d->own_entropy ? ", Huffman decoding of its own" : "");
-    return d;
+void sf_decoder_trim(sf_decoder *d) {
+    sf_trim(&d->entropy.data);
+    sf_trim(&d->seek_table.places);
+    sf_trim(&d->scan.memory);
 }
 
-void sf_decoder_free(sf_decoder *d) {
-    if (!d) return;
-    if (d->images_left) d->jpeg->jpeg_destroy_decompress(&d->info);
-    sf_axis_release(&d->horizontal);
-    sf_axis_release(&d->vertical);
+void sf_decoder_release(sf_decoder *d) {
+    if (d->images_left) d->library->jpeg_destroy_decompress(&d->info);
     sf_release(&d->entropy.data);
     sf_release(&d->seek_table.places);
-    sf_release(&d->pixels.memory);
-    sf_release(&d->frame);
-    sf_release(&d->rows);
-    sf_release(&d->ring);
-    sf_release(&d->pointers);
-    sf_planes_release(&d->planes);
-    sf_encoder_release(&d->encoder);
-    free(d);
+    sf_release(&d->scan.memory);
+    sf_release(&d->color.memory);
 }
-
-const char *sf_decoder_about(const sf_decoder *d) { return d->about; }
-
-int64_t sf_decoder_faults(const sf_decoder *d) { return d->faults; }
-

@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include "decoder.h"
-
 enum {
     LENGTH_SHIFT = 27, /* of a symbol */
     CODE_BITS = (1 << LENGTH_SHIFT) - 1,
@@ -19,7 +17,6 @@ static const uint8_t ZIGZAG[DCTSIZE2] = {SF_ZIGZAG};
 
 /* ---- the header: T.81, annex B ---- */
 
-enum { SOI = 0xD8, APP0 = 0xE0, DQT = 0xDB, SOF0 = 0xC0, DHT = 0xC4, SOS = 0xDA };
 enum { HEADER_BYTES = 609, SCAN_HEADER_BYTES = 14, FRONT_BYTES = HEADER_BYTES + SF_SEGMENT_BYTES + SCAN_HEADER_BYTES };
 enum { END_BYTES = 2 };
 
@@ -62,7 +59,7 @@ static void write_header(sf_encoder *e, const sf_plane *luma, int32_t quality, c
         for (int k = 0; k < DCTSIZE2; k++) *to++ = steps[ZIGZAG[k]];
     }
     const uint8_t frame[] = {
-        8, (uint8_t)(luma->height >> 8), (uint8_t)luma->height, (uint8_t)(luma->width >> 8), (uint8_t)luma->width, SF_PLANES,
+        8, (uint8_t)(luma->height >> 8), (uint8_t)luma->height, (uint8_t)(luma->width >> 8), (uint8_t)luma->width, PLANES,
         1, (uint8_t)(sampling[0] << 4 | sampling[1]), SF_LUMA, 2, 0x11, SF_CHROMA, 3, 0x11, SF_CHROMA,
     };
     to = put_marker(to, SOF0, 2 + (int)sizeof frame);
@@ -74,7 +71,7 @@ static void write_header(sf_encoder *e, const sf_plane *luma, int32_t quality, c
 }
 
 static void write_scan_header(uint8_t *to) {
-    static const uint8_t scan[] = {SF_PLANES, 1, 0x00, 2, 0x11, 3, 0x11, 0, DCTSIZE2 - 1, 0};
+    static const uint8_t scan[] = {PLANES, 1, 0x00, 2, 0x11, 3, 0x11, 0, DCTSIZE2 - 1, 0};
     to = put_marker(to, SOS, 2 + (int)sizeof scan);
     put_bytes(to, scan, sizeof scan);
 }
@@ -154,7 +151,7 @@ static sf_block *blocks_of(const sf_encoder *e, const scan *s, int plane, int32_
 
 /* Transform the blocks of a row of MCUs. The last line of a plane is repeated up to the end of its blocks. */
 static void transform_row(sf_encoder *e, const scan *s, int32_t row) {
-    for (int i = 0; i < SF_PLANES; i++) {
+    for (int i = 0; i < PLANES; i++) {
         const sf_plane *const plane = &s->planes[i];
         const int32_t down = i ? 1 : s->down, last = plane->height - 1;
         for (int32_t line = 0; line < down; line++) {
@@ -183,33 +180,31 @@ static ALWAYS_INLINE void put_mcu(writer *w, const sf_encoder *e, scan *s, int32
             s->predicted[0] = (uint16_t)block->values[0];
         }
     }
-    for (int i = 1; i < SF_PLANES; i++) {
+    for (int i = 1; i < PLANES; i++) {
         const sf_block *const block = blocks_of(e, s, i, 0) + column;
         put_block(w, e, SF_CHROMA, block, (int16_t)s->predicted[i]);
         s->predicted[i] = (uint16_t)block->values[0];
     }
 }
 
-static void reserve_mcu(sf_decoder *d, writer *w) {
-    sf_buffer *const data = &d->encoder.data;
-    if (w->end - w->next >= MCU_BYTES + WORD_BYTES) return;
+static bool reserve_mcu(sf_buffer *data, writer *w) {
+    if (w->end - w->next >= MCU_BYTES + WORD_BYTES) return true;
     const size_t kept = (size_t)(w->next - (uint8_t *)data->data), room = 2 * (size_t)(w->end - (uint8_t *)data->data);
-    sf_need(d, sf_extend(data, kept, room));
+    if (!sf_extend(data, kept, room)) return false;
     w->next = (uint8_t *)data->data + kept;
     w->end = (uint8_t *)data->data + room;
+    return true;
 }
 
-/* Write the data of the scan, and where each MCU begins in them. Returns their bytes. */
-static size_t write_data(sf_decoder *d, scan *s, sf_place *places) {
-    sf_encoder *const e = &d->encoder;
+/* Write the data of the scan, and where each MCU begins in them. Returns their bytes; 0: not enough memory. */
+static size_t write_data(sf_encoder *e, scan *s, sf_place *places) {
     const size_t room = e->data.bytes < FIRST_BYTES ? FIRST_BYTES : e->data.bytes;
-    sf_need(d, sf_reserve(&e->data, room));
-    uint8_t *const begin = e->data.data;
-    writer w = {.next = begin, .end = begin + room};
+    if (!sf_reserve(&e->data, room)) return 0;
+    writer w = {.next = e->data.data, .end = (uint8_t *)e->data.data + room};
     for (int32_t row = 0; row < s->rows; row++) {
         transform_row(e, s, row);
         for (int32_t column = 0; column < s->columns; column++, places++) {
-            reserve_mcu(d, &w);
+            if (!reserve_mcu(&e->data, &w)) return 0;
             places->bit = 8 * (uint64_t)(w.next - (uint8_t *)e->data.data) + w.count;
             memcpy(places->predictions, s->predicted, sizeof s->predicted);
             put_mcu(&w, e, s, row, column);
@@ -242,10 +237,9 @@ static size_t count_stuffed(const uint8_t *data, size_t bytes) {
 /* ---- public ---- */
 
 /* The scan is written before what lies in front of it: only then its seek table is known, and how long that is. */
-size_t sf_encode(sf_decoder *d, const sf_plane planes[SF_PLANES], int32_t quality, const int32_t sampling[2],
+size_t sf_encode(sf_encoder *e, const sf_plane planes[PLANES], int32_t quality, const int32_t sampling[2],
                  bool with_table, const uint8_t **image) {
-    sf_encoder *const e = &d->encoder;
-    sf_seek_table *const table = &d->seek_table;
+    sf_seek_table *const table = &e->table;
     scan s = {
         .planes = planes, .across = sampling[0], .down = sampling[1],
         .luma_columns = sf_divide_up(planes[0].width, DCTSIZE),
@@ -254,19 +248,19 @@ size_t sf_encode(sf_decoder *d, const sf_plane planes[SF_PLANES], int32_t qualit
     };
     const size_t mcus = (size_t)s.columns * (size_t)s.rows;
     s.row_blocks = ((size_t)s.luma_columns + 1) & ~(size_t)1;
-    sf_need(d, sf_reserve(&e->blocks, sizeof(sf_block) * s.row_blocks * (size_t)(s.down + 2)) &&
-                   sf_reserve(&table->places, sizeof(sf_place) * mcus));
+    if (!sf_reserve(&e->blocks, sizeof(sf_block) * s.row_blocks * (size_t)(s.down + 2))) return 0;
+    if (!sf_reserve(&table->places, sizeof(sf_place) * mcus)) return 0;
     uint8_t header[HEADER_BYTES];
     write_header(e, &planes[0], quality, sampling, header);
-    const size_t bytes = write_data(d, &s, table->places.data), stuffed = count_stuffed(e->data.data, bytes);
-    sf_need(d, sf_reserve(&e->image, FRONT_BYTES + bytes + stuffed + END_BYTES));
+    const size_t bytes = write_data(e, &s, table->places.data), stuffed = count_stuffed(e->data.data, bytes);
+    if (!bytes || !sf_reserve(&e->image, FRONT_BYTES + bytes + stuffed + END_BYTES)) return 0;
     uint8_t *const segment = e->image.data, *const scan = segment + FRONT_BYTES;
     uint8_t *const end = stuff(e->data.data, bytes, table->places.data, mcus, scan);
     end[0] = 0xFF;
-    end[1] = JPEG_EOI;
+    end[1] = EOI;
     table->columns = s.columns;
     table->rows = s.rows;
-    table->components = SF_PLANES;
+    table->components = PLANES;
     table->scan_bytes = bytes + stuffed;
     const size_t segment_bytes = with_table ? sf_seek_write(table, table->places.data, segment) : 0;
     uint8_t *const scan_header = scan - SCAN_HEADER_BYTES, *const first = scan_header - segment_bytes - HEADER_BYTES;
@@ -300,14 +294,13 @@ void sf_encoder_init(sf_encoder *e, bool simd) {
     }
 }
 
-void sf_encoder_trim(sf_encoder *e) {
-    sf_trim(&e->blocks);
-    sf_trim(&e->data);
-    sf_trim(&e->image);
+static void each_buffer(sf_encoder *e, void (*work)(sf_buffer *)) {
+    work(&e->blocks);
+    work(&e->data);
+    work(&e->image);
+    work(&e->table.places);
 }
 
-void sf_encoder_release(sf_encoder *e) {
-    sf_release(&e->blocks);
-    sf_release(&e->data);
-    sf_release(&e->image);
-}
+void sf_encoder_trim(sf_encoder *e) { each_buffer(e, sf_trim); }
+
+void sf_encoder_release(sf_encoder *e) { each_buffer(e, sf_release); }

@@ -4,7 +4,7 @@
 #define SHARDFLOW_ENCODER_H
 
 #include "fdct.h"
-#include "planes.h"
+#include "plane.h"
 #include "seek.h"
 #include "standard_tables.h"
 
@@ -17,6 +17,7 @@ typedef struct {
     sf_symbol dc[SF_TABLES][16], ac[SF_TABLES][256]; /* by zeros before the value, and bits of the value */
     uint64_t zigzag[DCTSIZE][256]; /* which places in zigzag order the values of a row have, by which of them are set */
     sf_quantiser quantisers[SF_TABLES];
+    sf_seek_table table;
     sf_buffer blocks; /* of a row of MCUs */
     sf_buffer data; /* of the scan, before zeros are stuffed into them */
     sf_buffer image;
@@ -27,8 +28,9 @@ void sf_encoder_trim(sf_encoder *encoder);
 void sf_encoder_release(sf_encoder *encoder);
 
 /* Encode planes as YCbCr, with sampling = (across, down) samples of luma to one of chroma, with the seek table that the JPEG
- * can have if `with_table`. Returns the bytes, of which `image` is where they begin: in the decoder, until it is used again. */
-size_t sf_encode(sf_decoder *d, const sf_plane planes[SF_PLANES], int32_t quality, const int32_t sampling[2],
+ * can have if `with_table`. Returns the bytes, of which `image` is where they begin: in the encoder, until it is used again.
+ * 0: not enough memory. */
+size_t sf_encode(sf_encoder *encoder, const sf_plane planes[PLANES], int32_t quality, const int32_t sampling[2],
                  bool with_table, const uint8_t **image);
 
 #endif

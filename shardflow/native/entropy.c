@@ -10,7 +10,7 @@ enum {
     BLOCK_BYTES = 64 * SYMBOL_BITS / 8,
     REFILL_BYTES = 8, /* read at once, */
     AHEAD_BYTES = 7,  /* and so many before they are needed */
-    ZERO_BYTES = D_MAX_BLOCKS_IN_MCU * BLOCK_BYTES + AHEAD_BYTES + REFILL_BYTES,
+    ZERO_BYTES = MAX_BLOCKS_IN_MCU * BLOCK_BYTES + AHEAD_BYTES + REFILL_BYTES,
 };
 _Static_assert(64 * SYMBOL_BITS % 8 == 0, "BLOCK_BYTES is not rounded down");
 
@@ -57,8 +57,8 @@ static uint32_t long_symbol_at(const sf_codes *codes, uint64_t bits) {
 
 static inline unsigned pair_bits(uint64_t pair) { return pair & 255; }
 static inline unsigned pair_step(uint64_t pair) { return pair >> 8 & 255; }
-static inline JCOEF pair_value(uint64_t pair) { return (JCOEF)(pair >> 16); }
-static inline JCOEF second_value(uint64_t pair) { return (JCOEF)(pair >> 32); }
+static inline int16_t pair_value(uint64_t pair) { return (int16_t)(pair >> 16); }
+static inline int16_t second_value(uint64_t pair) { return (int16_t)(pair >> 32); }
 static inline unsigned second_step(uint64_t pair) { return pair >> 48 & 255; }
 static inline unsigned first_bits(uint64_t pair) { return (unsigned)(pair >> 56); }
 
@@ -76,23 +76,21 @@ static uint64_t pair_at(const sf_codes *codes, uint64_t bits) {
 
 /* ---- tables ---- */
 
-static bool has_same(const sf_codes *codes, const JHUFF_TBL *table) {
-    return codes->made && !memcmp(codes->lengths, table->bits, sizeof codes->lengths) &&
-           !memcmp(codes->values, table->huffval, sizeof codes->values);
-}
-
-static const sf_codes *codes_of(sf_codes *codes, const JHUFF_TBL *table, bool is_ac) {
-    if (has_same(codes, table)) return codes;
-    memcpy(codes->lengths, table->bits, sizeof codes->lengths);
-    memcpy(codes->values, table->huffval, sizeof codes->values);
-    codes->made = true;
+static const sf_codes *codes_of(sf_codes *codes, const sf_code_lengths *table, bool is_ac) {
+    if (codes->count == table->count && !memcmp(codes->counts, table->counts, sizeof codes->counts) &&
+        !memcmp(codes->values, table->symbols, (size_t)table->count)) {
+        return codes;
+    }
+    codes->count = table->count;
+    memcpy(codes->counts, table->counts, sizeof codes->counts);
+    memcpy(codes->values, table->symbols, (size_t)table->count);
     memset(codes->symbols, 0, sizeof codes->symbols);
     uint32_t code = 0;
     int place = 0;
     for (unsigned length = 1; length <= 16; length++, code <<= 1) {
         codes->places[length] = place - (int32_t)code;
-        for (int i = 0; i < table->bits[length] && place < 256 && code < 1u << length; i++, code++, place++) {
-            const unsigned value = table->huffval[place], bits = value & 15, run = is_ac ? value >> 4 : 0;
+        for (int i = 0; i < table->counts[length - 1]; i++, code++, place++) {
+            const unsigned value = table->symbols[place], bits = value & 15, run = is_ac ? value >> 4 : 0;
             const uint32_t symbol = codes->placed[place] = symbol_of(bits, bits || run == 15 ? run + 1 : END);
             if (length > SF_CODE_BITS) continue;
             const unsigned free = SF_CODE_BITS - length;
@@ -132,7 +130,7 @@ static ALWAYS_INLINE uint32_t next_symbol(const sf_reader *r, const sf_codes *co
 }
 
 /* Decode a block's AC coefficients. There are bits enough to look the first up. */
-static ALWAYS_INLINE bool decode_ac(sf_reader *r, const sf_codes *ac, JCOEF *block, bool keep) {
+static ALWAYS_INLINE bool decode_ac(sf_reader *r, const sf_codes *ac, int16_t *block, bool keep) {
     unsigned index = 1;
     for (;;) {
         const uint64_t pair = ac->pairs[r->bits >> (64 - SF_PAIR_BITS)];
@@ -141,7 +139,7 @@ static ALWAYS_INLINE bool decode_ac(sf_reader *r, const sf_codes *ac, JCOEF *blo
             const uint32_t symbol = next_symbol(r, ac);
             if (!symbol) return false;
             index += step(symbol);
-            if (keep) block[PLACES[index]] = (JCOEF)value_of(r->bits, symbol);
+            if (keep) block[PLACES[index]] = (int16_t)value_of(r->bits, symbol);
             drop(r, all_bits(symbol));
             if (index >= 64) return true;
             continue;
@@ -166,18 +164,18 @@ static inline int64_t bits_left(const sf_entropy *e) {
     return 8 * ((int64_t)e->size - taken) + e->reader.count;
 }
 
-static ALWAYS_INLINE bool decode_mcu(sf_entropy *e, JBLOCKROW *into, bool keep) {
+static ALWAYS_INLINE bool decode_mcu(sf_entropy *e, sf_coefficients *into, bool keep) {
     const int count = e->count;
     sf_reader r = e->reader;
     for (int i = 0; i < count; i++) {
-        JCOEF *const block = keep ? *into[i] : NULL;
+        int16_t *const block = keep ? into[i] : NULL;
         refill(&r);
         const uint32_t symbol = next_symbol(&r, e->blocks[i].dc);
         if (!symbol) return false;
         uint32_t *const prediction = &e->predictions[e->blocks[i].component];
         *prediction += (uint32_t)value_of(r.bits, symbol);
         drop(&r, all_bits(symbol));
-        if (keep) *block = (JCOEF)*prediction;
+        if (keep) *block = (int16_t)*prediction;
         if (!decode_ac(&r, e->blocks[i].ac, block, keep)) return false;
     }
     e->reader = r;
@@ -210,35 +208,24 @@ static void read_data(sf_entropy *e, uint8_t *to) {
     e->reader = (sf_reader){.next = e->data.data};
 }
 
-static void leave_source_at(sf_entropy *e, const uint8_t *marker) {
-    e->source->bytes_in_buffer -= (size_t)(marker - e->source->next_input_byte);
-    e->source->next_input_byte = marker;
-}
-
 /* Read the data up to the next marker. */
 static void begin(sf_entropy *e) {
-    const uint8_t *at = e->source->next_input_byte;
-    read_data(e, unstuff(&at, at + e->source->bytes_in_buffer, e->data.data));
-    leave_source_at(e, at);
+    read_data(e, unstuff(&e->marker, e->end, e->data.data));
     e->left = e->interval;
     memset(e->predictions, 0, sizeof e->predictions);
 }
 
 /* Go on behind the restart marker that has to be next. */
 static bool restart(sf_entropy *e) {
-    struct jpeg_source_mgr *const source = e->source;
-    while (source->bytes_in_buffer >= 2 && source->next_input_byte[1] == 0xFF) { /* fill bytes before the marker */
-        leave_source_at(e, source->next_input_byte + 1);
-    }
-    if (bits_left(e) >= 8 || source->bytes_in_buffer < 2) return false;
-    if (source->next_input_byte[1] != JPEG_RST0 + e->restarts) return false;
+    while (e->end - e->marker >= 2 && e->marker[1] == 0xFF) e->marker++; /* fill bytes before the marker */
+    if (bits_left(e) >= 8 || e->end - e->marker < 2 || e->marker[1] != RST0 + e->restarts) return false;
     e->restarts = (e->restarts + 1) % 8;
-    leave_source_at(e, source->next_input_byte + 2);
+    e->marker += 2;
     begin(e);
     return true;
 }
 
-static bool decode_any(sf_entropy *e, JBLOCKROW *into) {
+static bool decode_any(sf_entropy *e, sf_coefficients *into) {
     return into ? decode_mcu(e, into, true) : decode_mcu(e, NULL, false);
 }
 
@@ -257,7 +244,7 @@ static bool is_at_checked_place(const sf_entropy *e) {
     return true;
 }
 
-static bool decode_in_row(sf_entropy *e, JBLOCKROW *into) {
+static bool decode_in_row(sf_entropy *e, sf_coefficients *into) {
     if (!decode_any(e, into)) return false;
     return ++e->next_column != e->checked_column || is_at_checked_place(e);
 }
@@ -323,7 +310,7 @@ static bool begin_row(sf_entropy *e, int32_t row) {
     return true;
 }
 
-static bool decode_in_window(sf_entropy *e, JBLOCKROW *into) {
+static bool decode_in_window(sf_entropy *e, sf_coefficients *into) {
     const sf_window window = e->window;
     const int32_t row = e->row, column = e->column++;
     if (e->column == e->table->columns) {
@@ -331,7 +318,6 @@ static bool decode_in_window(sf_entropy *e, JBLOCKROW *into) {
         e->row++;
     }
     if (row < window.top || row >= window.bottom || column < window.left || column >= window.right) return true;
-    if (!into) return true; /* libjpeg-turbo passes over whole rows, which it does not need */
     if (column == window.left && !begin_row(e, row)) return false;
     if (!decode_in_row(e, into)) return false;
     while (column + 1 == window.right && e->next_column < e->checked_column) {
@@ -342,7 +328,7 @@ static bool decode_in_window(sf_entropy *e, JBLOCKROW *into) {
 
 /* ---- public ---- */
 
-bool sf_entropy_decode(sf_entropy *e, JBLOCKROW *into) {
+bool sf_entropy_decode(sf_entropy *e, sf_coefficients *into) {
     if (e->table) return decode_in_window(e, into);
     if (RARE(!e->reader.next)) begin(e);
     if (e->interval) {
@@ -352,32 +338,35 @@ bool sf_entropy_decode(sf_entropy *e, JBLOCKROW *into) {
     return decode_any(e, into);
 }
 
-bool sf_entropy_start(sf_entropy *e, j_decompress_ptr info, sf_coding coding, sf_on_mcu *on_mcu) {
-    const bool is_whole = !coding.Ss && coding.Se == DCTSIZE2 - 1 && !coding.Ah && !coding.Al;
-    if (!is_whole || coding.progressive || coding.arithmetic) return false;
-    e->count = coding.blocks_in_MCU;
-    for (int i = 0; i < e->count; i++) {
-        const int component = e->blocks[i].component = coding.MCU_membership[i];
-        const int dc = coding.cur_comp_info[component]->dc_tbl_no, ac = coding.cur_comp_info[component]->ac_tbl_no;
-        e->blocks[i].dc = codes_of(&e->dc[dc], info->dc_huff_tbl_ptrs[dc], false);
-        e->blocks[i].ac = codes_of(&e->ac[ac], info->ac_huff_tbl_ptrs[ac], true);
+void sf_entropy_init(sf_entropy *e) {
+    for (int i = 0; i < NUM_HUFF_TBLS; i++) e->dc[i].count = e->ac[i].count = -1;
+}
+
+bool sf_entropy_start(sf_entropy *e, const sf_jpeg *jpeg) {
+    e->count = 0;
+    for (int c = 0; c < jpeg->shape.count; c++) {
+        const sf_codes *const dc = codes_of(&e->dc[jpeg->dc[c] - jpeg->codes[0]], jpeg->dc[c], false);
+        const sf_codes *const ac = codes_of(&e->ac[jpeg->ac[c] - jpeg->codes[1]], jpeg->ac[c], true);
+        for (int i = 0; i < jpeg->mcu_h[c] * jpeg->mcu_v[c]; i++, e->count++) {
+            e->blocks[e->count].dc = dc;
+            e->blocks[e->count].ac = ac;
+            e->blocks[e->count].component = c;
+        }
     }
-    e->source = info->src;
-    e->scan = info->src->next_input_byte;
-    e->interval = coding.restart_interval;
+    e->scan = e->marker = jpeg->scan;
+    e->end = jpeg->end;
+    e->interval = jpeg->interval;
     e->restarts = 0;
     e->reader.next = NULL;
     e->table = NULL;
-    if (!sf_reserve(&e->data, e->source->bytes_in_buffer + ZERO_BYTES)) return false;
-    coding.entropy->decode_mcu = on_mcu;
-    return true;
+    return sf_reserve(&e->data, (size_t)(e->end - e->scan) + ZERO_BYTES);
 }
 
 void sf_entropy_narrow(sf_entropy *e, const sf_seek_table *table, sf_window window) {
     e->table = table;
     e->window = window;
     e->row = e->column = 0;
-    leave_source_at(e, e->scan + table->scan_bytes);
+    e->marker = e->scan + table->scan_bytes;
 }
 
 bool sf_entropy_find_places(sf_entropy *e, size_t count, sf_place *places) {

@@ -1,8 +1,7 @@
-/* Huffman decoding of baseline JPEGs: libjpeg-turbo spends two thirds of a crop's time on it, and this half as much.
+/* Huffman decoding of baseline JPEGs: libjpeg-turbo takes twice as long for it.
  *
- * libjpeg-turbo does everything else. It asks for one minimum coded unit (MCU) after another through a pointer, which
- * is led here. Only data without a fault is decoded: at the first one the caller has libjpeg-turbo decode the image
- * from the start, so that what becomes of a damaged image is decided in one place.
+ * Only data without a fault is decoded: at the first one the caller has libjpeg-turbo decode the image from the start, so
+ * that what becomes of a damaged image is decided in one place.
  */
 #ifndef SHARDFLOW_ENTROPY_H
 #define SHARDFLOW_ENTROPY_H
@@ -11,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "libjpeg.h"
+#include "jpeg.h"
 #include "resample.h"
 #include "seek.h"
 
@@ -25,8 +24,8 @@ typedef struct {
     uint32_t ends[17];                   /* by length: the first 16 bits that no code up to that length begins */
     int32_t places[17];                  /* by length: from a code to its place */
     uint32_t placed[256];                /* symbols by place, without the bits of their codes */
-    bool made;
-    UINT8 lengths[17], values[256]; /* what they were made from */
+    uint8_t counts[16], values[256];     /* what they were made from, and how many; -1: of nothing */
+    int count;
 } sf_codes;
 
 typedef struct {
@@ -45,9 +44,9 @@ typedef struct {
     struct {
         const sf_codes *dc, *ac;
         int component;
-    } blocks[D_MAX_BLOCKS_IN_MCU];
+    } blocks[MAX_BLOCKS_IN_MCU];
     int count; /* of the blocks in an MCU */
-    struct jpeg_source_mgr *source; /* is at the marker behind the data */
+    const uint8_t *marker, *end;    /* the one behind the data, and the end of the file */
     unsigned interval, left;        /* MCUs between two restart markers, 0 without any, and until the next one */
     int restarts;
     uint32_t predictions[MAX_COMPS_IN_SCAN];
@@ -65,18 +64,17 @@ typedef struct {
     uint64_t checked_bit;     /* which is this one of the data */
 } sf_entropy;
 
-typedef boolean sf_on_mcu(j_decompress_ptr info, JBLOCKROW *into);
+void sf_entropy_init(sf_entropy *entropy);
 
-/* Have `info`, of which nothing has been decoded yet, ask `on_mcu` for its one scan, all of which its source holds. The
- * source is at a marker from the first MCU on. False, with nothing changed, where libjpeg-turbo has to decode the scan. */
-bool sf_entropy_start(sf_entropy *entropy, j_decompress_ptr info, sf_coding coding, sf_on_mcu *on_mcu);
+/* Begin with the scan of a JPEG. False: not enough memory. */
+bool sf_entropy_start(sf_entropy *entropy, const sf_jpeg *jpeg);
 
 /* From a scan that was started decode no MCUs but those of the window. */
 void sf_entropy_narrow(sf_entropy *entropy, const sf_seek_table *table, sf_window window);
 
-/* Decode the next MCU into blocks of zeros, or with NULL pass over it. False: there is a fault, or the table is not that
- * of the scan. */
-bool sf_entropy_decode(sf_entropy *entropy, JBLOCKROW *into);
+/* Decode the next MCU into blocks of zeros, one behind the other, or with NULL pass over it. False: there is a fault, or the
+ * table is not that of the scan. */
+bool sf_entropy_decode(sf_entropy *entropy, sf_coefficients *into);
 
 /* Pass over a whole scan of `count` MCUs without restart markers, and find where each begins. False: there is a fault. */
 bool sf_entropy_find_places(sf_entropy *entropy, size_t count, sf_place *places);

@@ -48,7 +48,7 @@ static void quantise(const int32_t values[DCTSIZE2], const sf_quantiser *q, sf_b
     for (int i = 0; i < DCTSIZE2; i++) {
         const uint32_t size = (uint32_t)(values[i] < 0 ? -values[i] : values[i]);
         const int32_t quotient = (int32_t)(((size + q->half[i]) * q->reciprocal[i] >> 16) * q->shift[i] >> 16);
-        block->values[i] = (JCOEF)(values[i] < 0 ? -quotient : quotient);
+        block->values[i] = (int16_t)(values[i] < 0 ? -quotient : quotient);
         block->set |= (uint64_t)(quotient != 0) << i;
     }
 }

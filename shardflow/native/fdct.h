@@ -6,11 +6,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "libjpeg.h"
+#include "jpeg.h"
 
 /* Coefficients by row and column. */
 typedef struct {
-    _Alignas(16) JBLOCK values;
+    _Alignas(16) sf_coefficients values;
     uint64_t set; /* bit i: value i is not 0 */
 } sf_block;
 

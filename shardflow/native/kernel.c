@@ -2,9 +2,11 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "decoder.h"
+#include "workspace.h"
 
 enum {
     /* Fancy chroma upsampling looks at a neighbour, and partial decoding takes the first column and row it is asked for
@@ -75,7 +77,7 @@ static void check_task(sf_decoder *d, sf_task *task) {
         FAIL(d, SF_BAD_BOX, "the crop of %d x %d at (%d, %d) is not inside the image of %d x %d", box[2], box[3],
              box[0], box[1], task->width, task->height);
     }
-    if (resized[2] < 0 || resized[3] < 0 || resized[0] > JPEG_MAX_DIMENSION || resized[1] > JPEG_MAX_DIMENSION ||
+    if (resized[2] < 0 || resized[3] < 0 || resized[0] > MAX_DIMENSION || resized[1] > MAX_DIMENSION ||
         (int64_t)resized[2] + batch->width > resized[0] || (int64_t)resized[3] + batch->height > resized[1]) {
         FAIL(d, SF_BAD_BOX, "the window of %d x %d at (%d, %d) is not inside the resized crop of %d x %d", batch->width,
              batch->height, resized[2], resized[3], resized[0], resized[1]);
@@ -116,15 +118,15 @@ typedef struct {
 
 /* Begin to decode an encoded image. */
 static void start_image(sf_decoder *d, int32_t reduction, sf_source *source) {
-    d->info.out_color_space = JCS_EXT_RGBX; /* grey is replicated; four bytes per pixel suit the vector loops */
-    sf_start_image(d, reduction);
+    sf_start_lines(d, reduction);
     source->reduction = reduction;
-    source->width = (int32_t)d->info.output_width;
-    source->height = (int32_t)d->info.output_height;
+    source->width = d->width;
+    source->height = d->height;
 }
 
 /* Set the filters of both axes, which say what columns and lines carry weight. */
-static void set_axes(sf_decoder *d, const sf_task *task, sf_source *source) {
+static void set_axes(sf_workspace *w, const sf_task *task, sf_source *source) {
+    sf_decoder *const d = &w->decoder;
     const sf_batch *batch = task->batch;
     const extent across = reduce(task->box[0], task->box[2], source->reduction, source->width);
     const extent down = reduce(task->box[1], task->box[3], source->reduction, source->height);
@@ -136,68 +138,70 @@ static void set_axes(sf_decoder *d, const sf_task *task, sf_source *source) {
         .filter = batch->filter, .origin = down.offset, .length = down.length, .high = down.pixels,
         .resized = task->resized[1], .first = task->resized[3], .count = batch->height, .shared = 1,
     };
-    sf_need(d, sf_axis_set(&d->horizontal, &columns, d->loops->packed) && sf_axis_set(&d->vertical, &lines, false));
-    source->left = across.start + d->horizontal.low;
-    source->right = across.start + d->horizontal.high;
-    source->top = down.start + d->vertical.low;
-    source->bottom = down.start + d->vertical.high;
+    sf_need(d, sf_axis_set(&w->horizontal, &columns, d->loops->packed) && sf_axis_set(&w->vertical, &lines, false));
+    source->left = across.start + w->horizontal.low;
+    source->right = across.start + w->horizontal.high;
+    source->top = down.start + w->vertical.low;
+    source->bottom = down.start + w->vertical.high;
 }
 
 static int32_t at_least(int32_t value, int32_t least) { return value < least ? least : value; }
 static int32_t at_most(int32_t value, int32_t most) { return value > most ? most : value; }
 
 /* Decode no MCUs of the scan but those whose pixels carry weight, or are looked at in upsampling. */
-static bool narrow_scan(sf_decoder *d, const sf_source *source) {
+static void narrow_own(sf_decoder *d, sf_source *source) {
     const int32_t by = source->reduction;
     const int32_t box[4] = {
         by * at_least(source->left - MARGIN, 0), by * at_least(source->top - MARGIN, 0),
-        at_most(by * (source->right + MARGIN), (int32_t)d->info.image_width),
-        at_most(by * (source->bottom + MARGIN), (int32_t)d->info.image_height),
+        at_most(by * (source->right + MARGIN), d->shape.width), at_most(by * (source->bottom + MARGIN), d->shape.height),
     };
-    return sf_narrow_scan(d, box);
+    const sf_window window = sf_start_window(d, box);
+    source->line = source->top;
+    source->column = window.left * d->jpeg.mcu_width / by;
+    source->columns = (window.right - window.left) * d->jpeg.mcu_width / by;
 }
 
 /* Decode only the columns that carry weight; libjpeg widens them to the left to whole blocks. And only the lines: those
  * above are skipped in whole row groups and even numbers, so that each read gives a whole group, and an odd line is never
  * taken for the first of the two that share a line of chroma. */
-static void narrow(sf_decoder *d, const sf_task *task, sf_source *source) {
+static void narrow_library(sf_decoder *d, sf_source *source) {
     struct jpeg_decompress_struct *info = &d->info;
-    if (task->frame) {
-        source->line = source->top;
-        source->column = task->frame->column;
-        return;
-    }
     int32_t margin = MARGIN;
-    if (d->several_scans) {
-        margin += SMOOTHED_IMCUS * sf_coding_of(d->jpeg, info).max_h_samp_factor * DCTSIZE / source->reduction;
-    }
-    JDIMENSION column = source->left > margin ? (JDIMENSION)(source->left - margin) : 0;
-    JDIMENSION columns = (JDIMENSION)source->right + MARGIN;
-    if (columns > (JDIMENSION)source->width) columns = (JDIMENSION)source->width;
-    columns -= column;
-    source->line = source->top;
-    if (!task->pixels && narrow_scan(d, source)) {
-        const sf_window window = d->pixels.window;
-        column = (JDIMENSION)(window.left * d->seek_table.mcu_width);
-        columns = (JDIMENSION)((window.right - window.left) * d->seek_table.mcu_width);
-    } else if (!task->pixels) {
-        d->jpeg->jpeg_crop_scanline(info, &column, &columns);
-        const int32_t factor = sf_coding_of(d->jpeg, info).max_v_samp_factor, group = factor * (factor % 2 ? 2 : 1);
-        source->line = source->top > MARGIN ? (source->top - MARGIN) / group * group : 0;
-        if (source->line > 0) d->jpeg->jpeg_skip_scanlines(info, (JDIMENSION)source->line);
-    }
+    if (d->several_scans) margin += SMOOTHED_IMCUS * d->shape.max_h * DCTSIZE / source->reduction;
+    JDIMENSION column = (JDIMENSION)at_least(source->left - margin, 0);
+    JDIMENSION columns = (JDIMENSION)at_most(source->right + MARGIN, source->width) - column;
+    d->library->jpeg_crop_scanline(info, &column, &columns);
+    const int32_t factor = d->shape.max_v, group = factor * (factor % 2 ? 2 : 1);
+    source->line = at_least(source->top - MARGIN, 0) / group * group;
+    if (source->line > 0) d->library->jpeg_skip_scanlines(info, (JDIMENSION)source->line);
     source->column = (int32_t)column;
     source->columns = (int32_t)columns;
 }
 
+static void narrow(sf_decoder *d, const sf_task *task, sf_source *source) {
+    if (task->frame) {
+        source->line = source->top;
+        source->column = task->frame->column;
+    } else if (task->pixels) {
+        source->line = source->top;
+        source->column = at_least(source->left - MARGIN, 0);
+        source->columns = at_most(source->right + MARGIN, source->width) - source->column;
+    } else if (d->is_own) {
+        narrow_own(d, source);
+    } else {
+        narrow_library(d, source);
+    }
+}
+
 /* The colour conversion of libjpeg-turbo uses non-temporal stores on 32-byte aligned rows, which push the row out of the
  * cache it is about to be read from: two thirds of the speed. 16 bytes off is enough to avoid it. */
-static void reserve_rows(sf_decoder *d, sf_source *source) {
-    const size_t slack = 4 * ((size_t)d->horizontal.taps + SF_BLOCK); /* lines are made in whole blocks, too */
+static void reserve_rows(sf_workspace *w, sf_source *source) {
+    sf_decoder *const d = &w->decoder;
+    const size_t slack = 4 * ((size_t)w->horizontal.taps + SF_BLOCK); /* lines are made in whole blocks, too */
     source->row_bytes = (4 * (size_t)source->columns + slack + 31) & ~(size_t)31;
-    sf_need(d, sf_reserve(&d->rows, 16 + ROWS_PER_READ * source->row_bytes));
+    sf_need(d, sf_reserve(&w->rows, 16 + ROWS_PER_READ * source->row_bytes));
     for (int i = 0; i < ROWS_PER_READ; i++) {
-        source->rows[i] = (uint8_t *)d->rows.data + 16 + i * source->row_bytes;
+        source->rows[i] = (uint8_t *)w->rows.data + 16 + i * source->row_bytes;
         memset(source->rows[i] + source->row_bytes - slack, 0, slack); /* read with zero weight */
     }
 }
@@ -213,30 +217,31 @@ static int32_t read_rows(sf_decoder *d, const sf_task *task, sf_source *source) 
         widen(task->pixels + 3 * first, source->columns, source->rows[0]);
         return 1;
     }
-    if (d->makes_pixels) {
-        if (!sf_pixels_line(&d->pixels, source->line, source->rows[0])) sf_give_scan_up(d);
+    if (d->is_own) {
+        sf_own_line(d, source->line, source->rows[0]);
         return 1;
     }
     const int32_t left = source->bottom - source->line, wanted = left < ROWS_PER_READ ? left : ROWS_PER_READ;
-    const int32_t got = (int32_t)d->jpeg->jpeg_read_scanlines(&d->info, source->rows, (JDIMENSION)wanted);
+    const int32_t got = (int32_t)d->library->jpeg_read_scanlines(&d->info, source->rows, (JDIMENSION)wanted);
     if (got <= 0) FAIL(d, SF_CORRUPT, "not a decodable JPEG: it gave no more lines at %d", source->line);
     return got;
 }
 
 /* Read, resize and write. Rows that went through the horizontal pass live in a ring, in the layout of the caller's image,
  * which leaves out the fourth byte: less to do for the vertical pass, which then writes the image itself. */
-static void resize(sf_decoder *d, const sf_task *task, sf_source *source) {
+static void resize(sf_workspace *w, const sf_task *task, sf_source *source) {
+    sf_decoder *const d = &w->decoder;
     const sf_batch *batch = task->batch;
     const sf_loops *loops = d->loops;
-    const sf_axis *horizontal = &d->horizontal, *vertical = &d->vertical;
+    const sf_axis *horizontal = &w->horizontal, *vertical = &w->vertical;
     size_t ring_rows = 1; /* a power of two that holds a filter's length and what a read may add */
     while (ring_rows < (size_t)vertical->taps + ROWS_PER_READ) ring_rows *= 2;
     const size_t plane_bytes = SF_BLOCK * (((size_t)batch->width + SF_BLOCK - 1) / SF_BLOCK);
     const size_t made_bytes = 3 * plane_bytes;
-    sf_need(d, sf_reserve(&d->ring, made_bytes * ring_rows + 4 * plane_bytes));
-    sf_need(d, sf_reserve(&d->pointers, sizeof(uint8_t *) * (size_t)vertical->taps));
-    uint8_t *const ring = d->ring.data, *const mixed = ring + made_bytes * ring_rows;
-    const uint8_t **const taps = d->pointers.data;
+    sf_need(d, sf_reserve(&w->ring, made_bytes * ring_rows + 4 * plane_bytes));
+    sf_need(d, sf_reserve(&w->pointers, sizeof(uint8_t *) * (size_t)vertical->taps));
+    uint8_t *const ring = w->ring.data, *const mixed = ring + made_bytes * ring_rows;
+    const uint8_t **const taps = w->pointers.data;
     const size_t shift = 4 * ((size_t)source->left - (size_t)source->column);
     const size_t row_out = (batch->interleaved ? 3 : 1) * (size_t)batch->width, plane = row_out * (size_t)batch->height;
     for (int32_t y = 0; y < batch->height; y++) {
@@ -266,13 +271,14 @@ static void resize(sf_decoder *d, const sf_task *task, sf_source *source) {
 
 /* Decode the smallest part of an image that holds the crops of all its views. Rows end in what the horizontal pass reads
  * behind them, with zero weight: the begin of the next row. They are off 32 bytes as those of `reserve_rows`. */
-static void decode_frame(sf_decoder *d, const sf_batch *views, int32_t count, int32_t index, sf_frame *frame) {
+static void decode_frame(sf_workspace *w, const sf_batch *views, int32_t count, int32_t index, sf_frame *frame) {
+    sf_decoder *const d = &w->decoder;
     sf_source source = {.left = INT32_MAX, .top = INT32_MAX};
     sf_task task;
     for (int32_t v = count - 1; v >= 0; v--) {
         set_task(&task, views + v, index);
-        task.width = (int32_t)d->info.image_width;
-        task.height = (int32_t)d->info.image_height;
+        task.width = d->shape.width;
+        task.height = d->shape.height;
         check_task(d, &task);
         const int32_t *box = task.box;
         if (box[0] < source.left) source.left = box[0];
@@ -286,8 +292,8 @@ static void decode_frame(sf_decoder *d, const sf_batch *views, int32_t count, in
     frame->line = source.line;
     frame->row_bytes = (4 * (size_t)source.columns + 31) & ~(size_t)31;
     const size_t lines = (size_t)(source.bottom - source.line), behind = 4 * ((size_t)source.columns + SF_BLOCK);
-    sf_need(d, sf_reserve(&d->frame, 16 + frame->row_bytes * lines + behind));
-    frame->rows = (uint8_t *)d->frame.data + 16;
+    sf_need(d, sf_reserve(&w->frame, 16 + frame->row_bytes * lines + behind));
+    frame->rows = (uint8_t *)w->frame.data + 16;
     while (source.line < source.bottom) {
         for (int i = 0; i < ROWS_PER_READ; i++) {
             source.rows[i] = frame->rows + frame->row_bytes * (size_t)(source.line + i - frame->line);
@@ -297,15 +303,16 @@ static void decode_frame(sf_decoder *d, const sf_batch *views, int32_t count, in
     sf_check_end(d);
 }
 
-static void decode_view(sf_decoder *d, sf_task *task) {
+static void decode_view(sf_workspace *w, sf_task *task) {
+    sf_decoder *const d = &w->decoder;
     check_task(d, task);
     sf_source source = {.reduction = 1, .width = task->width, .height = task->height};
     const bool encoded = !task->pixels && !task->frame;
     if (encoded) start_image(d, sf_choose_reduction(task->box + 2, task->resized, task->batch->oversampling), &source);
-    set_axes(d, task, &source);
+    set_axes(w, task, &source);
     narrow(d, task, &source);
-    if (!task->frame) reserve_rows(d, &source);
-    resize(d, task, &source);
+    if (!task->frame) reserve_rows(w, &source);
+    resize(w, task, &source);
     if (encoded) sf_check_end(d);
 }
 
@@ -313,36 +320,37 @@ static bool is_encoded(const sf_batch *batch, int32_t index) {
     return !batch->decoded || batch->decoded[2 * (size_t)index] <= 0;
 }
 
-static void decode(sf_decoder *d, const sf_batch *views, int32_t count, int32_t index) {
+static void decode(sf_workspace *w, const sf_batch *views, int32_t count, int32_t index) {
+    sf_decoder *const d = &w->decoder;
     const bool encoded = is_encoded(views, index);
     sf_frame frame;
     d->may_seek = views->seek_tables && views->seek_tables[index];
     if (encoded) {
         sf_open_image(d, views->images[index], views->sizes[index]);
-        if (count > 1) decode_frame(d, views, count, index, &frame);
+        if (count > 1) decode_frame(w, views, count, index, &frame);
     }
     for (int32_t v = 0; v < count; v++) {
         sf_task task;
         set_task(&task, views + v, index);
         if (encoded) {
-            task.width = (int32_t)d->info.image_width;
-            task.height = (int32_t)d->info.image_height;
+            task.width = d->shape.width;
+            task.height = d->shape.height;
             task.frame = count > 1 ? &frame : NULL;
         }
-        decode_view(d, &task);
+        decode_view(w, &task);
     }
 }
 
 /* setjmp is called in functions without locals of their own, so that none is indeterminate after a longjmp. */
-static void try_to_decode(sf_decoder *d, const sf_batch *views, int32_t count, int32_t index, sf_problem *problem) {
-    sf_prepare(d, &views->limits, problem);
-    if (!setjmp(d->escape)) decode(d, views, count, index);
-    if (is_encoded(views, index)) sf_close_image(d);
+static void try_to_decode(sf_workspace *w, const sf_batch *views, int32_t count, int32_t index, sf_problem *problem) {
+    sf_prepare(&w->decoder, &views->limits, problem);
+    if (!setjmp(w->decoder.escape)) decode(w, views, count, index);
+    if (is_encoded(views, index)) sf_close_image(&w->decoder);
 }
 
-static void decode_guarded(sf_decoder *d, const sf_batch *views, int32_t count, int32_t index, sf_problem *problem) {
-    do try_to_decode(d, views, count, index, problem);
-    while (sf_has_another_way(d));
+static void decode_guarded(sf_workspace *w, const sf_batch *views, int32_t count, int32_t index, sf_problem *problem) {
+    do try_to_decode(w, views, count, index, problem);
+    while (sf_can_retry_slower(&w->decoder));
 }
 
 static void read_header_guarded(sf_decoder *d, const uint8_t *image, size_t size, sf_header *header,
@@ -351,10 +359,7 @@ static void read_header_guarded(sf_decoder *d, const uint8_t *image, size_t size
     sf_prepare(d, &none, problem);
     if (!setjmp(d->escape)) {
         sf_open_image(d, image, size);
-        header->width = (int32_t)d->info.image_width;
-        header->height = (int32_t)d->info.image_height;
-        header->components = d->info.num_components;
-        header->progressive = sf_coding_of(d->jpeg, &d->info).progressive;
+        *header = (sf_header){d->shape.width, d->shape.height, d->shape.count, d->is_progressive};
     }
     sf_close_image(d);
 }
@@ -373,16 +378,43 @@ static void write_seek_table_guarded(sf_decoder *d, const uint8_t *image, size_t
 
 int32_t sf_abi(void) { return SF_ABI; }
 
-int32_t sf_decode(sf_decoder *d, const sf_batch *views, int32_t count, sf_problem *problems) {
+sf_workspace *sf_workspace_new(const sf_library *library, enum sf_way way) {
+    sf_workspace *w = calloc(1, sizeof *w);
+    if (!w) return NULL;
+    sf_decoder_init(&w->decoder, library, way);
+    sf_encoder_init(&w->transcoder.encoder, way == SF_FAST);
+    const char *const own = way == SF_BY_LIBRARY ? "" : ", Huffman decoding of its own";
+    snprintf(w->about, sizeof w->about, "%s%s", w->decoder.loops->name, own);
+    return w;
+}
+
+void sf_workspace_free(sf_workspace *w) {
+    if (!w) return;
+    sf_decoder_release(&w->decoder);
+    sf_axis_release(&w->horizontal);
+    sf_axis_release(&w->vertical);
+    sf_release(&w->frame);
+    sf_release(&w->rows);
+    sf_release(&w->ring);
+    sf_release(&w->pointers);
+    sf_planes_release(&w->transcoder.planes);
+    sf_encoder_release(&w->transcoder.encoder);
+    free(w);
+}
+
+const char *sf_workspace_about(const sf_workspace *w) { return w->about; }
+
+int64_t sf_workspace_faults(const sf_workspace *w) { return w->decoder.faults; }
+
+int32_t sf_decode(sf_workspace *w, const sf_batch *views, int32_t count, sf_problem *problems) {
     int32_t found = 0;
     for (int32_t i = 0; i < views->count; i++) {
         sf_problem *problem = &problems[found];
-        decode_guarded(d, views, count, i, problem);
-        sf_trim(&d->entropy.data);
-        sf_trim(&d->seek_table.places);
-        sf_trim(&d->frame);
-        sf_trim(&d->ring);
-        sf_trim(&d->horizontal.packed_memory);
+        decode_guarded(w, views, count, i, problem);
+        sf_decoder_trim(&w->decoder);
+        sf_trim(&w->frame);
+        sf_trim(&w->ring);
+        sf_trim(&w->horizontal.packed_memory);
         if (problem->status == SF_OK) continue;
         for (int32_t v = 0; v < count && problem->status != SF_DAMAGED; v++) {
             const sf_batch *view = views + v;
@@ -394,17 +426,16 @@ int32_t sf_decode(sf_decoder *d, const sf_batch *views, int32_t count, sf_proble
     return found;
 }
 
-int32_t sf_read_header(sf_decoder *d, const uint8_t *image, size_t size, sf_header *header, sf_problem *problem) {
-    read_header_guarded(d, image, size, header, problem);
+int32_t sf_read_header(sf_workspace *w, const uint8_t *image, size_t size, sf_header *header, sf_problem *problem) {
+    read_header_guarded(&w->decoder, image, size, header, problem);
     if (problem->status == SF_DAMAGED) problem->status = SF_OK; /* a warning about the header concerns the decoder */
     return problem->status;
 }
 
-int32_t sf_seek_table_of(sf_decoder *d, const uint8_t *image, size_t size, const sf_limits *limits, uint8_t *segment,
+int32_t sf_seek_table_of(sf_workspace *w, const uint8_t *image, size_t size, const sf_limits *limits, uint8_t *segment,
                          size_t *bytes, sf_problem *problem) {
     *bytes = 0;
-    write_seek_table_guarded(d, image, size, limits, segment, bytes, problem);
-    sf_trim(&d->entropy.data);
-    sf_trim(&d->seek_table.places);
+    write_seek_table_guarded(&w->decoder, image, size, limits, segment, bytes, problem);
+    sf_decoder_trim(&w->decoder);
     return problem->status;
 }

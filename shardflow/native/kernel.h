@@ -1,6 +1,6 @@
 /* The native hot paths: JPEG bytes in, resized RGB pixels in the caller's buffer out; and JPEG bytes in, smaller ones out.
  *
- * A decoder belongs to one thread at a time; any number of them may run at once, they share nothing that is written.
+ * A workspace belongs to one thread at a time; any number of them may run at once, they share nothing that is written.
  * Nothing but memory for reuse is kept between images, so an image's pixels depend on its own bytes alone. No function
  * crashes, blocks or writes outside the buffers it was given, whatever the bytes of an image are.
  */
@@ -13,7 +13,7 @@
 #define SF_API __attribute__((visibility("default")))
 
 /* Raised with every change of the structures below: the Python side refuses a binary built from other sources. */
-#define SF_ABI 10
+#define SF_ABI 11
 
 enum { SF_MESSAGE_BYTES = 240 };
 
@@ -30,10 +30,13 @@ enum sf_status {
     SF_WRONG_SIZE = 8,  /* the image does not have the size that the caller expected */
 };
 
+/* How JPEGs are decoded: by libjpeg-turbo alone; those that the kernel can by itself, in plain C; and in vectors. */
+enum sf_way { SF_BY_LIBRARY = 0, SF_PLAIN = 1, SF_FAST = 2 };
+
 enum sf_filter { SF_TRIANGLE = 0, SF_BICUBIC = 1, SF_LANCZOS3 = 2 };
 
 typedef struct sf_library sf_library; /* one loaded libjpeg-turbo; lives as long as the process */
-typedef struct sf_decoder sf_decoder; /* working memory of one thread */
+typedef struct sf_workspace sf_workspace; /* working memory of one thread */
 
 typedef struct {
     int32_t width, height, components;
@@ -88,7 +91,7 @@ typedef struct {
 } sf_transcoding;
 
 typedef struct {
-    const uint8_t *image; /* the decoder's, until it is used again */
+    const uint8_t *image; /* the workspace's, until it is used again */
     size_t size;
     /* Over the pixels that were encoded, as RGB, each with the chroma that it shares. */
     int64_t sums[3], squares[3];
@@ -106,36 +109,31 @@ SF_API int32_t sf_abi(void);
  * On success `message` names the file that was loaded. */
 SF_API sf_library *sf_library_open(const char *path, char message[SF_MESSAGE_BYTES]);
 
-/* Decode Huffman codes in the library's place, if it then asks for each MCU as it should; returns whether it does. Only for
- * a version whose private structures are known to begin as in libjpeg.h; called once, before there is a decoder. */
-SF_API int32_t sf_library_know_layout(sf_library *library);
-
-/* NULL when out of memory. `fast` 0 asks for the plain C loops and for libjpeg-turbo's Huffman decoding; the pixels and
- * the problems are the same. */
-SF_API sf_decoder *sf_decoder_new(const sf_library *library, int32_t fast);
-SF_API void sf_decoder_free(sf_decoder *decoder);
-SF_API const char *sf_decoder_about(const sf_decoder *decoder);
+/* NULL when out of memory. Pixels and problems are the same in each way, but where coefficients overflow (idct.h). */
+SF_API sf_workspace *sf_workspace_new(const sf_library *library, enum sf_way way);
+SF_API void sf_workspace_free(sf_workspace *workspace);
+SF_API const char *sf_workspace_about(const sf_workspace *workspace);
 
 /* How many images libjpeg-turbo has decoded once more, for a fault in their Huffman codes. */
-SF_API int64_t sf_decoder_faults(const sf_decoder *decoder);
+SF_API int64_t sf_workspace_faults(const sf_workspace *workspace);
 
 /* Decode one view of each image, or several: batches of the same images, sizes, decoded, expected, seek_tables, limits and count. With
  * several, an image is decoded once, as much of it as all of its crops need, at full scale; each view is as by itself.
  * Returns how many images have a problem and describes each in `problems` (room for the images), by ascending index.
  * The pixels of an image that has one are all zero, in every view, unless it is SF_DAMAGED. */
-SF_API int32_t sf_decode(sf_decoder *decoder, const sf_batch *views, int32_t count, sf_problem *problems);
+SF_API int32_t sf_decode(sf_workspace *workspace, const sf_batch *views, int32_t count, sf_problem *problems);
 
 /* Transcode an image, grey or YCbCr, to a baseline JPEG. Returns a status; `problem` is filled unless it is SF_OK. */
-SF_API int32_t sf_transcode(sf_decoder *decoder, const sf_transcoding *transcoding, sf_transcoded *transcoded,
+SF_API int32_t sf_transcode(sf_workspace *workspace, const sf_transcoding *transcoding, sf_transcoded *transcoded,
                             sf_problem *problem);
 
 /* Read what the header says. Returns a status; `problem` is filled unless it is SF_OK. */
-SF_API int32_t sf_read_header(sf_decoder *decoder, const uint8_t *image, size_t size, sf_header *header,
+SF_API int32_t sf_read_header(sf_workspace *workspace, const uint8_t *image, size_t size, sf_header *header,
                               sf_problem *problem);
 
 /* Write the segment with the seek table of an image to `segment`, which has room for SF_SEGMENT_BYTES of seek.h; `bytes`
  * is 0 where it can have none, or none that is worth it. Returns a status, as sf_read_header. */
-SF_API int32_t sf_seek_table_of(sf_decoder *decoder, const uint8_t *image, size_t size, const sf_limits *limits,
+SF_API int32_t sf_seek_table_of(sf_workspace *workspace, const uint8_t *image, size_t size, const sf_limits *limits,
                                 uint8_t *segment, size_t *bytes, sf_problem *problem);
 
 #endif

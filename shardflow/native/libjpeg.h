@@ -16,20 +16,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "jpeg.h"
+
 /* ---- the declarations, with the names of jpeglib.h ---- */
 
-enum {
-    DCTSIZE = 8,
-    DCTSIZE2 = 64,
-    NUM_QUANT_TBLS = 4,
-    NUM_HUFF_TBLS = 4,
-    MAX_COMPS_IN_SCAN = 4,
-    D_MAX_BLOCKS_IN_MCU = 10,
-    JPEG_MAX_DIMENSION = 65500,
-    JPEG_RST0 = 0xD0,
-    JPEG_EOI = 0xD9,
-    JMSG_LENGTH_MAX = 200,
-};
+enum { JMSG_LENGTH_MAX = 200 };
 
 typedef int boolean;
 enum { FALSE = 0, TRUE = 1 };
@@ -39,16 +30,6 @@ typedef enum { JCS_GRAYSCALE = 1, JCS_RGB = 2, JCS_YCbCr = 3, JCS_EXT_RGBX = 7 }
 typedef unsigned int JDIMENSION;
 typedef uint8_t UINT8, *JSAMPROW;
 typedef JSAMPROW *JSAMPARRAY, **JSAMPIMAGE;
-typedef int16_t JCOEF;
-typedef JCOEF JBLOCK[DCTSIZE2];
-
-/* The places of a block's coefficients, in the order in which they are coded (T.81, figure A.6). */
-#define SF_ZIGZAG                                                                                                \
-    0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, \
-    21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53,   \
-    60, 61, 54, 47, 55, 62, 63
-typedef JBLOCK *JBLOCKROW;
-
 typedef struct jpeg_common_struct *j_common_ptr;
 typedef struct jpeg_decompress_struct *j_decompress_ptr;
 
@@ -87,23 +68,12 @@ struct jpeg_source_mgr {
     void (*term_source)(j_decompress_ptr info);
 };
 
-typedef struct {
-    UINT8 bits[17], huffval[256];
-    boolean sent_table;
-} JHUFF_TBL;
+typedef struct jpeg_component_info jpeg_component_info;
 
-/* The beginning; behind it the versions differ. */
-#define SF_COMPONENT_FIELDS \
-    int component_id, component_index, h_samp_factor, v_samp_factor, quant_tbl_no, dc_tbl_no, ac_tbl_no;
-
-typedef struct {
-    SF_COMPONENT_FIELDS
-} jpeg_component_info;
-
-/* All of it; version 80 has two scaled sizes, which libjpeg-turbo keeps equal. */
+/* A component; version 80 has two scaled sizes, which libjpeg-turbo keeps equal. */
 #define SF_WHOLE_COMPONENT(second_size)                                                                   \
     {                                                                                                     \
-        SF_COMPONENT_FIELDS                                                                               \
+        int component_id, component_index, h_samp_factor, v_samp_factor, quant_tbl_no, dc_tbl_no, ac_tbl_no; \
         JDIMENSION width_in_blocks, height_in_blocks;                                                     \
         int DCT_scaled_size;                                                                              \
         second_size                                                                                       \
@@ -150,12 +120,11 @@ struct jpeg_common_struct {
         int comps_in_scan;                                                                       \
         jpeg_component_info *cur_comp_info[MAX_COMPS_IN_SCAN];                                   \
         JDIMENSION MCUs_per_row, MCU_rows_in_scan;                                               \
-        int blocks_in_MCU, MCU_membership[D_MAX_BLOCKS_IN_MCU];                                  \
+        int blocks_in_MCU, MCU_membership[MAX_BLOCKS_IN_MCU];                                    \
         int Ss, Se, Ah, Al;                                                                      \
         block                                                                                    \
         int unread_marker;                                                                       \
-        void *master, *main, *coef, *post, *inputctl, *marker;                                   \
-        struct jpeg_entropy_decoder *entropy;                                                    \
+        void *master, *main, *coef, *post, *inputctl, *marker, *entropy;                         \
         void *idct, *upsample, *cconvert, *cquantize;                                            \
     }
 
@@ -184,7 +153,7 @@ struct jpeg_decompress_struct {
     JDIMENSION output_iMCU_row;
     int (*coef_bits)[DCTSIZE2];
     void *quant_tbl_ptrs[NUM_QUANT_TBLS];
-    JHUFF_TBL *dc_huff_tbl_ptrs[NUM_HUFF_TBLS], *ac_huff_tbl_ptrs[NUM_HUFF_TBLS];
+    void *dc_huff_tbl_ptrs[NUM_HUFF_TBLS], *ac_huff_tbl_ptrs[NUM_HUFF_TBLS];
     int data_precision;
     void *comp_info; /* of elements whose size the library knows */
     union {
@@ -192,12 +161,6 @@ struct jpeg_decompress_struct {
         SF_LATER_FIELDS(boolean is_baseline;, int min_DCT_v_scaled_size;,
                         int block_size; const int *natural_order; int lim_Se;) api80;
     } later;
-};
-
-/* How the private structure begins, in every version so far. */
-struct jpeg_entropy_decoder {
-    void (*start_pass)(j_decompress_ptr info);
-    boolean (*decode_mcu)(j_decompress_ptr info, JBLOCKROW *into);
 };
 
 /* ---- a loaded library ---- */
@@ -218,8 +181,6 @@ struct jpeg_entropy_decoder {
 struct sf_library {
     int api;           /* 62 or 80, the version of its interface */
     size_t info_bytes; /* of its decompressor */
-    /* Whether it asks for each MCU through the pointer in its private structure that is declared above. */
-    bool asks_for_mcus;
 #define SF_DECLARE(returned, name, arguments) returned(*name) arguments;
     SF_LIBJPEG_FUNCTIONS(SF_DECLARE)
 #undef SF_DECLARE
@@ -230,22 +191,12 @@ void sf_create_decompress(const struct sf_library *library, j_decompress_ptr inf
 /* The fields of a decompressor that the two versions have in different places, as they are now. */
 typedef struct {
     bool progressive, arithmetic;
-    unsigned restart_interval;
-    int max_h_samp_factor, max_v_samp_factor, comps_in_scan, blocks_in_MCU, Ss, Se, Ah, Al, unread_marker;
-    jpeg_component_info *const *cur_comp_info;
-    const int *MCU_membership;
-    struct jpeg_entropy_decoder *entropy;
+    int comps_in_scan, Ss, Se, unread_marker;
 } sf_coding;
 
 sf_coding sf_coding_of(const struct sf_library *library, const struct jpeg_decompress_struct *info);
 
-/* A component of an image that is being decoded: its share of an MCU, and its samples, in blocks of `scaled_size` each
- * way. Blocks that fill up the last MCU are not counted. */
-typedef struct {
-    int h_samp_factor, v_samp_factor, scaled_size;
-    JDIMENSION width_in_blocks, width, height;
-} sf_component;
-
-sf_component sf_component_of(const struct sf_library *library, const struct jpeg_decompress_struct *info, int index);
+/* The shape of the image whose header was read; of at most PLANES components the factors. */
+sf_shape sf_shape_of(const struct sf_library *library, const struct jpeg_decompress_struct *info);
 
 #endif

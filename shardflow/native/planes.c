@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include "decoder.h"
-
 enum {
     ROWS_AT_ONCE = 4,               /* go through the horizontal pass, in place of the channels of RGBX */
     MAX_ROWS_PER_READ = 4 * DCTSIZE, /* of a component */
@@ -30,17 +28,17 @@ static size_t whole_blocks(size_t bytes) { return (bytes + SF_BLOCK - 1) & ~(siz
 /* The filter that gives what an encoder would make of pixels: the component upsampled, resized, and as many `pixels` as share
  * a sample averaged. All of these are linear, so one filter does them, from sample to sample. A filter that does without,
  * as wide as a sample of the target, blurs chroma: 1 to 2 dB. */
-static void set_axis(sf_decoder *d, const sf_transcoding *t, sf_channel *c, int axis, int32_t reduction, int32_t pixels) {
+static void set_axis(sf_decoder *d, const sf_transcoding *t, sf_channel *c, int index, int axis, int32_t pixels) {
     const turn turned = turn_of(t->orientation);
     const int upright = turned.transposed ? 1 - axis : axis;
-    const sf_coding coding = sf_coding_of(d->jpeg, &d->info);
-    const int size = c->source.scaled_size * (axis ? c->source.v_samp_factor : c->source.h_samp_factor);
-    const int most = DCTSIZE / reduction * (axis ? coding.max_v_samp_factor : coding.max_h_samp_factor);
+    const sf_shape *const shape = &d->shape;
+    const int size = sf_samples_of_block(shape, index, d->reduction) * (axis ? shape->v : shape->h)[index];
+    const int most = DCTSIZE / d->reduction * (axis ? shape->max_v : shape->max_h);
     const int32_t first = t->window[upright], count = t->window[2 + upright];
     const sf_span span = {
         .filter = t->filter,
-        .length = (double)t->stored[axis] / reduction,
-        .high = (int32_t)(axis ? d->info.output_height : d->info.output_width),
+        .length = (double)t->stored[axis] / d->reduction,
+        .high = axis ? d->height : d->width,
         .resized = t->resized[axis],
         .first = turned.mirrored[axis] ? t->resized[axis] - first - count : first,
         .count = count,
@@ -53,12 +51,10 @@ static void set_axis(sf_decoder *d, const sf_transcoding *t, sf_channel *c, int 
     sf_need(d, sf_axis_set(&c->axes[axis], &span, axis == 0 && d->loops->packed));
 }
 
-static void set_channel(sf_decoder *d, const sf_transcoding *t, int index, int32_t reduction) {
-    sf_channel *const c = &d->planes.channels[index];
+static void set_channel(sf_decoder *d, const sf_transcoding *t, sf_channel *c, int index) {
     const bool transposed = turn_of(t->orientation).transposed;
-    c->source = sf_component_of(d->jpeg, &d->info, index);
     for (int axis = 0; axis < 2; axis++) {
-        set_axis(d, t, c, axis, reduction, index ? t->sampling[transposed ? 1 - axis : axis] : 1);
+        set_axis(d, t, c, index, axis, index ? t->sampling[transposed ? 1 - axis : axis] : 1);
     }
 }
 
@@ -83,73 +79,84 @@ static void unweave(const uint8_t *restrict woven, int32_t width, size_t row_byt
 
 /* Pass rows `first` to `end` of a component through its horizontal filter. Rows that carry no weight are left out, and what
  * is written behind `end` is written anew by the next call, or not read. */
-static void pass_rows(sf_decoder *d, sf_channel *c, int32_t first, int32_t end) {
+static void pass_rows(sf_planes *p, const sf_loops *loops, sf_channel *c, int32_t first, int32_t end) {
     const sf_axis *const across = &c->axes[0], *const down = &c->axes[1];
     const int32_t width = across->high - across->low, begin = first < down->low ? down->low : first;
-    uint8_t *const woven = d->planes.woven.data;
+    uint8_t *const woven = p->woven.data;
     uint8_t *const made = woven + whole_blocks(ROWS_AT_ONCE * ((size_t)width + across->taps + 8));
     if (end > down->high) end = down->high;
     for (int32_t row = begin; row < end; row += ROWS_AT_ONCE) {
         uint8_t *rows[ROWS_AT_ONCE];
         for (int32_t i = 0; i < ROWS_AT_ONCE; i++) {
             const int32_t at = row + i < end ? row + i : end - 1;
-            rows[i] = (uint8_t *)c->rows.data + c->row_bytes * (size_t)(at - first) + across->low;
+            rows[i] = c->decoded + c->row_bytes * (size_t)(at - first) + across->low;
         }
         weave(rows, width, woven);
-        d->loops->horizontal(across, woven, made);
+        loops->horizontal(across, woven, made);
         unweave(made, c->made[0], c->passed_bytes, (uint8_t *)c->passed.data + c->passed_bytes * (size_t)(row - down->low));
     }
 }
 
-static void reserve_channel(sf_decoder *d, sf_channel *c, int32_t reads) {
-    const sf_component *const source = &c->source;
-    /* The last MCU may have blocks that are none of the image's. */
-    c->row_bytes = whole_blocks((size_t)source->scaled_size * (source->width_in_blocks + (size_t)source->h_samp_factor));
-    c->passed_bytes = whole_blocks((size_t)c->made[0]);
-    const size_t rows = (size_t)reads * (size_t)(source->v_samp_factor * source->scaled_size);
+/* Say where the rows of a component are decoded to, and make room for them and for those that are passed on. */
+static void reserve_channel(sf_decoder *d, sf_channel *c, int index) {
+    const int samples = sf_samples_of_block(&d->shape, index, d->reduction);
     const size_t passed = (size_t)(c->axes[1].high - c->axes[1].low) + ROWS_AT_ONCE;
-    sf_need(d, sf_reserve(&c->rows, c->row_bytes * rows) && sf_reserve(&c->passed, c->passed_bytes * passed));
+    c->passed_bytes = whole_blocks((size_t)c->made[0]);
+    sf_need(d, sf_reserve(&c->passed, c->passed_bytes * passed));
+    if (d->is_own) {
+        c->lines = d->scan.samples[index].lines;
+        c->row_bytes = d->scan.samples[index].stride;
+        c->decoded = d->scan.samples[index].rows;
+        return;
+    }
+    const int32_t columns = sf_divide_up(d->shape.width, d->shape.max_h * DCTSIZE); /* of MCUs, the last one whole */
+    c->lines = d->shape.v[index] * samples;
+    c->row_bytes = whole_blocks((size_t)(columns * d->shape.h[index] * samples));
+    sf_need(d, sf_reserve(&c->rows, c->row_bytes * (size_t)(d->reduction * c->lines)));
+    c->decoded = c->rows.data;
 }
 
 /* What the horizontal pass reads behind the last pixel has zero weight, but must have been written. */
-static void reserve_woven(sf_decoder *d, int count) {
+static void reserve_woven(sf_planes *p, sf_decoder *d, int count) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++) {
-        const sf_channel *const c = &d->planes.channels[i];
+        const sf_channel *const c = &p->channels[i];
         const size_t read = ROWS_AT_ONCE * ((size_t)(c->axes[0].high - c->axes[0].low) + (size_t)c->axes[0].taps + 8);
         const size_t both = whole_blocks(read) + ROWS_AT_ONCE * c->passed_bytes;
         if (both > bytes) bytes = both;
     }
-    sf_need(d, sf_reserve(&d->planes.woven, bytes));
-    memset(d->planes.woven.data, 0, bytes);
+    sf_need(d, sf_reserve(&p->woven, bytes));
+    memset(p->woven.data, 0, bytes);
 }
 
-/* libjpeg hands out a row of MCUs at a time: of a reduced image so few rows that several such reads are passed on at once. */
-static void decode(sf_decoder *d, int count, int32_t reduction) {
-    const sf_coding coding = sf_coding_of(d->jpeg, &d->info);
-    const JDIMENSION lines = (JDIMENSION)(coding.max_v_samp_factor * DCTSIZE / reduction);
-    for (int i = 0; i < count; i++) reserve_channel(d, &d->planes.channels[i], reduction);
-    reserve_woven(d, count);
-    for (int32_t read = 0; d->info.output_scanline < d->info.output_height;) {
-        const int32_t before = read;
-        for (int32_t slot = 0; slot < reduction && d->info.output_scanline < d->info.output_height; slot++, read++) {
-            JSAMPROW rows[SF_PLANES][MAX_ROWS_PER_READ];
-            JSAMPARRAY planes[SF_PLANES] = {rows[0], rows[1], rows[2]};
-            for (int i = 0; i < count; i++) {
-                sf_channel *const c = &d->planes.channels[i];
-                const int32_t each = c->source.v_samp_factor * c->source.scaled_size;
-                for (int32_t r = 0; r < each; r++) {
-                    rows[i][r] = (uint8_t *)c->rows.data + c->row_bytes * (size_t)(slot * each + r);
-                }
-            }
-            if (d->jpeg->jpeg_read_raw_data(&d->info, planes, lines) < lines) {
-                FAIL(d, SF_CORRUPT, "not a decodable JPEG: it gave no more lines at %u", d->info.output_scanline);
-            }
+/* Have libjpeg-turbo decode the next row of MCUs into a slot. */
+static void read_row(sf_planes *p, sf_decoder *d, int count, int32_t slot) {
+    const JDIMENSION lines = (JDIMENSION)(d->shape.max_v * DCTSIZE / d->reduction);
+    JSAMPROW rows[PLANES][MAX_ROWS_PER_READ];
+    JSAMPARRAY planes[PLANES] = {rows[0], rows[1], rows[2]};
+    for (int i = 0; i < count; i++) {
+        const sf_channel *const c = &p->channels[i];
+        for (int32_t r = 0; r < c->lines; r++) rows[i][r] = c->decoded + c->row_bytes * (size_t)(slot * c->lines + r);
+    }
+    if (d->library->jpeg_read_raw_data(&d->info, planes, lines) < lines) {
+        FAIL(d, SF_CORRUPT, "not a decodable JPEG: it gave no more lines at %u", d->info.output_scanline);
+    }
+}
+
+/* A row of MCUs of a reduced image has so few lines that several are passed on at once. */
+static void decode(sf_planes *p, sf_decoder *d, int count) {
+    const int32_t mcu_height = d->is_own ? d->jpeg.mcu_height : DCTSIZE * d->shape.max_v;
+    const int32_t rows = sf_divide_up(d->shape.height, mcu_height);
+    for (int i = 0; i < count; i++) reserve_channel(d, &p->channels[i], i);
+    reserve_woven(p, d, count);
+    for (int32_t row = 0, first = 0; row < rows; first = row) {
+        for (int32_t slot = 0; slot < d->reduction && row < rows; slot++, row++) {
+            if (d->is_own) sf_need_sound(d, sf_scan_next(&d->scan));
+            else read_row(p, d, count, slot);
         }
         for (int i = 0; i < count; i++) {
-            sf_channel *const c = &d->planes.channels[i];
-            const int32_t each = c->source.v_samp_factor * c->source.scaled_size;
-            pass_rows(d, c, before * each, read * each);
+            sf_channel *const c = &p->channels[i];
+            pass_rows(p, d->loops, c, first * c->lines, row * c->lines);
         }
     }
     sf_check_end(d);
@@ -164,12 +171,12 @@ static sf_plane new_plane(sf_decoder *d, sf_buffer *buffer, int32_t width, int32
     return plane;
 }
 
-static sf_plane pass_down(sf_decoder *d, sf_channel *c) {
+static sf_plane pass_down(sf_planes *p, sf_decoder *d, sf_channel *c) {
     const sf_axis *const down = &c->axes[1];
     const int32_t rows = down->high - down->low;
     const sf_plane plane = new_plane(d, &c->stored, c->made[0], c->made[1]);
-    sf_need(d, sf_reserve(&d->planes.pointers, sizeof(uint8_t *) * (size_t)down->taps));
-    const uint8_t **const taps = d->planes.pointers.data;
+    sf_need(d, sf_reserve(&p->pointers, sizeof(uint8_t *) * (size_t)down->taps));
+    const uint8_t **const taps = p->pointers.data;
     for (int32_t y = 0; y < plane.height; y++) {
         for (int32_t k = 0; k < down->taps; k++) {
             const int32_t at = down->starts[y] + k < rows ? down->starts[y] + k : rows - 1; /* beyond, weights are zero */
@@ -206,26 +213,22 @@ static void fill_blocks(const sf_plane *plane) {
     }
 }
 
-void sf_planes_make(sf_decoder *d, const sf_transcoding *t, sf_plane planes[SF_PLANES]) {
-    const J_COLOR_SPACE space = d->info.jpeg_color_space;
-    if (space != JCS_YCbCr && space != JCS_GRAYSCALE) FAIL(d, SF_UNSUPPORTED, "neither grey nor YCbCr");
-    const int count = d->info.num_components;
-    const int32_t reduction = sf_choose_reduction(t->stored, t->resized, t->oversampling);
-    d->info.raw_data_out = TRUE;
-    sf_start_image(d, reduction);
-    for (int i = 0; i < count; i++) set_channel(d, t, i, reduction);
-    decode(d, count, reduction);
-    if (d->several_scans) d->jpeg->jpeg_abort_decompress(&d->info); /* gives back its coefficients, for the planes */
-    for (int i = 0; i < SF_PLANES; i++) {
-        sf_channel *const c = &d->planes.channels[i];
-        planes[i] = i < count ? pass_down(d, c) : neutral(d, c, t);
+void sf_planes_make(sf_planes *p, sf_decoder *d, const sf_transcoding *t, sf_plane planes[PLANES]) {
+    sf_start_planes(d, sf_choose_reduction(t->stored, t->resized, t->oversampling));
+    const int count = d->shape.count;
+    for (int i = 0; i < count; i++) set_channel(d, t, &p->channels[i], i);
+    decode(p, d, count);
+    if (d->several_scans) d->library->jpeg_abort_decompress(&d->info); /* gives back its coefficients, for the planes */
+    for (int i = 0; i < PLANES; i++) {
+        sf_channel *const c = &p->channels[i];
+        planes[i] = i < count ? pass_down(p, d, c) : neutral(d, c, t);
         if (i < count && turn_of(t->orientation).transposed) planes[i] = transpose(d, c, &planes[i]);
         fill_blocks(&planes[i]);
     }
 }
 
 static void each_buffer(sf_planes *planes, void (*work)(sf_buffer *)) {
-    for (int i = 0; i < SF_PLANES; i++) {
+    for (int i = 0; i < PLANES; i++) {
         sf_channel *const c = &planes->channels[i];
         work(&c->rows);
         work(&c->passed);
@@ -241,7 +244,7 @@ void sf_planes_trim(sf_planes *planes) { each_buffer(planes, sf_trim); }
 
 void sf_planes_release(sf_planes *planes) {
     each_buffer(planes, sf_release);
-    for (int i = 0; i < SF_PLANES; i++) {
+    for (int i = 0; i < PLANES; i++) {
         for (int axis = 0; axis < 2; axis++) sf_axis_release(&planes->channels[i].axes[axis]);
     }
 }

@@ -7,38 +7,28 @@
 #ifndef SHARDFLOW_PLANES_H
 #define SHARDFLOW_PLANES_H
 
-#include "kernel.h"
-#include "libjpeg.h"
-#include "resample.h"
-
-enum { SF_PLANES = 3 }; /* Y, Cb, Cr */
-
-/* The samples of a component. Behind those of a row its last one is repeated up to the end of a block of 8. */
-typedef struct {
-    int32_t width, height;
-    size_t row_bytes; /* from one row to the next */
-    uint8_t *rows;
-} sf_plane;
-
-static inline int32_t sf_divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
+#include "decoder.h"
+#include "plane.h"
 
 /* One of them on its way. Axis 0 is across and axis 1 down the image as it is stored. */
 typedef struct {
-    sf_component source;
     int32_t made[2]; /* samples that are wanted, along each axis */
     sf_axis axes[2];
-    size_t row_bytes, passed_bytes; /* of a decoded row, and of a row that went through the horizontal pass */
+    int lines;              /* of a row of MCUs */
+    size_t row_bytes;       /* of a decoded row, */
+    size_t passed_bytes;    /* and of a row that went through the horizontal pass */
+    uint8_t *decoded;       /* rows, the kernel's own or those of `rows` */
     sf_buffer rows, passed, stored, upright;
 } sf_channel;
 
 typedef struct {
-    sf_channel channels[SF_PLANES];
+    sf_channel channels[PLANES];
     sf_buffer woven, pointers;
 } sf_planes;
 
 /* Decode the image that was opened, and return the planes of what it is transcoded to, the upright ones. Those of chroma are
  * neutral where it is grey. They are valid until the next image. */
-void sf_planes_make(sf_decoder *d, const sf_transcoding *transcoding, sf_plane planes[SF_PLANES]);
+void sf_planes_make(sf_planes *p, sf_decoder *d, const sf_transcoding *transcoding, sf_plane planes[PLANES]);
 
 void sf_planes_trim(sf_planes *planes);
 void sf_planes_release(sf_planes *planes);

@@ -18,6 +18,8 @@
 
 /* An image within the pixel limit needs far less; this stops extreme ratios (one tall column, one wide output row). */
 static const size_t LIMIT_BYTES = (size_t)1 << 30;
+/* A giant image returns its memory. */
+static const size_t KEEP_BYTES = (size_t)32 << 20;
 
 /* Have a sanitizer see any access beyond the bytes that were asked for: buffers are larger, and are used again. */
 static void fence(const sf_buffer *buffer, size_t bytes) {
@@ -54,6 +56,10 @@ bool sf_extend(sf_buffer *buffer, size_t kept, size_t bytes) {
 void sf_release(sf_buffer *buffer) {
     free(buffer->data);
     *buffer = (sf_buffer){0};
+}
+
+void sf_trim(sf_buffer *buffer) {
+    if (buffer->bytes > KEEP_BYTES) sf_release(buffer);
 }
 
 /* ---- weights ---- */

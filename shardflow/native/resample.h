@@ -28,6 +28,7 @@ typedef struct {
 bool sf_reserve(sf_buffer *buffer, size_t bytes); /* false: more than an image may use, or out of memory */
 bool sf_extend(sf_buffer *buffer, size_t kept, size_t bytes); /* the same, but the first `kept` bytes stay */
 void sf_release(sf_buffer *buffer);
+void sf_trim(sf_buffer *buffer); /* what a giant image took is not kept for the next */
 
 /* One axis of a resize: `length` input pixels from `origin` on become `resized` pixels, of which `count` from `first` on
  * are made, in reverse order when `mirrored`. `shared` neighbours of these, counted in that order, share an output, their

@@ -3,9 +3,6 @@
 #include <string.h>
 
 enum {
-    TEM = 0x01,
-    APP9 = 0xE9,
-    SOS = 0xDA,
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
     SHARE = 1, /* so that tiny images have tables */
 #else
@@ -79,30 +76,6 @@ static layout layout_of(int32_t components, size_t entries_bits) {
     return at;
 }
 
-/* Whether a marker begins a segment with a length. */
-static bool has_length(uint8_t marker) {
-    return marker > TEM && marker != 0xFF && (marker < JPEG_RST0 || marker > JPEG_EOI);
-}
-
-/* The first segment of its name, or NULL. From the begin of the image to the data of the scan there are segments alone, one
- * behind the other: where there is anything else, such as a fill byte, no segment is a table, whatever stands in front of
- * it. `formats.seek_table` walks alike. Behind a table is the header of the scan, of ten bytes or more, so that `get` reads
- * nothing beyond it. */
-static const uint8_t *find(const uint8_t *image, const uint8_t *scan, size_t *bytes) {
-    const uint8_t *found = NULL;
-    for (const uint8_t *at = image + 2; scan - at >= 4 && at[0] == 0xFF && has_length(at[1]);) {
-        const size_t segment = 2 + ((size_t)at[2] << 8 | at[3]);
-        if (segment < 4 || segment > (size_t)(scan - at)) return NULL;
-        if (at[1] == SOS) return at + segment == scan ? found : NULL;
-        if (!found && at[1] == APP9 && segment >= 4 + sizeof NAME && !memcmp(at + 4, NAME, sizeof NAME)) {
-            found = at;
-            *bytes = segment;
-        }
-        at += segment;
-    }
-    return NULL;
-}
-
 static bool read_places(sf_seek_table *table, const uint8_t *entries, const uint8_t *widths, size_t count) {
     if (!sf_reserve(&table->places, sizeof(sf_place) * (count + 1))) return false;
     sf_place *const places = table->places.data;
@@ -126,11 +99,24 @@ static bool read_places(sf_seek_table *table, const uint8_t *entries, const uint
     return true;
 }
 
-bool sf_seek_read(sf_seek_table *table, const uint8_t *image, const uint8_t *scan, const uint8_t *end) {
-    size_t bytes = 0;
-    const uint8_t *const segment = find(image, scan, &bytes);
+bool sf_seek_is_table(const uint8_t *contents, size_t bytes) {
+    return bytes >= sizeof NAME && !memcmp(contents, NAME, sizeof NAME);
+}
+
+void sf_seek_set_shape(sf_seek_table *table, const sf_jpeg *jpeg) {
+    table->columns = jpeg->columns;
+    table->rows = jpeg->rows;
+    table->components = jpeg->shape.count;
+}
+
+/* Behind a table is the header of the scan, of ten bytes or more, so that `get` reads nothing beyond it. */
+bool sf_seek_read(sf_seek_table *table, const sf_jpeg *jpeg) {
+    const uint8_t *const segment = jpeg->seek_table;
+    if (!segment) return false;
+    sf_seek_set_shape(table, jpeg);
+    const size_t bytes = 2 + get(segment + 2, 0, 16);
     layout at = layout_of(table->components, 0);
-    if (!segment || bytes < at.bytes || segment[at.components] != table->components) return false;
+    if (bytes < at.bytes || segment[at.components] != table->components) return false;
     if ((int32_t)get(segment + at.columns, 0, 16) != table->columns) return false;
     if ((int32_t)get(segment + at.rows, 0, 16) != table->rows) return false;
     table->stretch = (int32_t)get(segment + at.stretch, 0, 16);
@@ -148,9 +134,9 @@ bool sf_seek_read(sf_seek_table *table, const uint8_t *image, const uint8_t *sca
     if (count > 1 && widths[0] == 0) return false; /* from here on the segment's length bounds the count */
     at = layout_of(table->components, (count - 1) * entry_bits);
     if (bytes != at.bytes || get(segment + at.sum, 0, 32) != adler32(segment + 4, at.sum - 4)) return false;
-    if ((size_t)(end - scan) < table->scan_bytes + 2) return false;
-    const uint8_t *const marker = scan + table->scan_bytes;
-    if (marker[0] != 0xFF || marker[1] != JPEG_EOI) return false;
+    if ((size_t)(jpeg->end - jpeg->scan) < table->scan_bytes + 2) return false;
+    const uint8_t *const marker = jpeg->scan + table->scan_bytes;
+    if (marker[0] != 0xFF || marker[1] != EOI) return false;
     return read_places(table, segment + at.entries, widths, count);
 }
 

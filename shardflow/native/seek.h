@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "libjpeg.h"
+#include "jpeg.h"
 #include "resample.h"
 
 enum { SF_SEGMENT_BYTES = 2 + 65535 }; /* the most that a segment takes, its marker included */
@@ -26,7 +26,6 @@ typedef struct {
 } sf_place;
 
 typedef struct {
-    int32_t mcu_width, mcu_height;     /* in pixels */
     int32_t columns, rows, components; /* of the scan: MCUs, and what an MCU is made of */
     int32_t stretch;                   /* MCUs from one place to the next in a row; its last stretch goes on to its end */
     int32_t per_row;                   /* stretches */
@@ -34,9 +33,14 @@ typedef struct {
     sf_buffer places;                  /* sf_place [rows * per_row + 1], the last one is the end of the scan */
 } sf_seek_table;
 
-/* Read the table of the image whose scan begins at `scan` and ends before `end`, the end of the file. `columns`, `rows`
- * and `components` are set. False: there is none, or none of this scan. */
-bool sf_seek_read(sf_seek_table *table, const uint8_t *image, const uint8_t *scan, const uint8_t *end);
+/* Whether the contents of an APP9 segment begin as those of a table. */
+bool sf_seek_is_table(const uint8_t *contents, size_t bytes);
+
+/* Read the table in a JPEG's header. False: there is none, or none of this scan. */
+bool sf_seek_read(sf_seek_table *table, const sf_jpeg *jpeg);
+
+/* Set the shape of the table that a JPEG's scan has. */
+void sf_seek_set_shape(sf_seek_table *table, const sf_jpeg *jpeg);
 
 /* Write the segment of a table, given the place of every MCU; returns its bytes. The stretches, which are set, are the
  * shortest for which it takes at most 1 % of the scan. 0: not even those of whole rows do. */

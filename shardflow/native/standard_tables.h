@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "libjpeg.h"
+#include "jpeg.h"
 
 enum { SF_LUMA, SF_CHROMA, SF_TABLES };
 

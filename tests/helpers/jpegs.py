@@ -104,11 +104,11 @@ def without_segments(payload: bytes, marker: int) -> bytes:
 
 
 @contextmanager
-def decoder(*, fast: bool, kernel: binding.Kernel | str | None = None) -> Iterator[binding.Decoder]:
-    """Make this thread decode in the fast ways, or in the plain ones; by default with the kernel of the process."""
+def decoder(*, fast: bool | binding.Way, kernel: binding.Kernel | str | None = None) -> Iterator[binding.Decoder]:
+    """Make this thread decode in the fast way, or leave all to libjpeg-turbo; by default with the kernel of the process."""
     kernel = kernel or binding.load()
     assert isinstance(kernel, binding.Kernel)
-    binding._threads.decoder = decoder = binding.Decoder(kernel, fast=fast)
+    binding._threads.decoder = decoder = binding.Decoder(kernel, binding.Way(fast * binding.Way.FAST if isinstance(fast, bool) else fast))
     try:
         yield decoder
     finally:

@@ -1,0 +1,77 @@
+/* A JPEG as its header describes it (ITU-T T.81, annex B), for those that the kernel decodes itself: 8 bits, Huffman coding,
+ * one sequential scan of one component or of three.
+ *
+ * Reading refuses whatever is not plain, and whatever libjpeg-turbo would warn of: such an image is for libjpeg-turbo, which
+ * says what the matter is. So no problem of a header is described here.
+ */
+#ifndef SHARDFLOW_JPEG_H
+#define SHARDFLOW_JPEG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    DCTSIZE = 8,
+    DCTSIZE2 = 64,
+    NUM_QUANT_TBLS = 4,
+    NUM_HUFF_TBLS = 4,
+    MAX_COMPS_IN_SCAN = 4,
+    MAX_BLOCKS_IN_MCU = 10,
+    MAX_DIMENSION = 65500, /* of libjpeg-turbo */
+    PLANES = 3,            /* Y, Cb, Cr */
+};
+
+enum sf_marker {
+    SOF0 = 0xC0, SOF1 = 0xC1, DHT = 0xC4, RST0 = 0xD0, SOI = 0xD8, EOI = 0xD9, SOS = 0xDA, DQT = 0xDB, DNL = 0xDC,
+    DRI = 0xDD, APP0 = 0xE0, APP9 = 0xE9, APP14 = 0xEE, APP15 = 0xEF, COM = 0xFE,
+};
+
+/* The places of a block's coefficients, in the order in which they are coded (figure A.6). */
+#define SF_ZIGZAG                                                                                                \
+    0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, \
+    21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53,   \
+    60, 61, 54, 47, 55, 62, 63
+
+typedef int16_t sf_coefficients[DCTSIZE2]; /* of a block, by row and column */
+
+static inline int32_t sf_divide_up(int32_t a, int32_t b) { return (a + b - 1) / b; }
+
+/* A Huffman table as it lies in the file; NULL: it is not there. */
+typedef struct {
+    const uint8_t *counts;  /* [16] of codes, by length */
+    const uint8_t *symbols; /* [count] */
+    int count;
+} sf_code_lengths;
+
+/* What an image is made of, whoever decodes it. */
+typedef struct {
+    int32_t width, height;
+    int count;                  /* of components */
+    int h[PLANES], v[PLANES];   /* their sampling factors: samples across and down, in relation to the greatest */
+    int max_h, max_v;
+} sf_shape;
+
+typedef struct {
+    sf_shape shape;
+    bool is_rgb;                  /* else YCbCr, or grey */
+    const uint8_t *steps[PLANES]; /* of quantisation, by component, in zigzag order, */
+    bool wide_steps[PLANES];      /* of two bytes each */
+    const sf_code_lengths *dc[PLANES], *ac[PLANES]; /* by component */
+    sf_code_lengths codes[2][NUM_HUFF_TBLS];
+    unsigned interval;            /* MCUs between two restart markers; 0: there are none */
+    int mcu_h[PLANES], mcu_v[PLANES]; /* blocks of each component in an MCU */
+    int32_t mcu_width, mcu_height; /* in pixels */
+    int32_t columns, rows;         /* of MCUs */
+    const uint8_t *image, *scan, *end; /* the entropy-coded data begin at `scan`; the file ends at `end` */
+    const uint8_t *seek_table;     /* the segment that may be one; NULL: there is none */
+} sf_jpeg;
+
+/* False: the image is for libjpeg-turbo. */
+bool sf_jpeg_read(sf_jpeg *jpeg, const uint8_t *image, size_t size);
+
+/* How many samples each way a block of a component has, at the scale of 1 / reduction: libjpeg-turbo decodes to more of them
+ * what has fewer samples than pixels. */
+int sf_samples_of_block(const sf_shape *shape, int component, int32_t reduction);
+
+#endif

@@ -1,0 +1,16 @@
+/* The working memory of one thread. */
+#ifndef SHARDFLOW_WORKSPACE_H
+#define SHARDFLOW_WORKSPACE_H
+
+#include "decoder.h"
+#include "transcode.h"
+
+struct sf_workspace {
+    sf_decoder decoder;
+    char about[64];
+    sf_axis horizontal, vertical; /* of crops */
+    sf_buffer frame, rows, ring, pointers;
+    sf_transcoder transcoder;
+};
+
+#endif
