@@ -173,9 +173,10 @@ static void transform_plainly(const sf_target *targets, int count, int32_t colum
 
 /* ---- in vectors, two blocks at once, one in each half ---- */
 
-static ALWAYS_INLINE AVX2 wide scaled(__m256i a) {
+/* Values times 2^bits. */
+static ALWAYS_INLINE AVX2 wide scaled(__m256i a, int bits) {
     const wide high = interleave(_mm256_setzero_si256(), a);
-    return (wide){_mm256_srai_epi32(high.low, 16 - CONST_BITS), _mm256_srai_epi32(high.high, 16 - CONST_BITS)};
+    return (wide){_mm256_srai_epi32(high.low, 16 - bits), _mm256_srai_epi32(high.high, 16 - bits)};
 }
 
 /* Outputs from the sums of the even and of the odd inputs. */
@@ -188,7 +189,8 @@ static ALWAYS_INLINE AVX2 void combine(const wide even[4], const wide odd[4], in
 
 static ALWAYS_INLINE AVX2 void transform_vectors(__m256i v[8], int bits) {
     const wide in26 = interleave(v[2], v[6]);
-    const wide even0 = scaled(_mm256_add_epi16(v[0], v[4])), even1 = scaled(_mm256_sub_epi16(v[0], v[4]));
+    const wide even0 = scaled(_mm256_add_epi16(v[0], v[4]), CONST_BITS);
+    const wide even1 = scaled(_mm256_sub_epi16(v[0], v[4]), CONST_BITS);
     const wide even2 = products(in26, F_0_541, F_0_541 - F_1_847), even3 = products(in26, F_0_541 + F_0_765, F_0_541);
     const wide even[4] = {plus(even0, even3), plus(even1, even2), minus(even1, even2), minus(even0, even3)};
 
@@ -215,19 +217,25 @@ static ALWAYS_INLINE AVX2 void store_pair(__m256i rows, const job *a, const job 
     _mm_storeh_pd((double *)(void *)(b->out + (size_t)(first + 1) * b->stride), _mm_castsi128_pd(high));
 }
 
-static AVX2 void transform_pair(const job *a, const job *b) {
-    __m256i v[8], rest = _mm256_setzero_si256();
+/* Load two blocks multiplied with their steps. The mask of a half is set where it has no coefficients in rows that count. */
+static ALWAYS_INLINE AVX2 __m256i load_pair(const job *a, const job *b, unsigned rows, __m256i v[8]) {
+    __m256i rest = _mm256_setzero_si256();
     for (int i = 0; i < 8; i++) {
         v[i] = two(a->block + 8 * i, b->block + 8 * i);
-        if (i > 0) rest = _mm256_or_si256(rest, v[i]);
+        if (rows >> i & 1) rest = _mm256_or_si256(rest, v[i]);
         v[i] = _mm256_mullo_epi16(v[i], two(a->steps + 8 * i, b->steps + 8 * i));
     }
+    const __m256i whole = _mm256_or_si256(rest, _mm256_shuffle_epi32(rest, 0x4E));
+    return _mm256_cmpeq_epi64(whole, _mm256_setzero_si256());
+}
+
+static AVX2 void pair_to_8x8(const job *a, const job *b) {
+    __m256i v[8];
+    const __m256i is_zero = load_pair(a, b, 0xFE, v);
     /* Where only the first row has coefficients the first pass is a shift there too, which differs for values that no
      * encoder makes. */
     const __m256i shifted = _mm256_slli_epi16(v[0], PASS1_BITS);
     transform_vectors(v, CONST_BITS - PASS1_BITS);
-    const __m256i whole = _mm256_or_si256(rest, _mm256_shuffle_epi32(rest, 0x4E));
-    const __m256i is_zero = _mm256_cmpeq_epi64(whole, _mm256_setzero_si256());
     for (int i = 0; i < 8; i++) v[i] = _mm256_blendv_epi8(v[i], shifted, is_zero);
     transpose(v);
     transform_vectors(v, CONST_BITS + PASS1_BITS + 3);
@@ -244,19 +252,83 @@ static AVX2 void transform_pair(const job *a, const job *b) {
     store_pair(_mm256_xor_si256(_mm256_unpackhi_epi32(bottom03, bottom47), middle), a, b, 6);
 }
 
+/* Sums of products of four vectors. */
+static ALWAYS_INLINE AVX2 wide products_of_4(wide in13, wide in57, int by1, int by3, int by5, int by7) {
+    return plus(products(in13, by1, by3), products(in57, by5, by7));
+}
+
+static ALWAYS_INLINE AVX2 void reduce_vectors_to_4(__m256i v[8], int bits) {
+    const wide in13 = interleave(v[1], v[3]), in57 = interleave(v[5], v[7]);
+    const wide even0 = scaled(v[0], CONST_BITS + 1), even1 = products(interleave(v[2], v[6]), F_1_847, -F_0_765);
+    const wide odd0 = products_of_4(in13, in57, F_1_061, -F_2_172, F_1_451, -F_0_211);
+    const wide odd1 = products_of_4(in13, in57, F_2_562, F_0_899, -F_0_601, -F_0_509);
+    const wide sum = plus(even0, even1), difference = minus(even0, even1);
+    v[0] = descaled(plus(sum, odd1), bits);
+    v[1] = descaled(plus(difference, odd0), bits);
+    v[2] = descaled(minus(difference, odd0), bits);
+    v[3] = descaled(minus(sum, odd1), bits);
+}
+
+static AVX2 void pair_to_4x4(const job *a, const job *b) {
+    __m256i v[8];
+    const __m256i is_zero = load_pair(a, b, 0xEE, v), first = _mm256_slli_epi16(v[0], PASS1_BITS);
+    reduce_vectors_to_4(v, CONST_BITS - PASS1_BITS + 1);
+    for (int i = 0; i < 4; i++) v[i] = _mm256_blendv_epi8(v[i], first, is_zero);
+    for (int i = 4; i < 8; i++) v[i] = _mm256_setzero_si256();
+    transpose(v);
+    reduce_vectors_to_4(v, CONST_BITS + PASS1_BITS + 3 + 1);
+    const __m256i columns01 = _mm256_unpacklo_epi16(v[0], v[1]), columns23 = _mm256_unpacklo_epi16(v[2], v[3]);
+    const __m256i rows01 = _mm256_unpacklo_epi32(columns01, columns23);
+    const __m256i rows = _mm256_packs_epi16(rows01, _mm256_unpackhi_epi32(columns01, columns23));
+    uint8_t samples[32];
+    _mm256_storeu_si256((__m256i *)samples, _mm256_xor_si256(rows, _mm256_set1_epi8(-128)));
+    for (size_t y = 0; y < 4; y++) {
+        memcpy(a->out + y * a->stride, samples + 4 * y, 4);
+        memcpy(b->out + y * b->stride, samples + 16 + 4 * y, 4);
+    }
+}
+
+static AVX2 void pair_to_2x2(const job *a, const job *b) {
+    const __m256i by = _mm256_setr_epi16(0, F_3_624, 0, -F_1_272, 0, F_0_850, 0, -F_0_720, /* the same for the other block */
+                                         0, F_3_624, 0, -F_1_272, 0, F_0_850, 0, -F_0_720);
+    const __m256i half = _mm256_set1_epi32(1 << (CONST_BITS - PASS1_BITS + 1));
+    __m256i v[8];
+    load_pair(a, b, 0, v);
+    const wide even = scaled(v[0], CONST_BITS + 2);
+    const wide odd = products_of_4(interleave(v[1], v[3]), interleave(v[5], v[7]), F_3_624, -F_1_272, F_0_850, -F_0_720);
+    const wide sums[2] = {plus(even, odd), minus(even, odd)};
+    __m256i first[2], change[2];
+    for (int y = 0; y < 2; y++) {
+        first[y] = _mm256_srai_epi32(_mm256_add_epi32(sums[y].low, half), CONST_BITS - PASS1_BITS + 2);
+        change[y] = _mm256_madd_epi16(descaled(sums[y], CONST_BITS - PASS1_BITS + 2), by);
+    }
+    __m256i changes = _mm256_hadd_epi32(change[0], change[1]);
+    changes = _mm256_hadd_epi32(changes, changes); /* of the first row, and of the second */
+    const __m256i means = _mm256_slli_epi32(_mm256_unpacklo_epi32(first[0], first[1]), CONST_BITS + 2);
+    const __m256i left = _mm256_add_epi32(means, changes), right = _mm256_sub_epi32(means, changes);
+    const __m256i all = _mm256_unpacklo_epi32(left, right), round = _mm256_set1_epi32(1 << (CONST_BITS + PASS1_BITS + 4));
+    const __m256i made = _mm256_srai_epi32(_mm256_add_epi32(all, round), CONST_BITS + PASS1_BITS + 5);
+    const __m256i words = _mm256_packs_epi32(made, made);
+    uint8_t samples[32];
+    _mm256_storeu_si256((__m256i *)samples, _mm256_xor_si256(_mm256_packs_epi16(words, words), _mm256_set1_epi8(-128)));
+    for (size_t y = 0; y < 2; y++) {
+        memcpy(a->out + y * a->stride, samples + 2 * y, 2);
+        memcpy(b->out + y * b->stride, samples + 16 + 2 * y, 2);
+    }
+}
+
 static AVX2 void transform_in_pairs(const sf_target *targets, int count, int32_t column, int32_t slot,
                                     sf_coefficients *blocks) {
     job jobs[MAX_BLOCKS_IN_MCU + 1];
     for (int i = 0; i < count; i++) jobs[i] = job_of(&targets[i], column, slot, blocks[i]);
     jobs[count] = jobs[count - 1];
     for (int i = 0; i < count;) {
-        if (RARE(jobs[i].samples != DCTSIZE)) {
-            transform(&jobs[i++]);
-            continue;
-        }
-        const int second = RARE(jobs[i + 1].samples != DCTSIZE) ? i : i + 1;
-        transform_pair(&jobs[i], &jobs[second]);
-        i = second + 1;
+        const job *const a = &jobs[i], *const b = a[1].samples == a->samples ? a + 1 : a;
+        if (a->samples == DCTSIZE) pair_to_8x8(a, b);
+        else if (a->samples == 4) pair_to_4x4(a, b);
+        else if (a->samples == 2) pair_to_2x2(a, b);
+        else to_1x1(a);
+        i += a->samples == 1 || b == a ? 1 : 2;
     }
     memset(blocks, 0, sizeof *blocks * (size_t)count);
 }
