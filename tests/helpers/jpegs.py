@@ -104,15 +104,24 @@ def without_segments(payload: bytes, marker: int) -> bytes:
 
 
 @contextmanager
-def decoder(*, fast: bool | binding.Way, kernel: binding.Kernel | str | None = None) -> Iterator[binding.Decoder]:
-    """Make this thread decode in the fast way, or leave all to libjpeg-turbo; by default with the kernel of the process."""
-    kernel = kernel or binding.load()
-    assert isinstance(kernel, binding.Kernel)
-    binding._threads.decoder = decoder = binding.Decoder(kernel, binding.Way(fast * binding.Way.FAST if isinstance(fast, bool) else fast))
+def decoder(
+    *, fast: bool = True, plain: bool = False, kernel: binding.Kernel | None = None
+) -> Iterator[binding.Decoder]:
+    """Make this thread decode with a kernel: fast, in plain C, or by libjpeg-turbo alone."""
+    kernel = kernel or loaded_kernel()
+    way = binding.Way.PLAIN if plain else binding.Way.FAST if fast else binding.Way.LIBRARY
+    binding._threads.decoder = decoder = binding.Decoder(kernel, way)
     try:
         yield decoder
     finally:
         del binding._threads.decoder
+
+
+def loaded_kernel() -> binding.Kernel:
+    """Return the kernel of this process."""
+    kernel = binding.load()
+    assert isinstance(kernel, binding.Kernel)
+    return kernel
 
 
 def segments(payload: bytes) -> list[tuple[int, bytes]]:
