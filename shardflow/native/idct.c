@@ -80,7 +80,7 @@ static void to_8x8(const job *j) {
     if (has_rows(j, 0xFE)) {
         transform_columns(v, CONST_BITS - PASS1_BITS);
     } else { /* the same, but for values that no encoder makes */
-        for (int i = 0; i < DCTSIZE2; i++) v[i / DCTSIZE][i % DCTSIZE] = shifted(v[0][i % DCTSIZE]);
+        for (int i = DCTSIZE2 - 1; i >= 0; i--) v[i / DCTSIZE][i % DCTSIZE] = shifted(v[0][i % DCTSIZE]);
     }
     for (int i = 0; i < DCTSIZE2; i++) w[i % DCTSIZE][i / DCTSIZE] = v[i / DCTSIZE][i % DCTSIZE];
     transform_columns(w, CONST_BITS + PASS1_BITS + 3);

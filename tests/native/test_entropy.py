@@ -18,19 +18,21 @@ from tests.helpers import huffman, jpegs
 Found = tuple[NDArray[np.uint8], list[native.Problem], int]
 
 
-def decode(payloads: list[bytes], boxes: list[tuple[int, int, int, int]], *, fast: bool) -> Found:
+def decode(payloads: list[bytes], boxes: list[tuple[int, int, int, int]], oversampling: int = 0, **way: bool) -> Found:
     """Decode a crop of each; returns pixels, problems, and how many images it took libjpeg-turbo to decode."""
-    out = np.full((len(payloads), 3, 16, 16), 9, np.uint8)
-    with jpegs.decoder(fast=fast) as made:
-        problems = native.decode_crops(payloads, np.array(boxes, np.int32), np.zeros(len(payloads), np.bool_), out)
+    out, flips = np.full((len(payloads), 3, 16, 16), 9, np.uint8), np.zeros(len(payloads), np.bool_)
+    with jpegs.decoder(**way) as made:
+        problems = native.decode_crops(payloads, np.array(boxes, np.int32), flips, out, oversampling=oversampling)
         return out, problems, made.faults
 
 
-def assert_same(payloads: list[bytes], boxes: list[tuple[int, int, int, int]]) -> Found:
-    """Fail where the two ways differ in a pixel, a status or a word."""
-    found, wanted = decode(payloads, boxes, fast=True), decode(payloads, boxes, fast=False)
-    assert found[1] == wanted[1]
-    np.testing.assert_array_equal(found[0], wanted[0])
+def assert_same(payloads: list[bytes], boxes: list[tuple[int, int, int, int]], oversampling: int = 0) -> Found:
+    """Fail where the ways to decode them differ in a pixel, a status or a word."""
+    wanted = decode(payloads, boxes, oversampling, fast=False)
+    for plain in (True, False):
+        found = decode(payloads, boxes, oversampling, plain=plain)
+        assert found[1] == wanted[1]
+        np.testing.assert_array_equal(found[0], wanted[0])
     return found
 
 
@@ -90,6 +92,26 @@ def test_any_coefficients_in_colour(seed: int, sampling: tuple[int, int]) -> Non
     tables, restart = huffman.random_tables(rng), rng.choice((None, None, 2))
     payload = huffman.encode_components(components, (width, height), *tables, restart=restart)
     assert assert_same([payload] * 5, boxes_of(rng, width, height, 5))[1:] == ([], 0)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    sampling=st.sampled_from([(1, 1), (2, 1), (2, 2), None]),
+    scale=st.sampled_from([2, 4, 8]),
+)
+def test_any_coefficients_at_a_reduced_scale(seed: int, sampling: tuple[int, int] | None, scale: int) -> None:
+    """Whatever the coefficients are, blocks of 4 x 4, 2 x 2 and 1 x 1 samples are those of libjpeg-turbo."""
+    rng = random.Random(seed)
+    width, height = rng.randint(16 * scale, 20 * scale), rng.randint(16 * scale, 20 * scale)
+    samplings = [sampling, (1, 1), (1, 1)] if sampling else [(1, 1)]
+    across, down = (-(-side // (8 * factor)) for side, factor in zip((width, height), samplings[0], strict=True))
+    components = [
+        huffman.Component(h, v, [[coefficients(rng) for _ in range(across * h)] for _ in range(down * v)])
+        for h, v in samplings
+    ]
+    payload = huffman.encode_components(components, (width, height), *huffman.random_tables(rng))
+    assert assert_same([payload] * 3, [(0, 0, width, height)] * 3, oversampling=1)[1:] == ([], 0)
 
 
 @settings(max_examples=150)
@@ -172,6 +194,6 @@ def test_tables_are_the_images_own() -> None:
     wanted = [decode([image], [(0, 0, 8, 8)], fast=False)[0][0] for image in images]
     for _ in range(20):
         order = [rng.randrange(len(images)) for _ in range(30)]
-        out, *rest = decode([images[i] for i in order], [(0, 0, 8, 8)] * 30, fast=True)
+        out, *rest = decode([images[i] for i in order], [(0, 0, 8, 8)] * 30)
         assert rest == [[], 0]
         np.testing.assert_array_equal(out, np.stack([wanted[i] for i in order]))

@@ -1,10 +1,10 @@
 /* libFuzzer's entry: the input is 16 bytes that choose a crop and its settings, and a JPEG, or pixels.
  *
  * One decoder lives through all inputs, as in a worker process, so that what an image leaves behind is tested with the
- * next one. Inputs are decoded by the fast code and by the plain code, which must agree, and every fourth between two
- * copies of a good image, whose pixels must not change. Images that can have a seek table are decoded with it as well, and
- * with others. A table that an input holds has a right sum after most mutations, or it would never be used: at the end is said
- * how many were. The output is allocated to the byte, so that the address sanitizer sees a write beside it. JPEGs are
+ * next one. Inputs are decoded by the kernel, in vectors or in plain C, and by libjpeg-turbo, which must agree, and every
+ * fourth between two copies of a good image, whose pixels must not change. Images that can have a seek table are decoded with
+ * it as well, and with others. A table that an input holds is made anew after many mutations, and has a right sum after most,
+ * or it would never be used: at the end is said how many were. The output is allocated to the byte, so that the address sanitizer sees a write beside it. JPEGs are
  * transcoded as well, in both ways, and the good one after each; the seek table that is then written is that of the scan.
  */
 #define _GNU_SOURCE /* memmem */
@@ -13,23 +13,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "decoder.h" /* whether a table was used is known in there alone */
 #include "kernel.h"
 #include "seek.h"
+#include "workspace.h" /* whether a table was used is known in there alone */
 
 enum { CHOICE_BYTES = 16, GOOD_BYTES_MAX = 1 << 16 };
 
-static sf_decoder *decoders[2];
+static sf_workspace *ways[3], *decoders[2]; /* by libjpeg-turbo, and by the kernel itself */
 static uint8_t good[GOOD_BYTES_MAX];
 static size_t good_size;
 static sf_header good_header;
 static const uint8_t all[3] = {1, 1, 1};
-static size_t inputs, inputs_with_table, tables_used;
+static size_t inputs, inputs_with_table, tables_read, tables_used;
 
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most);
 
 static void report(void) {
-    fprintf(stderr, "seek tables: in %zu of %zu inputs, used in %zu\n", inputs_with_table, inputs, tables_used);
+    fprintf(stderr, "seek tables: in %zu of %zu inputs, read in %zu, used in %zu\n", inputs_with_table, inputs, tables_read,
+            tables_used);
 }
 
 int LLVMFuzzerInitialize(int *count, char ***arguments) {
@@ -46,8 +47,9 @@ int LLVMFuzzerInitialize(int *count, char ***arguments) {
     good_size = fread(good, 1, sizeof good, file);
     fclose(file);
     sf_problem problem;
-    sf_library_know_layout(library);
-    for (int fast = 0; fast < 2; fast++) decoders[fast] = sf_decoder_new(library, fast);
+    for (int way = SF_BY_LIBRARY; way <= SF_FAST; way++) ways[way] = sf_workspace_new(library, way);
+    decoders[0] = ways[SF_BY_LIBRARY];
+    decoders[1] = ways[SF_FAST];
     if (sf_read_header(decoders[0], good, good_size, &good_header, &problem) != SF_OK) exit(2);
     atexit(report);
     return 0;
@@ -67,7 +69,7 @@ static int32_t below(int32_t limit, uint8_t byte, uint8_t fine) {
 }
 
 /* Decode the batch as a view beside one of whole images; where no fault is found, it is as by itself, unless it `may_differ`. */
-static void check_views(sf_decoder *decoder, const sf_batch *batch, int32_t found, int may_differ) {
+static void check_views(sf_workspace *decoder, const sf_batch *batch, int32_t found, int may_differ) {
     const size_t bytes = (size_t)batch->count * batch->image_stride;
     sf_batch views[2] = {*batch, *batch};
     views[1].boxes = views[1].resized = NULL;
@@ -111,20 +113,44 @@ static uint8_t *table_of(uint8_t *image, size_t size, size_t *bytes) {
     return NULL;
 }
 
-/* libFuzzer's mutations, and those of a table alone; then a right sum, but for one in eight. */
+/* Give an image the table that its scan has, if it can have one and there is room; returns its size. */
+static size_t with_new_table(uint8_t *image, size_t size, size_t most) {
+    static const sf_limits none = {1 << 18, 9 << 18, 15 << 18, 500};
+    static uint8_t segment[SF_SEGMENT_BYTES];
+    size_t bytes, old_bytes = 0;
+    sf_problem problem;
+    sf_seek_table_of(ways[SF_FAST], image, size, &none, segment, &bytes, &problem);
+    uint8_t *const old = table_of(image, size, &old_bytes);
+    if (!bytes || !scan_of(image, size) || size - (old ? old_bytes : 0) + bytes > most) return size;
+    if (old) {
+        memmove(old, old + old_bytes, (size_t)(image + size - old) - old_bytes);
+        size -= old_bytes;
+    }
+    const size_t scan = scan_of(image, size);
+    memmove(image + scan + bytes, image + scan, size - scan);
+    memcpy(image + scan, segment, bytes);
+    return size + bytes;
+}
+
+/* libFuzzer's mutations, also of the crop alone, and those of a table alone; then a new table, or a right sum, but for some. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed) {
     size_t bytes;
-    uint8_t *table = size > CHOICE_BYTES ? table_of(data + CHOICE_BYTES, size - CHOICE_BYTES, &bytes) : NULL;
-    if (table && seed % 2) {
-        for (unsigned random = seed, left = 1 + seed / 2 % 4; left > 0; left--) {
+    if (size <= CHOICE_BYTES) return LLVMFuzzerMutate(data, size, most);
+    uint8_t *const image = data + CHOICE_BYTES;
+    uint8_t *table = table_of(image, size - CHOICE_BYTES, &bytes);
+    if (table && seed % 4 == 1) {
+        for (unsigned random = seed, left = 1 + seed / 4 % 4; left > 0; left--) {
             random = random * 1664525 + 1013904223;
             table[13 + random / 65536 % (bytes - 17)] ^= (uint8_t)(1 << random / 256 % 8);
         }
+    } else if (table && seed % 4 == 2) {
+        LLVMFuzzerMutate(data, CHOICE_BYTES, CHOICE_BYTES);
     } else {
         size = LLVMFuzzerMutate(data, size, most);
-        table = size > CHOICE_BYTES ? table_of(data + CHOICE_BYTES, size - CHOICE_BYTES, &bytes) : NULL;
+        if (size > CHOICE_BYTES && seed / 16 % 4) size = CHOICE_BYTES + with_new_table(image, size - CHOICE_BYTES, most - CHOICE_BYTES);
     }
-    if (table && seed / 16 % 8) set_sum(table, bytes);
+    table = size > CHOICE_BYTES ? table_of(image, size - CHOICE_BYTES, &bytes) : NULL;
+    if (table && seed / 64 % 8) set_sum(table, bytes);
     return size;
 }
 
@@ -164,7 +190,7 @@ static void check_tables(const sf_batch *batch, int32_t found, const uint8_t *ch
 }
 
 /* Transcode to at most 55 pixels a side; returns the status. */
-static int transcode(sf_decoder *decoder, const uint8_t *image, size_t size, const sf_header *header,
+static int transcode(sf_workspace *decoder, const uint8_t *image, size_t size, const sf_header *header,
                      const sf_limits *limits, const uint8_t *choice, sf_transcoded *made) {
     sf_problem problem;
     sf_transcoding asked = {
@@ -226,6 +252,7 @@ static void check_transcoding(const uint8_t *image, size_t size, const sf_header
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < CHOICE_BYTES) return 0;
     const uint8_t *choice = data;
+    decoders[1] = ways[choice[15] & 128 ? SF_PLAIN : SF_FAST];
     /* A copy of its own size, so that a read beyond the image is seen too. */
     const size_t image_size = size - CHOICE_BYTES;
     uint8_t *image = malloc(image_size ? image_size : 1);
@@ -296,9 +323,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             .filter = (choice[14] >> 2) % 3,
             .oversampling = choice[15] % 4,
         };
-        decoders[fast]->entropy.table = NULL;
+        sf_decoder *const inside = &decoders[fast]->decoder;
+        inside->entropy.table = NULL;
+        inside->seek_table.scan_bytes = 0;
         found[fast] = sf_decode(decoders[fast], &batch, 1, problems[fast]);
-        tables_used += count == 1 && decoders[fast]->entropy.table != NULL;
+        tables_read += fast && count == 1 && inside->seek_table.scan_bytes > 0;
+        tables_used += fast && count == 1 && inside->entropy.table != NULL;
         if (!batch.oversampling) check_views(decoders[fast], &batch, found[fast], has_table);
         if (fast && count == 1 && !is_pixels && !has_table) check_tables(&batch, found[fast], choice);
     }

@@ -3,7 +3,8 @@
     python tools/fuzz/seeds.py DIRECTORY
 
 `DIRECTORY/good.jpg` is the image that the others must not change; the corpus is in `DIRECTORY/corpus`. A JPEG that can
-have a seek table comes once more with it; the kernel in DIRECTORY, built as for the fuzzer, has tables of small images.
+have a seek table comes again with it, with several crops that are worth a table; the kernel in DIRECTORY, built as for the
+fuzzer, has tables of small images. Prints the libjpeg-turbo that the kernel uses.
 """
 
 from __future__ import annotations
@@ -53,9 +54,13 @@ def main(directory: Path) -> None:
         jpeg, choice = encode(width, height, mode, **how), rng.randbytes(16)
         (corpus / f"seed{number:03}").write_bytes(choice + jpeg)
         if table := decoder.seek_table(jpeg, binding.Limits(*limits(MAX_PIXELS))):
-            # The table is read for a crop alone, of a batch of one, within wide limits.
-            crop = choice[:13] + bytes([choice[13] & 0xF8 | 1, choice[14], 0x60])
-            (corpus / f"table{number:03}").write_bytes(crop + seek_table.insert(jpeg, table))
+            for copy in range(3):
+                # The table is read for a crop alone, of a batch of one, within wide limits: away from the left or the top.
+                crop = bytearray(rng.randbytes(16))
+                crop[2 + 2 * (copy % 2)] |= 0x80
+                crop[13], crop[15] = crop[13] & 0xF8 | 1, crop[15] & 0x83 | 0x60
+                (corpus / f"table{number:03}{'abc'[copy]}").write_bytes(bytes(crop) + seek_table.insert(jpeg, table))
+    print(kernel.libjpeg)
 
 
 if __name__ == "__main__":
