@@ -15,9 +15,10 @@ static void add_plainly(const uint8_t *restrict near, const uint8_t *restrict fa
 
 /* Twice as many values, of which the even and the odd ones are rounded in turns; their weights add up to 2^bits. */
 static void widen_plainly(const int16_t *restrict sums, int bits, size_t count, int16_t *restrict out) {
+    const int16_t *const left = sums - 1, *const right = sums + 1;
     for (size_t i = 0; i < count; i++) {
-        out[2 * i] = (int16_t)(((3 * sums[i] + sums[i - 1] + (bits == 4 ? 8 : 1)) >> bits) - MIDDLE);
-        out[2 * i + 1] = (int16_t)(((3 * sums[i] + sums[i + 1] + (bits == 4 ? 7 : 2)) >> bits) - MIDDLE);
+        out[2 * i] = (int16_t)(((3 * sums[i] + left[i] + (bits == 4 ? 8 : 1)) >> bits) - MIDDLE);
+        out[2 * i + 1] = (int16_t)(((3 * sums[i] + right[i] + (bits == 4 ? 7 : 2)) >> bits) - MIDDLE);
     }
 }
 
