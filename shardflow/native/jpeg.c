@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "seek.h"
+#include "standard_tables.h"
 
 /* The segments in front of the scan, and what is known of the image while they are read. */
 typedef struct {
@@ -156,10 +157,23 @@ static bool set_mcus(sf_jpeg *j) {
     return blocks <= MAX_BLOCKS_IN_MCU;
 }
 
+/* Those of frames of motion pictures, which have none. */
+static void set_standard_codes(sf_jpeg *j) {
+    for (int number = 0; number < SF_TABLES; number++) {
+        for (int class = 0; class < 2; class++) {
+            const sf_standard_codes *const codes = class ? &STANDARD_AC[number] : &STANDARD_DC[number];
+            sf_code_lengths *const table = &j->codes[class][number];
+            *table = (sf_code_lengths){.counts = codes->counts, .symbols = codes->symbols};
+            for (int i = 0; i < 16; i++) table->count += table->counts[i];
+        }
+    }
+}
+
 bool sf_jpeg_read(sf_jpeg *jpeg, const uint8_t *image, size_t size) {
     const uint8_t *at = image, *const end = image + size;
     header h = {.jpeg = jpeg, .transform = -1};
     *jpeg = (sf_jpeg){.image = image, .end = end};
+    set_standard_codes(jpeg);
     if (size < 4 || at[0] != 0xFF || at[1] != SOI) return false;
     bool are_segments = true; /* one behind the other: where there are other bytes, none counts as a seek table */
     for (at += 2;;) {
