@@ -9,6 +9,8 @@ of libjpeg-turbo, rare pixels may differ by one level.
 
 - Crops lie inside the image, from 1 x 1 pixel up, and are enlarged or reduced to any size. Any other crop is a problem
   of that image, as is a file that is not a JPEG: its pixels are zero, and the other images of the batch are complete.
+- The kernel decodes baseline JPEGs by itself, in the samplings that photographs have; progressive ones, rare ones and
+  whatever a fault was found in are libjpeg-turbo's, by its public interface: any version will do.
 - Grey is replicated to RGB. CMYK, 12 bits and arithmetic coding are `Status.UNSUPPORTED`: use a general decoder.
 - A file that is cut short is `Status.TRUNCATED`, even where the crop lies above the cut. Corrupt data after which
   libjpeg-turbo goes on, as in Pillow and torchvision, is `Status.DAMAGED`; the pixels are there, and the caller decides
@@ -79,9 +81,9 @@ def limitation() -> str:
 def version() -> str:
     """Return the version of the libjpeg-turbo that the kernel uses, "none" without a kernel.
 
-    Nothing else changes the pixels: not the path of the library, and not the instructions in use. But of damaged files,
-    whose coefficients exceed what an encoder writes, x86 and aarch64 make other pixels: libjpeg-turbo's loops saturate
-    there in different steps.
+    Nothing else changes the pixels: not the path of the library, and not the instructions in use. But of damaged files
+    that libjpeg-turbo decodes, and whose coefficients exceed what an encoder writes, x86 and aarch64 make other pixels:
+    its loops saturate there in different steps.
     """
     kernel = binding.load()
     return "none" if isinstance(kernel, str) else kernel.version
