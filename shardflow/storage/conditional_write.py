@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from shardflow.errors import BucketNotFoundError, DatasetExistsError, NotFoundError, ShardflowError, StoreError
 
-from .retry import ChangedError
-from .transport import Head
+from .transport import ChangedError, Head
 
 
 def blob_metadata(sha256: str) -> dict[str, str]:

@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
+
+from shardflow._imports import import_large
 from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
 
-from .retry import Failure, Retries, RetryPolicy, with_timeout
-from .storage import ListedBlob
-from .transport import Head, blob_url, request_url
+from .interface import ListedBlob
+from .retry import Retries, with_timeout
+from .transport import Connection, Head
+from .urls import blob_url
 
 _WHOLE_FILES = 4  # as many as `sync` transfers at the same time
 
@@ -25,47 +29,30 @@ _WHOLE_FILES = 4  # as many as `sync` transfers at the same time
 class FsspecTransport:
     """The files below a path of one of fsspec's file systems; see Transport."""
 
-    def __init__(
-        self, fs: Any, path: str, url: str, classify: Callable[[Exception, str], Failure], retry_policy: RetryPolicy
-    ) -> None:
+    def __init__(self, connection: Connection, fs: Any, path: str) -> None:
         self._fs = fs
         # Over HTTP a query can hold a signature, which every request must carry.
         root, mark, query = path.partition("?")
         self._root, self._query = root.rstrip("/"), mark + query
-        self._url = partial(blob_url, url)
-        self._retry_policy = retry_policy
-        self._retry = Retries(classify, retry_policy, partial(request_url, url))
+        self._url = partial(blob_url, connection.shown)
+        self._policy = connection.policy
+        self._retry = Retries(connection.classify, connection.policy, connection.blob)
         self._has_ranges = True
         self._whole: dict[str, bytes] = {}  # files from a server without ranges, until their last bytes are requested
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def fetch(
-        self,
-        name: str,
-        start: int,
-        stop: int,
-        head: Head | None,
-        on_head: Callable[[Head], None],
-        *,
-        read: Callable[[str, int, int, int], Awaitable[bytes]] | None = None,
+        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
     ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end of the file.
-
-        `read`, if it is given in place of the file system's own method, takes a name, start, stop and the file's size,
-        and may return the whole file.
-        """
+        """Return the bytes from `start` to `stop`, or to the end of the file."""
         if head is None:
-            if (head := await self.head(name)) is None:
+            if (head := await self._describe(name)) is None:
                 raise NotFoundError(f"{self._url(name)}: does not exist; check the path")
             on_head(head)
         stop, size = min(stop, head.size), head.size
 
         async def request() -> bytes:
-            data: bytes
-            if read is None:
-                data = await self._call("cat_file", name, stop - start, start=start, end=stop)
-            else:
-                data = await read(name, start, stop, size)
+            data = await self._read(name, start, stop, size)
             if len(data) not in (stop - start, size):
                 raise TransientError(f"{self._url(name)}: expected {stop - start} bytes, found {len(data)}")
             return data
@@ -92,6 +79,9 @@ class FsspecTransport:
 
     async def head(self, name: str) -> Head | None:
         """Return the head of a file, None if it does not exist."""
+        return await self._describe(name)
+
+    async def _describe(self, name: str) -> Head | None:
         self._fs.invalidate_cache()  # of listings, from which it would answer
         try:
             info = await self._retry(lambda: self._call("info", name), name)
@@ -103,11 +93,8 @@ class FsspecTransport:
             raise StoreError(f"{self._url(name)}: the server does not send its size; copy the dataset to a disk")
         return Head(size=info["size"])
 
-    async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
+    async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:  # noqa: ARG002 - the protocol's
         """Publish a file. A new one is created exclusively by the file system, if it supports that."""
-        if tag is not None:
-            message = f"{self._url(name)}: this kind of storage cannot replace a file only while it is unchanged"
-            raise StoreError(f"{message}; use a disk, S3, Google Cloud Storage or Azure")
         mode = {"mode": "create"} if new else {}
 
         async def request() -> None:
@@ -154,10 +141,33 @@ class FsspecTransport:
     def _key(self, name: str) -> str:
         return (f"{self._root}/{name}" if name else self._root) + self._query
 
+    async def _read(self, name: str, start: int, stop: int, size: int) -> bytes:  # noqa: ARG002 - the size is for others
+        """Return a range of a file of a size, or the whole file."""
+        return await self._call("cat_file", name, stop - start, start=start, end=stop)  # type: ignore[no-any-return]
+
     async def _call(self, method: str, name: str, size: int = 0, *data: bytes, **arguments: Any) -> Any:
         """Call a method of the file system. One that blocks runs in a thread, which goes on after a timeout."""
         if self._fs.async_impl:
             work = getattr(self._fs, f"_{method}")(self._key(name), *data, **arguments)
         else:
             work = asyncio.to_thread(getattr(self._fs, method), self._key(name), *data, **arguments)
-        return await with_timeout(work, self._retry_policy.transfer_s(size), f"{self._url('')}: expected an answer")
+        return await with_timeout(work, self._policy.transfer_s(size), f"{self._url('')}: expected an answer")
+
+
+def connect(connection: Connection) -> FsspecTransport:
+    """Return the transport for any URL that fsspec serves."""
+    return FsspecTransport(connection, *file_system(connection))
+
+
+def file_system(connection: Connection, client: str = "", **ours: Any) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path in it, with some options of ours.
+
+    Its `client` is a large module, which it needs.
+
+    Raises:
+        ImportError: A package is missing.
+    """
+    if client:
+        import_large(client)
+    options = {**connection.options, "skip_instance_cache": True, **ours}
+    return fsspec.core.url_to_fs(connection.url, **options)  # type: ignore[no-any-return]

@@ -14,9 +14,7 @@ from .retry import with_timeout
 from .transport import Head
 
 _MOST_TEXT = 2000  # bytes that are read of what a refusal says
-RANGE_HEADERS = {
-    "Accept-Encoding": "identity"
-}  # compressed on the way, a body would have another length than the range
+RANGE_HEADERS = {"Accept-Encoding": "identity"}  # compressed, a body would have another length than the range
 
 
 def web_file_system() -> Any:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from shardflow.errors import TransientError
 
-from .retry import ChangedError, RetryPolicy, with_timeout
-from .transport import Head, if_found
+from .retry import RetryPolicy, with_timeout
+from .transport import ChangedError, Head, if_found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +63,9 @@ async def read_range(
                 raise ChangedError("the blob has changed")
             stop = min(stop, found.size)
             while received < stop - start:
-                goal = min(stop - start, received + policy.pace_bytes)
+                goal = min(stop - start, received + policy.window_bytes)
                 expected = f"expected {goal - received} more bytes of an answer"
-                await with_timeout(receive(answer, goal), policy.pace_s, expected)
+                await with_timeout(receive(answer, goal), policy.window_s, expected)
 
     async def receive(answer: Answer, goal: int) -> None:
         nonlocal received

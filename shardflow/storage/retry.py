@@ -16,46 +16,45 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import NoReturn, TypeVar
 
-from shardflow.errors import ConfigError, DeadlineError, IntegrityError, ShardflowError, StoreError
+from shardflow.errors import ConfigError, DeadlineError, IntegrityError, ShardflowError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-_TOLD_AFTER_S = 5.0  # a shorter outage is not worth a warning
+_WARN_AFTER_S = 5.0  # a shorter outage is not worth a warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """The limits of waits and retries. Every wait ends, whatever the server does."""
 
-    give_up_s: float = 45.0  # after the last progress; no new attempt starts later
+    idle_timeout_s: float = 45.0  # after the last progress; no new attempt starts later
     attempts: int | None = None  # in a row without progress; None for as many as the time allows
-    answer_s: float = 15.0  # from a request to the head of its answer
-    pace_bytes: int = 256 << 10  # in `pace_s`; bytes that arrive more slowly count as stalled
-    pace_s: float = 8.0
+    request_timeout_s: float = 15.0  # from a request to the head of its answer
+    min_throughput: float = 32 << 10  # in bytes/s, over `window_s`; a body that arrives more slowly counts as stalled
+    window_s: float = 8.0
     backoff_s: float = 0.25  # before the second attempt; then twice as long each time
     longest_backoff_s: float = 15.0
 
-    def within(self, give_up_s: float) -> RetryPolicy:
+    @property
+    def window_bytes(self) -> int:
+        """How many bytes have to arrive within `window_s`; that many are progress."""
+        return math.ceil(self.min_throughput * self.window_s)
+
+    def within(self, idle_timeout_s: float) -> RetryPolicy:
         """Return the policy with another patience, and with waits that are no longer than that."""
-        if not isinstance(give_up_s, Real) or not 0 < give_up_s < math.inf:
-            raise ConfigError(f"deadline_s must be a number of seconds above 0, found {give_up_s!r}")
-        pace_s = min(self.pace_s, give_up_s)
+        if not isinstance(idle_timeout_s, Real) or not 0 < idle_timeout_s < math.inf:
+            raise ConfigError(f"deadline_s must be a number of seconds above 0, found {idle_timeout_s!r}")
         return replace(
             self,
-            give_up_s=give_up_s,
-            answer_s=min(self.answer_s, give_up_s),
-            pace_bytes=math.ceil(self.pace_bytes * pace_s / self.pace_s),
-            pace_s=pace_s,
+            idle_timeout_s=idle_timeout_s,
+            request_timeout_s=min(self.request_timeout_s, idle_timeout_s),
+            window_s=min(self.window_s, idle_timeout_s),
         )
 
     def transfer_s(self, size: int) -> float:
         """Return the time limit for the answer to a request that sends `size` bytes."""
-        return self.answer_s + self.pace_s * size / self.pace_bytes
-
-
-class ChangedError(StoreError):
-    """The blob is not in the state that the request was conditional on. Never leaves the storage."""
+        return self.request_timeout_s + size / self.min_throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +90,7 @@ class Attempts:
             raise failure.error
         pause_s = min(policy.backoff_s * 2.0 ** min(self._failed - 1, 60), policy.longest_backoff_s)
         pause_s = max(failure.after_s, self._jitter.uniform(pause_s / 2, pause_s))
-        if self._failed == policy.attempts or passed_s + pause_s > policy.give_up_s:
+        if self._failed == policy.attempts or passed_s + pause_s > policy.idle_timeout_s:
             self.give_up(failure.error, passed_s)
         return pause_s
 
@@ -111,10 +110,10 @@ class Outages:
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
-        self._forget_s = policy.give_up_s  # a store that was not asked for so long has a new chance
+        self._forget_s = policy.idle_timeout_s  # a store that was not asked for so long has a new chance
         self._spans: dict[Hashable, tuple[float, float]] = {}  # piece, None for the store → first and last failure
         self._answered = -math.inf
-        self._told = False  # of the outage that lasts
+        self._warned = False  # of the outage that lasts
 
     def extend(self, piece: Hashable, since: float, now: float) -> float:
         """Note that a request fails that has had no progress since a time; return since when such requests fail."""
@@ -123,15 +122,15 @@ class Outages:
             self._spans[key] = (first if now - last > self._forget_s else min(first, earlier), now)
         return min(since, self._spans[piece][0], self._spans[None][0])
 
-    def tell(self, error: ShardflowError, since: float, now: float) -> None:
+    def warn_if_long(self, error: ShardflowError, since: float, now: float) -> None:
         """Log the first error of an outage that has lasted so long that somebody wonders why nothing happens."""
-        if now - since >= _TOLD_AFTER_S and not self._told:
-            self._told = True
+        if now - since >= _WARN_AFTER_S and not self._warned:
+            self._warned = True
             logger.warning("%s; still trying, after %.0f s", error, now - since)
 
     def end(self, piece: Hashable, now: float) -> None:
         """Note that the store has answered a request."""
-        self._answered, self._told = now, False
+        self._answered, self._warned = now, False
         self._spans.pop(piece, None)
         self._spans.pop(None, None)
 
@@ -147,7 +146,7 @@ async def retry(
 ) -> T:
     """Repeat a request until it succeeds, fails permanently, or reaches a limit of the policy.
 
-    `received_bytes` returns how many bytes have arrived so far. After `pace_bytes` more, the limits start anew.
+    `received_bytes` returns how many bytes have arrived so far. After `window_bytes` more, the limits start anew.
     Requests for the same `piece` share the limit of time, and so do all while the store answers none, by `outages`.
     """
     clock = asyncio.get_running_loop().time
@@ -161,7 +160,7 @@ async def retry(
         else:
             outages.end(piece, clock())
             return result
-        if received_bytes() - before >= policy.pace_bytes:
+        if received_bytes() - before >= policy.window_bytes:
             since, before = clock(), received_bytes()
             attempts.restart()
             outages.end(piece, since)
@@ -170,7 +169,7 @@ async def retry(
         else:  # a refusal is an answer
             outages.end(piece, clock())
         pause_s = attempts.pause_s(failure, clock() - since)
-        outages.tell(failure.error, since, clock())
+        outages.warn_if_long(failure.error, since, clock())
         await asyncio.sleep(pause_s)
 
 

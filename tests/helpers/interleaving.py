@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import pytest
 
 from shardflow.errors import DatasetExistsError, NotFoundError, StoreError
+from shardflow.storage.interface import ListedBlob
 from shardflow.storage.remote import RemoteStorage
-from shardflow.storage.storage import ListedBlob
 from shardflow.storage.transport import Head
 from shardflow.storage.transport import Transport as AnyTransport
 from tests.helpers.s3_server import Server
@@ -147,9 +147,9 @@ class _MemoryTransport:
     async def head(self, name: str) -> Head | None:
         return self._place.head(name)
 
-    async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
+    async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
         head = self._place.head(name)
-        if (new and head is not None) or (tag is not None and (head is None or head.tag != tag)):
+        if (new and head is not None) or (replaces is not None and (head is None or head.tag != replaces)):
             raise DatasetExistsError(f"{name} exists already, or was changed by another process meanwhile")
         self._place.put(name, data)
 
@@ -188,7 +188,7 @@ class _Paused:
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         async def call(name: Any = "", *arguments: Any, **options: Any) -> Any:
-            what = "create" if options.get("new") else "replace" if options.get("tag") else method
+            what = "create" if options.get("new") else "replace" if options.get("replaces") else method
             await asyncio.wrap_future(self._pause(f"{what} {name}" if isinstance(name, str) else what))
             given = () if method == "listing" else (name, *arguments)
             return await getattr(self._transport, method)(*given, **options)

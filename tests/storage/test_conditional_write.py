@@ -14,8 +14,7 @@ from shardflow.errors import (
     TransientError,
 )
 from shardflow.storage.conditional_write import blob_metadata, write
-from shardflow.storage.retry import ChangedError
-from shardflow.storage.transport import Head
+from shardflow.storage.transport import ChangedError, Head
 
 MARK = blob_metadata("0" * 64)
 OURS, THEIRS = Head(size=1, metadata=MARK), Head(size=1, metadata=blob_metadata("0" * 64))

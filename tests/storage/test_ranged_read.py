@@ -10,11 +10,11 @@ import pytest
 
 from shardflow.errors import BucketNotFoundError, DeadlineError, NotFoundError, TransientError
 from shardflow.storage.ranged_read import Answer, head_by_range, no_bytes, range_size, read_range
-from shardflow.storage.retry import ChangedError, RetryPolicy
-from shardflow.storage.transport import Head
+from shardflow.storage.retry import RetryPolicy
+from shardflow.storage.transport import ChangedError, Head
 
 CONTENT = bytes(range(100))
-POLICY = RetryPolicy(pace_bytes=8, pace_s=0.1)
+POLICY = RetryPolicy(min_throughput=80, window_s=0.1)
 
 
 class Blob:

@@ -1,0 +1,108 @@
+"""What the transports of object stores share: whichever way a store is asked, its answers are treated alike."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+
+from shardflow.errors import NotFoundError
+
+from .conditional_write import blob_metadata, write
+from .interface import ListedBlob
+from .ranged_read import Answer, read_range
+from .retry import Retries
+from .transport import Connection, Head, if_found
+from .urls import blob_url
+
+
+class ObjectTransport(abc.ABC):
+    """The objects below a prefix of a bucket; see Transport. The abstract methods make one request each.
+
+    Their names begin with the prefix: `_prefix + name`.
+    """
+
+    def __init__(self, connection: Connection, path: str) -> None:
+        self._policy = connection.policy
+        self._url = partial(blob_url, connection.shown)
+        self._retry = Retries(connection.classify, connection.policy, connection.blob)
+        self._bucket, _, prefix = path.strip("/").partition("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    @abc.abstractmethod
+    def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AbstractAsyncContextManager[Answer]:
+        """Request a range; see `ranged_read.Request`."""
+
+    @abc.abstractmethod
+    async def _describe(self, name: str) -> Head:
+        """Return the head of an object."""
+
+    @abc.abstractmethod
+    async def _send(
+        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
+    ) -> None:
+        """Send an object with its metadata."""
+
+    @abc.abstractmethod
+    async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:
+        """Return a part of the listing, and the token of the next part, "" after the last."""
+
+    @abc.abstractmethod
+    async def _delete(self, name: str) -> None:
+        """Delete an object."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Close the connections."""
+
+    async def fetch(
+        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
+    ) -> list[bytes]:
+        """Return the bytes from `start` to `stop`, or to the end of the object."""
+        retry = self._retry.of_range(name, start)
+        return await read_range(partial(self._ask, name), retry, self._policy, start, stop, head, on_head)
+
+    async def head(self, name: str) -> Head | None:
+        """Return the head of an object, None if it does not exist."""
+        return await if_found(self._retry(lambda: self._describe(name), name))
+
+    async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+        """Publish an object, under a condition or under none."""
+        metadata = blob_metadata(hashlib.sha256(data).hexdigest())
+        send = partial(self._publish, name, data, metadata, new=new, replaces=replaces)
+        await write(send, lambda: self.head(name), metadata, self._url(name), new=new, tag=replaces)
+
+    async def _publish(
+        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
+    ) -> None:
+        await self._retry(lambda: self._send(name, data, metadata, new=new, replaces=replaces), name)
+
+    async def upload(self, name: str, source: Path) -> None:
+        """Publish a file."""
+        await self.put(name, await asyncio.to_thread(source.read_bytes))
+
+    async def listing(self) -> dict[str, ListedBlob]:
+        """Return all objects below the prefix by name, but for those that stand for folders."""
+        found: dict[str, ListedBlob] = {}
+        token = ""
+        while True:
+            page, token = await self._retry(partial(self._page, token), "")
+            for key, blob in page.items():
+                name = key.removeprefix(self._prefix)
+                if name and not name.endswith("/"):
+                    found[name] = blob
+            if not token:
+                return found
+
+    async def remove(self, name: str) -> None:
+        """Delete an object. A missing one is no error."""
+        with contextlib.suppress(NotFoundError):
+            await self._retry(lambda: self._delete(name), name)
+
+    async def abort_uploads(self, names: Collection[str]) -> None:  # noqa: B027 - most have none
+        """Do nothing: unfinished uploads leave nothing that could become part of an object."""
