@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from shardflow.dataset import write_lock
 from shardflow.dataset.write_lock import abort_uploads, acquire, acquire_to_extend, clean_up
 from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, StoreError, TransientError
 from shardflow.formats import manifest
-from shardflow.dataset import write_lock
 from shardflow.storage.interface import Storage, Writer
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.resolve import open_storage
