@@ -45,7 +45,6 @@ class AzureTransport(ObjectTransport):
         self._signature, self._signed = "", -_SIGNATURE_S
 
     async def close(self) -> None:
-        """Close the connections."""
         await close_session(self._web)
         await self._service.close()
 

@@ -29,7 +29,6 @@ class CachedStorage(StorageWrapper):
         self._cache = cache
 
     def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Return the content of a blob."""
         try:
             return self._inner.read(name, most_bytes=min(SHARED_BYTES, most_bytes))
         except BlobTooLargeError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from shardflow.errors import IntegrityError, NotFoundError, StoreError, Transien
 
 from .interface import ListedBlob
 from .retry import Retries, with_timeout
-from .transport import Connection, Head
+from .transport import Connection, Fetched, Head
 from .urls import blob_url
 
 _WHOLE_FILES = 4  # as many as `sync` transfers at the same time
@@ -41,14 +41,11 @@ class FsspecTransport:
         self._whole: dict[str, bytes] = {}  # files from a server without ranges, until their last bytes are requested
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
-    ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end of the file."""
+    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
         if head is None:
-            if (head := await self._describe(name)) is None:
-                raise NotFoundError(f"{self._url(name)}: does not exist; check the path")
-            on_head(head)
+            head = await self._describe(name)
+        if head is None:
+            raise NotFoundError(f"{self._url(name)}: does not exist; check the path")
         stop, size = min(stop, head.size), head.size
 
         async def request() -> bytes:
@@ -58,11 +55,11 @@ class FsspecTransport:
             return data
 
         if start >= stop:
-            return []
+            return Fetched(head, [])
         if self._has_ranges:
             data = await self._retry(request, name, start=start)
             if len(data) == stop - start:
-                return [data]
+                return Fetched(head, [data])
             self._has_ranges = False
             self._whole.setdefault(name, data)
         # Every answer is the whole file, so one is enough for all pieces of it.
@@ -71,14 +68,13 @@ class FsspecTransport:
             if len(data) != size:  # not fetched yet, or replaced since
                 data = await self._retry(request, name, start=start)
             if len(data) != size:
-                return [data]  # from another server of the same name, which has ranges
+                return Fetched(head, [data])  # from another server of the same name, which has ranges
             self._whole[name] = data
             if stop == size or len(self._whole) > _WHOLE_FILES:
                 del self._whole[name if stop == size else next(iter(self._whole))]
-        return [data[start:stop]]
+        return Fetched(head, [data[start:stop]])
 
     async def head(self, name: str) -> Head | None:
-        """Return the head of a file, None if it does not exist."""
         return await self._describe(name)
 
     async def _describe(self, name: str) -> Head | None:
@@ -128,7 +124,6 @@ class FsspecTransport:
         return {path.removeprefix(root): ListedBlob(-1 if size is None else size) for path, size in sizes}
 
     async def remove(self, name: str) -> None:
-        """Delete a file. A missing one is no error."""
         with contextlib.suppress(NotFoundError):
             await self._retry(lambda: self._call("rm_file", name), name)
 

@@ -56,7 +56,6 @@ class GcsTransport(ObjectTransport):
         self._client, self._root = _Client(fs), connection.shown
 
     async def close(self) -> None:
-        """Close the connections."""
         await close_session(self._client.fs)
 
     def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AbstractAsyncContextManager[Answer]:

@@ -17,7 +17,7 @@ from .fsspec_transport import FsspecTransport, file_system
 from .http_answer import RANGE_HEADERS, WholeFileError, answer_to, close_session, range_answer
 from .ranged_read import Answer, head_by_range, read_range
 from .retry import Failure, Retries, with_timeout
-from .transport import Connection, Head
+from .transport import Connection, Fetched, Head
 
 
 class HttpTransport(FsspecTransport):
@@ -47,24 +47,19 @@ class HttpTransport(FsspecTransport):
 
         self._retry_range = Retries(classified, connection.policy, connection.blob).of_range
 
-    async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
-    ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end of the file."""
+    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
         if self._sends_ranges:
             retry = self._retry_range(name, start)
             try:
-                return await read_range(partial(self._ask, name), retry, self._policy, start, stop, head, on_head)
+                return await read_range(partial(self._ask, name), retry, self._policy, start, stop, head)
             except _WholeFilesError:
                 self._sends_ranges = False
-        return await super().fetch(name, start, stop, head, on_head)
+        return await super().fetch(name, start, stop, head)
 
     async def head(self, name: str) -> Head | None:
-        """Return the head of a file, None if it does not exist."""
         return await head_by_range(self.fetch, name)
 
     async def close(self) -> None:
-        """Close the connections."""
         await close_session(self._web)
 
     def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AbstractAsyncContextManager[Answer]:

@@ -37,15 +37,12 @@ class LocalStorage:
         return str(self.root)
 
     def url(self, name: str) -> str:
-        """Return the path of a blob."""
         return str(self.local_path(name))
 
     def local_path(self, name: str) -> Path:
-        """Return the path of a blob."""
         return self.root / path_of(name)
 
     def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Return the content of a blob."""
         path = self.local_path(name)
         with map_os_errors(path), open(path, "rb") as file:
             if (size := os.fstat(file.fileno()).st_size) > most_bytes:
@@ -58,14 +55,12 @@ class LocalStorage:
         return data, hashlib.sha256(data).hexdigest()
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes of a blob from `start` to `stop`, fewer where the blob ends before."""
         path = self.local_path(name)
         with map_os_errors(path), open(path, "rb") as file:
             file.seek(start)
             return file.read(max(0, stop - start))
 
     def size(self, name: str) -> int | None:
-        """Return the size of a blob in bytes, None if it does not exist."""
         path = self.local_path(name)
         with map_os_errors(path):
             try:
@@ -125,7 +120,6 @@ class LocalStorage:
                 temporary.unlink(missing_ok=True)
 
     def listing(self) -> dict[str, ListedBlob]:
-        """Return all files below the root by name, sorted."""
         found: dict[str, ListedBlob] = {}
         with map_os_errors(self.root):
             for path in (Path(folder, file) for folder, _, files in os.walk(self.root) for file in files):
@@ -135,7 +129,6 @@ class LocalStorage:
         return dict(sorted(found.items()))
 
     def remove(self, name: str) -> None:
-        """Delete a file. A missing one is no error."""
         path = self.local_path(name)
         with map_os_errors(path):
             path.unlink(missing_ok=True)

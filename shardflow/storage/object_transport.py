@@ -6,18 +6,18 @@ import abc
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
-from shardflow.errors import NotFoundError
+from shardflow.errors import BucketNotFoundError, DatasetExistsError, NotFoundError, ShardflowError, StoreError
 
-from .conditional_write import blob_metadata, write
 from .interface import ListedBlob
 from .ranged_read import Answer, read_range
 from .retry import Retries
-from .transport import Connection, Head, if_found
+from .transport import ChangedError, Connection, Fetched, Head, if_found
 from .urls import blob_url
 
 
@@ -60,22 +60,17 @@ class ObjectTransport(abc.ABC):
     async def close(self) -> None:
         """Close the connections."""
 
-    async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
-    ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end of the object."""
+    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
         retry = self._retry.of_range(name, start)
-        return await read_range(partial(self._ask, name), retry, self._policy, start, stop, head, on_head)
+        return await read_range(partial(self._ask, name), retry, self._policy, start, stop, head)
 
     async def head(self, name: str) -> Head | None:
-        """Return the head of an object, None if it does not exist."""
         return await if_found(self._retry(lambda: self._describe(name), name))
 
     async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
-        """Publish an object, under a condition or under none."""
         metadata = blob_metadata(hashlib.sha256(data).hexdigest())
         send = partial(self._publish, name, data, metadata, new=new, replaces=replaces)
-        await write(send, lambda: self.head(name), metadata, self._url(name), new=new, tag=replaces)
+        await write(send, lambda: self.head(name), metadata, self._url(name), new=new, replaces=replaces)
 
     async def _publish(
         self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
@@ -83,7 +78,6 @@ class ObjectTransport(abc.ABC):
         await self._retry(lambda: self._send(name, data, metadata, new=new, replaces=replaces), name)
 
     async def upload(self, name: str, source: Path) -> None:
-        """Publish a file."""
         await self.put(name, await asyncio.to_thread(source.read_bytes))
 
     async def listing(self) -> dict[str, ListedBlob]:
@@ -100,9 +94,51 @@ class ObjectTransport(abc.ABC):
                 return found
 
     async def remove(self, name: str) -> None:
-        """Delete an object. A missing one is no error."""
         with contextlib.suppress(NotFoundError):
             await self._retry(lambda: self._delete(name), name)
 
     async def abort_uploads(self, names: Collection[str]) -> None:  # noqa: B027 - most have none
         """Do nothing: unfinished uploads leave nothing that could become part of an object."""
+
+
+def blob_metadata(sha256: str) -> dict[str, str]:
+    """Return the metadata of a blob: the SHA-256 of its content, and a mark of the call that wrote it."""
+    return {"sha256": sha256, "writer": secrets.token_hex(8)}
+
+
+async def has_metadata(head: Awaitable[Head | None], metadata: Mapping[str, str]) -> bool:
+    """Return whether a blob is the one with this mark; False too if the store does not answer."""
+    try:
+        found = await head
+    except ShardflowError:
+        return False
+    return found is not None and found.metadata == metadata
+
+
+async def write(
+    send: Callable[[], Awaitable[object]],
+    head: Callable[[], Awaitable[Head | None]],
+    metadata: Mapping[str, str],
+    url: str,
+    *,
+    new: bool,
+    replaces: str | None,
+) -> None:
+    """Publish a blob by `send`, which repeats its request: done, refused, or done although the answer was lost.
+
+    The request may have succeeded although its answer was lost, and its repetition is refused then. The blob's `head`
+    with the `metadata` of this call tells.
+    """
+    try:
+        await send()
+    except StoreError as error:
+        if await has_metadata(head(), metadata):
+            return
+        is_gone = (
+            replaces is not None and isinstance(error, NotFoundError) and not isinstance(error, BucketNotFoundError)
+        )
+        if not is_gone and not isinstance(error, ChangedError):
+            raise
+        changed = "was changed by another process meanwhile; run the same command again"
+        message = f"{url} {'exists already; nothing is ever overwritten' if new else changed}"
+        raise DatasetExistsError(message) from error.__cause__

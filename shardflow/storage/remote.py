@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from .retry import Failure, RetryPolicy
 from .staging import temporary_staging
 from .stores import Rights
 from .transfers import track_transfer
-from .transport import Connection, Head, Transport
+from .transport import Connection, Fetched, Head, Transport
 from .urls import RemoteUrl, blob_url, divide_query, query_values
 
 T = TypeVar("T")
@@ -80,11 +80,9 @@ class RemoteStorage:
         return state
 
     def url(self, name: str) -> str:
-        """Return the URL of a blob."""
         return blob_url(str(self), name)
 
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol's
-        """Return None: no blob is on this machine."""
         return None
 
     def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
@@ -99,64 +97,51 @@ class RemoteStorage:
         return self._read(name, MAX_READ_BYTES)
 
     def _read(self, name: str, most_bytes: int) -> tuple[bytes, str]:
-        heads: list[Head] = []
-
-        def keep(head: Head) -> None:
-            if head.size > most_bytes:
-                raise BlobTooLargeError(self.url(name), head.size, most_bytes, head.metadata.get("sha256", ""))
-            heads.append(head)
-
-        with contextlib.closing(self._pieces(name, keep, first_bytes=most_bytes)) as pieces:
-            data = b"".join(pieces)
+        stop = max(1, min(most_bytes, self._piece_bytes))
+        head, chunks = self._run(self._transport().fetch(name, 0, stop, None))
+        stored = head.metadata.get("sha256", "")
+        if head.size > most_bytes:
+            raise BlobTooLargeError(self.url(name), head.size, most_bytes, stored)
+        with contextlib.closing(self._pieces(name, head, stop)) as pieces:
+            data = b"".join([*chunks, *pieces])
         found = hashlib.sha256(data).hexdigest()
-        if (stored := heads[0].metadata.get("sha256", found)) != found:
+        if stored not in ("", found):
             message = f"{self.url(name)}: expected SHA-256 {stored}, with which it was stored, found {found}"
             raise IntegrityError(f"{message}; write it again")
-        return data, heads[0].tag or ""
+        return data, head.tag or ""
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return a part of a blob with one request; without any if the part is empty."""
         if start >= stop:
             return b""
-        return b"".join(self._run(self._transport().fetch(name, start, stop, None, lambda _: None)))
+        return b"".join(self._run(self._transport().fetch(name, start, stop, None))[1])
 
     def size(self, name: str) -> int | None:
-        """Return the size of a blob in bytes, None if it does not exist."""
         return head.size if (head := self._run(self._transport().head(name))) else None
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """Fetch a blob of known content into a new file."""
-
-        def check_size(head: Head) -> None:
-            if head.size != size:
-                raise IntegrityError(f"{self.url(name)}: expected {size} bytes, found {head.size}; copy it again")
-
-        with new_file(target) as file, contextlib.closing(self._pieces(name, check_size, size)) as pieces:
+        pieces = self._pieces(name, Head(size=size), 0)
+        with new_file(target) as file, contextlib.closing(pieces):
             write_verified(pieces, file, self.url(name), size=size, sha256=sha256)
 
     def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
-        """Publish a blob."""
         if replaces is not None and self._url.store.rights < Rights.REPLACE:
             message = f"{self.url(name)}: this kind of storage cannot replace a file only while it is unchanged"
             raise StoreError(f"{message}; use a disk, S3, Google Cloud Storage or Azure")
         self._run(self._writing().put(name, data, new=new, replaces=replaces))
 
     def upload(self, name: str, source: Path) -> None:
-        """Publish a local file as a blob."""
         with map_os_errors(source):
             self._run(self._writing().upload(name, source))
         source.unlink()
 
     def listing(self) -> dict[str, ListedBlob]:
-        """Return all blobs by name, sorted."""
         return dict(sorted(self._run(self._transport().listing()).items()))
 
     def remove(self, name: str) -> None:
-        """Delete a blob. A missing one is no error."""
         self._run(self._writing().remove(name))
 
     def abort_uploads(self, names: Collection[str]) -> None:
-        """Abort the unfinished uploads of these blobs."""
         self._run(self._transport().abort_uploads(names))
 
     @contextlib.contextmanager
@@ -165,44 +150,28 @@ class RemoteStorage:
         with temporary_staging() as (folder, lock):
             yield Writer(folder, lock, is_exclusive=False)
 
-    def _pieces(
-        self,
-        name: str,
-        on_head: Callable[[Head], None],
-        size: int | None = None,
-        *,
-        first_bytes: int = PIECE_BYTES,
-    ) -> Generator[bytes, None, None]:
-        """Yield a blob in order, while the next ranges are in flight; `on_head` may refuse the blob by an error.
+    def _pieces(self, name: str, head: Head, start: int) -> Generator[bytes, None, None]:
+        """Yield the bytes of a blob from `start` in order, while the next ranges are in flight.
 
-        Where the size is known, no request waits for the first answer. Those that were sent before it are not
-        conditional; if the blob changes meanwhile, its checksum shows that. Where it is not, the first request may be
-        for less than a piece.
+        No request waits for the first answer. Where only the size is known, those that were sent before it are not
+        conditional; if the blob changes meanwhile, its checksum shows that.
         """
-        transport, found = self._transport(), Future[Head]()
-        in_flight: deque[Future[list[bytes]]] = deque()
-        ranges = _ranges(size or 0, self._piece_bytes)
-
-        def first(head: Head) -> None:
-            if not found.done():  # another attempt can have another answer
-                found.set_result(head)
-
-        def request(head: Head) -> None:
-            for start, stop in itertools.islice(ranges, PIECES - len(in_flight)):
-                in_flight.append(self._submit(transport.fetch(name, start, stop, head, lambda _: None)))
-
+        transport, in_flight = self._transport(), deque[Future[Fetched]]()
+        # Of an empty blob, a request shows that it exists.
+        ranges = _ranges(head.size, self._piece_bytes, start) if start or head.size else iter([(0, 1)])
         try:
-            start, stop = next(ranges, (0, max(1, min(first_bytes, self._piece_bytes))))
-            in_flight.append(self._submit(transport.fetch(name, start, stop, None, first)))
-            in_flight[0].add_done_callback(lambda done: _propagate_failure(done, found))
-            if size is not None:
-                request(Head(size=size))
-            on_head(head := _wait_for(found))
-            if size is None:
-                ranges = _ranges(head.size, self._piece_bytes, start=stop)
-            while in_flight:
-                request(head)
-                yield from _wait_for(in_flight.popleft())
+            while True:
+                for begin, end in itertools.islice(ranges, PIECES - len(in_flight)):
+                    in_flight.append(self._submit(transport.fetch(name, begin, end, head if begin else None)))
+                if not in_flight:
+                    return
+                found, chunks = _wait_for(in_flight[0])
+                in_flight.popleft()
+                if found.size != head.size:
+                    found_bytes = f"expected {head.size} bytes, found {found.size}"
+                    raise IntegrityError(f"{self.url(name)}: {found_bytes}; copy it again")
+                head = found
+                yield from chunks
         finally:
             for future in in_flight:
                 future.cancel()
@@ -316,15 +285,6 @@ def _ranges(size: int, piece_bytes: int, start: int = 0) -> Iterator[tuple[int, 
         stop = min(size, start + (piece_bytes // 8 if is_short else piece_bytes))
         yield start, stop
         start = stop
-
-
-def _propagate_failure(done: Future[list[bytes]], found: Future[Head]) -> None:
-    """Pass the failure or the cancellation of a blob's first request on to the thread that waits for its head."""
-    if done.cancelled():
-        if found.cancel():
-            found.set_running_or_notify_cancel()  # this wakes the threads that wait
-    elif not found.done() and (error := done.exception()) is not None:
-        found.set_exception(error)
 
 
 def _close(pid: int, transport: Transport) -> None:

@@ -33,19 +33,15 @@ class RereadingStorage(StorageWrapper):
         self._policy = policy
 
     def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Return the content of a blob."""
         return self._repeat(name, partial(self._inner.read, name, most_bytes=most_bytes))
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
-        """Return the content of a blob, and its tag."""
         return self._repeat(name, partial(self._inner.read_tagged, name))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes of a blob from `start` to `stop`, all of one version."""
         return self._repeat(name, partial(self._inner.read_range, name, start, stop))
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """Copy a blob of known content into a new local file."""
         self._repeat(name, partial(self._inner.get, name, target, size=size, sha256=sha256))
 
     def _repeat(self, name: str, attempt: Callable[[], T]) -> T:

@@ -21,11 +21,10 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import ConfigError, NotFoundError, ShardflowError, StoreError, TransientError
 
-from .conditional_write import blob_metadata, has_metadata
 from .fsspec_transport import file_system
 from .interface import ListedBlob
 from .local_files import file_sha256
-from .object_transport import ObjectTransport
+from .object_transport import ObjectTransport, blob_metadata, has_metadata
 from .ranged_read import Answer, head_by_range, no_bytes, range_size
 from .retry import with_timeout
 from .transport import ChangedError, Connection, Head
@@ -67,7 +66,6 @@ class _Client:
         return await function(**complete)
 
     async def close(self) -> None:
-        """Close the connections, if there are any."""
         if self.fs._s3 is not None:
             await self.fs._s3.__aexit__(None, None, None)
 
@@ -82,7 +80,6 @@ class S3Transport(ObjectTransport):
         self._part_bytes = max(connection.piece_bytes, LEAST_PART_BYTES)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.close()
 
     @contextlib.asynccontextmanager
@@ -106,7 +103,6 @@ class S3Transport(ObjectTransport):
             body.close()
 
     async def head(self, name: str) -> Head | None:
-        """Return the head of an object, None if it does not exist."""
         # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
         return await head_by_range(self.fetch, name)
 
@@ -149,7 +145,6 @@ class S3Transport(ObjectTransport):
             raise
 
     async def abort_uploads(self, names: Collection[str]) -> None:
-        """Abort the unfinished uploads of these objects."""
         async for upload in self._uploads(""):
             if (name := upload["Key"].removeprefix(self._prefix)) in names:
                 await self._abort(name, upload["UploadId"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from shardflow.errors import BucketNotFoundError, NotFoundError, StoreError
 
@@ -31,6 +31,13 @@ class Head:
     size: int  # in bytes
     tag: str | None = None  # changes with the content; None where the server has none
     metadata: Mapping[str, str] = field(default_factory=dict)  # of blobs written here to S3 or Azure, `sha256` too
+
+
+class Fetched(NamedTuple):
+    """A range of a blob, in chunks: joining them would be one more copy."""
+
+    head: Head
+    chunks: list[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +71,13 @@ class Transport(Protocol):
     All run on the event loop of the process that created the transport. They raise the project's own errors.
     """
 
-    async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
-    ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end where that comes first, in chunks.
+    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
+        """Return the bytes from `start` to `stop`, or to the end where that comes first, with the head of the blob.
 
         Args:
             name, start, stop: The blob, its first byte, and the byte after the last.
             head: From an earlier request, so that all bytes are of one blob. Without a tag if only the size is known,
                 None if nothing is.
-            on_head: If `head` has no tag, called with the head of the answer, before its bytes arrive.
 
         Raises:
             ChangedError: The blob was replaced after `head` was received.

@@ -31,42 +31,34 @@ class StorageWrapper:
         return storage.url(name)
 
     def local_path(self, name: str) -> Path | None:
-        """Return the path of a blob on this machine, None where it has none."""
         storage, name = self._locate(name)
         return storage.local_path(name)
 
     def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Return the content of a blob."""
         storage, name = self._locate(name)
         return storage.read(name, most_bytes=most_bytes)
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
-        """Return the content of a blob, and its tag."""
         storage, name = self._locate(name)
         return storage.read_tagged(name)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes of a blob from `start` to `stop`, fewer where the blob ends before."""
         storage, name = self._locate(name)
         return storage.read_range(name, start, stop)
 
     def size(self, name: str) -> int | None:
-        """Return the size of a blob in bytes, None if it does not exist."""
         storage, name = self._locate(name)
         return storage.size(name)
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """Copy a blob of known content into a new local file."""
         storage, name = self._locate(name)
         storage.get(name, target, size=size, sha256=sha256)
 
     def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
-        """Publish a blob."""
         storage, name = self._locate(name)
         storage.put(name, data, new=new, replaces=replaces)
 
     def upload(self, name: str, source: Path) -> None:
-        """Publish a local file as a blob."""
         storage, name = self._locate(name)
         storage.upload(name, source)
 
@@ -75,12 +67,10 @@ class StorageWrapper:
         return self._inner.listing()
 
     def remove(self, name: str) -> None:
-        """Delete a blob. A missing one is no error."""
         storage, name = self._locate(name)
         storage.remove(name)
 
     def abort_uploads(self, names: Collection[str]) -> None:
-        """Abort the unfinished uploads of these blobs."""
         self._inner.abort_uploads(names)
 
     def exclusive_writer(self) -> AbstractContextManager[Writer]:

@@ -24,7 +24,7 @@ import pytest
 from shardflow.errors import DatasetExistsError, NotFoundError, StoreError
 from shardflow.storage.interface import ListedBlob
 from shardflow.storage.remote import RemoteStorage
-from shardflow.storage.transport import Head
+from shardflow.storage.transport import Fetched, Head
 from shardflow.storage.transport import Transport as AnyTransport
 from tests.helpers.s3_server import Server
 
@@ -135,14 +135,10 @@ class _MemoryTransport:
     def __init__(self, place: MemoryPlace, pause: Pause) -> None:
         self._place, self._pause = place, pause
 
-    async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
-    ) -> list[bytes]:
+    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:  # noqa: ARG002 - the protocol's
         if (found := self._place.head(name)) is None:
             raise NotFoundError(f"{self._place.url}/{name}: does not exist; check the path")
-        if head is None or head.tag is None:
-            on_head(found)
-        return [self._place.blobs[name][start:stop]]
+        return Fetched(found, [self._place.blobs[name][start:stop]])
 
     async def head(self, name: str) -> Head | None:
         return self._place.head(name)
