@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import yarl
 
+from .base_transport import BaseTransport
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer, web_file_system
 from .interface import ListedBlob
-from .object_transport import ObjectTransport
 from .ranged_read import Answer
 from .retry import with_timeout
 from .transport import Connection, Head
@@ -32,7 +32,7 @@ _SCOPE = "https://storage.azure.com/.default"
 _SIGNATURE_S = 3600.0
 
 
-class AzureTransport(ObjectTransport):
+class AzureTransport(BaseTransport):
     """The blobs below a prefix of a container; see Transport.
 
     Azure itself removes the blocks of unfinished uploads after a week, and no other upload has their names.

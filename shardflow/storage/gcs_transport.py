@@ -22,10 +22,10 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import TransientError
 
+from .base_transport import BaseTransport
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer
 from .interface import ListedBlob
-from .object_transport import ObjectTransport
 from .ranged_read import Answer
 from .retry import with_timeout
 from .transport import Connection, Head
@@ -48,7 +48,7 @@ class _Client:
         return await session.request(method, url, data=data, headers=self.fs._get_headers(dict(headers)))
 
 
-class GcsTransport(ObjectTransport):
+class GcsTransport(BaseTransport):
     """The objects below a prefix of a bucket; see Transport. Each is sent in one request."""
 
     def __init__(self, connection: Connection, fs: Any, path: str) -> None:

@@ -6,22 +6,26 @@ byte before a body is complete, send no `If-Match`, and have retries of their ow
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
-from shardflow.errors import StoreError
+from shardflow.errors import TransientError
 
 from .fsspec_transport import FsspecTransport, file_system
 from .http_answer import RANGE_HEADERS, WholeFileError, answer_to, close_session, range_answer
-from .ranged_read import Answer, head_by_range, read_range
-from .retry import Failure, Retries, with_timeout
+from .ranged_read import Answer, head_by_range
+from .retry import with_timeout
 from .transport import Connection, Fetched, Head
+
+_WHOLE_FILES = 4  # as many as `sync` transfers at the same time
 
 
 class HttpTransport(FsspecTransport):
-    """The files below a URL; see Transport. Listings, and files of servers without ranges, come through fsspec.
+    """The files below a URL; see Transport. Listings come through fsspec.
 
     Args:
         connection, fs, path: See FsspecTransport.
@@ -40,21 +44,26 @@ class HttpTransport(FsspecTransport):
         super().__init__(connection, fs, path)
         self._web, self._locate = web, locate
         self._sends_ranges = True
-
-        def classified(error: Exception, url: str) -> Failure:
-            is_whole = isinstance(error, WholeFileError)
-            return Failure(error=_WholeFilesError()) if is_whole else connection.classify(error, url)
-
-        self._retry_range = Retries(classified, connection.policy, connection.blob).of_range
+        self._whole: dict[str, bytes] = {}  # files from a server without ranges, until their last bytes are requested
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
         if self._sends_ranges:
-            retry = self._retry_range(name, start)
             try:
-                return await read_range(partial(self._ask, name), retry, self._policy, start, stop, head)
-            except _WholeFilesError:
+                return await super().fetch(name, start, stop, head)
+            except WholeFileError:
                 self._sends_ranges = False
-        return await super().fetch(name, start, stop, head)
+        # Every answer is the whole file, so one is enough for all pieces of it.
+        async with self._locks[name]:
+            described: Callable[[], Awaitable[Head]] = partial(self._describe, name)
+            found = head or await self._retry(described, name)
+            data = self._whole.get(name, b"")
+            if len(data) != found.size:  # not fetched yet, or replaced since
+                data = await self._retry(partial(self._read, name, found.size), name, start=start)
+            self._whole[name] = data
+            if stop >= found.size or len(self._whole) > _WHOLE_FILES:
+                del self._whole[name if stop >= found.size else next(iter(self._whole))]
+        return Fetched(found, [data[start:stop]])
 
     async def head(self, name: str) -> Head | None:
         return await head_by_range(self.fetch, name)
@@ -62,23 +71,27 @@ class HttpTransport(FsspecTransport):
     async def close(self) -> None:
         await close_session(self._web)
 
-    def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AbstractAsyncContextManager[Answer]:
+    def _ask(  # type: ignore[override]
+        self, name: str, start: int, stop: int, tag: str | None
+    ) -> AbstractAsyncContextManager[Answer]:
         headers = {"Range": f"bytes={start}-{stop - 1}", **({"If-Match": tag} if tag else {})}
         return range_answer(self._get(name, headers), start, _head, lambda: self._describe(name))
 
-    async def _read(self, name: str, start: int, stop: int, size: int) -> bytes:
-        """Return a range, or the whole file of a server without ranges, and at most a byte more than either has."""
-        async with self._get(name, {"Range": f"bytes={start}-{stop - 1}"}) as answer:
-            most = 1 + (size if answer.status == 200 else stop - start)
+    async def _read(self, name: str, size: int) -> bytes:
+        """Return a whole file, of which at most one byte more is read than it should have."""
+        async with self._get(name, {}) as answer:
 
             async def read() -> bytes:
-                chunks, left = [], most
+                chunks, left = [], size + 1
                 while left > 0 and (chunk := await answer.content.read(left)):
                     chunks.append(chunk)
                     left -= len(chunk)
                 return b"".join(chunks)
 
-            return await with_timeout(read(), self._policy.transfer_s(most), f"{self._url(name)}: expected a file")
+            data = await with_timeout(read(), self._policy.transfer_s(size), f"{self._url(name)}: expected a file")
+        if len(data) != size:
+            raise TransientError(f"{self._url(name)}: expected {size} bytes, found {len(data)}")
+        return data
 
     def _get(self, name: str, headers: Mapping[str, str]) -> AbstractAsyncContextManager[Any]:
         async def send() -> Any:
@@ -99,10 +112,6 @@ def connect(connection: Connection) -> HttpTransport:
         return fs.encode_url(place + mark + query), fs.kwargs.get("headers", {})
 
     return HttpTransport(connection, fs, path, fs, locate)
-
-
-class _WholeFilesError(StoreError):
-    """The server sends whole files."""
 
 
 def _head(size: int, headers: Mapping[str, str]) -> Head:

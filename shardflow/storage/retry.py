@@ -1,8 +1,8 @@
 """Retries: the limits of every wait, and the loop that repeats a request.
 
 Clients of object stores retry too, at several layers, and their retries multiply. All of them are turned off. Only
-`error_mapping` decides which failed request is worth a retry, and `retry` repeats it. A blob that arrives whole but
-with wrong bytes is read anew by its storage. Both have the same patience: `Attempts`.
+`error_mapping` decides which failed request is worth a retry, and `Retries` repeats it. `rereading` reads a blob again
+that arrives whole but with wrong bytes. Both have the same patience: `Attempts`.
 """
 
 from __future__ import annotations
@@ -135,58 +135,25 @@ class Outages:
         self._spans.pop(None, None)
 
 
-async def retry(
-    request: Callable[[], Awaitable[T]],
-    classify: Callable[[Exception], Failure],
-    policy: RetryPolicy,
-    received_bytes: Callable[[], int] = lambda: 0,
-    *,
-    outages: Outages | None = None,
-    piece: Hashable = None,
-) -> T:
-    """Repeat a request until it succeeds, fails permanently, or reaches a limit of the policy.
-
-    `received_bytes` returns how many bytes have arrived so far. After `window_bytes` more, the limits start anew.
-    Requests for the same `piece` share the limit of time, and so do all while the store answers none, by `outages`.
-    """
-    clock = asyncio.get_running_loop().time
-    outages = outages or Outages(policy)
-    since, before, attempts = clock(), received_bytes(), Attempts(policy)
-    while True:
-        try:
-            result = await request()
-        except Exception as error:
-            failure = classify(error)
-        else:
-            outages.end(piece, clock())
-            return result
-        if received_bytes() - before >= policy.window_bytes:
-            since, before = clock(), received_bytes()
-            attempts.restart()
-            outages.end(piece, since)
-        if failure.retry:
-            since = outages.extend(piece, since, clock())
-        else:  # a refusal is an answer
-            outages.end(piece, clock())
-        pause_s = attempts.pause_s(failure, clock() - since)
-        outages.warn_if_long(failure.error, since, clock())
-        await asyncio.sleep(pause_s)
-
-
 class Retries:
-    """The retries of a transport: called with a request, it repeats that as `retry` does; all share their outages.
+    """Repeats the requests of a transport until they succeed, fail permanently, or reach a limit of the policy.
 
     Args:
         classify: Decides about an error, given the URL that messages name.
         policy: The limits.
         url: Returns the URL of a blob from its name.
+        outages: Those that its requests share.
     """
 
     def __init__(
-        self, classify: Callable[[Exception, str], Failure], policy: RetryPolicy, url: Callable[[str], str]
+        self,
+        classify: Callable[[Exception, str], Failure],
+        policy: RetryPolicy,
+        url: Callable[[str], str],
+        outages: Outages | None = None,
     ) -> None:
         self._classify, self._policy, self._url = classify, policy, url
-        self._outages = Outages(policy)
+        self._outages = outages or Outages(policy)
 
     async def __call__(
         self,
@@ -195,16 +162,32 @@ class Retries:
         received_bytes: Callable[[], int] = lambda: 0,
         start: int | None = None,
     ) -> T:
-        """Repeat a request for a blob; one for its bytes from `start` shares the limit of time with others for them."""
-        url = self._url(name)
-        return await retry(
-            request,
-            lambda error: self._classify(error, url),
-            self._policy,
-            received_bytes,
-            outages=self._outages,
-            piece=None if start is None else (name, start),
-        )
+        """Repeat a request for a blob; one for its bytes from `start` shares the limit of time with others for them.
+
+        `received_bytes` returns how many bytes have arrived so far. After `window_bytes` more, the limits start anew.
+        """
+        clock, policy, outages = asyncio.get_running_loop().time, self._policy, self._outages
+        piece = None if start is None else (name, start)
+        since, before, attempts = clock(), received_bytes(), Attempts(policy)
+        while True:
+            try:
+                result = await request()
+            except Exception as error:
+                failure = self._classify(error, self._url(name))
+            else:
+                outages.end(piece, clock())
+                return result
+            if received_bytes() - before >= policy.window_bytes:
+                since, before = clock(), received_bytes()
+                attempts.restart()
+                outages.end(piece, since)
+            if failure.retry:
+                since = outages.extend(piece, since, clock())
+            else:  # a refusal is an answer
+                outages.end(piece, clock())
+            pause_s = attempts.pause_s(failure, clock() - since)
+            outages.warn_if_long(failure.error, since, clock())
+            await asyncio.sleep(pause_s)
 
     def of_range(
         self, name: str, start: int

@@ -21,10 +21,10 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import ConfigError, NotFoundError, ShardflowError, StoreError, TransientError
 
+from .base_transport import BaseTransport, blob_metadata, has_metadata
 from .fsspec_transport import file_system
 from .interface import ListedBlob
 from .local_files import file_sha256
-from .object_transport import ObjectTransport, blob_metadata, has_metadata
 from .ranged_read import Answer, head_by_range, no_bytes, range_size
 from .retry import with_timeout
 from .transport import ChangedError, Connection, Head
@@ -70,7 +70,7 @@ class _Client:
             await self.fs._s3.__aexit__(None, None, None)
 
 
-class S3Transport(ObjectTransport):
+class S3Transport(BaseTransport):
     """The objects below a prefix of a bucket; see Transport."""
 
     def __init__(self, connection: Connection, fs: Any, path: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardflow.errors import AccessDeniedError, ConfigError, DeadlineError, IntegrityError, TransientError
-from shardflow.storage.retry import Failure, Outages, Retries, RetryPolicy, retry, with_timeout
+from shardflow.storage.retry import Failure, Outages, Retries, RetryPolicy, with_timeout
 
 POLICY = RetryPolicy(attempts=6, idle_timeout_s=100.0, min_throughput=125, backoff_s=1.0, longest_backoff_s=5.0)
 AGAIN = Failure(error=TransientError("s3://b/x: the store failed"), retry=True)
@@ -75,8 +75,8 @@ class Server:
 
     def retry(self, policy: RetryPolicy = POLICY, outages: Outages | None = None) -> Any:
         """Make the request."""
-        work = retry(self.request, classify, policy, lambda: self.held, outages=outages, piece="x")
-        return self.time.run(work)
+        retries = Retries(lambda error, _: classify(error), policy, str, outages)
+        return self.time.run(retries(self.request, "x", lambda: self.held, start=0))
 
     @property
     def pauses(self) -> list[float]:
@@ -201,7 +201,7 @@ def test_cancelling_is_no_failure() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        VirtualTime().run(retry(request, classify, POLICY))
+        VirtualTime().run(Retries(lambda error, _: classify(error), POLICY, str)(request, "x"))
     assert made == [True]
 
 

@@ -1,4 +1,7 @@
-"""What the transports of object stores share: whichever way a store is asked, its answers are treated alike."""
+"""What all transports share: however a store is asked, requests are repeated and answers treated in one way.
+
+A transport has a method for each kind of request. These raise the client's own exceptions.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ from .transport import ChangedError, Connection, Fetched, Head, if_found
 from .urls import blob_url
 
 
-class ObjectTransport(abc.ABC):
-    """The objects below a prefix of a bucket; see Transport. The abstract methods make one request each.
+class BaseTransport(abc.ABC):
+    """The blobs below a path; see Transport. The abstract methods make one request each.
 
-    Their names begin with the prefix: `_prefix + name`.
+    Attributes:
+        _bucket, _prefix: The first name of the path, and what is before the names of blobs in it.
     """
 
     def __init__(self, connection: Connection, path: str) -> None:
@@ -40,13 +44,13 @@ class ObjectTransport(abc.ABC):
 
     @abc.abstractmethod
     async def _describe(self, name: str) -> Head:
-        """Return the head of an object."""
+        """Return the head of a blob."""
 
     @abc.abstractmethod
     async def _send(
         self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
     ) -> None:
-        """Send an object with its metadata."""
+        """Send a blob with its metadata."""
 
     @abc.abstractmethod
     async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:
@@ -54,11 +58,7 @@ class ObjectTransport(abc.ABC):
 
     @abc.abstractmethod
     async def _delete(self, name: str) -> None:
-        """Delete an object."""
-
-    @abc.abstractmethod
-    async def close(self) -> None:
-        """Close the connections."""
+        """Delete a blob."""
 
     async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
         retry = self._retry.of_range(name, start)
@@ -81,15 +81,14 @@ class ObjectTransport(abc.ABC):
         await self.put(name, await asyncio.to_thread(source.read_bytes))
 
     async def listing(self) -> dict[str, ListedBlob]:
-        """Return all objects below the prefix by name, but for those that stand for folders."""
+        """Return all blobs below the prefix by name, but for those that stand for folders."""
         found: dict[str, ListedBlob] = {}
         token = ""
         while True:
             page, token = await self._retry(partial(self._page, token), "")
             for key, blob in page.items():
-                name = key.removeprefix(self._prefix)
-                if name and not name.endswith("/"):
-                    found[name] = blob
+                if key.startswith(self._prefix) and key != self._prefix and not key.endswith("/"):
+                    found[key.removeprefix(self._prefix)] = blob
             if not token:
                 return found
 
@@ -98,7 +97,10 @@ class ObjectTransport(abc.ABC):
             await self._retry(lambda: self._delete(name), name)
 
     async def abort_uploads(self, names: Collection[str]) -> None:  # noqa: B027 - most have none
-        """Do nothing: unfinished uploads leave nothing that could become part of an object."""
+        """Do nothing: unfinished uploads leave nothing that could become part of a blob."""
+
+    async def close(self) -> None:  # noqa: B027 - some clients close themselves
+        """Do nothing."""
 
 
 def blob_metadata(sha256: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.storage.object_transport import blob_metadata, write
+from shardflow.storage.base_transport import blob_metadata, write
 from shardflow.storage.transport import ChangedError, Head
 
 MARK = blob_metadata("0" * 64)
