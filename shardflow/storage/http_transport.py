@@ -55,15 +55,15 @@ class HttpTransport(FsspecTransport):
                 self._sends_ranges = False
         # Every answer is the whole file, so one is enough for all pieces of it.
         async with self._locks[name]:
-            described: Callable[[], Awaitable[Head]] = partial(self._describe, name)
-            found = head or await self._retry(described, name)
+            if head is None:
+                head = await self._retry(partial(self._describe, name), name)
             data = self._whole.get(name, b"")
-            if len(data) != found.size:  # not fetched yet, or replaced since
-                data = await self._retry(partial(self._read, name, found.size), name, start=start)
+            if len(data) != head.size:  # not fetched yet, or replaced since
+                data = await self._retry(partial(self._read, name, head.size), name, start=start)
             self._whole[name] = data
-            if stop >= found.size or len(self._whole) > _WHOLE_FILES:
-                del self._whole[name if stop >= found.size else next(iter(self._whole))]
-        return Fetched(found, [data[start:stop]])
+            if stop >= head.size or len(self._whole) > _WHOLE_FILES:
+                del self._whole[name if stop >= head.size else next(iter(self._whole))]
+        return Fetched(head, [data[start:stop]])
 
     async def head(self, name: str) -> Head | None:
         return await head_by_range(self.fetch, name)
