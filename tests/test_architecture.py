@@ -52,7 +52,7 @@ LIBRARIES = {
     "fsspec": ("storage/",),
     "s3fs": ("storage/",),
     "azure": ("storage/azure_transport.py",),
-    "huggingface_hub": ("storage/http_transport.py",),
+    "huggingface_hub": ("storage/hub_transport.py",),
     "braceexpand": ("storage/url_patterns.py",),
     "ray": ("packing/executors/ray.py",),
     "datasets": ("packing/sources/huggingface.py",),
@@ -199,13 +199,43 @@ def test_only_the_command_line_prints(file: str) -> None:
     assert not {"eval", "exec", "__import__", "compile"} & called
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if not file.startswith("storage/")])
-def test_only_storage_asks_for_the_kind_of_a_storage(file: str) -> None:
-    """Outside of storage/ no `isinstance` names a class of storage: `local_path` and `exclusive_writer` serve all."""
+@every_file
+def test_nobody_asks_for_the_kind_of_a_storage(file: str) -> None:
+    """No `isinstance` names a class of storage: `local_path` and `exclusive_writer` serve all kinds."""
     for node in ast.walk(tree(file)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
-            assert not re.search(r"\b(Local|Remote|Virtual)Storage\b", ast.unparse(node.args[1]))
-        assert not (isinstance(node, ast.Name) and node.id in ("RemoteStorage", "VirtualStorage"))
+            assert not re.search(r"Storage(Wrapper)?\b", ast.unparse(node.args[1]))
+        if not file.startswith("storage/"):
+            assert not (isinstance(node, ast.Name) and node.id in ("RemoteStorage", "VirtualStorage"))
+
+
+def test_the_interface_of_storages_knows_none_of_them() -> None:
+    """What a storage is, and how one is wrapped, is said without any other module of the room."""
+    for file in ("storage/interface.py", "storage/wrapper.py"):
+        within_room = {name.split(".")[2] for name in imports(file) if name.startswith("shardflow.storage.")}
+        assert within_room <= {"interface"}
+
+
+PRIVATE = {
+    "storage/s3_transport.py": {"_get_s3_method_kwargs", "_s3"},
+    "storage/gcs_transport.py": {"_get_headers", "_get_params", "_location", "_set_session"},
+    "storage/http_answer.py": {"_session"},
+}
+"""The private attributes of clients that are used, in one class or function of one file each."""
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.startswith("storage/")])
+def test_private_attributes_of_clients_have_one_place(file: str) -> None:
+    """Private attributes of other packages' objects are those in the list, each in the one place that adapts them."""
+    places: dict[str, set[str]] = {}
+    for part in tree(file).body:
+        for node in ast.walk(part):
+            if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
+                owner = ast.unparse(node.value)
+                if owner not in ("self", "super()", "cls", "storage"):
+                    places.setdefault(node.attr, set()).add(getattr(part, "name", ""))
+    assert places.keys() == PRIVATE.get(file, set())
+    assert len(set().union(*places.values())) <= 1
 
 
 @every_file

@@ -20,8 +20,9 @@ from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_table import ShardTable
 from shardflow.storage.cache import Cache, as_cache
+from shardflow.storage.cached import CachedStorage
+from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import Storage
 from shardflow.storage.urls import remote_options
 from shardflow.storage.virtual import virtual_storage
 
@@ -230,8 +231,9 @@ def open_dataset(
     """
     storage = open_storage(url, remote_options(url, storage_options))
     shared = as_cache(cache) if storage.local_path("") is None else None
+    reading = storage if shared is None else CachedStorage(storage, shared)
     try:
-        content = _read_manifest(storage, manifest.FILE_NAME, shared)
+        content = _read_manifest(reading, manifest.FILE_NAME)
     except BucketNotFoundError:
         raise
     except NotFoundError:
@@ -246,7 +248,7 @@ def open_dataset(
             raise NotFoundError(f"{storage} is a file, and no dataset; `shardflow pack` makes one of images") from None
         raise NotFoundError(f"{storage} does not exist; {_similar(root) or 'check the path'}") from None
     if version is not None and version != content.fingerprint:
-        content = _read_version(storage, version, shared)
+        content = _read_version(reading, version)
     storage = virtual_storage(storage, url, content.roots, storage_options)
     is_local = all(are_local(storage, shards) for shards in content.splits.values())
     return Dataset(storage, content, None if is_local else shared or as_cache(cache))
@@ -271,10 +273,10 @@ def _similar(path: Path) -> str:
     return ""
 
 
-def _read_version(storage: Storage, version: str, cache: Cache | None) -> manifest.Manifest:
+def _read_version(storage: Storage, version: str) -> manifest.Manifest:
     name = manifest.kept_name(version)
     try:
-        content = _read_manifest(storage, name, cache)
+        content = _read_manifest(storage, name)
     except NotFoundError:
         message = f"{storage} is not {version} and has no {name}: it never was that version, or is a copy"
         raise NotFoundError(f"{message}; `shardflow sync` copies only the newest version") from None
@@ -283,8 +285,8 @@ def _read_version(storage: Storage, version: str, cache: Cache | None) -> manife
     return content
 
 
-def _read_manifest(storage: Storage, name: str, cache: Cache | None) -> manifest.Manifest:
+def _read_manifest(storage: Storage, name: str) -> manifest.Manifest:
     try:
-        return manifest.from_bytes(storage.read(name, cache))
+        return manifest.from_bytes(storage.read(name))
     except ManifestError as error:
         raise error.at(shard=storage.url(name)) from error

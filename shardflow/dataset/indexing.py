@@ -19,17 +19,17 @@ from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.shard import is_name
 from shardflow.formats.shard_index import KEY_PART, Index
+from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import Storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
 from shardflow.storage.urls import canonical_root, divide_query, remote_options, shown_url, url_text
-from shardflow.storage.write_lock import refuse_dataset
 
 from .label_numbering import Classes, LabelNumbering
 from .selection import select_rows
 from .tar_scan import ScannedTar, scan_tar
 from .virtual_dataset import Contents, SelectedRows, TarLocation, build_virtual_dataset
+from .write_lock import refuse_dataset
 
 _TARS_AT_A_TIME = 4
 _SHOWN_NAMES = 3

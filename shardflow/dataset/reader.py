@@ -28,8 +28,8 @@ from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.formats.shard_table import ShardTable
 from shardflow.storage.cache import STALL_TIMEOUT_S, Cache, Download, FetchResult, as_cache
+from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import map_os_errors, pause
-from shardflow.storage.storage import Storage
 
 from .open_shard import OpenShard
 from .sample import Sample

@@ -16,7 +16,7 @@ from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
 from shardflow.formats.tar_samples import split_member_name
-from shardflow.storage.storage import MAX_READ_BYTES, Storage
+from shardflow.storage.interface import MAX_READ_BYTES, Storage
 
 from .sample import Sample
 

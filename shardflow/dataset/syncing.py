@@ -16,16 +16,16 @@ from typing import Any
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.formats.shard import Shard
+from shardflow.storage.interface import LEFTOVER, TEMPORARY, Storage
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import LEFTOVER, TEMPORARY, Storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.virtual import virtual_storage
-from shardflow.storage.write_lock import FILE_NAME as LOCK_NAME
-from shardflow.storage.write_lock import WriteLock, abort_uploads, acquire, clean_up
 
 from .dataset import Dataset, open_dataset
 from .shard_rows import read_index_bytes
+from .write_lock import FILE_NAME as LOCK_NAME
+from .write_lock import WriteLock, abort_uploads, acquire, clean_up
 
 _SHARDS_AT_A_TIME = 4
 
@@ -122,7 +122,7 @@ def sync(
                 lock.put(*record)
             lock.check()
             abort_uploads(target, {shard.name for shard in shards})
-            target.put_new(manifest.FILE_NAME, replace(dataset.manifest, roots=roots).to_bytes())
+            target.put(manifest.FILE_NAME, replace(dataset.manifest, roots=roots).to_bytes(), new=True)
             lock.release()
     return SyncReport(
         copied=len(copied_bytes),

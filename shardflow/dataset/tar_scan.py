@@ -28,8 +28,8 @@ from shardflow.formats.labels import CLASS_PART, parse_labels
 from shardflow.formats.shard import MAX_BYTES
 from shardflow.formats.shard_index import KEY_PART, Index, Row
 from shardflow.formats.tar_samples import TarSample, read_samples
+from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import map_os_errors
-from shardflow.storage.storage import Storage
 
 from .shard_rows import member_key
 

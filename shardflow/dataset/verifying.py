@@ -22,7 +22,7 @@ from shardflow.formats.labels import LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import Manifest, PackedTables
 from shardflow.formats.shard import MAX_BYTES, Shard
 from shardflow.formats.shard_index import Index
-from shardflow.storage.storage import Storage
+from shardflow.storage.interface import Storage
 
 from .dataset import Dataset
 from .shard_rows import ShardRows, member_key

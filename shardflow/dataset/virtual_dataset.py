@@ -26,14 +26,14 @@ from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.roots import Root, split_shard_name
 from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import Index
+from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import Storage
 from shardflow.storage.urls import canonical_root
 from shardflow.storage.virtual import relative_root, root_url
-from shardflow.storage.write_lock import clean_up, refuse_dataset
 
 from .dataset import Dataset
 from .shard_rows import read_index
+from .write_lock import clean_up, refuse_dataset
 
 _FILES_AT_A_TIME = 8
 
@@ -165,7 +165,7 @@ def build_virtual_dataset(
             contents.bad
         ):  # not `quarantine.jsonl`: that allows a pack to replace tars beside it, and these are the user's
             _put(storage, quarantine.version_name(written.fingerprint), quarantine.to_bytes(contents.bad))
-        storage.put_new(manifest.FILE_NAME, written.to_bytes())
+        storage.put(manifest.FILE_NAME, written.to_bytes(), new=True)
     return _report(written)
 
 
@@ -260,7 +260,7 @@ def _report(written: Manifest) -> VirtualReport:
 def _put(storage: Storage, name: str, data: bytes) -> None:
     """Write a new file; one with the same content is left by an earlier attempt."""
     try:
-        storage.put_new(name, data)
+        storage.put(name, data, new=True)
     except DatasetExistsError:
         if storage.read(name) != data:
             message = f"{storage.url(name)} exists and has other content, which is not overwritten"

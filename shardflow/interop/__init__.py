@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from shardflow.errors import ConfigError
+from shardflow.storage.interface import Storage
 from shardflow.storage.local import LocalStorage
-from shardflow.storage.storage import Storage
 from shardflow.storage.urls import strip_file_scheme
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardflow._version import __version__
+from shardflow.dataset.write_lock import WriteLock, abort_uploads
 from shardflow.errors import DatasetExistsError, IntegrityError, PackIncompleteError
 from shardflow.formats import manifest, quarantine
 from shardflow.formats.annotations import Annotations
@@ -24,7 +25,6 @@ from shardflow.formats.receipt import Receipt
 from shardflow.formats.shard import Shard
 from shardflow.formats.sharding import Sharding
 from shardflow.formats.statistics import PixelSums, Statistics
-from shardflow.storage.write_lock import WriteLock, abort_uploads
 
 from .image.encoding import codec_versions
 from .jobs import Job
@@ -155,13 +155,13 @@ def commit(
     abort_uploads(ledger.storage, {shard.name for shard in totals.shards.values()})
     if replacing is None:
         lock.put(quarantine.FILE_NAME, quarantine.to_bytes(all_bad))
-        ledger.storage.put_new(manifest.FILE_NAME, new.to_bytes())
+        ledger.storage.put(manifest.FILE_NAME, new.to_bytes(), new=True)
     else:
         found, tag = lock.read_version()
         lock.put(quarantine.version_name(new.fingerprint), quarantine.to_bytes(all_bad))
         with contextlib.suppress(DatasetExistsError):  # an attempt that was killed here has kept it
-            ledger.storage.put_new(manifest.kept_name(replacing.fingerprint), found)
-        ledger.storage.replace(manifest.FILE_NAME, new.to_bytes(), tag)
+            ledger.storage.put(manifest.kept_name(replacing.fingerprint), found, new=True)
+        ledger.storage.put(manifest.FILE_NAME, new.to_bytes(), replaces=tag)
         ledger.storage.remove(quarantine.UNFINISHED_NAME)
     lock.release()
     return PackReport(

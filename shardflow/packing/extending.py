@@ -19,15 +19,15 @@ import numpy.typing as npt
 
 from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Dataset, open_dataset
+from shardflow.dataset.write_lock import acquire_to_extend, clean_up
 from shardflow.errors import ConfigError, FormatError, NotFoundError
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.quarantine import SKIPPED, UNFINISHED_NAME, Quarantined
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.sharding import Sharding, job_name
+from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import Storage
 from shardflow.storage.urls import url_text
-from shardflow.storage.write_lock import acquire_to_extend, clean_up
 
 from .annotations import refuse_other_annotations
 from .commit import Totals, commit

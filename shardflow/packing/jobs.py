@@ -37,9 +37,9 @@ from shardflow.formats.sharding import Sharding, job_name
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.order import keyed_rng
 from shardflow.storage.file_names import name_bytes
+from shardflow.storage.interface import TEMPORARY, Storage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import TEMPORARY, Storage
 
 from . import shard_writer
 from .annotations import SampleParts, check_size, transform_parts

@@ -12,17 +12,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from shardflow.dataset.write_lock import FILE_NAME as LOCK
+from shardflow.dataset.write_lock import WriteLock, acquire, refuse_dataset
 from shardflow.errors import ConfigError, DatasetExistsError, FormatError, NotFoundError, StoreError
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import FILE_NAME as QUARANTINE
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import Shard
+from shardflow.storage.interface import LEFTOVER, TEMPORARY, ListedBlob, Storage, Writer
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import remove_abandoned
-from shardflow.storage.storage import LEFTOVER, TEMPORARY, ListedBlob, Storage, Writer
 from shardflow.storage.transfers import TransferPool
-from shardflow.storage.write_lock import FILE_NAME as LOCK
-from shardflow.storage.write_lock import WriteLock, acquire, refuse_dataset
 
 from .jobs import Job, content_of
 
@@ -67,7 +67,7 @@ class Ledger:
         lock = acquire(self.storage, lambda: content_of(jobs), writer)
         if QUARANTINE not in self.listing:
             with contextlib.suppress(DatasetExistsError):  # a twin has written it meanwhile
-                self.storage.put_new(QUARANTINE, b"")
+                self.storage.put(QUARANTINE, b"", new=True)
         return lock
 
     def finished(self, job: Job) -> Receipt | None:

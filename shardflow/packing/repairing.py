@@ -25,9 +25,9 @@ from shardflow.errors import FormatError, IntegrityError, NotFoundError, Shardfl
 from shardflow.formats import shard_index
 from shardflow.formats.receipt import InputRecord, Receipt, from_bytes
 from shardflow.formats.shard import MAX_BYTES, Shard
+from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.staging import temporary_staging
-from shardflow.storage.storage import Storage
 
 from .executors import ExecutorMaker, executor_maker
 from .image.encoding import codec_versions

@@ -12,7 +12,7 @@ from PIL import Image, ImageFile
 from shardflow.errors import ShardflowError, TooLargeError
 from shardflow.formats.quarantine import Quarantined
 from shardflow.storage.file_names import is_below
-from shardflow.storage.storage import Storage
+from shardflow.storage.interface import Storage
 
 from .contact_sheet import Tile, decode_picture, format_size
 

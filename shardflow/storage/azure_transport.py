@@ -7,27 +7,22 @@ where the credential is an account key; for everything else Azure's client is us
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import hashlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import yarl
 
-from shardflow.errors import NotFoundError
-
-from .conditional_write import blob_metadata, write
+from .base_transport import BaseTransport
+from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer, web_file_system
-from .ranged_read import Answer, read_range
-from .retry import Failure, Retries, RetryPolicy, with_timeout
-from .storage import ListedBlob
-from .transport import Head, blob_url, if_found
+from .interface import ListedBlob
+from .ranged_read import Answer
+from .retry import with_timeout
+from .transport import Connection, Head
 
 T = TypeVar("T")
 
@@ -37,133 +32,88 @@ _SCOPE = "https://storage.azure.com/.default"
 _SIGNATURE_S = 3600.0
 
 
-class AzureTransport:
-    """The blobs below a prefix of a container; see Transport."""
+class AzureTransport(BaseTransport):
+    """The blobs below a prefix of a container; see Transport.
 
-    def __init__(
-        self, fs: Any, path: str, url: str, classify: Callable[[Exception, str], Failure], retry_policy: RetryPolicy
-    ) -> None:
-        self._service, self._root = fs.service_client, url
-        self._container, _, prefix = path.strip("/").partition("/")
-        self._prefix = f"{prefix}/" if prefix else ""
+    Azure itself removes the blocks of unfinished uploads after a week, and no other upload has their names.
+    """
+
+    def __init__(self, connection: Connection, fs: Any, path: str) -> None:
+        super().__init__(connection, path)
+        self._service, self._root = fs.service_client, connection.shown
         self._web = web_file_system()
-        self._retry_policy = retry_policy
-        self._url = partial(blob_url, url)
-        self._retry = Retries(classify, retry_policy, self._url)
         self._signature, self._signed = "", -_SIGNATURE_S
 
-    async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
-    ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end of the blob."""
+    async def close(self) -> None:
+        await close_session(self._web)
+        await self._service.close()
 
-        def request(begin: int, end: int, tag: str | None) -> AbstractAsyncContextManager[Answer]:
-            headers = {"Range": f"bytes={begin}-{end - 1}", **({"If-Match": tag} if tag else {})}
-            answering = answer_to(self._get(name, headers), self._retry_policy.answer_s, self._url(name), _code)
-            return range_answer(answering, begin, _head, lambda: self._describe(name))
+    def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AbstractAsyncContextManager[Answer]:
+        headers = {"Range": f"bytes={start}-{stop - 1}", **({"If-Match": tag} if tag else {})}
+        answering = answer_to(self._get(name, headers), self._policy.request_timeout_s, self._url(name), _code)
+        return range_answer(answering, start, _head, lambda: self._describe(name))
 
-        retry = self._retry.of_range(name, start)
-        return await read_range(request, retry, self._retry_policy, start, stop, head, on_head)
+    async def _describe(self, name: str) -> Head:
+        async with self._blob(name) as blob:
+            found = await self._in_time(blob.get_blob_properties(**self._limits))
+        return Head(size=found.size, tag=_quoted(found.etag), metadata=found.metadata or {})
 
-    async def head(self, name: str) -> Head | None:
-        """Return the head of a blob, None if it does not exist."""
-        return await if_found(self._retry(lambda: self._describe(name), name))
-
-    async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
-        """Publish a blob: one that must be `new`, or that replaces the one with this ETag, or whatever is there."""
-        from azure.core import MatchConditions
-
-        metadata = blob_metadata(hashlib.sha256(data).hexdigest())
-        condition: dict[str, Any] = {}
-        if new:
-            condition = {"match_condition": MatchConditions.IfMissing}
-        elif tag is not None:
-            condition = {"etag": tag, "match_condition": MatchConditions.IfNotModified}
+    async def _publish(
+        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
+    ) -> None:
+        if len(data) <= _BLOCK_BYTES:
+            await super()._publish(name, data, metadata, new=new, replaces=replaces)
+            return
         # Blocks of one blob that have the same name replace each other, whichever upload sent them. All names of them
         # must have one length, and this is the one of those that the client gives.
         blocks = {
             f"{metadata['writer']}-{start:031d}": data[start : start + _BLOCK_BYTES]
             for start in range(0, len(data), _BLOCK_BYTES)
         }
+        for block, content in blocks.items():
+            await self._retry(partial(self._write, name, "stage_block", block, content), name)
+        commit = partial(self._write, name, "commit_block_list", list(blocks), metadata=metadata)
+        await self._retry(partial(commit, **_condition(new, replaces)), name)
 
-        async def send() -> None:
-            if len(blocks) <= 1:
-                await self._send(name, "upload_blob", data, metadata=metadata, **condition, overwrite=not new)
-                return
-            for block, content in blocks.items():
-                await self._send(name, "stage_block", block, content)
-            await self._send(name, "commit_block_list", list(blocks), metadata=metadata, **condition)
+    async def _send(
+        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
+    ) -> None:
+        condition = _condition(new, replaces)
+        await self._write(name, "upload_blob", data, metadata=metadata, **condition, overwrite=not new)
 
-        await write(
-            send,
-            lambda: self.head(name),
-            metadata,
-            self._url(name),
-            new=new,
-            tag=tag,
-        )
+    async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:
+        found = {}
+        async with self._service.get_container_client(self._bucket) as container:
+            pages = container.list_blobs(name_starts_with=self._prefix, include=["metadata"], **self._limits)
+            pages = pages.by_page(continuation_token=token or None)
+            blobs = aiter(await self._in_time(anext(pages)))
+            while (blob := await self._in_time(anext(blobs, None))) is not None:
+                if (blob.metadata or {}).get("hdi_isfolder") != "true":
+                    modified_ns = int(blob.last_modified.timestamp() * 1e9)
+                    found[blob.name] = ListedBlob(blob.size, _quoted(blob.etag), modified_ns)
+            return found, pages.continuation_token or ""
 
-    async def upload(self, name: str, source: Path) -> None:
-        """Publish a file. Azure itself removes the blocks of an upload that was not finished, after a week."""
-        await self.put(name, await asyncio.to_thread(source.read_bytes))
-
-    async def listing(self) -> dict[str, ListedBlob]:
-        """Return all blobs below the prefix by name."""
-
-        async def request() -> dict[str, ListedBlob]:
-            found = {}
-            async with self._service.get_container_client(self._container) as container:
-                pages = container.list_blobs(name_starts_with=self._prefix, include=["metadata"], **self._limits)
-                blobs = aiter(pages)
-                while (blob := await self._in_time(anext(blobs, None))) is not None:
-                    if (blob.metadata or {}).get("hdi_isfolder") != "true":
-                        modified_ns = int(blob.last_modified.timestamp() * 1e9)
-                        found[blob.name.removeprefix(self._prefix)] = ListedBlob(
-                            blob.size, _quoted(blob.etag), modified_ns
-                        )
-            return found
-
-        return await self._retry(request, "")
-
-    async def remove(self, name: str) -> None:
-        """Delete a blob. A missing one is no error."""
-
-        async def request() -> None:
-            async with self._blob(name) as blob:
-                await self._in_time(blob.delete_blob(**self._limits))
-
-        with contextlib.suppress(NotFoundError):
-            await self._retry(request, name)
-
-    async def abort_uploads(self, names: Collection[str]) -> None:
-        """Do nothing: Azure removes the blocks of unfinished uploads, and no other upload has their names."""
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await close_session(self._web)
-        await self._service.close()
+    async def _delete(self, name: str) -> None:
+        async with self._blob(name) as blob:
+            await self._in_time(blob.delete_blob(**self._limits))
 
     @property
     def _limits(self) -> dict[str, Any]:
         """Arguments of each request of Azure's client."""
-        answer_s = self._retry_policy.answer_s
-        return {"retry_total": 0, "connection_timeout": min(5.0, answer_s), "read_timeout": answer_s}
+        timeout_s = self._policy.request_timeout_s
+        return {"retry_total": 0, "connection_timeout": min(5.0, timeout_s), "read_timeout": timeout_s}
 
     def _blob(self, name: str) -> Any:
-        return self._service.get_blob_client(self._container, self._prefix + name)
+        return self._service.get_blob_client(self._bucket, self._prefix + name)
 
     async def _in_time(self, work: Awaitable[T], size: int = 0) -> T:
-        return await with_timeout(work, self._retry_policy.transfer_s(size), f"{self._root}: expected an answer")
+        return await with_timeout(work, self._policy.transfer_s(size), f"{self._root}: expected an answer")
 
-    async def _send(self, name: str, method: str, *content: Any, **arguments: Any) -> None:
+    async def _write(self, name: str, method: str, *content: Any, **arguments: Any) -> None:
         """Make a request that writes, with a checksum of its body, which the server compares."""
-
-        async def request() -> None:
-            async with self._blob(name) as blob:
-                work = getattr(blob, method)(*content, **arguments, validate_content=True, **self._limits)
-                await self._in_time(work, _BLOCK_BYTES)
-
-        await self._retry(request, name)
+        async with self._blob(name) as blob:
+            work = getattr(blob, method)(*content, **arguments, validate_content=True, **self._limits)
+            await self._in_time(work, _BLOCK_BYTES)
 
     async def _get(self, name: str, headers: Mapping[str, str]) -> Any:
         url, credential = yarl.URL(self._blob(name).url, encoded=True), self._service.credential
@@ -183,15 +133,26 @@ class AzureTransport:
             expiry = datetime.now(timezone.utc) + timedelta(seconds=2 * _SIGNATURE_S)
             account, key = credential.account_name, credential.account_key
             self._signature = generate_container_sas(
-                account, self._container, account_key=key, permission="r", expiry=expiry
+                account, self._bucket, account_key=key, permission="r", expiry=expiry
             )
             self._signed = time.monotonic()
         return self._signature
 
-    async def _describe(self, name: str) -> Head:
-        async with self._blob(name) as blob:
-            found = await self._in_time(blob.get_blob_properties(**self._limits))
-        return Head(size=found.size, tag=_quoted(found.etag), metadata=found.metadata or {})
+
+def connect(connection: Connection) -> AzureTransport:
+    """Return the transport for a URL of adlfs."""
+    return AzureTransport(connection, *file_system(connection, "adlfs"))
+
+
+def _condition(new: bool, replaces: str | None) -> dict[str, Any]:
+    """Return the arguments of Azure's client for the condition of a write."""
+    from azure.core import MatchConditions
+
+    if new:
+        return {"match_condition": MatchConditions.IfMissing}
+    if replaces is not None:
+        return {"etag": replaces, "match_condition": MatchConditions.IfNotModified}
+    return {}
 
 
 def _quoted(tag: str) -> str:

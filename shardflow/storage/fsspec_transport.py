@@ -7,115 +7,71 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
-from functools import partial
+import io
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import fsspec
+
+from shardflow._imports import import_large
 from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
 
-from .retry import Failure, Retries, RetryPolicy, with_timeout
-from .storage import ListedBlob
-from .transport import Head, blob_url, request_url
+from .base_transport import BaseTransport
+from .interface import ListedBlob
+from .ranged_read import Answer
+from .retry import with_timeout
+from .transport import Connection, Head, if_found
 
-_WHOLE_FILES = 4  # as many as `sync` transfers at the same time
 
+class FsspecTransport(BaseTransport):
+    """The files below a path of one of fsspec's file systems, which close their connections themselves."""
 
-class FsspecTransport:
-    """The files below a path of one of fsspec's file systems; see Transport."""
-
-    def __init__(
-        self, fs: Any, path: str, url: str, classify: Callable[[Exception, str], Failure], retry_policy: RetryPolicy
-    ) -> None:
+    def __init__(self, connection: Connection, fs: Any, path: str) -> None:
+        super().__init__(connection, path)
         self._fs = fs
         # Over HTTP a query can hold a signature, which every request must carry.
         root, mark, query = path.partition("?")
-        self._root, self._query = root.rstrip("/"), mark + query
-        self._url = partial(blob_url, url)
-        self._retry_policy = retry_policy
-        self._retry = Retries(classify, retry_policy, partial(request_url, url))
-        self._has_ranges = True
-        self._whole: dict[str, bytes] = {}  # files from a server without ranges, until their last bytes are requested
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._prefix, self._query = root.rstrip("/") + "/", mark + query
 
-    async def fetch(
-        self,
-        name: str,
-        start: int,
-        stop: int,
-        head: Head | None,
-        on_head: Callable[[Head], None],
-        *,
-        read: Callable[[str, int, int, int], Awaitable[bytes]] | None = None,
-    ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end of the file.
+    @contextlib.asynccontextmanager
+    async def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AsyncIterator[Answer]:  # noqa: ARG002 - there are none
+        head = await self._describe(name)
+        stop = min(stop, head.size)
+        data = b""
+        if start < stop:
+            data = await self._call("cat_file", name, stop - start, start=start, end=stop)
+        if len(data) > max(0, stop - start):
+            raise TransientError(f"{self._url(name)}: expected {stop - start} bytes, found {len(data)}")
+        body = io.BytesIO(data)
 
-        `read`, if it is given in place of the file system's own method, takes a name, start, stop and the file's size,
-        and may return the whole file.
-        """
-        if head is None:
-            if (head := await self.head(name)) is None:
-                raise NotFoundError(f"{self._url(name)}: does not exist; check the path")
-            on_head(head)
-        stop, size = min(stop, head.size), head.size
+        async def read(most_bytes: int) -> bytes:
+            return body.read(most_bytes)
 
-        async def request() -> bytes:
-            data: bytes
-            if read is None:
-                data = await self._call("cat_file", name, stop - start, start=start, end=stop)
-            else:
-                data = await read(name, start, stop, size)
-            if len(data) not in (stop - start, size):
-                raise TransientError(f"{self._url(name)}: expected {stop - start} bytes, found {len(data)}")
-            return data
+        yield Answer(head=head, read=read)
 
-        if start >= stop:
-            return []
-        if self._has_ranges:
-            data = await self._retry(request, name, start=start)
-            if len(data) == stop - start:
-                return [data]
-            self._has_ranges = False
-            self._whole.setdefault(name, data)
-        # Every answer is the whole file, so one is enough for all pieces of it.
-        async with self._locks[name]:
-            data = self._whole.get(name, b"")
-            if len(data) != size:  # not fetched yet, or replaced since
-                data = await self._retry(request, name, start=start)
-            if len(data) != size:
-                return [data]  # from another server of the same name, which has ranges
-            self._whole[name] = data
-            if stop == size or len(self._whole) > _WHOLE_FILES:
-                del self._whole[name if stop == size else next(iter(self._whole))]
-        return [data[start:stop]]
-
-    async def head(self, name: str) -> Head | None:
-        """Return the head of a file, None if it does not exist."""
+    async def _describe(self, name: str) -> Head:
         self._fs.invalidate_cache()  # of listings, from which it would answer
-        try:
-            info = await self._retry(lambda: self._call("info", name), name)
-        except NotFoundError:
-            return None
+        info = await self._call("info", name)
         if info.get("type") == "directory":
-            return None
+            raise NotFoundError(f"{self._url(name)}: does not exist; check the path")
         if info.get("size") is None:
             raise StoreError(f"{self._url(name)}: the server does not send its size; copy the dataset to a disk")
         return Head(size=info["size"])
 
-    async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
-        """Publish a file. A new one is created exclusively by the file system, if it supports that."""
-        if tag is not None:
-            message = f"{self._url(name)}: this kind of storage cannot replace a file only while it is unchanged"
-            raise StoreError(f"{message}; use a disk, S3, Google Cloud Storage or Azure")
-        mode = {"mode": "create"} if new else {}
-
-        async def request() -> None:
-            if not self._fs.async_impl:  # the asynchronous ones are object stores, which have no folders
-                await self._call("makedirs", name.rpartition("/")[0], len(data), exist_ok=True)
-            await self._call("pipe_file", name, len(data), data, **mode)
-
-        await self._retry(request, name)
+    async def _send(
+        self,
+        name: str,
+        data: bytes,
+        metadata: Mapping[str, str],  # noqa: ARG002 - most file systems have none
+        *,
+        new: bool,
+        replaces: str | None,  # noqa: ARG002 - see `Rights`
+    ) -> None:
+        """Write a file. A new one is created exclusively by the file system, if it supports that."""
+        if not self._fs.async_impl:  # the asynchronous ones are object stores, which have no folders
+            await self._call("makedirs", name.rpartition("/")[0], len(data), exist_ok=True)
+        await self._call("pipe_file", name, len(data), data, **({"mode": "create"} if new else {}))
 
     async def upload(self, name: str, source: Path) -> None:
         """Publish a local file, and check the size that has arrived."""
@@ -131,33 +87,41 @@ class FsspecTransport:
         if self._query:  # the links of a page have none
             message = f"{self._url('')}: a place with a query in its URL, such as a signature, cannot be listed"
             raise StoreError(f"{message}; name the files, as in {{00000..00099}}.tar, or in a table")
+        return await if_found(super().listing()) or {}
+
+    async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:  # noqa: ARG002 - there is one
         self._fs.invalidate_cache()
-        try:
-            found = await self._retry(lambda: self._call("find", "", detail=True), "")
-        except NotFoundError:
-            return {}
-        root = self._key("").partition("?")[0].rstrip("/") + "/"
-        sizes = ((path, info.get("size")) for path, info in found.items() if path.startswith(root))
-        return {path.removeprefix(root): ListedBlob(-1 if size is None else size) for path, size in sizes}
+        found = await self._call("find", "", detail=True)
+        sizes = ((path, info.get("size")) for path, info in found.items())
+        return {path: ListedBlob(-1 if size is None else size) for path, size in sizes}, ""
 
-    async def remove(self, name: str) -> None:
-        """Delete a file. A missing one is no error."""
-        with contextlib.suppress(NotFoundError):
-            await self._retry(lambda: self._call("rm_file", name), name)
-
-    async def abort_uploads(self, names: Collection[str]) -> None:
-        """Do nothing: each file is written with one call of the file system."""
-
-    async def close(self) -> None:
-        """Do nothing: fsspec's file systems close their connections themselves."""
-
-    def _key(self, name: str) -> str:
-        return (f"{self._root}/{name}" if name else self._root) + self._query
+    async def _delete(self, name: str) -> None:
+        await self._call("rm_file", name)
 
     async def _call(self, method: str, name: str, size: int = 0, *data: bytes, **arguments: Any) -> Any:
         """Call a method of the file system. One that blocks runs in a thread, which goes on after a timeout."""
+        place = (self._prefix + name if name else self._prefix.rstrip("/")) + self._query
         if self._fs.async_impl:
-            work = getattr(self._fs, f"_{method}")(self._key(name), *data, **arguments)
+            work = getattr(self._fs, f"_{method}")(place, *data, **arguments)
         else:
-            work = asyncio.to_thread(getattr(self._fs, method), self._key(name), *data, **arguments)
-        return await with_timeout(work, self._retry_policy.transfer_s(size), f"{self._url('')}: expected an answer")
+            work = asyncio.to_thread(getattr(self._fs, method), place, *data, **arguments)
+        return await with_timeout(work, self._policy.transfer_s(size), f"{self._url('')}: expected an answer")
+
+
+def connect(connection: Connection) -> FsspecTransport:
+    """Return the transport for any URL that fsspec serves."""
+    return FsspecTransport(connection, *file_system(connection))
+
+
+def file_system(connection: Connection, client: str = "", **ours: Any) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path in it, with some options of ours.
+
+    Its `client` is a large module, which it needs.
+
+    Raises:
+        ImportError: A package is missing.
+    """
+    if client:
+        import_large(client)
+    options = {**connection.options, "skip_instance_cache": True, **ours}
+    return fsspec.core.url_to_fs(connection.url, **options)  # type: ignore[no-any-return]

@@ -8,15 +8,15 @@ from typing import Any
 
 import fsspec
 
+from shardflow.errors import StoreError
+
 from .error_mapping import AnswerError
 from .ranged_read import Answer, no_bytes, range_size
 from .retry import with_timeout
 from .transport import Head
 
 _MOST_TEXT = 2000  # bytes that are read of what a refusal says
-RANGE_HEADERS = {
-    "Accept-Encoding": "identity"
-}  # compressed on the way, a body would have another length than the range
+RANGE_HEADERS = {"Accept-Encoding": "identity"}  # compressed, a body would have another length than the range
 
 
 def web_file_system() -> Any:
@@ -82,10 +82,10 @@ async def range_answer(
             yield Answer(head=at_end, read=no_bytes)
             return
         if answer.status == 200 and "Content-Range" not in answer.headers:
-            raise WholeFileError
+            raise WholeFileError("the server sent the whole file")
         size = range_size(answer.headers.get("Content-Range", ""), start)
         yield Answer(head=head(size, answer.headers), read=answer.content.read)
 
 
-class WholeFileError(Exception):
+class WholeFileError(StoreError):
     """The server sent the whole file in place of a range."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from shardflow.errors import DatasetExistsError, NotFoundError
 
-from .cache import Cache
 from .file_names import name_of, path_of
+from .interface import MAX_READ_BYTES, TEMPORARY, BlobTooLargeError, ListedBlob, Writer
 from .local_files import (
     COPY_BYTES,
     flock,
@@ -24,7 +24,6 @@ from .local_files import (
     sync_to_disk,
     write_verified,
 )
-from .storage import MAX_READ_BYTES, TEMPORARY, ListedBlob, Writer, check_length
 
 
 class LocalStorage:
@@ -38,18 +37,16 @@ class LocalStorage:
         return str(self.root)
 
     def url(self, name: str) -> str:
-        """Return the path of a blob."""
         return str(self.local_path(name))
 
     def local_path(self, name: str) -> Path:
-        """Return the path of a blob."""
         return self.root / path_of(name)
 
-    def read(self, name: str, cache: Cache | None = None, *, most_bytes: int = MAX_READ_BYTES) -> bytes:  # noqa: ARG002 - the protocol's
-        """Return the content of a blob."""
+    def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
         path = self.local_path(name)
         with map_os_errors(path), open(path, "rb") as file:
-            check_length(self.url(name), os.fstat(file.fileno()).st_size, most_bytes)
+            if (size := os.fstat(file.fileno()).st_size) > most_bytes:
+                raise BlobTooLargeError(self.url(name), size, most_bytes)
             return file.read()
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
@@ -58,14 +55,12 @@ class LocalStorage:
         return data, hashlib.sha256(data).hexdigest()
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes of a blob from `start` to `stop`, fewer where the blob ends before."""
         path = self.local_path(name)
         with map_os_errors(path), open(path, "rb") as file:
             file.seek(start)
             return file.read(max(0, stop - start))
 
     def size(self, name: str) -> int | None:
-        """Return the size of a blob in bytes, None if it does not exist."""
         path = self.local_path(name)
         with map_os_errors(path):
             try:
@@ -81,24 +76,23 @@ class LocalStorage:
             with new_file(target) as copy:
                 write_verified(chunks, copy, self.url(name), size=size, sha256=sha256)
 
-    def put(self, name: str, data: bytes) -> None:
-        """Publish a blob, and replace an existing one."""
-        with self.writing(name) as temporary:
+    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+        """Publish a blob; one that is replaced under the condition of its tag is locked meanwhile."""
+        with self._locked_blob(name, replaces), self.writing(name, create_only=new) as temporary:
             temporary.write_bytes(data)
 
-    def put_new(self, name: str, data: bytes) -> None:
-        """Publish a blob that must not exist."""
-        with self.writing(name, create_only=True) as temporary:
-            temporary.write_bytes(data)
-
-    def replace(self, name: str, data: bytes, tag: str) -> None:
-        """Publish a blob in the place of the one with this tag, which is locked meanwhile."""
+    @contextlib.contextmanager
+    def _locked_blob(self, name: str, tag: str | None) -> Iterator[None]:
+        """Lock the blob that has a tag, which must be the current one, while the body runs; none without a tag."""
+        if tag is None:
+            yield
+            return
         path = self.local_path(name)
         with map_os_errors(path), contextlib.suppress(FileNotFoundError), open(path, "rb") as old:
             # The lock ends with the file. A writer that gets it after another one finds a new file at the path.
             is_current = flock(old.fileno()) and os.path.samestat(os.fstat(old.fileno()), path.stat())
             if is_current and hashlib.sha256(old.read()).hexdigest() == tag:
-                self.put(name, data)
+                yield
                 return
         raise DatasetExistsError(f"{path} was changed by another process meanwhile; run the same command again")
 
@@ -126,7 +120,6 @@ class LocalStorage:
                 temporary.unlink(missing_ok=True)
 
     def listing(self) -> dict[str, ListedBlob]:
-        """Return all files below the root by name, sorted."""
         found: dict[str, ListedBlob] = {}
         with map_os_errors(self.root):
             for path in (Path(folder, file) for folder, _, files in os.walk(self.root) for file in files):
@@ -136,7 +129,6 @@ class LocalStorage:
         return dict(sorted(found.items()))
 
     def remove(self, name: str) -> None:
-        """Delete a file. A missing one is no error."""
         path = self.local_path(name)
         with map_os_errors(path):
             path.unlink(missing_ok=True)
@@ -152,7 +144,7 @@ class LocalStorage:
         with lock_directory(self.root) as lock:
             self._locked = os.fstat(lock)
             try:
-                yield Writer(self.root, lock, is_alone=True)
+                yield Writer(self.root, lock, is_exclusive=True)
             finally:
                 self._locked = None
 

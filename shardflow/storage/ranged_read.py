@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from shardflow.errors import TransientError
 
-from .retry import ChangedError, RetryPolicy, with_timeout
-from .transport import Head, if_found
+from .retry import RetryPolicy, with_timeout
+from .transport import ChangedError, Fetched, Head, if_found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,8 @@ async def read_range(
     start: int,
     stop: int,
     head: Head | None,
-    on_head: Callable[[Head], None],
-) -> list[bytes]:
-    """Return a range in chunks: joining them would be one more copy; see `Transport.fetch`.
+) -> Fetched:
+    """Return a range, and the head in its first answer; see `Transport.fetch`.
 
     `retry` repeats an attempt; its second argument counts the bytes that have arrived, which are not requested again.
     """
@@ -56,16 +55,14 @@ async def read_range(
         async with request(start + received, stop, tag) as answer:
             if found is None:
                 found = answer.head
-                if tag is None:
-                    tag = found.tag
-                    on_head(found)
+                tag = tag or found.tag
             if answer.head.size != found.size:  # where there are no tags
                 raise ChangedError("the blob has changed")
             stop = min(stop, found.size)
             while received < stop - start:
-                goal = min(stop - start, received + policy.pace_bytes)
+                goal = min(stop - start, received + policy.window_bytes)
                 expected = f"expected {goal - received} more bytes of an answer"
-                await with_timeout(receive(answer, goal), policy.pace_s, expected)
+                await with_timeout(receive(answer, goal), policy.window_s, expected)
 
     async def receive(answer: Answer, goal: int) -> None:
         nonlocal received
@@ -76,18 +73,17 @@ async def read_range(
             received += len(chunk)
 
     await retry(attempt, lambda: received)
-    return chunks
+    assert found is not None
+    return Fetched(found, chunks)
 
 
-async def head_by_range(
-    fetch: Callable[[str, int, int, Head | None, Callable[[Head], None]], Awaitable[list[bytes]]], name: str
-) -> Head | None:
+async def head_by_range(fetch: Callable[[str, int, int, Head | None], Awaitable[Fetched]], name: str) -> Head | None:
     """Return the head of a blob from the answer to a request of its first byte, None if it does not exist."""
-    heads: list[Head] = []
     try:
-        return None if await if_found(fetch(name, 0, 1, None, heads.append)) is None else heads[-1]
+        found = await if_found(fetch(name, 0, 1, None))
     except ChangedError:  # it was replaced between two attempts
         return await head_by_range(fetch, name)
+    return found.head if found else None
 
 
 async def no_bytes(most_bytes: int) -> bytes:  # noqa: ARG001 - as of Answer.read

@@ -9,8 +9,8 @@ from typing import Any
 from shardflow.errors import ConfigError
 
 from .file_names import given_path
+from .interface import Storage
 from .local import LocalStorage
-from .storage import Storage
 from .urls import is_remote, strip_file_scheme, url_text
 
 
@@ -28,12 +28,9 @@ def open_storage(
     """
     text = url_text(url)
     if is_remote(text):
-        from .remote import RemoteStorage  # imported here because it loads the clients of the clouds
+        from .remote import remote_storage  # imported here because it loads the clients of the clouds
 
-        storage = RemoteStorage(text, storage_options)
-        if to_write:
-            storage.check_writable()
-        return storage
+        return remote_storage(text, storage_options, to_write=to_write)
     if storage_options:
         remedy = "leave them out for a directory"
         raise ConfigError(f"{text}: storage_options are for URLs such as s3://bucket/prefix; {remedy}")

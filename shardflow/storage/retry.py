@@ -1,8 +1,8 @@
 """Retries: the limits of every wait, and the loop that repeats a request.
 
 Clients of object stores retry too, at several layers, and their retries multiply. All of them are turned off. Only
-`error_mapping` decides which failed request is worth a retry, and `retry` repeats it. A blob that arrives whole but
-with wrong bytes is read anew by its storage. Both have the same patience: `Attempts`.
+`error_mapping` decides which failed request is worth a retry, and `Retries` repeats it. `rereading` reads a blob again
+that arrives whole but with wrong bytes. Both have the same patience: `Attempts`.
 """
 
 from __future__ import annotations
@@ -16,46 +16,45 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import NoReturn, TypeVar
 
-from shardflow.errors import ConfigError, DeadlineError, IntegrityError, ShardflowError, StoreError
+from shardflow.errors import ConfigError, DeadlineError, IntegrityError, ShardflowError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-_TOLD_AFTER_S = 5.0  # a shorter outage is not worth a warning
+_WARN_AFTER_S = 5.0  # a shorter outage is not worth a warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """The limits of waits and retries. Every wait ends, whatever the server does."""
 
-    give_up_s: float = 45.0  # after the last progress; no new attempt starts later
+    idle_timeout_s: float = 45.0  # after the last progress; no new attempt starts later
     attempts: int | None = None  # in a row without progress; None for as many as the time allows
-    answer_s: float = 15.0  # from a request to the head of its answer
-    pace_bytes: int = 256 << 10  # in `pace_s`; bytes that arrive more slowly count as stalled
-    pace_s: float = 8.0
+    request_timeout_s: float = 15.0  # from a request to the head of its answer
+    min_throughput: float = 32 << 10  # in bytes/s, over `window_s`; a body that arrives more slowly counts as stalled
+    window_s: float = 8.0
     backoff_s: float = 0.25  # before the second attempt; then twice as long each time
     longest_backoff_s: float = 15.0
 
-    def within(self, give_up_s: float) -> RetryPolicy:
+    @property
+    def window_bytes(self) -> int:
+        """How many bytes have to arrive within `window_s`; that many are progress."""
+        return math.ceil(self.min_throughput * self.window_s)
+
+    def within(self, idle_timeout_s: float) -> RetryPolicy:
         """Return the policy with another patience, and with waits that are no longer than that."""
-        if not isinstance(give_up_s, Real) or not 0 < give_up_s < math.inf:
-            raise ConfigError(f"deadline_s must be a number of seconds above 0, found {give_up_s!r}")
-        pace_s = min(self.pace_s, give_up_s)
+        if not isinstance(idle_timeout_s, Real) or not 0 < idle_timeout_s < math.inf:
+            raise ConfigError(f"deadline_s must be a number of seconds above 0, found {idle_timeout_s!r}")
         return replace(
             self,
-            give_up_s=give_up_s,
-            answer_s=min(self.answer_s, give_up_s),
-            pace_bytes=math.ceil(self.pace_bytes * pace_s / self.pace_s),
-            pace_s=pace_s,
+            idle_timeout_s=idle_timeout_s,
+            request_timeout_s=min(self.request_timeout_s, idle_timeout_s),
+            window_s=min(self.window_s, idle_timeout_s),
         )
 
     def transfer_s(self, size: int) -> float:
         """Return the time limit for the answer to a request that sends `size` bytes."""
-        return self.answer_s + self.pace_s * size / self.pace_bytes
-
-
-class ChangedError(StoreError):
-    """The blob is not in the state that the request was conditional on. Never leaves the storage."""
+        return self.request_timeout_s + size / self.min_throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +90,7 @@ class Attempts:
             raise failure.error
         pause_s = min(policy.backoff_s * 2.0 ** min(self._failed - 1, 60), policy.longest_backoff_s)
         pause_s = max(failure.after_s, self._jitter.uniform(pause_s / 2, pause_s))
-        if self._failed == policy.attempts or passed_s + pause_s > policy.give_up_s:
+        if self._failed == policy.attempts or passed_s + pause_s > policy.idle_timeout_s:
             self.give_up(failure.error, passed_s)
         return pause_s
 
@@ -111,10 +110,10 @@ class Outages:
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
-        self._forget_s = policy.give_up_s  # a store that was not asked for so long has a new chance
+        self._forget_s = policy.idle_timeout_s  # a store that was not asked for so long has a new chance
         self._spans: dict[Hashable, tuple[float, float]] = {}  # piece, None for the store → first and last failure
         self._answered = -math.inf
-        self._told = False  # of the outage that lasts
+        self._warned = False  # of the outage that lasts
 
     def extend(self, piece: Hashable, since: float, now: float) -> float:
         """Note that a request fails that has had no progress since a time; return since when such requests fail."""
@@ -123,71 +122,38 @@ class Outages:
             self._spans[key] = (first if now - last > self._forget_s else min(first, earlier), now)
         return min(since, self._spans[piece][0], self._spans[None][0])
 
-    def tell(self, error: ShardflowError, since: float, now: float) -> None:
+    def warn_if_long(self, error: ShardflowError, since: float, now: float) -> None:
         """Log the first error of an outage that has lasted so long that somebody wonders why nothing happens."""
-        if now - since >= _TOLD_AFTER_S and not self._told:
-            self._told = True
+        if now - since >= _WARN_AFTER_S and not self._warned:
+            self._warned = True
             logger.warning("%s; still trying, after %.0f s", error, now - since)
 
     def end(self, piece: Hashable, now: float) -> None:
         """Note that the store has answered a request."""
-        self._answered, self._told = now, False
+        self._answered, self._warned = now, False
         self._spans.pop(piece, None)
         self._spans.pop(None, None)
 
 
-async def retry(
-    request: Callable[[], Awaitable[T]],
-    classify: Callable[[Exception], Failure],
-    policy: RetryPolicy,
-    received_bytes: Callable[[], int] = lambda: 0,
-    *,
-    outages: Outages | None = None,
-    piece: Hashable = None,
-) -> T:
-    """Repeat a request until it succeeds, fails permanently, or reaches a limit of the policy.
-
-    `received_bytes` returns how many bytes have arrived so far. After `pace_bytes` more, the limits start anew.
-    Requests for the same `piece` share the limit of time, and so do all while the store answers none, by `outages`.
-    """
-    clock = asyncio.get_running_loop().time
-    outages = outages or Outages(policy)
-    since, before, attempts = clock(), received_bytes(), Attempts(policy)
-    while True:
-        try:
-            result = await request()
-        except Exception as error:
-            failure = classify(error)
-        else:
-            outages.end(piece, clock())
-            return result
-        if received_bytes() - before >= policy.pace_bytes:
-            since, before = clock(), received_bytes()
-            attempts.restart()
-            outages.end(piece, since)
-        if failure.retry:
-            since = outages.extend(piece, since, clock())
-        else:  # a refusal is an answer
-            outages.end(piece, clock())
-        pause_s = attempts.pause_s(failure, clock() - since)
-        outages.tell(failure.error, since, clock())
-        await asyncio.sleep(pause_s)
-
-
 class Retries:
-    """The retries of a transport: called with a request, it repeats that as `retry` does; all share their outages.
+    """Repeats the requests of a transport until they succeed, fail permanently, or reach a limit of the policy.
 
     Args:
         classify: Decides about an error, given the URL that messages name.
         policy: The limits.
         url: Returns the URL of a blob from its name.
+        outages: Those that its requests share.
     """
 
     def __init__(
-        self, classify: Callable[[Exception, str], Failure], policy: RetryPolicy, url: Callable[[str], str]
+        self,
+        classify: Callable[[Exception, str], Failure],
+        policy: RetryPolicy,
+        url: Callable[[str], str],
+        outages: Outages | None = None,
     ) -> None:
         self._classify, self._policy, self._url = classify, policy, url
-        self._outages = Outages(policy)
+        self._outages = outages or Outages(policy)
 
     async def __call__(
         self,
@@ -196,16 +162,32 @@ class Retries:
         received_bytes: Callable[[], int] = lambda: 0,
         start: int | None = None,
     ) -> T:
-        """Repeat a request for a blob; one for its bytes from `start` shares the limit of time with others for them."""
-        url = self._url(name)
-        return await retry(
-            request,
-            lambda error: self._classify(error, url),
-            self._policy,
-            received_bytes,
-            outages=self._outages,
-            piece=None if start is None else (name, start),
-        )
+        """Repeat a request for a blob; one for its bytes from `start` shares the limit of time with others for them.
+
+        `received_bytes` returns how many bytes have arrived so far. After `window_bytes` more, the limits start anew.
+        """
+        clock, policy, outages = asyncio.get_running_loop().time, self._policy, self._outages
+        piece = None if start is None else (name, start)
+        since, before, attempts = clock(), received_bytes(), Attempts(policy)
+        while True:
+            try:
+                result = await request()
+            except Exception as error:
+                failure = self._classify(error, self._url(name))
+            else:
+                outages.end(piece, clock())
+                return result
+            if received_bytes() - before >= policy.window_bytes:
+                since, before = clock(), received_bytes()
+                attempts.restart()
+                outages.end(piece, since)
+            if failure.retry:
+                since = outages.extend(piece, since, clock())
+            else:  # a refusal is an answer
+                outages.end(piece, clock())
+            pause_s = attempts.pause_s(failure, clock() - since)
+            outages.warn_if_long(failure.error, since, clock())
+            await asyncio.sleep(pause_s)
 
     def of_range(
         self, name: str, start: int

@@ -12,42 +12,26 @@ import contextlib
 import functools
 import hashlib
 import math
-import operator
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from shardflow.errors import (
-    ConfigError,
-    NotFoundError,
-    ShardflowError,
-    StoreError,
-    TransientError,
-)
+from fsspec.asyn import get_loop
 
-from .conditional_write import blob_metadata, has_metadata, write
+from shardflow.errors import ConfigError, NotFoundError, ShardflowError, StoreError, TransientError
+
+from .base_transport import BaseTransport, blob_metadata, has_metadata
+from .fsspec_transport import file_system
+from .interface import ListedBlob
 from .local_files import file_sha256
-from .ranged_read import Answer, head_by_range, no_bytes, range_size, read_range
-from .retry import ChangedError, Failure, Retries, RetryPolicy, with_timeout
-from .storage import ListedBlob
-from .transport import Head
+from .ranged_read import Answer, head_by_range, no_bytes, range_size
+from .retry import with_timeout
+from .transport import ChangedError, Connection, Head
 
 LEAST_PART_BYTES = 5 << 20  # S3 accepts smaller parts only as the last one
 _MOST_PARTS = 10_000  # in one upload
 _CLOCK_DIFFERENCE = timedelta(minutes=1)
-
-
-def s3_options(options: Mapping[str, Any], policy: RetryPolicy) -> dict[str, Any]:
-    """Return the arguments of s3fs's file system: the caller's before ours, and its retries turned off."""
-    config = {
-        "retries": {"mode": "standard", "total_max_attempts": 1},
-        "max_pool_connections": 32,
-        "tcp_keepalive": True,
-        "connect_timeout": min(5.0, policy.answer_s),
-        "read_timeout": policy.answer_s,
-    }
-    return {**options, "config_kwargs": {**config, **options.get("config_kwargs", {})}, "use_listings_cache": False}
 
 
 @functools.cache
@@ -58,71 +42,92 @@ def _api_loader(path: str | None) -> Any:
     return create_loader(path)
 
 
-class S3Transport:
-    """The objects below a prefix of a bucket; see Transport."""
+class _Client:
+    """All that is used of s3fs: this is the only place for its private attributes."""
 
-    def __init__(
-        self,
-        fs: Any,
-        path: str,
-        classify: Callable[[Exception, str], Failure],
-        retry_policy: RetryPolicy,
-        part_bytes: int,
-    ) -> None:
-        self._fs = fs
+    def __init__(self, fs: Any) -> None:
+        self.fs = fs
+        self._connecting = asyncio.Lock()  # otherwise requests that begin together would each open a session
         if fs.session is None:
             from aiobotocore.session import AioSession
 
             fs.session = AioSession(**fs.kwargs)
             data_path = fs.session.get_config_variable("data_path")
             fs.session.register_component("data_loader", _api_loader(data_path))
-        self._bucket, _, prefix = path.strip("/").partition("/")
-        self._prefix = f"{prefix}/" if prefix else ""
-        self._classify = classify
-        self._retry_policy = retry_policy
-        self._url = functools.partial(operator.add, f"s3://{self._bucket}/{self._prefix}")
-        self._retry = Retries(classify, retry_policy, self._url)
-        self._part_bytes = max(part_bytes, LEAST_PART_BYTES)
-        self._connecting = asyncio.Lock()  # otherwise requests that begin together would each open a session
 
-    async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
-    ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end of the object."""
+    async def call(self, method: str, arguments: Mapping[str, Any]) -> Any:
+        """Make one request, with the arguments that the storage_options add to each."""
+        async with self._connecting:
+            await self.fs.set_session()
+        function = getattr(await self.fs.get_s3(arguments["Bucket"]), method)
+        complete = self.fs._get_s3_method_kwargs(function, self.fs.req_kw, **arguments)
+        if missing := arguments.keys() - complete.keys():  # s3fs drops those that botocore does not know
+            raise ConfigError(f"botocore is too old for {', '.join(sorted(missing))}; upgrade s3fs")
+        return await function(**complete)
 
-        @contextlib.asynccontextmanager
-        async def request(begin: int, end: int, tag: str | None) -> AsyncIterator[Answer]:
-            condition = {"IfMatch": tag} if tag else {}
-            try:
-                answer = await self._call("get_object", name, Range=f"bytes={begin}-{end - 1}", **condition)
-            except Exception as error:
-                if _status(error) != 416:
-                    raise
-                yield Answer(head=await self._head_at_end(name, begin, error), read=no_bytes)
-                return
-            body = answer["Body"]
-            try:
-                yield Answer(head=_head(answer, begin), read=body.read)
-            finally:
-                body.close()
+    async def close(self) -> None:
+        if self.fs._s3 is not None:
+            await self.fs._s3.__aexit__(None, None, None)
 
-        retry = self._retry.of_range(name, start)
-        return await read_range(request, retry, self._retry_policy, start, stop, head, on_head)
+
+class S3Transport(BaseTransport):
+    """The objects below a prefix of a bucket; see Transport."""
+
+    def __init__(self, connection: Connection, fs: Any, path: str) -> None:
+        super().__init__(connection, path)
+        self._client = _Client(fs)
+        self._classify = connection.classify
+        self._part_bytes = max(connection.piece_bytes, LEAST_PART_BYTES)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    @contextlib.asynccontextmanager
+    async def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AsyncIterator[Answer]:
+        condition = {"IfMatch": tag} if tag else {}
+        try:
+            answer = await self._call("get_object", name, Range=f"bytes={start}-{stop - 1}", **condition)
+        except Exception as error:
+            if _status(error) != 416:
+                raise
+            head = await self._describe(name)
+            if head.size > start:
+                raise TransientError(f"{self._url(name)}: the server refuses a range that the blob has") from error
+            yield Answer(head=head, read=no_bytes)
+            return
+        body = answer["Body"]
+        try:
+            size = range_size(str(answer.get("ContentRange", "")), start)
+            yield Answer(head=_head(answer, size), read=body.read)
+        finally:
+            body.close()
 
     async def head(self, name: str) -> Head | None:
-        """Return the head of an object, None if it does not exist."""
         # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
         return await head_by_range(self.fetch, name)
 
-    async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
-        """Publish an object: one that must be `new`, or that replaces the one with this ETag, or whatever is there."""
-        metadata = blob_metadata(hashlib.sha256(data).hexdigest())
-        condition = {"IfNoneMatch": "*"} if new else {} if tag is None else {"IfMatch": tag}
+    async def _describe(self, name: str) -> Head:
+        answer = await self._call("head_object", name)
+        return _head(answer, int(answer["ContentLength"]))
 
-        async def send() -> None:
-            await self._retry(lambda: self._send("put_object", name, data, Metadata=metadata, **condition), name)
+    async def _send(
+        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
+    ) -> None:
+        condition = {"IfNoneMatch": "*"} if new else {} if replaces is None else {"IfMatch": replaces}
+        await self._send_bytes("put_object", name, data, Metadata=metadata, **condition)
 
-        await write(send, lambda: self.head(name), metadata, self._url(name), new=new, tag=tag)
+    async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:
+        next_page = {"ContinuationToken": token} if token else {}
+        page = await self._call("list_objects_v2", "", Prefix=self._prefix, **next_page)
+        found = {}
+        for item in page.get("Contents", ()):
+            modified = item.get("LastModified")
+            modified_ns = None if modified is None else int(modified.timestamp() * 1e9)
+            found[item["Key"]] = ListedBlob(item["Size"], item.get("ETag") or "", modified_ns)
+        return found, page["NextContinuationToken"] if page.get("IsTruncated") else ""
+
+    async def _delete(self, name: str) -> None:
+        await self._call("delete_object", name)
 
     async def upload(self, name: str, source: Path) -> None:
         """Publish a file, in parts if it is large. No upload is left open, also after a failure."""
@@ -139,66 +144,27 @@ class S3Transport:
             await asyncio.shield(self._abort(name, upload))
             raise
 
-    async def listing(self) -> dict[str, ListedBlob]:
-        """Return all objects below the prefix by name."""
-        found: dict[str, ListedBlob] = {}
-        async for item in self._listed("list_objects_v2", "Contents", "", "ContinuationToken"):
-            name, modified = item["Key"].removeprefix(self._prefix), item.get("LastModified")
-            if name and not name.endswith("/"):  # the others are folders
-                modified_ns = None if modified is None else int(modified.timestamp() * 1e9)
-                found[name] = ListedBlob(item["Size"], item.get("ETag") or "", modified_ns)
-        return found
-
-    async def remove(self, name: str) -> None:
-        """Delete an object. A missing one is no error."""
-        await self._request("delete_object", name)
-
     async def abort_uploads(self, names: Collection[str]) -> None:
-        """Abort the unfinished uploads of these objects."""
         async for upload in self._uploads(""):
             if (name := upload["Key"].removeprefix(self._prefix)) in names:
                 await self._abort(name, upload["UploadId"])
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._fs._s3 is not None:
-            await self._fs._s3.__aexit__(None, None, None)
 
     async def _request(self, method: str, name: str, **arguments: Any) -> Any:
         return await self._retry(lambda: self._call(method, name, **arguments), name)
 
     async def _call(self, method: str, name: str, **arguments: Any) -> Any:
-        """Make one request, with the arguments that the storage_options add to each."""
-        url = self._url(name)
-        timeout_s = self._retry_policy.transfer_s(len(arguments.get("Body", b"")))
+        place = {"Bucket": self._bucket, **({"Key": self._prefix + name} if name else {})}
+        timeout_s = self._policy.transfer_s(len(arguments.get("Body", b"")))
+        work = self._client.call(method, {**place, **arguments})
+        return await with_timeout(work, timeout_s, f"{self._url(name)}: expected an answer")
 
-        async def call() -> Any:
-            async with self._connecting:
-                await self._fs.set_session()
-            function = getattr(await self._fs.get_s3(self._bucket), method)
-            place = {"Bucket": self._bucket, **({"Key": self._prefix + name} if name else {})}
-            complete = self._fs._get_s3_method_kwargs(function, self._fs.req_kw, **place, **arguments)
-            if missing := arguments.keys() - complete.keys():  # s3fs drops those that botocore does not know
-                raise ConfigError(f"{url}: botocore is too old for {', '.join(sorted(missing))}; upgrade s3fs")
-            return await function(**complete)
-
-        return await with_timeout(call(), timeout_s, f"{url}: expected an answer")
-
-    async def _send(self, method: str, name: str, data: bytes, **arguments: Any) -> str:
+    async def _send_bytes(self, method: str, name: str, data: bytes, **arguments: Any) -> str:
         """Send bytes with their checksum, and return the ETag, which confirms that they arrived."""
         checksum = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
         answer = await self._call(method, name, Body=data, ContentMD5=checksum, **arguments)
         if "ETag" not in answer:
             raise TransientError(f"{self._url(name)}: the answer has no ETag")
         return str(answer["ETag"])
-
-    async def _head_at_end(self, name: str, start: int, error: Exception) -> Head:
-        """Return the head of an object for which a range from `start` was refused; it must end there or before."""
-        answer = await self._call("head_object", name)
-        size = int(answer["ContentLength"])
-        if size > start:
-            raise TransientError(f"{self._url(name)}: the server refuses a range that the blob has") from error
-        return Head(size=size, tag=answer.get("ETag"), metadata=answer.get("Metadata", {}))
 
     async def _open_upload(self, name: str, metadata: dict[str, str]) -> str:
         """Open a multipart upload and return its identifier; abort those that were opened by lost answers."""
@@ -226,18 +192,15 @@ class S3Transport:
                             await self._abort(name, upload["UploadId"])
         return own
 
-    def _uploads(self, beginning: str) -> AsyncIterator[Mapping[str, Any]]:
-        return self._listed("list_multipart_uploads", "Uploads", beginning, "KeyMarker", "UploadIdMarker")
-
-    async def _listed(self, method: str, key: str, beginning: str, *markers: str) -> AsyncIterator[Mapping[str, Any]]:
+    async def _uploads(self, beginning: str) -> AsyncIterator[Mapping[str, Any]]:
         next_page: dict[str, str] = {}
         while True:
-            page = await self._request(method, "", Prefix=self._prefix + beginning, **next_page)
-            for item in page.get(key, ()):
+            page = await self._request("list_multipart_uploads", "", Prefix=self._prefix + beginning, **next_page)
+            for item in page.get("Uploads", ()):
                 yield item
             if not page.get("IsTruncated"):
                 return
-            next_page = {marker: page[f"Next{marker}"] for marker in markers}
+            next_page = {marker: page[f"Next{marker}"] for marker in ("KeyMarker", "UploadIdMarker")}
 
     async def _parts(self, name: str, source: Path, size: int, upload: str) -> list[dict[str, Any]]:
         part_bytes = max(self._part_bytes, math.ceil(size / _MOST_PARTS))
@@ -253,7 +216,7 @@ class S3Transport:
                 data = await asyncio.to_thread(read, number)
                 arguments = {"UploadId": upload, "PartNumber": number + 1}
                 try:
-                    tag = await self._retry(lambda: self._send("upload_part", name, data, **arguments), name)
+                    tag = await self._retry(lambda: self._send_bytes("upload_part", name, data, **arguments), name)
                 except ChangedError as error:
                     raise TransientError(f"{error}: another process aborted it; run the same command again") from error
                 return {"ETag": tag, "PartNumber": number + 1}
@@ -280,8 +243,23 @@ class S3Transport:
             await self._request("abort_multipart_upload", name, UploadId=upload)
 
 
-def _head(answer: Mapping[str, Any], start: int) -> Head:
-    size = range_size(str(answer.get("ContentRange", "")), start)
+def connect(connection: Connection) -> S3Transport:
+    """Return the transport for a URL of s3fs: the caller's options before ours, and its retries turned off."""
+    timeout_s = connection.policy.request_timeout_s
+    config = {
+        "retries": {"mode": "standard", "total_max_attempts": 1},
+        "max_pool_connections": 32,
+        "tcp_keepalive": True,
+        "connect_timeout": min(5.0, timeout_s),
+        "read_timeout": timeout_s,
+        **connection.options.get("config_kwargs", {}),
+    }
+    # `asynchronous`: the file system must not close itself in the process that drops it last.
+    ours = {"config_kwargs": config, "use_listings_cache": False, "asynchronous": True, "loop": get_loop()}
+    return S3Transport(connection, *file_system(connection, "s3fs", **ours))
+
+
+def _head(answer: Mapping[str, Any], size: int) -> Head:
     return Head(size=size, tag=answer.get("ETag"), metadata=answer.get("Metadata", {}))
 
 

@@ -7,7 +7,7 @@ when one thread fails, or the caller is interrupted, all end at once, and not on
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 _thread = threading.local()
@@ -41,3 +41,10 @@ def track_transfer(transfer: Future[Any]) -> None:
     """Let the pool of this thread, if it is in one, cancel the transfer that the thread is about to wait for."""
     if (pool := getattr(_thread, "pool", None)) is not None:
         pool.track(transfer)
+
+
+def pause(seconds: float) -> None:
+    """Wait; a pool that is cancelled ends the wait by a CancelledError."""
+    track_transfer(never := Future[None]())
+    if wait([never], seconds).done:
+        never.result()

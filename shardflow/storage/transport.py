@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from shardflow.errors import BucketNotFoundError, NotFoundError
+from shardflow.errors import BucketNotFoundError, NotFoundError, StoreError
 
-from .storage import ListedBlob
-from .urls import divide_query
+from .interface import ListedBlob
+
+if TYPE_CHECKING:
+    from .retry import Failure, RetryPolicy
 
 T = TypeVar("T")
+
+
+class ChangedError(StoreError):
+    """The blob is not in the state that the request was conditional on. Never leaves the storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,22 +33,51 @@ class Head:
     metadata: Mapping[str, str] = field(default_factory=dict)  # of blobs written here to S3 or Azure, `sha256` too
 
 
+class Fetched(NamedTuple):
+    """A range of a blob, in chunks: joining them would be one more copy."""
+
+    head: Head
+    chunks: list[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """All that a transport is made of.
+
+    Attributes:
+        url: Of the root, with all that it may hold.
+        shown: The same for messages: without credentials and query.
+        options: The caller's storage_options.
+        classify: Decides about an exception of the client, given the URL that messages name.
+        policy: The limits of waits and retries.
+        piece_bytes: That one request writes, where a file is written in parts.
+    """
+
+    url: str
+    shown: str
+    options: Mapping[str, Any]
+    classify: Callable[[Exception, str], Failure]
+    policy: RetryPolicy
+    piece_bytes: int
+
+    def blob(self, name: str) -> str:
+        """Return the URL of a blob with the query that its name may have; the root itself without a name."""
+        return f"{self.shown}/{name}" if name else self.shown
+
+
 class Transport(Protocol):
     """Requests for the blobs below one root. Each is retried until it succeeds or fails permanently.
 
     All run on the event loop of the process that created the transport. They raise the project's own errors.
     """
 
-    async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
-    ) -> list[bytes]:
-        """Return the bytes from `start` to `stop`, or to the end where that comes first, in chunks.
+    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
+        """Return the bytes from `start` to `stop`, or to the end where that comes first, with the head of the blob.
 
         Args:
             name, start, stop: The blob, its first byte, and the byte after the last.
             head: From an earlier request, so that all bytes are of one blob. Without a tag if only the size is known,
                 None if nothing is.
-            on_head: If `head` has no tag, called with the head of the answer, before its bytes arrive.
 
         Raises:
             ChangedError: The blob was replaced after `head` was received.
@@ -53,13 +88,8 @@ class Transport(Protocol):
         """Return the head of a blob, None if it does not exist."""
         ...
 
-    async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
-        """Publish a blob: one that must be `new`, or that replaces the one with this tag, or whatever is there.
-
-        Raises:
-            DatasetExistsError: It must be new and exists, or the blob with the tag is there no more.
-            StoreError: A tag was given, and the server has no conditional writes.
-        """
+    async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+        """Publish a blob; see `Storage.put`. Of a store without conditional writes, `replaces` is None."""
         ...
 
     async def upload(self, name: str, source: Path) -> None:
@@ -81,16 +111,6 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Close the connections."""
         ...
-
-
-def blob_url(root: str, name: str) -> str:
-    """Return the URL of a blob below a root as messages show it: without a query; the root itself without a name."""
-    return divide_query(request_url(root, name)).place
-
-
-def request_url(root: str, name: str) -> str:
-    """Return the URL of a blob below a root with the query that its name may have, by which secrets are recognized."""
-    return f"{root}/{name}" if name else root
 
 
 async def if_found(work: Awaitable[T]) -> T | None:

@@ -11,25 +11,14 @@ from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from shardflow.errors import ConfigError
 
+from .stores import Rights, has_record, store_of
+
 # The storage_options that hold no secrets. All others count as secret: no list of the names of keys is complete.
 _HARMLESS = {"anon", "config_kwargs", "endpoint_url", "profile", "region_name", "requester_pays", "use_ssl", "verify"}
-_KINDS = {
-    **dict.fromkeys(("s3", "s3a"), "s3"),
-    **dict.fromkeys(("gs", "gcs"), "gcs"),
-    **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
-    **dict.fromkeys(("http", "https"), "http"),
-    "hf": "hf",
-}
-"""Scheme → the kind of store, where it has requests of its own."""
-
-_READ_ONLY = {"http": "a web server", "hf": "the Hugging Face Hub"}
-_CLOUDS = {*_KINDS} - {"hf"}
 _LEAST_SECRET_CHARACTERS = 4  # shorter texts occur in any message by chance
 _QUOTINGS = 4  # of one text, each within the other, that are undone
 _MOST_SECRET_CHARACTERS = 16  # that are compared: an answer may be cut off within a secret
 _USER = re.compile(r"//[^/]*@")
-_SIGNED = {"azure", "hf", "http"}
-"""Kinds of stores that have signatures in URLs: also in some that the caller did not give, such as redirections."""
 _MAY_BE_SIGNED = re.compile(r"""://[^\s"'<>]*\?[^\s"'<>]|\bbearer\s+\S""", re.IGNORECASE)
 
 
@@ -45,7 +34,7 @@ def url_text(url: str | os.PathLike[str]) -> str:
     if separator and scheme == "pipe":  # as in webdataset; the command may hold secrets, and is not repeated
         remedy = "name the tars themselves, as in s3://bucket/prefix/{000000..000099}.tar"
         raise ConfigError(f"a URL cannot begin with 'pipe:', because no command is ever started; {remedy}")
-    if separator and scheme.lower() in _CLOUDS:
+    if separator and has_record(scheme.lower()):
         start = f"{scheme}:{'/' if rest.startswith('/') else ''}"
         message = f"a URL begins with '{scheme.lower()}://', this one with '{start}'"
         raise ConfigError(f"{message}; write both slashes, or './{start}…' for a directory of that name")
@@ -69,11 +58,6 @@ def remote_options(url: str | os.PathLike[str], storage_options: Mapping[str, An
     return storage_options if is_remote(url) else None
 
 
-def kind_of_store(url: str) -> str:
-    """Return the kind of store of a URL: "s3", "gcs", "azure", "http" or "hf"; "" for any other."""
-    return _KINDS.get(url.partition("://")[0], "")
-
-
 def canonical_root(root: str) -> str:
     """Return the one name of a directory or URL, whichever links or relative path lead there."""
     return url_text(root) if is_remote(root) else os.path.realpath(url_text(root))
@@ -89,7 +73,7 @@ class DividedUrl(NamedTuple):
 def divide_query(url: str | os.PathLike[str]) -> DividedUrl:
     """Return a path or URL without its query, and the query. Only web URLs have one: a key in a bucket may hold `?`."""
     text = url_text(url)
-    if kind_of_store(text) != "http":
+    if not store_of(text).has_query:
         return DividedUrl(text, "")
     place, mark, query = text.partition("?")
     return DividedUrl(place, mark + query)
@@ -125,14 +109,19 @@ def shown_url(url: str | os.PathLike[str]) -> str:
 def public_host(scheme: str, netloc: str) -> str:
     """Return the host of a URL without user and password. Azure has a container there: abfss://CONTAINER@ACCOUNT/."""
     user, _, host = netloc.rpartition("@")
-    return netloc if _KINDS.get(scheme) == "azure" and ":" not in user else host
+    return netloc if store_of(f"{scheme}://").user_is_container and ":" not in user else host
+
+
+def blob_url(root: str, name: str) -> str:
+    """Return the URL of a blob below a root as messages show it: without a query; the root itself without a name."""
+    return divide_query(f"{root}/{name}" if name else root).place
 
 
 class RemoteUrl:
     """A URL with its storage_options.
 
     Attributes:
-        kind: Of the store; see `kind_of_store`.
+        store: The record of its store.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -147,15 +136,14 @@ class RemoteUrl:
         if not re.fullmatch(r"[a-z][a-z0-9+.-]*", self.scheme):
             text = url.partition("?")[0].rpartition("@")[2]
             raise ConfigError(f"{text}: this is not a URL; expected one such as s3://bucket/prefix")
-        self.kind = kind_of_store(url)
-        is_bucket = self.kind == "s3"
+        self.store = store_of(url)
         self.shown = shown_url(url)
-        if is_bucket and (parts.query or "@" in parts.netloc):
+        if self.store.bucket_alone and (parts.query or "@" in parts.netloc):
             raise ConfigError(f"{self.shown}: credentials and queries belong in storage_options, not in a bucket's URL")
-        if is_bucket and "#" in url:
+        if self.store.bucket_alone and "#" in url:
             raise ConfigError(f"{self.shown}: a dataset's URL cannot have a '#' in it; choose a prefix without")
         texts = {parts.query, *query_values(parts.query), parts.password or "", *_texts(self.options)}
-        if is_bucket and not place:
+        if self.store.bucket_alone and not place:
             raise ConfigError(f"{self.scheme}://: the bucket is missing; expected s3://bucket/prefix")
         self._secrets = _comparable(texts)
 
@@ -164,14 +152,9 @@ class RemoteUrl:
 
     def check_writable(self) -> None:
         """Raise a ConfigError if such a place can only be read."""
-        if (place := _READ_ONLY.get(self.kind)) is None:
-            return
-        remedy = "write to a disk, and put that where the server has its files"
-        if self.kind == "hf":
-            remedy = (
-                "write to a disk, and upload that in one commit: hf upload REPOSITORY DIRECTORY --repo-type dataset"
-            )
-        raise ConfigError(f"{self}: {place} can be read here, but not written; {remedy}")
+        if self.store.rights is Rights.READ:
+            rule = f"{self.scheme}:// URLs can be read here, but not written"
+            raise ConfigError(f"{self}: {rule}; write to a disk, and {self.store.remedy}")
 
     def without_secrets(self) -> RemoteUrl:
         """Return the URL and the options without any that may be secret."""
@@ -191,7 +174,7 @@ class RemoteUrl:
         secrets = self._secrets | _comparable(more)
         while error is not None:
             text = f"{error} {error!r}"
-            if self.kind in _SIGNED and _MAY_BE_SIGNED.search(text):
+            if self.store.may_be_signed and _MAY_BE_SIGNED.search(text):
                 return True
             if any(secret in each for each in (text, _plain(text)) for secret in secrets):
                 return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -13,102 +12,32 @@ from urllib.parse import urlsplit, urlunsplit
 from shardflow.errors import ConfigError
 from shardflow.formats.roots import Root, split_shard_name
 
-from .cache import Cache
 from .file_names import is_below
+from .interface import Storage
 from .resolve import open_storage
-from .storage import MAX_READ_BYTES, ListedBlob, Storage, Writer
 from .urls import divide_query, is_remote, remote_options, shown_url, url_text
+from .wrapper import StorageWrapper
 
 
-class VirtualStorage:
+class VirtualStorage(StorageWrapper):
     """Tars in their roots, named SPLIT/ROOT/PATH.tar; everything else in the dataset's own storage. See Storage."""
 
     def __init__(self, own: Storage, roots: Mapping[str, Storage]) -> None:
-        self._own, self._roots = own, dict(roots)
-
-    def __str__(self) -> str:
-        return str(self._own)
+        super().__init__(own)
+        self._roots = dict(roots)
 
     def _locate(self, name: str) -> tuple[Storage, str]:
         if not name.endswith(".tar"):
-            return self._own, name
+            return self._inner, name
         root, path = split_shard_name(name)
         return self._roots[root], path
-
-    def url(self, name: str) -> str:
-        """Return the URL of a blob where it really lies."""
-        storage, name = self._locate(name)
-        return storage.url(name)
-
-    def local_path(self, name: str) -> Path | None:
-        """Return the path of a blob on this machine, None where it has none."""
-        storage, name = self._locate(name)
-        return storage.local_path(name)
-
-    def read(self, name: str, cache: Cache | None = None, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Return the content of a blob."""
-        storage, name = self._locate(name)
-        return storage.read(name, cache, most_bytes=most_bytes)
-
-    def read_tagged(self, name: str) -> tuple[bytes, str]:
-        """Return the content of a blob, and its tag."""
-        storage, name = self._locate(name)
-        return storage.read_tagged(name)
-
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes of a blob from `start` to `stop`, fewer where the blob ends before."""
-        storage, name = self._locate(name)
-        return storage.read_range(name, start, stop)
-
-    def size(self, name: str) -> int | None:
-        """Return the size of a blob in bytes, None if it does not exist."""
-        storage, name = self._locate(name)
-        return storage.size(name)
-
-    def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        """Copy a blob of known content into a new local file."""
-        storage, name = self._locate(name)
-        storage.get(name, target, size=size, sha256=sha256)
-
-    def put(self, name: str, data: bytes) -> None:
-        """Publish a blob, and replace an existing one."""
-        storage, name = self._locate(name)
-        storage.put(name, data)
-
-    def put_new(self, name: str, data: bytes) -> None:
-        """Publish a blob that must not exist."""
-        storage, name = self._locate(name)
-        storage.put_new(name, data)
-
-    def replace(self, name: str, data: bytes, tag: str) -> None:
-        """Publish a blob in the place of the one with this tag."""
-        storage, name = self._locate(name)
-        storage.replace(name, data, tag)
-
-    def upload(self, name: str, source: Path) -> None:
-        """Publish a local file as a blob."""
-        storage, name = self._locate(name)
-        storage.upload(name, source)
-
-    def listing(self) -> dict[str, ListedBlob]:
-        """Return the blobs of the dataset's own storage by name, sorted."""
-        return self._own.listing()
-
-    def remove(self, name: str) -> None:
-        """Delete a blob. A missing one is no error."""
-        storage, name = self._locate(name)
-        storage.remove(name)
 
     def abort_uploads(self, names: Collection[str]) -> None:
         """Abort the unfinished uploads of these blobs, with one call for each storage that has any."""
         located = [self._locate(name) for name in names]
-        for storage in (self._own, *self._roots.values()):
+        for storage in (self._inner, *self._roots.values()):
             if here := {name for holder, name in located if holder is storage}:
                 storage.abort_uploads(here)
-
-    def exclusive_writer(self) -> AbstractContextManager[Writer]:
-        """Keep other writers out of the dataset's own storage."""
-        return self._own.exclusive_writer()
 
 
 def virtual_storage(

@@ -8,11 +8,11 @@ import pytest
 
 import shardflow as sf
 from shardflow.dataset.warming import warm
+from shardflow.dataset.write_lock import FILE_NAME as LOCK
 from shardflow.errors import ConfigError, IntegrityError, NotFoundError
 from shardflow.interop.dali import write_dali_indexes
 from shardflow.interop.energon import write_energon
 from shardflow.storage.local import LocalStorage
-from shardflow.storage.write_lock import FILE_NAME as LOCK
 from tests.helpers.folders import contents, image_folder, write_tree
 from tests.helpers.making import flip, make_dataset
 from tests.helpers.tars import members_of, write_tar

@@ -5,19 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from shardflow.errors import TransientError
-from shardflow.storage.cache import Cache
+from shardflow.storage.interface import MAX_READ_BYTES, Writer
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import temporary_staging
-from shardflow.storage.storage import MAX_READ_BYTES, ListedBlob, Writer
+from shardflow.storage.wrapper import StorageWrapper
 
 
-class CountingStorage:
+class CountingStorage(StorageWrapper):
     """A directory as a remote storage: no blob has a local path, and every read is counted.
 
     Args:
@@ -30,10 +30,11 @@ class CountingStorage:
     def __init__(
         self, root: Path, log: Path, *, delay_s: float = 0.0, before: Callable[[str], None] | None = None
     ) -> None:
-        self._storage, self._log, self._delay_s, self.before = LocalStorage(root), log, delay_s, before
+        super().__init__(LocalStorage(root))
+        self._log, self._delay_s, self.before = log, delay_s, before
 
     def __str__(self) -> str:
-        return f"far:/{self._storage}"
+        return f"far:/{self._inner}"
 
     def url(self, name: str) -> str:
         return f"{self}/{name}"
@@ -41,51 +42,27 @@ class CountingStorage:
     def local_path(self, name: str) -> Path | None:  # noqa: ARG002 - the protocol's
         return None
 
-    def read(self, name: str, cache: Cache | None = None, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
+    def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
         self._count(name)
-        return self._storage.read(name, cache, most_bytes=most_bytes)
+        return super().read(name, most_bytes=most_bytes)
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
         self._count(name)
-        return self._storage.read_tagged(name)
+        return super().read_tagged(name)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         self._count(name)
-        return self._storage.read_range(name, start, stop)
-
-    def size(self, name: str) -> int | None:
-        return self._storage.size(name)
+        return super().read_range(name, start, stop)
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
         self._count(name)
         time.sleep(self._delay_s)
-        self._storage.get(name, target, size=size, sha256=sha256)
-
-    def put(self, name: str, data: bytes) -> None:
-        self._storage.put(name, data)
-
-    def put_new(self, name: str, data: bytes) -> None:
-        self._storage.put_new(name, data)
-
-    def replace(self, name: str, data: bytes, tag: str) -> None:
-        self._storage.replace(name, data, tag)
-
-    def upload(self, name: str, source: Path) -> None:
-        self._storage.upload(name, source)
-
-    def listing(self) -> dict[str, ListedBlob]:
-        return self._storage.listing()
-
-    def remove(self, name: str) -> None:
-        self._storage.remove(name)
-
-    def abort_uploads(self, names: Collection[str]) -> None:
-        pass
+        super().get(name, target, size=size, sha256=sha256)
 
     @contextmanager
     def exclusive_writer(self) -> Iterator[Writer]:
         with temporary_staging() as (folder, lock):
-            yield Writer(folder, lock, is_alone=False)
+            yield Writer(folder, lock, is_exclusive=False)
 
     def reads(self) -> Counter[str]:
         """Return how often each blob has been read so far."""
@@ -109,7 +86,7 @@ class SlowStorage(CountingStorage):
         self.begun, self.go_on = threading.Event(), threading.Event()
 
     def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
-        data = bytearray(self._storage.read(name))
+        data = bytearray(self._inner.read(name))
         self.change(data)
         with map_os_errors(target), open(target, "xb") as file:
             file.write(data[: self.first_bytes])

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 import pytest
 
 from shardflow.errors import DatasetExistsError, NotFoundError, StoreError
+from shardflow.storage.interface import ListedBlob
 from shardflow.storage.remote import RemoteStorage
-from shardflow.storage.storage import ListedBlob
-from shardflow.storage.transport import Head
+from shardflow.storage.transport import Fetched, Head
 from shardflow.storage.transport import Transport as AnyTransport
 from tests.helpers.s3_server import Server
 
@@ -135,21 +135,17 @@ class _MemoryTransport:
     def __init__(self, place: MemoryPlace, pause: Pause) -> None:
         self._place, self._pause = place, pause
 
-    async def fetch(
-        self, name: str, start: int, stop: int, head: Head | None, on_head: Callable[[Head], None]
-    ) -> list[bytes]:
+    async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:  # noqa: ARG002 - the protocol's
         if (found := self._place.head(name)) is None:
             raise NotFoundError(f"{self._place.url}/{name}: does not exist; check the path")
-        if head is None or head.tag is None:
-            on_head(found)
-        return [self._place.blobs[name][start:stop]]
+        return Fetched(found, [self._place.blobs[name][start:stop]])
 
     async def head(self, name: str) -> Head | None:
         return self._place.head(name)
 
-    async def put(self, name: str, data: bytes, *, new: bool = False, tag: str | None = None) -> None:
+    async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
         head = self._place.head(name)
-        if (new and head is not None) or (tag is not None and (head is None or head.tag != tag)):
+        if (new and head is not None) or (replaces is not None and (head is None or head.tag != replaces)):
             raise DatasetExistsError(f"{name} exists already, or was changed by another process meanwhile")
         self._place.put(name, data)
 
@@ -188,7 +184,7 @@ class _Paused:
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         async def call(name: Any = "", *arguments: Any, **options: Any) -> Any:
-            what = "create" if options.get("new") else "replace" if options.get("tag") else method
+            what = "create" if options.get("new") else "replace" if options.get("replaces") else method
             await asyncio.wrap_future(self._pause(f"{what} {name}" if isinstance(name, str) else what))
             given = () if method == "listing" else (name, *arguments)
             return await getattr(self._transport, method)(*given, **options)

@@ -82,7 +82,7 @@ def write_dataset(
         inputs = sum(shard.samples for shards in lines.values() for shard in shards)
     declared = annotations or Annotations()
     manifest = Manifest(splits=lines, classes=classes, inputs=inputs, annotations=declared, recipe=recipe or {})
-    storage.put_new(FILE_NAME, manifest.to_bytes())
+    storage.put(FILE_NAME, manifest.to_bytes(), new=True)
     return root
 
 

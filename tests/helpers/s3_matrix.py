@@ -21,12 +21,12 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
+from shardflow.storage.interface import Storage
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
-from shardflow.storage.storage import Storage
 from tests.helpers.s3_proxy import Fault, Proxy
 from tests.helpers.s3_server import PIECE_BYTES, QUICK, Server
 
-PERSISTENT = dataclasses.replace(QUICK, attempts=9, give_up_s=30.0)
+PERSISTENT = dataclasses.replace(QUICK, attempts=9, idle_timeout_s=30.0)
 LIMIT_S = 90.0
 OLD = random.Random(1).randbytes(1000)
 SMALL = random.Random(2).randbytes(3000)

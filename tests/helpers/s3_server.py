@@ -16,17 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardflow.storage.remote import RemoteStorage
+from shardflow.storage.interface import Storage
+from shardflow.storage.remote import remote_storage
 from shardflow.storage.retry import RetryPolicy
 from tests.helpers.processes import RUN
 
 ACCESS_KEY = "tests-access-key"
 SECRET_KEY = "tests-canary-secret-0b5e1f"
-_LIMITS: dict[str, Any] = {"attempts": 3, "give_up_s": 6.0, "answer_s": 0.7, "pace_bytes": 192 << 10, "pace_s": 0.5}
+_LIMITS: dict[str, Any] = {
+    "attempts": 3,
+    "idle_timeout_s": 6.0,
+    "request_timeout_s": 0.7,
+    "min_throughput": 384 << 10,
+    "window_s": 0.5,
+}
 QUICK = RetryPolicy(**_LIMITS, backoff_s=0.01, longest_backoff_s=0.05)
 """For answers that never come. A busy machine misses these times, so nothing else may rest on them."""
 
-PATIENT = dataclasses.replace(QUICK, give_up_s=60.0, answer_s=15.0, pace_s=8.0)
+PATIENT = dataclasses.replace(QUICK, idle_timeout_s=60.0, request_timeout_s=15.0, min_throughput=24 << 10, window_s=8.0)
 """For all that is answered in the end."""
 
 PIECE_BYTES = 256 << 10
@@ -57,11 +64,11 @@ class Server:
         """Return the URL of a prefix in the bucket."""
         return f"s3://{self.bucket}/{prefix}"
 
-    def storage(self, prefix: str, endpoint: str | None = None, policy: RetryPolicy = PATIENT) -> RemoteStorage:
+    def storage(self, prefix: str, endpoint: str | None = None, policy: RetryPolicy = PATIENT) -> Storage:
         """Return a storage on it; through a proxy, one with few attempts and small pieces."""
         if endpoint is None:
-            return RemoteStorage(self.url(prefix), self.options())
-        return RemoteStorage(self.url(prefix), self.options(endpoint), retry_policy=policy, piece_bytes=PIECE_BYTES)
+            return remote_storage(self.url(prefix), self.options())
+        return remote_storage(self.url(prefix), self.options(endpoint), retry_policy=policy, piece_bytes=PIECE_BYTES)
 
     def put(self, prefix: str, folder: Path) -> str:
         """Put the files of a folder below a prefix, and return its URL."""

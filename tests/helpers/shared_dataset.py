@@ -19,9 +19,9 @@ from typing import Any
 from PIL import Image
 
 import shardflow as sf
+from shardflow.dataset.write_lock import is_lock
 from shardflow.errors import ShardflowError
 from shardflow.formats import manifest
-from shardflow.storage.write_lock import is_lock
 from tests.helpers.folders import contents, encoded, write_tree
 from tests.helpers.interleaving import Command, Killed, MemoryPlace, Place, Schedule, scheduled
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardflow.storage.remote import RemoteStorage
+from shardflow.storage.interface import Storage
+from shardflow.storage.remote import remote_storage
 from shardflow.storage.retry import RetryPolicy
 from tests.helpers.s3_server import PATIENT, PIECE_BYTES
 
@@ -28,11 +29,11 @@ class Store:
         """Return the URL of a prefix in the bucket."""
         return f"{self.bucket}/{prefix}"
 
-    def storage(self, prefix: str, endpoint: str | None = None, policy: RetryPolicy = PATIENT) -> RemoteStorage:
+    def storage(self, prefix: str, endpoint: str | None = None, policy: RetryPolicy = PATIENT) -> Storage:
         """Return a storage on it; through a proxy, one with few attempts and small pieces."""
         if endpoint is None:
-            return RemoteStorage(self.url(prefix), self.options())
-        return RemoteStorage(self.url(prefix), self.options(endpoint), retry_policy=policy, piece_bytes=PIECE_BYTES)
+            return remote_storage(self.url(prefix), self.options())
+        return remote_storage(self.url(prefix), self.options(endpoint), retry_policy=policy, piece_bytes=PIECE_BYTES)
 
     def contents(self, prefix: str) -> dict[str, bytes]:
         """Return every blob below a prefix."""

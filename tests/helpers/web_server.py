@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from shardflow.storage.interface import Storage
 from shardflow.storage.local import LocalStorage
-from shardflow.storage.storage import Storage
 from tests.helpers.store import Store
 
 REPOSITORY = "someone/photos"
@@ -179,7 +179,7 @@ class ServedStorage:
         self._files, self._served = files, served
 
     def __getattr__(self, name: str) -> Any:
-        writes = ("put", "put_new", "replace", "upload", "remove", "read_tagged")
+        writes = ("put", "upload", "remove", "read_tagged")
         return getattr(self._files if name in writes else self._served, name)
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import shardflow as sf
+from shardflow.dataset.write_lock import WriteLock
 from shardflow.errors import (
     ConfigError,
     DatasetExistsError,
@@ -32,7 +33,6 @@ from shardflow.packing.sources.reader import Reader
 from shardflow.packing.sources.source import Source
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
-from shardflow.storage.write_lock import WriteLock
 from tests.helpers.crashes import INSTRUMENT
 from tests.helpers.folders import contents, encoded, image_folder, photo, write_tree
 from tests.helpers.making import make_dataset
@@ -350,7 +350,7 @@ def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix:
     old = sf.open(dst).fingerprint
     sf.sync(dst, url, dst_options=options)
     lock = WriteLock(storage=storage, extends=old, blob=json.dumps({"content": "of another extension"}).encode())
-    storage.put_new(lock.name, lock.blob)
+    storage.put(lock.name, lock.blob, new=True)
     with pytest.raises(ConfigError, match="with other inputs or settings"):
         sf.extend(packed / "src", url, executor="serial", storage_options=options)
     with pytest.raises(DatasetExistsError):
@@ -370,7 +370,7 @@ def test_bucket(packed: Path, tmp_path: Path, dst: Path, server: Server, prefix:
     ends = [(twin.communicate(timeout=60)[1], twin.returncode) for twin in twins]
     assert any(code == 0 for _, code in ends), ends
     assert all(code == 0 or b"another process meanwhile" in said for said, code in ends), ends
-    storage.put_new(lock.name, json.dumps({"content": "of one killed at its commit"}).encode())
+    storage.put(lock.name, json.dumps({"content": "of one killed at its commit"}).encode(), new=True)
     assert sf.extend(packed / "src", url, executor="serial", storage_options=options).inputs == 0
     sf.extend(packed / "src", dst, executor="serial")
     assert server.contents(prefix) == contents(dst)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from shardflow.dataset.write_lock import is_lock
 from shardflow.errors import StoreError
-from shardflow.storage.write_lock import is_lock
 from tests.helpers.interleaving import MemoryPlace, Place, ServerPlace, scheduled
 from tests.helpers.s3_server import Server
 from tests.helpers.shared_dataset import BEFORE_COMMIT, Scenario, Watch, explore, sleep

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import shardflow as sf
+from shardflow.dataset.write_lock import FILE_NAME as LOCK
 from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, ShardflowError
 from shardflow.storage.local_files import lock_directory
-from shardflow.storage.write_lock import FILE_NAME as LOCK
 from tests.helpers.command import run
 from tests.helpers.folders import contents, image_folder, write_tree
 from tests.helpers.s3_proxy import Fault, Proxy

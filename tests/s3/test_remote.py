@@ -34,7 +34,9 @@ from shardflow.formats import manifest
 from shardflow.formats.manifest import Manifest
 from shardflow.formats.shard import Shard
 from shardflow.storage.cache import Cache
-from shardflow.storage.remote import PIECES, SHARED_BYTES, RemoteStorage, _ranges
+from shardflow.storage.cached import SHARED_BYTES, CachedStorage
+from shardflow.storage.interface import Storage
+from shardflow.storage.remote import PIECES, _ranges, remote_storage
 from shardflow.storage.s3_transport import LEAST_PART_BYTES
 from tests.helpers.s3_proxy import Fault, Proxy
 from tests.helpers.s3_server import PATIENT, PIECE_BYTES, QUICK, SECRET_KEY, Server
@@ -45,7 +47,7 @@ OTHER = random.Random(6).randbytes(len(DATA))
 
 
 @pytest.fixture
-def direct(server: Server, prefix: str) -> RemoteStorage:
+def direct(server: Server, prefix: str) -> Storage:
     """A storage without a proxy, with a blob."""
     storage = server.storage(prefix)
     storage.put("blob", DATA)
@@ -53,21 +55,19 @@ def direct(server: Server, prefix: str) -> RemoteStorage:
 
 
 @pytest.fixture
-def storage(server: Server, prefix: str, proxy: Proxy) -> RemoteStorage:
+def storage(server: Server, prefix: str, proxy: Proxy) -> Storage:
     """The same storage through the proxy."""
     return server.storage(prefix, proxy.endpoint)
 
 
-def get(storage: RemoteStorage, target: Path) -> bytes:
+def get(storage: Storage, target: Path) -> bytes:
     """The blob, as it comes into a file."""
     storage.get("blob", target, size=len(DATA), sha256=SHA256)
     return target.read_bytes()
 
 
 @pytest.mark.usefixtures("direct")
-def test_ranges_follow_each_other_and_name_what_was_seen_first(
-    storage: RemoteStorage, proxy: Proxy, tmp_path: Path
-) -> None:
+def test_ranges_follow_each_other_and_name_what_was_seen_first(storage: Storage, proxy: Proxy, tmp_path: Path) -> None:
     """A blob is asked for piece by piece, each byte once, without looking at it before."""
     assert get(storage, tmp_path / "target") == DATA
     assert {method for method, _, _ in proxy.log} == {"GET"}
@@ -83,45 +83,43 @@ def test_a_large_blob_is_fetched_once_for_a_cache(
     cache = Cache(tmp_path / "cache")
     pieces = len(list(_ranges(len(DATA), PIECE_BYTES)))
     for requests in (1 + pieces, 1, 1):  # the first shows which content it is
-        assert server.storage(prefix, proxy.endpoint).read("blob", cache) == DATA
+        assert CachedStorage(server.storage(prefix, proxy.endpoint), cache).read("blob") == DATA
         assert proxy.count("GET") == len(proxy.log) == requests
         proxy.clear()
     (copy,) = cache.blobs()
     copy.path.write_bytes(DATA[:-1] + b"x")
-    assert server.storage(prefix, proxy.endpoint).read("blob", cache) == DATA
+    assert CachedStorage(server.storage(prefix, proxy.endpoint), cache).read("blob") == DATA
     assert proxy.count("GET") == 1 + pieces
     server.storage(prefix).put("small", DATA[:SHARED_BYTES])
-    assert server.storage(prefix, proxy.endpoint).read("small", cache) == DATA[:SHARED_BYTES]
+    assert CachedStorage(server.storage(prefix, proxy.endpoint), cache).read("small") == DATA[:SHARED_BYTES]
     assert [blob.path.name for blob in cache.blobs()] == [SHA256]
     assert not caplog.records
 
 
 def test_a_large_blob_that_is_replaced_while_it_is_fetched(
-    direct: RemoteStorage, storage: RemoteStorage, proxy: Proxy, tmp_path: Path
+    direct: Storage, storage: Storage, proxy: Proxy, tmp_path: Path
 ) -> None:
     """Where another content is stored than the head said a moment ago, that one is read."""
     cache = Cache(tmp_path / "cache")
     proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), first=1, times=1)
-    assert storage.read("blob", cache) == OTHER
+    assert CachedStorage(storage, cache).read("blob") == OTHER
     assert cache.blobs() == []
 
 
 @pytest.mark.usefixtures("direct")
-def test_a_large_blob_and_a_cache_that_cannot_be_used(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_large_blob_and_a_cache_that_cannot_be_used(storage: Storage, proxy: Proxy, tmp_path: Path) -> None:
     """The blob is read all the same; where its store fails, it is not asked again for the time of another patience."""
     (tmp_path / "file").touch()
-    assert storage.read("blob", Cache(tmp_path / "file/cache")) == DATA
+    assert CachedStorage(storage, Cache(tmp_path / "file/cache")).read("blob") == DATA
     proxy.clear()
     proxy.add(Fault(status=503, code="SlowDown"), first=1)
     with pytest.raises(TransientError, match=r"blob.*tried \d+ times") as caught:
-        storage.read("blob", Cache(tmp_path / "cache"))
-    assert caught.value.__context__ is None or "_LargeBlobError" not in str(type(caught.value.__context__))
+        CachedStorage(storage, Cache(tmp_path / "cache")).read("blob")
+    assert caught.value.__context__ is None or "BlobTooLargeError" not in str(type(caught.value.__context__))
     assert len(proxy.log) <= 1 + PIECES * PATIENT.attempts
 
 
-def test_a_range_of_a_blob_that_is_replaced_while_it_is_read(
-    direct: RemoteStorage, storage: RemoteStorage, proxy: Proxy
-) -> None:
+def test_a_range_of_a_blob_that_is_replaced_while_it_is_read(direct: Storage, storage: Storage, proxy: Proxy) -> None:
     """It is read again from the start, so that all of its bytes are of one version."""
     proxy.add(Fault(reset_after=1000), times=1)
     proxy.add(Fault(before=lambda: direct.put("blob", OTHER)), times=1)
@@ -131,7 +129,7 @@ def test_a_range_of_a_blob_that_is_replaced_while_it_is_read(
 @pytest.mark.usefixtures("direct")
 @pytest.mark.parametrize("claimed", ["../../outside", "0" * 64])
 def test_a_large_blob_whose_head_claims_another_content(
-    storage: RemoteStorage, proxy: Proxy, tmp_path: Path, claimed: str
+    storage: Storage, proxy: Proxy, tmp_path: Path, claimed: str
 ) -> None:
     """It is an error that says so; no file is left in the cache, and none outside of it is touched."""
     cache, outside = Cache(tmp_path / "cache"), tmp_path / "outside"
@@ -140,7 +138,7 @@ def test_a_large_blob_whose_head_claims_another_content(
     with pytest.raises(
         IntegrityError, match=f"blob: expected SHA-256 {claimed}, with which it was stored, found {SHA256}"
     ):
-        storage.read("blob", cache)
+        CachedStorage(storage, cache).read("blob")
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"outside", "CACHEDIR.TAG"}
     assert outside.read_bytes() == b"mine"
 
@@ -167,7 +165,7 @@ def test_the_manifest_of_many_shards_is_fetched_once_for_a_host(
 
 
 @pytest.mark.usefixtures("direct")
-def test_a_broken_body_goes_on_where_it_broke(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_broken_body_goes_on_where_it_broke(storage: Storage, proxy: Proxy, tmp_path: Path) -> None:
     """The bytes of a piece that have arrived are not requested again."""
     proxy.add(Fault(reset_after=100_000), first=1, times=1)
     assert get(storage, tmp_path / "target") == DATA
@@ -178,15 +176,15 @@ def test_a_broken_body_goes_on_where_it_broke(storage: RemoteStorage, proxy: Pro
 
 
 @pytest.mark.usefixtures("direct")
-def test_progress_renews_the_limits(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
+def test_progress_renews_the_limits(storage: Storage, proxy: Proxy, tmp_path: Path) -> None:
     """A connection that breaks again and again, each time further on, is no reason to give up."""
-    proxy.add(Fault(reset_after=PATIENT.pace_bytes + 10_000))
+    proxy.add(Fault(reset_after=PATIENT.window_bytes + 10_000))
     assert get(storage, tmp_path / "target") == DATA
     assert len(proxy.log) > 7 + PATIENT.attempts
 
 
 def test_an_object_replaced_while_it_is_read_is_never_mixed(
-    direct: RemoteStorage, storage: RemoteStorage, proxy: Proxy, tmp_path: Path
+    direct: Storage, storage: Storage, proxy: Proxy, tmp_path: Path
 ) -> None:
     """A blob replaced under a reader is read anew: the new one whole, or an error when it is not the right one."""
 
@@ -204,7 +202,7 @@ def test_an_object_replaced_while_it_is_read_is_never_mixed(
         assert not (tmp_path / "target").exists()
 
 
-def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStorage, storage: RemoteStorage, proxy: Proxy) -> None:
+def test_an_object_that_keeps_changing_is_an_error(direct: Storage, storage: Storage, proxy: Proxy) -> None:
     """A blob replaced in every attempt to read it is an IntegrityError whose remedy is to stop the writer."""
     turn = count()
     proxy.add(Fault(before=lambda: direct.put("blob", next(turn).to_bytes(4, "big") + DATA[4:])), first=1)
@@ -213,7 +211,7 @@ def test_an_object_that_keeps_changing_is_an_error(direct: RemoteStorage, storag
 
 
 @pytest.mark.usefixtures("direct")
-def test_wrong_bytes_are_met_with_the_same_patience(storage: RemoteStorage, proxy: Proxy, tmp_path: Path) -> None:
+def test_wrong_bytes_are_met_with_the_same_patience(storage: Storage, proxy: Proxy, tmp_path: Path) -> None:
     """Bytes damaged on the way, differently each time, are fetched again; the error says how often it was tried."""
     for read in (lambda: storage.read("blob"), lambda: get(storage, tmp_path / "target")):
         proxy.clear()
@@ -227,11 +225,11 @@ def test_wrong_bytes_are_met_with_the_same_patience(storage: RemoteStorage, prox
 
 
 def test_bytes_that_are_stored_wrong_are_told_from_damage_on_the_way(
-    server: Server, direct: RemoteStorage, tmp_path: Path
+    server: Server, direct: Storage, tmp_path: Path
 ) -> None:
     """With attempts left, an object whose bytes are wrong in the same way each time is an error after four reads."""
     patient = replace(PATIENT, attempts=50)
-    storage = RemoteStorage(str(direct), server.options(), retry_policy=patient)
+    storage = remote_storage(str(direct), server.options(), retry_policy=patient)
     with pytest.raises(IntegrityError, match=r"expected SHA-256 0{64}, found .*; tried 4 times in \d+ s$"):
         storage.get("blob", tmp_path / "target", size=len(DATA), sha256="0" * 64)
 
@@ -249,7 +247,7 @@ def test_bytes_that_are_stored_wrong_are_told_from_damage_on_the_way(
     ],
 )
 def test_permanent_refusals_are_tried_once(
-    storage: RemoteStorage, proxy: Proxy, status: int, code: str, kind: type[Exception], remedy: str
+    storage: Storage, proxy: Proxy, status: int, code: str, kind: type[Exception], remedy: str
 ) -> None:
     """A permanent refusal is raised after one request, typed, with its remedy."""
     proxy.add(Fault(status=status, code=code))
@@ -259,7 +257,7 @@ def test_permanent_refusals_are_tried_once(
 
 
 @pytest.mark.usefixtures("direct")
-def test_retry_after_is_honoured(storage: RemoteStorage, proxy: Proxy) -> None:
+def test_retry_after_is_honoured(storage: Storage, proxy: Proxy) -> None:
     """No request is made before the time that the server asked for."""
     proxy.add(Fault(status=503, code="SlowDown", answer_headers=(("Retry-After", "1"),)), times=1)
     began = time.monotonic()
@@ -267,7 +265,7 @@ def test_retry_after_is_honoured(storage: RemoteStorage, proxy: Proxy) -> None:
     assert time.monotonic() - began >= 1
 
 
-def test_attempts_are_ours_alone(storage: RemoteStorage, proxy: Proxy) -> None:
+def test_attempts_are_ours_alone(storage: Storage, proxy: Proxy) -> None:
     """Neither botocore nor s3fs tries again on its own: a steady failure costs exactly the attempts allowed."""
     proxy.add(Fault(status=503, code="SlowDown"))
     read, size = functools.partial(storage.read, "blob"), functools.partial(storage.size, "blob")
@@ -280,24 +278,24 @@ def test_attempts_are_ours_alone(storage: RemoteStorage, proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault(reset=True, reaches_server=True), Fault(status=500, reaches_server=True)])
-def test_a_lost_answer_to_a_creation_is_looked_into(storage: RemoteStorage, proxy: Proxy, fault: Fault) -> None:
+def test_a_lost_answer_to_a_creation_is_looked_into(storage: Storage, proxy: Proxy, fault: Fault) -> None:
     """When the answer to our own creation is lost, it counts as ours; an object of another writer does not."""
     proxy.add(fault, times=1)
-    storage.put_new("mine", DATA)
+    storage.put("mine", DATA, new=True)
     assert storage.read("mine") == DATA
     proxy.clear()
     proxy.add(fault, method="PUT")
-    storage.put_new("also mine", DATA)
+    storage.put("also mine", DATA, new=True)
     proxy.clear()
     proxy.add(Fault(reset=True), times=1)
     for data in (OTHER, DATA):  # also when it holds the same: it was there before
         with pytest.raises(DatasetExistsError):
-            storage.put_new("mine", data)
+            storage.put("mine", data, new=True)
     assert storage.read("mine") == DATA
 
 
 def test_a_lost_answer_to_a_completion_is_looked_into(
-    storage: RemoteStorage, proxy: Proxy, server: Server, prefix: str, tmp_path: Path
+    storage: Storage, proxy: Proxy, server: Server, prefix: str, tmp_path: Path
 ) -> None:
     """When only the answer to the last request of an upload is lost, the upload has succeeded, and is reported so."""
     data = random.Random(7).randbytes(LEAST_PART_BYTES + 1)
@@ -314,7 +312,7 @@ def test_a_lost_answer_to_a_completion_is_looked_into(
 def interrupted_upload(url: str, options: dict[str, Any], source: Path) -> None:
     """Upload a file until Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
-        RemoteStorage(url, options).upload("blob", source)
+        remote_storage(url, options).upload("blob", source)
 
 
 def test_an_interrupted_upload_is_aborted(proxy: Proxy, server: Server, prefix: str, tmp_path: Path) -> None:
@@ -335,19 +333,19 @@ def test_an_interrupted_upload_is_aborted(proxy: Proxy, server: Server, prefix: 
 
 
 @pytest.mark.usefixtures("direct")
-def test_threads_share_a_storage(storage: RemoteStorage, tmp_path: Path) -> None:
+def test_threads_share_a_storage(storage: Storage, tmp_path: Path) -> None:
     """Several threads read through one storage at once."""
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(lambda n: get(storage, tmp_path / str(n)), range(6))) == [DATA] * 6
 
 
-def read_in_child(storage: RemoteStorage, results: Any) -> None:
+def read_in_child(storage: Storage, results: Any) -> None:
     """Read the blob in another process."""
     results.put(storage.read("blob") == DATA)
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_other_processes_use_a_storage(direct: RemoteStorage, method: str) -> None:
+def test_other_processes_use_a_storage(direct: Storage, method: str) -> None:
     """A storage in use serves child processes of every start method, and its own process meanwhile and afterwards."""
     assert direct.read("blob") == DATA
     context = multiprocessing.get_context(method)
@@ -363,11 +361,11 @@ def test_other_processes_use_a_storage(direct: RemoteStorage, method: str) -> No
     assert direct.read("blob") == DATA
 
 
-def test_ordinary_configuration_works(server: Server, direct: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordinary_configuration_works(server: Server, direct: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without storage_options, credentials and endpoint come from the environment."""
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
-    assert RemoteStorage(str(direct)).read("blob") == DATA
+    assert remote_storage(str(direct)).read("blob") == DATA
 
 
 def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +380,7 @@ def test_wrong_keys_and_no_keys(server: Server, monkeypatch: pytest.MonkeyPatch)
         ({"endpoint_url": server.endpoint, "anon": True}, "do not allow this"),
     ]
     for options, remedy in cases:
-        storage = RemoteStorage(server.url("x"), options, retry_policy=PATIENT)
+        storage = remote_storage(server.url("x"), options, retry_policy=PATIENT)
         for act in (functools.partial(storage.read, "blob"), functools.partial(storage.size, "blob"), storage.listing):
             with pytest.raises(AccessDeniedError, match=remedy):
                 act()
@@ -417,18 +415,18 @@ def test_secrets_are_never_shown(server: Server, proxy: Proxy, prefix: str, capl
 def test_secrets_of_a_url_are_never_shown(caplog: pytest.LogCaptureFixture) -> None:
     """Neither the credentials nor the query of a URL are shown, also not in errors."""
     caplog.set_level(logging.DEBUG, logger="shardflow")
-    storage = RemoteStorage("http://user:canary-one@127.0.0.1:1/data?sig=canary-two", retry_policy=QUICK)
+    storage = remote_storage("http://user:canary-one@127.0.0.1:1/data?sig=canary-two", retry_policy=QUICK)
     with pytest.raises(StoreError) as caught:
         storage.read("blob")
     told = "\n".join([*texts(caught.value), str(storage), repr(storage), caplog.text, repr(pickle.dumps(storage))])
     assert "canary" not in told
     for url in ("s3://key:canary@bucket/x", "s3://bucket/x?secret=canary", "http://user:canary@[bad"):
         with pytest.raises(ConfigError) as refused:
-            RemoteStorage(url)
+            remote_storage(url)
         assert "canary" not in "\n".join(texts(refused.value))
 
 
-def test_a_pickle_in_a_file_has_no_options_and_says_so(direct: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_in_a_file_has_no_options_and_says_so(direct: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A storage from an ordinary pickle has no credentials; when it is refused, the message gives the reason."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "unknown")
@@ -438,8 +436,8 @@ def test_a_pickle_in_a_file_has_no_options_and_says_so(direct: RemoteStorage, mo
 
 def test_clients_share_the_description_of_s3(server: Server, prefix: str) -> None:
     """The clients of a process read botocore's description of S3 once: parsing it is most of the cost of a client."""
-    transports: list[Any] = [server.storage(prefix)._transport() for _ in range(2)]
-    first, second = (transport._fs.session.get_component("data_loader") for transport in transports)
+    transports: list[Any] = [server.storage(prefix)._inner._transport() for _ in range(2)]  # type: ignore[attr-defined]
+    first, second = (transport._client.fs.session.get_component("data_loader") for transport in transports)
     assert first is second
 
 
@@ -465,7 +463,7 @@ def test_wrong_configuration_is_named(
     for name, value in environment.items():
         monkeypatch.setenv(name, str(tmp_path / value) if name == "AWS_CONFIG_FILE" else value)
     with pytest.raises(ConfigError, match=message):
-        RemoteStorage("s3://bucket/prefix", options).read("blob")
+        remote_storage("s3://bucket/prefix", options).read("blob")
 
 
 def test_a_missing_bucket_is_named(server: Server) -> None:

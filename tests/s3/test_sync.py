@@ -15,10 +15,10 @@ import pytest
 
 import shardflow as sf
 from shardflow.dataset.warming import warm
+from shardflow.dataset.write_lock import FILE_NAME as LOCK
 from shardflow.errors import ConfigError, DatasetExistsError, IntegrityError, ShardflowError, StoreError
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.transfers import TransferPool
-from shardflow.storage.write_lock import FILE_NAME as LOCK
 from tests.helpers.command import run
 from tests.helpers.folders import contents, image_folder
 from tests.helpers.making import flip

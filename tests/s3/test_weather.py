@@ -30,7 +30,7 @@ def test_blobs_come_and_go_whole(server: Server, proxy: Proxy, prefix: str, tmp_
         storage.upload(f"{number}", source)
         storage.get(f"{number}", target, size=size, sha256=hashlib.sha256(data).hexdigest())
         assert target.read_bytes() == data
-        storage.put_new(f"new{number}", data[:5000])
+        storage.put(f"new{number}", data[:5000], new=True)
     assert {name: storage.read(name) for name in blobs} == blobs
     assert list(storage.listing()) == sorted([*blobs, *(f"new{name}" for name in blobs)])
     assert server.open_uploads(prefix) == []

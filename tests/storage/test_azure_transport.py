@@ -29,9 +29,9 @@ def test_unfinished_uploads_share_no_blocks(azure: Store, prefix: str) -> None:
                 azure.storage(prefix, proxy.endpoint).put("a", os.urandom(2 * BLOCK_BYTES + 1))
     assert len(set(_uncommitted(azure, f"{prefix}/a"))) == 6
     data = os.urandom(BLOCK_BYTES + 5)
-    azure.storage(prefix).put_new("a", data)
+    azure.storage(prefix).put("a", data, new=True)
     with pytest.raises(DatasetExistsError):
-        azure.storage(prefix).put_new("a", data[::-1])
+        azure.storage(prefix).put("a", data[::-1], new=True)
     assert azure.storage(prefix).read("a") == data
 
 
@@ -40,9 +40,9 @@ def test_a_large_blob_is_replaced_only_while_it_is_the_same(azure: Store, prefix
     storage, data = azure.storage(prefix), os.urandom(BLOCK_BYTES + 1)
     storage.put("a", b"first")
     _, tag = storage.read_tagged("a")
-    storage.replace("a", data, tag)
+    storage.put("a", data, replaces=tag)
     with pytest.raises(DatasetExistsError):
-        storage.replace("a", data[::-1], tag)
+        storage.put("a", data[::-1], replaces=tag)
     assert storage.read("a") == data
 
 

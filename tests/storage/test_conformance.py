@@ -15,18 +15,25 @@ from pathlib import Path
 import pytest
 
 from shardflow.errors import DatasetExistsError, IntegrityError, NotFoundError, StoreError
+from shardflow.storage.cache import Cache
+from shardflow.storage.cached import CachedStorage
+from shardflow.storage.interface import Storage
 from shardflow.storage.local import LocalStorage
-from shardflow.storage.remote import PIECE_BYTES, RemoteStorage
+from shardflow.storage.remote import PIECE_BYTES, RemoteStorage, remote_storage
+from shardflow.storage.rereading import RereadingStorage
 from shardflow.storage.retry import RetryPolicy
-from shardflow.storage.storage import Storage
+from shardflow.storage.urls import RemoteUrl
 from shardflow.storage.virtual import VirtualStorage
+from shardflow.storage.wrapper import StorageWrapper
 from tests.helpers import gcs_server
 from tests.helpers.counting import CountingStorage, SlowStorage
 from tests.helpers.s3_server import Server
 from tests.helpers.web_server import ServedStorage
 
 LOCAL = ("directory", "virtual, local roots", "virtual, mixed roots")
-REMOTE = ("memory", "S3", "gcs", "azure", "web", "the_hub", "virtual, remote roots", "counting", "slow")
+SERVERS = ("S3", "gcs", "azure", "web", "the_hub")
+WRAPPERS = ("cached", "reread", "wrapped", "counting", "slow")
+REMOTE = ("memory", "read once", *SERVERS, "virtual, remote roots", *WRAPPERS)
 SERVED = ("web", "the_hub")  # tests write to the folder behind the server
 SIZES = (0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES + 7)
 TAR = "train/0/000000.tar"
@@ -37,16 +44,16 @@ HASTY = RetryPolicy(backoff_s=0.01)
 def storage(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> Storage:
     """An empty storage of each kind. Where there is a root, its name is "0"."""
     directory = LocalStorage(tmp_path / "storage")
-    memory, root = (RemoteStorage(f"memory://{prefix}/{name}", retry_policy=HASTY) for name in ("storage", "root"))
+    memory, root = (remote_storage(f"memory://{prefix}/{name}", retry_policy=HASTY) for name in ("storage", "root"))
     if request.param == "S3":
         server: Server = request.getfixturevalue("server")
-        return RemoteStorage(server.url(f"{prefix}/storage"), server.options(), retry_policy=HASTY)
+        return remote_storage(server.url(f"{prefix}/storage"), server.options(), retry_policy=HASTY)
     if request.param in ("gcs", "azure"):
         store = request.getfixturevalue(request.param)
-        return RemoteStorage(store.url(f"{prefix}/storage"), store.options(), retry_policy=HASTY)
+        return remote_storage(store.url(f"{prefix}/storage"), store.options(), retry_policy=HASTY)
     if request.param in SERVED:
         store, folder = request.getfixturevalue(request.param)
-        served = RemoteStorage(store.url(prefix), store.options(), retry_policy=HASTY)
+        served = remote_storage(store.url(prefix), store.options(), retry_policy=HASTY)
         return ServedStorage(LocalStorage(folder.root / prefix), served)
     slow = SlowStorage(directory.root, tmp_path / "log")
     slow.first_bytes = 2
@@ -57,10 +64,19 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, prefix: str) -> Stor
         "virtual, local roots": VirtualStorage(directory, {"0": LocalStorage(tmp_path / "root")}),
         "virtual, mixed roots": VirtualStorage(directory, {"0": root}),
         "virtual, remote roots": VirtualStorage(memory, {"0": root}),
+        "read once": RemoteStorage(RemoteUrl(f"memory://{prefix}/storage", {}), HASTY, PIECE_BYTES),
+        "cached": CachedStorage(memory, Cache(tmp_path / "cache")),
+        "reread": RereadingStorage(memory, HASTY),
+        "wrapped": StorageWrapper(CachedStorage(memory, Cache(tmp_path / "cache"))),
         "counting": CountingStorage(directory.root, tmp_path / "log"),
         "slow": slow,
     }
     return kinds[request.param]
+
+
+def is_virtual(request: pytest.FixtureRequest) -> bool:
+    """Return whether tars are in roots of their own."""
+    return str(request.node.callspec.params["storage"]).startswith("virtual")
 
 
 def content(size: int) -> bytes:
@@ -68,13 +84,13 @@ def content(size: int) -> bytes:
     return random.Random(size).randbytes(size)
 
 
-def test_blob_comes_back(storage: Storage) -> None:
+def test_blob_comes_back(request: pytest.FixtureRequest, storage: Storage) -> None:
     """A blob has its content and its size; one that was not written has none. Virtual storages do not list tars."""
     storage.put(TAR, b"abc")
     storage.put("a", b"")
     assert (storage.read(TAR), storage.read("a")) == (b"abc", b"")
     assert (storage.size(TAR), storage.size("a"), storage.size("b"), storage.size("c/d")) == (3, 0, None, None)
-    assert list(storage.listing()) == (["a"] if isinstance(storage, VirtualStorage) else ["a", TAR])
+    assert list(storage.listing()) == (["a"] if is_virtual(request) else ["a", TAR])
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -151,13 +167,13 @@ def test_ranges(storage: Storage, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["b", TAR])
-def test_put_replaces_and_put_new_does_not(storage: Storage, name: str) -> None:
-    """`put` replaces a blob; `put_new` leaves it unchanged and says that it exists."""
+def test_put_replaces_and_a_new_blob_does_not(storage: Storage, name: str) -> None:
+    """Without a condition `put` replaces a blob; one that must be new leaves it unchanged and says that it exists."""
     storage.put(name, b"1")
     storage.put(name, b"2")
     with pytest.raises(DatasetExistsError, match="exists already"):
-        storage.put_new(name, b"3")
-    storage.put_new("c", b"4")
+        storage.put(name, b"3", new=True)
+    storage.put("c", b"4", new=True)
     assert (storage.read(name), storage.read("c")) == (b"2", b"4")
 
 
@@ -169,7 +185,7 @@ def test_one_of_racing_writers_wins(storage: Storage) -> None:
     def write(number: int) -> None:
         barrier.wait()
         with contextlib.suppress(DatasetExistsError):
-            storage.put_new("blob", b"%d" % number * 1000)
+            storage.put("blob", b"%d" % number * 1000, new=True)
             won.append(number)
 
     with ThreadPoolExecutor(8) as pool:
@@ -183,23 +199,23 @@ NO_TAG = '"00000000000000000000000000000000"'
 
 @pytest.mark.parametrize("name", ["b", TAR])
 def test_replace_needs_the_tag_of_the_blob(storage: Storage, name: str) -> None:
-    """`replace` changes the blob that has the tag, and no other; without tags it is refused."""
+    """A tag changes the blob that has it, and no other; without tags it is refused."""
     storage.put(name, b"1")
     data, tag = storage.read_tagged(name)
     assert data == b"1"
     if not tag:
         with pytest.raises(StoreError, match="only while it is unchanged; use a disk, S3, Google Cloud"):
-            storage.replace(name, b"2", NO_TAG)
+            storage.put(name, b"2", replaces=NO_TAG)
         assert storage.read(name) == b"1"
         return
-    storage.replace(name, b"2", tag)
+    storage.put(name, b"2", replaces=tag)
     for other in (tag, NO_TAG):
         with pytest.raises(DatasetExistsError, match="was changed by another process meanwhile"):
-            storage.replace(name, b"3", other)
+            storage.put(name, b"3", replaces=other)
     assert storage.read_tagged(name)[1] != tag
     assert storage.read(name) == b"2"
     with pytest.raises(DatasetExistsError, match="was changed by another process meanwhile"):
-        storage.replace("missing", b"3", tag)
+        storage.put("missing", b"3", replaces=tag)
     assert storage.size("missing") is None
     with pytest.raises(NotFoundError):
         storage.read_tagged("missing")
@@ -217,7 +233,7 @@ def test_one_of_racing_writers_replaces(storage: Storage) -> None:
     def write(number: int) -> None:
         barrier.wait()
         with contextlib.suppress(DatasetExistsError):
-            storage.replace("blob", b"%d" % number * 1000, tag)
+            storage.put("blob", b"%d" % number * 1000, replaces=tag)
             won.append(number)
 
     with ThreadPoolExecutor(8) as pool:
@@ -255,7 +271,7 @@ def test_the_root_of_a_bucket(request: pytest.FixtureRequest, kind: str, prefix:
     root = store.url("")
     name = f"{prefix}.json"
     for url in (root, root.rstrip("/")):
-        storage = RemoteStorage(url, store.options(), retry_policy=HASTY)
+        storage = remote_storage(url, store.options(), retry_policy=HASTY)
         if folder is None:
             storage.put(name, b"1")
         else:
@@ -265,11 +281,11 @@ def test_the_root_of_a_bucket(request: pytest.FixtureRequest, kind: str, prefix:
         assert storage.url(name) == f"{root.rstrip('/')}/{name}"
 
 
-def test_messages_name_blobs_below_the_root(storage: Storage) -> None:
+def test_messages_name_blobs_below_the_root(request: pytest.FixtureRequest, storage: Storage) -> None:
     """The URL of a blob is that of the root and its name; a tar of a virtual storage has that of its root."""
     assert storage.url("train/0") == f"{storage}/train/0"
     assert storage.url(TAR).endswith("/000000.tar")
-    assert storage.url(TAR).startswith(f"{storage}/") != isinstance(storage, VirtualStorage)
+    assert storage.url(TAR).startswith(f"{storage}/") != is_virtual(request)
 
 
 @pytest.mark.parametrize("name", ["a", TAR])
@@ -295,17 +311,17 @@ def test_exclusive_writer_provides_a_staging_directory(request: pytest.FixtureRe
     """A writer has a locked local directory, whose files can be published; a temporary one is removed afterwards."""
     with storage.exclusive_writer() as writer:
         assert os.path.samestat(os.fstat(writer.lock), writer.staging.stat())
-        assert writer.is_alone == (request.node.callspec.params["storage"] in LOCAL)
+        assert writer.is_exclusive == (request.node.callspec.params["storage"] in LOCAL)
         (writer.staging / ".tmp-x").write_bytes(b"1")
         storage.upload("x", writer.staging / ".tmp-x")
         (writer.staging / ".tmp-y").write_bytes(b"2")
-        if writer.is_alone:
+        if writer.is_exclusive:
             with pytest.raises(StoreError, match="another process is writing to"), storage.exclusive_writer():
                 pass
         else:
             with storage.exclusive_writer() as other:
                 assert other.staging != writer.staging
     assert storage.read("x") == b"1"
-    assert writer.staging.exists() == writer.is_alone
+    assert writer.staging.exists() == writer.is_exclusive
     with storage.exclusive_writer():
         pass

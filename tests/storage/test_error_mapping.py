@@ -22,7 +22,7 @@ from shardflow.errors import (
     TransientError,
 )
 from shardflow.storage.error_mapping import AnswerError, classify
-from shardflow.storage.retry import ChangedError
+from shardflow.storage.transport import ChangedError
 
 URL = "s3://bucket/train/000000.tar"
 REFUSED = "the server refused with 418; see its documentation"

@@ -14,7 +14,7 @@ import pytest
 
 import shardflow
 from shardflow.errors import TransientError
-from shardflow.storage.remote import RemoteStorage
+from shardflow.storage.remote import remote_storage
 from shardflow.storage.retry import RetryPolicy
 from tests.helpers.making import make_dataset
 
@@ -62,7 +62,7 @@ def test_a_server_without_ranges_sends_a_file_once(served: tuple[str, Path], mon
     data = bytes(range(256)) * 1024
     for name in ("first", "second", "third"):
         (folder / name).write_bytes(data)
-    storage = RemoteStorage(url, piece_bytes=PIECE)
+    storage = remote_storage(url, piece_bytes=PIECE)
     assert [storage.read(name) for name in ("first", "second", "third")] == [data] * 3
     assert (Whole.sent["/second"], Whole.sent["/third"]) == (1, 1)
     assert storage.read_range("second", 100, 200) == data[100:200]
@@ -120,7 +120,7 @@ def test_an_answer_without_end_is_not_read(tmp_path: Path) -> None:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/photos"
-        storage = RemoteStorage(url, retry_policy=RetryPolicy(attempts=2, backoff_s=0.01))
+        storage = remote_storage(url, retry_policy=RetryPolicy(attempts=2, backoff_s=0.01))
         with pytest.raises(TransientError, match="expected 1000 bytes"):
             storage.read("shardflow.json")
         with pytest.raises(TransientError, match="expected 1000 bytes"):

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, NotFoundError, StoreError
+from shardflow.storage.interface import TEMPORARY
 from shardflow.storage.local import LocalStorage
-from shardflow.storage.storage import TEMPORARY
 
 
 @pytest.fixture
@@ -61,15 +61,15 @@ def test_readers_see_whole_blobs(storage: LocalStorage) -> None:
 def test_root_that_vanishes_is_not_made_again(storage: LocalStorage, another: bool) -> None:
     """A writer whose directory was renamed publishes nothing in its place; without a writer, a blob makes the root."""
     with storage.exclusive_writer():
-        storage.put_new("a/b", b"1")
+        storage.put("a/b", b"1", new=True)
         storage.root.rename(storage.root.with_name("elsewhere"))
         if another:
             storage.root.mkdir()
         with pytest.raises(NotFoundError, match=r"store vanished, or was replaced, .*; put it back"):
-            storage.put_new("c", b"2")
+            storage.put("c", b"2", new=True)
     assert storage.root.exists() == another
     assert storage.listing() == {}
-    storage.put_new("c", b"2")
+    storage.put("c", b"2", new=True)
     assert storage.read("c") == b"2"
 
 
@@ -126,7 +126,7 @@ def race(root: Path, number: int, barrier: Any, results: Any) -> None:
     for n in range(40):
         barrier.wait()
         with contextlib.suppress(DatasetExistsError):
-            LocalStorage(root).put_new(f"blob{n}", b"%d" % number * 1000)
+            LocalStorage(root).put(f"blob{n}", b"%d" % number * 1000, new=True)
             won.append(n)
     results.put((number, won))
 
@@ -174,9 +174,9 @@ def test_no_right_to_write_is_access_denied(unprivileged: Path) -> None:
     """Every write into a root without write permission is an AccessDeniedError, and the root is unchanged."""
     storage = LocalStorage(unprivileged)
     for name in ("a", "b/c", "secret"):
-        for put in (storage.put, storage.put_new):
+        for new in (False, True):
             with pytest.raises(AccessDeniedError, match="permission denied"):
-                put(name, b"")
+                storage.put(name, b"", new=new)
     with pytest.raises(AccessDeniedError):
         storage.remove("secret")
     with pytest.raises(AccessDeniedError), LocalStorage(unprivileged / "new").exclusive_writer():
@@ -201,14 +201,14 @@ def test_file_too_large_is_a_store_error(storage: LocalStorage) -> None:
     """A write or copy that the kernel cuts off is a StoreError that names the file, and leaves nothing."""
     storage.put("a", bytes(5000))
     code = """
-import hashlib, pathlib, resource, sys
+import functools, hashlib, pathlib, resource, sys
 from shardflow.errors import StoreError
 from shardflow.storage.local import LocalStorage
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 store = LocalStorage(sys.argv[1])
 known = {"size": 5000, "sha256": hashlib.sha256(bytes(5000)).hexdigest()}
 copy = lambda name, _: store.get("a", store.root / name, **known)
-for write in (store.put, store.put_new, copy):
+for write in (store.put, functools.partial(store.put, new=True), copy):
     try:
         write("b", bytes(5000))
     except StoreError as error:

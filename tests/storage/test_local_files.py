@@ -152,12 +152,12 @@ def test_a_new_file_where_there_are_no_hard_links(path: Path, code: int, monkeyp
     """Where the system refuses links, a blob is created all the same, by one of several writers; none is replaced."""
     monkeypatch.setattr(os, "link", _refusing(code))
     storage = LocalStorage(path)
-    storage.put_new("a", b"first")
+    storage.put("a", b"first", new=True)
     outcomes: list[object] = []
 
     def create(number: int) -> None:
         try:
-            outcomes.append(storage.put_new("b", b"%d" % number))
+            outcomes.append(storage.put("b", b"%d" % number, new=True))
         except DatasetExistsError:
             outcomes.append("refused")
 
@@ -168,7 +168,7 @@ def test_a_new_file_where_there_are_no_hard_links(path: Path, code: int, monkeyp
         thread.join()
     assert sorted(map(str, outcomes)) == ["None", *["refused"] * 7]
     with pytest.raises(DatasetExistsError, match="exists already"):
-        storage.put_new("a", b"second")
+        storage.put("a", b"second", new=True)
     assert storage.read("a") == b"first"
     assert {each.name for each in path.iterdir()} == {"a", "b"}
 
@@ -178,6 +178,6 @@ def test_a_file_system_on_which_nothing_can_be_created_so(path: Path, monkeypatc
     monkeypatch.setattr(os, "link", _refusing(errno.EPERM))
     monkeypatch.setattr(local_files, "_rename_new", _refusing(errno.EINVAL))
     with pytest.raises(StoreError, match="neither link files nor rename") as caught:
-        LocalStorage(path).put_new("a", b"")
+        LocalStorage(path).put("a", b"", new=True)
     assert "owner" not in str(caught.value)
     assert not [*path.iterdir()]

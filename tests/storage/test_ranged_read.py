@@ -10,11 +10,11 @@ import pytest
 
 from shardflow.errors import BucketNotFoundError, DeadlineError, NotFoundError, TransientError
 from shardflow.storage.ranged_read import Answer, head_by_range, no_bytes, range_size, read_range
-from shardflow.storage.retry import ChangedError, RetryPolicy
-from shardflow.storage.transport import Head
+from shardflow.storage.retry import RetryPolicy
+from shardflow.storage.transport import ChangedError, Fetched, Head
 
 CONTENT = bytes(range(100))
-POLICY = RetryPolicy(pace_bytes=8, pace_s=0.1)
+POLICY = RetryPolicy(min_throughput=80, window_s=0.1)
 
 
 class Blob:
@@ -38,9 +38,8 @@ class Blob:
 
         yield Answer(head=next(self._heads), read=read)
 
-    def read(self, start: int, stop: int, head: Head | None = None) -> tuple[bytes, list[Head], list[int]]:
-        """Return the bytes, the heads that were reported, and how many bytes had arrived after each attempt."""
-        heads: list[Head] = []
+    def read(self, start: int, stop: int, head: Head | None = None) -> tuple[bytes, Head, list[int]]:
+        """Return the bytes, the head of the first answer, and how many bytes had arrived after each attempt."""
         counts: list[int] = []
 
         async def retry(attempt: Callable[[], Awaitable[None]], received: Callable[[], int]) -> None:
@@ -51,23 +50,23 @@ class Blob:
                 counts.append(received())
             raise AssertionError
 
-        read = read_range(self.request, retry, POLICY, start, stop, head, heads.append)
-        return b"".join(asyncio.run(read)), heads, counts
+        found, chunks = asyncio.run(read_range(self.request, retry, POLICY, start, stop, head))
+        return b"".join(chunks), found, counts
 
 
 def test_an_answer_that_breaks_off_is_continued() -> None:
     """The next request begins behind the last byte that arrived, on the condition of the first answer's tag."""
     blob = Blob(breaks_after=10)
-    assert blob.read(20, 50) == (CONTENT[20:50], [Head(size=100, tag="t")], [10])
+    assert blob.read(20, 50) == (CONTENT[20:50], Head(size=100, tag="t"), [10])
     assert blob.requests == [(20, 50, None), (30, 50, "t")]
 
 
 def test_a_known_tag_is_the_condition_of_the_first_request() -> None:
-    """The head of an earlier request is the condition, and no other is reported; one without a tag is replaced."""
-    for known, tag, reported in ((Head(size=100, tag="t"), "t", 0), (Head(size=100), None, 1)):
+    """The tag of an earlier request is the condition; one without a tag is none. The answer's head is returned."""
+    for known, tag in ((Head(size=100, tag="t"), "t"), (Head(size=100), None)):
         blob = Blob()
-        data, heads, _ = blob.read(0, 10, known)
-        assert (data, len(heads), blob.requests) == (CONTENT[:10], reported, [(0, 10, tag)])
+        data, head, _ = blob.read(0, 10, known)
+        assert (data, head, blob.requests) == (CONTENT[:10], Head(size=100, tag="t"), [(0, 10, tag)])
 
 
 def test_a_range_ends_with_the_blob() -> None:
@@ -107,13 +106,12 @@ def head_of(*answers: Head | Exception) -> Head | None:
     """Return the head of a blob whose first byte is requested, with these outcomes in turn."""
     outcomes: Iterator[Head | Exception] = iter(answers)
 
-    async def fetch(name: str, start: int, stop: int, head: Any, on_head: Callable[[Head], None]) -> list[bytes]:
+    async def fetch(name: str, start: int, stop: int, head: Any) -> Fetched:
         assert (name, start, stop, head) == ("x", 0, 1, None)
         outcome = next(outcomes)
         if isinstance(outcome, Exception):
             raise outcome
-        on_head(outcome)
-        return []
+        return Fetched(outcome, [])
 
     return asyncio.run(head_by_range(fetch, "x"))
 

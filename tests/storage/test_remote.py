@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardflow.errors import ConfigError, DeadlineError
 from shardflow.storage import remote
-from shardflow.storage.remote import PIECE_BYTES, RemoteStorage, _ranges
+from shardflow.storage.remote import PIECE_BYTES, _ranges, remote_storage
 
 
 @given(size=st.integers(0, 1000), piece_bytes=st.integers(8, 50))
@@ -45,7 +45,7 @@ def test_pieces_after_one_of_unknown_size() -> None:
 
 def test_a_blocked_event_loop_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the event loop is blocked, reads end with a DeadlineError; afterwards they succeed again."""
-    storage = RemoteStorage(f"local://{tmp_path}")
+    storage = remote_storage(f"local://{tmp_path}")
     storage.put("a", b"1")
     monkeypatch.setattr(remote, "_LOOP_TIMEOUT_S", 0.2)
     monkeypatch.setattr(remote, "_CANCEL_TIMEOUT_S", 0.1)
@@ -73,4 +73,4 @@ def test_the_package_for_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     for url, remedy in (("gs://bucket/x", r"pip install 'shardflow\[gcs\]'"), ("lakefs://x/y", "lakefs-spec")):
         with pytest.raises(ConfigError, match=rf"{url}: {url.partition(':')[0]}:// URLs need .*{remedy}"):
-            RemoteStorage(url).read("a")
+            remote_storage(url).read("a")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from shardflow.errors import AccessDeniedError, ConfigError, DeadlineError, IntegrityError, TransientError
-from shardflow.storage.retry import Failure, Outages, Retries, RetryPolicy, retry, with_timeout
+from shardflow.storage.retry import Failure, Outages, Retries, RetryPolicy, with_timeout
 
-POLICY = RetryPolicy(attempts=6, give_up_s=100.0, pace_bytes=1000, backoff_s=1.0, longest_backoff_s=5.0)
+POLICY = RetryPolicy(attempts=6, idle_timeout_s=100.0, min_throughput=125, backoff_s=1.0, longest_backoff_s=5.0)
 AGAIN = Failure(error=TransientError("s3://b/x: the store failed"), retry=True)
 
 
@@ -75,8 +75,8 @@ class Server:
 
     def retry(self, policy: RetryPolicy = POLICY, outages: Outages | None = None) -> Any:
         """Make the request."""
-        work = retry(self.request, classify, policy, lambda: self.held, outages=outages, piece="x")
-        return self.time.run(work)
+        retries = Retries(lambda error, _: classify(error), policy, str, outages)
+        return self.time.run(retries(self.request, "x", lambda: self.held, start=0))
 
     @property
     def pauses(self) -> list[float]:
@@ -138,7 +138,7 @@ def test_attempts_are_limited() -> None:
 
 def test_attempts_without_a_limit() -> None:
     """A policy that allows thousands of attempts pauses for its longest time between them, however many there were."""
-    policy = dataclasses.replace(POLICY, attempts=10_000, give_up_s=1e9)
+    policy = dataclasses.replace(POLICY, attempts=10_000, idle_timeout_s=1e9)
     storage = Server(*[AGAIN] * 2000)
     assert storage.retry(policy) == "done"
     assert policy.longest_backoff_s / 2 <= min(storage.pauses[3:]) <= max(storage.pauses) <= policy.longest_backoff_s
@@ -149,20 +149,20 @@ def test_time_is_limited() -> None:
     slow = Server(*[AGAIN] * 10, taking_s=45.0)
     with pytest.raises(TransientError, match=r"tried 3 times in 13\d s"):
         slow.retry()
-    assert max(slow.began) < POLICY.give_up_s
-    busy = Server(after(POLICY.give_up_s + 1))
+    assert max(slow.began) < POLICY.idle_timeout_s
+    busy = Server(after(POLICY.idle_timeout_s + 1))
     with pytest.raises(TransientError, match="tried once in 0 s"):
         busy.retry()
 
 
 def test_progress_renews_the_budget() -> None:
-    """Attempts and time are counted from the last `pace_bytes` that arrived; less than that is no progress."""
-    moving = Server(*[AGAIN] * 20, arriving=POLICY.pace_bytes, taking_s=30.0)
+    """Attempts and time are counted from the last `window_bytes` that arrived; less than that is no progress."""
+    moving = Server(*[AGAIN] * 20, arriving=POLICY.window_bytes, taking_s=30.0)
     assert moving.retry() == "done"
-    assert moving.time.now > 5 * POLICY.give_up_s
+    assert moving.time.now > 5 * POLICY.idle_timeout_s
     assert max(moving.pauses) <= 30.0 + POLICY.backoff_s  # backing off starts anew as well
-    creeping = Server(*[AGAIN] * 20, arriving=POLICY.pace_bytes // POLICY.attempts - 1)
-    creeping.held = POLICY.pace_bytes  # of an earlier request
+    creeping = Server(*[AGAIN] * 20, arriving=POLICY.window_bytes // POLICY.attempts - 1)
+    creeping.held = POLICY.window_bytes  # of an earlier request
     with pytest.raises(TransientError):
         creeping.retry()
     assert len(creeping.began) == POLICY.attempts
@@ -176,7 +176,7 @@ def test_a_transport_names_the_blob_and_counts_progress() -> None:
         urls.add(url)
         return classify(error)
 
-    moving = Server(*[AGAIN] * 20, arriving=POLICY.pace_bytes)
+    moving = Server(*[AGAIN] * 20, arriving=POLICY.window_bytes)
     retries = Retries(classify_at, POLICY, "s3://b/{}".format)
     assert moving.time.run(retries(moving.request, "x", lambda: moving.held)) == "done"
     assert urls == {"s3://b/x"}
@@ -201,7 +201,7 @@ def test_cancelling_is_no_failure() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        VirtualTime().run(retry(request, classify, POLICY))
+        VirtualTime().run(Retries(lambda error, _: classify(error), POLICY, str)(request, "x"))
     assert made == [True]
 
 
@@ -216,7 +216,7 @@ def test_waiting_ends_in_time() -> None:
 
 def test_a_large_request_may_take_longer() -> None:
     """A request that carries bytes has time for them at the least pace."""
-    policy = RetryPolicy(answer_s=15.0, pace_bytes=1000, pace_s=8.0)
+    policy = RetryPolicy(request_timeout_s=15.0, min_throughput=125, window_s=8.0)
     assert (policy.transfer_s(0), policy.transfer_s(5000)) == (15.0, 55.0)
 
 
@@ -233,7 +233,7 @@ class Store:
 
         async def request() -> None:
             if name in self.silent:
-                await asyncio.sleep(self.policy.answer_s)
+                await asyncio.sleep(self.policy.request_timeout_s)
                 raise ClientError(AGAIN)
             if name == "refused":
                 raise ClientError(Failure(error=AccessDeniedError("s3://b/refused: no right to do this")))
@@ -256,7 +256,7 @@ class Store:
         return list(self.time.run(work()))
 
 
-LATEST_S = POLICY.give_up_s + POLICY.answer_s
+LATEST_S = POLICY.idle_timeout_s + POLICY.request_timeout_s
 
 
 def test_requests_for_the_same_piece_share_one_patience() -> None:
@@ -264,8 +264,10 @@ def test_requests_for_the_same_piece_share_one_patience() -> None:
     store = Store("dead")
     ends = store.reads(("dead", 0), ("dead", 50), *(("alive", second) for second in range(200)), ("dead", 120))
     assert max(ends[:2]) <= LATEST_S
-    assert ends[-1] <= 120 + POLICY.answer_s
-    assert store.reads(("dead", 400))[0] >= 400 + POLICY.give_up_s - POLICY.answer_s  # after a while, it may be mended
+    assert ends[-1] <= 120 + POLICY.request_timeout_s
+    assert (
+        store.reads(("dead", 400))[0] >= 400 + POLICY.idle_timeout_s - POLICY.request_timeout_s
+    )  # after a while, it may be mended
 
 
 def test_requests_to_a_dead_store_share_one_patience() -> None:
@@ -274,7 +276,7 @@ def test_requests_to_a_dead_store_share_one_patience() -> None:
     for answered in ("alive", "refused"):
         ends = Store("a", "b").reads(("a", 0), ("b", 90), (answered, 80))
         assert ends[0] <= LATEST_S
-        assert ends[1] >= 90 + POLICY.give_up_s - POLICY.answer_s
+        assert ends[1] >= 90 + POLICY.idle_timeout_s - POLICY.request_timeout_s
 
 
 @pytest.mark.parametrize("answer", [None, Failure(error=AccessDeniedError("s3://b/x: no right to do this"))])
@@ -306,10 +308,10 @@ def test_a_request_of_no_piece_has_its_own_time() -> None:
 def test_a_shorter_patience_shortens_the_waits_within_it() -> None:
     """A deadline below the time for an answer bounds that too, at the same least pace; no deadline is refused."""
     policy = RetryPolicy().within(2.0)
-    assert (policy.give_up_s, policy.answer_s, policy.pace_s) == (2.0, 2.0, 2.0)
-    assert policy.pace_bytes / policy.pace_s == RetryPolicy().pace_bytes / RetryPolicy().pace_s
-    assert RetryPolicy().within(600.0).answer_s == RetryPolicy().answer_s
-    assert RetryPolicy().within(0.5).give_up_s == 0.5
+    assert (policy.idle_timeout_s, policy.request_timeout_s, policy.window_s) == (2.0, 2.0, 2.0)
+    assert policy.window_bytes / policy.window_s == policy.min_throughput == RetryPolicy().min_throughput
+    assert RetryPolicy().within(600.0).request_timeout_s == RetryPolicy().request_timeout_s
+    assert RetryPolicy().within(0.5).idle_timeout_s == 0.5
     for wrong in (0, -1, "60", float("inf"), float("nan")):
         with pytest.raises(ConfigError, match="deadline_s must be a number of seconds above 0"):
             RetryPolicy().within(wrong)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ import yarl
 import shardflow as sf
 from shardflow.errors import ConfigError, PackIncompleteError, ShardflowError
 from shardflow.packing.sources.resolve import list_source
-from shardflow.storage.remote import RemoteStorage
+from shardflow.storage.remote import remote_storage
 from shardflow.storage.retry import RetryPolicy
 from shardflow.storage.urls import shown_url
 from tests.helpers.command import run
@@ -32,7 +32,7 @@ from tests.helpers.web_server import Folder, serving
 
 SIGNATURE = "Zm9v/YmFy+cXV4/c2VjcmV0+canary=="
 QUERY = f"se=2031&sig={quote(SIGNATURE, safe='')}"
-QUICK = RetryPolicy(attempts=1, answer_s=2.0)
+QUICK = RetryPolicy(attempts=1, request_timeout_s=2.0)
 
 QUOTINGS: dict[str, Callable[[str], str]] = {
     "as it is": str,
@@ -105,8 +105,8 @@ def test_a_signature_is_not_repeated(quoting: str, host: str, caplog: pytest.Log
     caplog.set_level(logging.DEBUG, "shardflow")
     for status in ("403", "418", "503", "302"):
         place = f"{host}/{status}/{quote(quoting)}"
-        signed = RemoteStorage(f"{place}?{QUERY}", retry_policy=QUICK)
-        for storage, name in ((signed, "x.jpg"), (RemoteStorage(place, retry_policy=QUICK), f"x.jpg?{QUERY}")):
+        signed = remote_storage(f"{place}?{QUERY}", retry_policy=QUICK)
+        for storage, name in ((signed, "x.jpg"), (remote_storage(place, retry_policy=QUICK), f"x.jpg?{QUERY}")):
             with pytest.raises(ShardflowError) as caught:
                 storage.read(name)
             _check(caught.value, caplog.text)
@@ -180,7 +180,7 @@ def test_a_redirection_leads_to_no_file(host: str, tmp_path: Path) -> None:
     for scheme in ("file://", "FILE://localhost", "local://"):
         place = f"{host}/to/{quote(f'{scheme}{tmp_path}/a.jpg', safe='')}"
         with pytest.raises(ShardflowError):
-            RemoteStorage(place, retry_policy=QUICK).read("x")
+            remote_storage(place, retry_policy=QUICK).read("x")
 
 
 @pytest.mark.parametrize("quoting", QUOTINGS)
@@ -193,7 +193,7 @@ def test_a_key_is_not_repeated(quoting: str, server: Server, azure: Store, prefi
         with proxying(store.endpoint) as proxy:
             proxy.add(Fault(status=403, body=body))
             options = store.options(proxy.endpoint) | ({"token": key} if store is server else {})
-            storage = RemoteStorage(store.url(prefix), options, retry_policy=QUICK)
+            storage = remote_storage(store.url(prefix), options, retry_policy=QUICK)
             for call in (partial(storage.read, "x"), partial(storage.put, "x", b""), storage.listing):
                 with pytest.raises(ShardflowError) as caught:
                     call()

@@ -37,7 +37,8 @@ def test_scheme_host_and_path_are_shown() -> None:
         "abfss://box:canary@me.dfs.core.windows.net/a": "abfss://me.dfs.core.windows.net/a",
     }.items():
         assert str(RemoteUrl(url, {})) == shown
-    assert [RemoteUrl(url, {}).kind for url in ("s3a://b/a://b", "https://host", "memory://a")] == ["s3", "http", ""]
+    stores = [RemoteUrl(url, {}).store for url in ("s3a://b/a://b", "https://host", "memory://a")]
+    assert [store.schemes[0] for store in stores] == ["s3", "https", "memory"]
 
 
 @pytest.mark.parametrize("url", ["s3://key:canary@bucket/x", "s3://bucket/x?key=canary", "s3a://canary@bucket"])

@@ -18,8 +18,8 @@ from shardflow.errors import ConfigError, NotFoundError, SampleError, StoreError
 from shardflow.packing.image.encoding import codec_versions
 from shardflow.packing.jobs import Job
 from shardflow.packing.sources.items import Item
+from shardflow.storage.interface import TEMPORARY
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import TEMPORARY
 
 _TRIED_INPUTS = 8
 _REACH = "a cluster needs a source and a destination that every node reaches by the same name: a shared disk, or s3://"

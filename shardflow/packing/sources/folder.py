@@ -33,9 +33,9 @@ from shardflow.formats.labels import Label
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.storage.file_names import is_below, name_bytes, name_of
+from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import Storage
 
 from .items import Draft, Drafts, encode_more, identity_of
 from .reader import Reader, file_state

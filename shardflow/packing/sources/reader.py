@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 from shardflow.errors import SampleError, ShardflowError
 from shardflow.formats.roots import SCHEMES
 from shardflow.storage.file_names import is_below, name_bytes, path_of
+from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import Storage
 from shardflow.storage.urls import divide_query, is_remote, public_host, shown_url, strip_file_scheme, url_text
 
 from .items import Item, identity_of

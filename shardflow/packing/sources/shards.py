@@ -30,9 +30,9 @@ from shardflow.formats.roots import split_shard_name
 from shardflow.formats.shard import MAX_BYTES, Shard
 from shardflow.formats.tar_samples import read_samples
 from shardflow.storage.file_names import is_below, name_bytes, name_of
+from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import Storage
 from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
 from shardflow.storage.urls import is_remote, join_name
 from shardflow.storage.virtual import root_url, virtual_storage

@@ -25,9 +25,9 @@ def open_shardflow(bucket: str, variant: str) -> Fetch:
 
     `variant` is the number of blobs fetched at once: four stand for the look-ahead of two workers.
     """
-    from shardflow.storage.remote import RemoteStorage
+    from shardflow.storage.remote import remote_storage
 
-    storage = RemoteStorage(f"s3://{bucket}")
+    storage = remote_storage(f"s3://{bucket}")
 
     def fetch(blobs: list[Blob], folder: Path) -> Iterator[Path]:
         def get(blob: Blob) -> Path:

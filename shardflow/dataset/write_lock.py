@@ -28,8 +28,7 @@ from shardflow.errors import (
     TransientError,
 )
 from shardflow.formats import manifest
-
-from .storage import TEMPORARY, Storage, Writer
+from shardflow.storage.interface import TEMPORARY, Storage, Writer
 
 FILE_NAME = "unfinished.json"
 _LOCK = re.compile(r"unfinished(-[0-9a-f]{64})?\.json")
@@ -100,9 +99,9 @@ class WriteLock:
             self.check()  # after the tag was read: when a version is committed later, the blob has another tag
             try:
                 if found is None:
-                    self.storage.put_new(name, data)
+                    self.storage.put(name, data, new=True)
                 elif tag:
-                    self.storage.replace(name, data, tag)
+                    self.storage.put(name, data, replaces=tag)
                 else:  # without conditional writes, the check has to do
                     self.storage.put(name, data)
                 return
@@ -139,7 +138,7 @@ def acquire_to_extend(storage: Storage, content: Callable[[], str], fingerprint:
         ConfigError: It is locked for other content.
         StoreError: The storage has no conditional writes, or ignores the conditions.
     """
-    if writer.is_alone:
+    if writer.is_exclusive:
         return WriteLock(storage=storage, extends=fingerprint, blob=None)
     if not storage.read_tagged(manifest.FILE_NAME)[1]:
         message = f"{storage}: this kind of storage cannot replace a manifest only while it is unchanged"
@@ -188,12 +187,12 @@ def abort_uploads(storage: Storage, names: Collection[str]) -> None:
 
 def _acquire(storage: Storage, extends: str | None, content: Callable[[], str], writer: Writer | None) -> WriteLock:
     name = _name(extends)
-    is_alone = writer is not None and writer.is_alone
-    if is_alone and storage.size(name) is None:
+    is_exclusive = writer is not None and writer.is_exclusive
+    if is_exclusive and storage.size(name) is None:
         return WriteLock(storage=storage, extends=extends, blob=None)
     ours = json.dumps({"content": content()}, indent=1).encode() + b"\n"
     for _ in range(_ATTEMPTS):
-        if not is_alone and _create(storage, name, ours):
+        if not is_exclusive and _create(storage, name, ours):
             found = ours
             break
         with contextlib.suppress(NotFoundError):  # its owner has just released it
@@ -208,17 +207,17 @@ def _acquire(storage: Storage, extends: str | None, content: Callable[[], str], 
             remedy = f"or, when no process of it is left, remove {storage.url(name)}"
         raise ConfigError(f"{begun}; finish it with the command that began it, {remedy}")
     if extends is not None:
-        _refuse_success(storage, name, lambda: storage.replace(name, ours, _NO_TAG))
-    return WriteLock(storage=storage, extends=extends, blob=None if is_alone else ours)
+        _refuse_success(storage, name, lambda: storage.put(name, ours, replaces=_NO_TAG))
+    return WriteLock(storage=storage, extends=extends, blob=None if is_exclusive else ours)
 
 
 def _create(storage: Storage, name: str, data: bytes) -> bool:
     """Create the blob of a lock; return False if there is one."""
     try:
-        storage.put_new(name, data)
+        storage.put(name, data, new=True)
     except DatasetExistsError:
         return False
-    _refuse_success(storage, name, lambda: storage.put_new(name, data))
+    _refuse_success(storage, name, lambda: storage.put(name, data, new=True))
     return True
 
 

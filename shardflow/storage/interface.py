@@ -1,11 +1,12 @@
-"""The Storage protocol: the place where the files of a dataset lie.
+"""The Storage interface: the place where the files of a dataset lie.
 
 A storage holds named blobs below one root. Names are relative paths with forward slashes. A blob that is published
 appears whole under its final name, or not at all. A writer that is killed can leave files whose names have the form of
 `LEFTOVER`; it never leaves half a blob.
 
-Behaviour is added by wrapping: a virtual storage, and those of the tests that count or fail, are Storages too. Every
-kind passes the tests in `tests/storage/test_conformance.py`.
+Behaviour is added by wrapping: reading again what arrived wrong, reading through a cache, the roots of a virtual
+dataset, and what the tests count or break, are Storages too; see `wrapper`. Every one passes the tests in
+`tests/storage/test_conformance.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from typing import NamedTuple, Protocol
 
 from shardflow.errors import IntegrityError
 
-from .cache import Cache
-
 MAX_READ_BYTES = 1 << 28
 """The most bytes that `Storage.read` returns by default: twice the manifest of 500,000 shards, which has 128 MB."""
 
@@ -28,11 +27,18 @@ LEFTOVER = re.compile(r"\.tmp-.+\.[0-9a-f]{8}")
 """The names, without their folders, of files that are being published. No other file is taken for one of ours."""
 
 
-def check_length(url: str, size: int, most_bytes: int) -> None:
-    """Raise an IntegrityError if a blob is larger than one that is read whole may be."""
-    if size > most_bytes:
+class BlobTooLargeError(IntegrityError):
+    """A blob is larger than one that is read whole may be.
+
+    Attributes:
+        size: In bytes.
+        sha256: With which it was stored; "" if the storage does not tell before it is read.
+    """
+
+    def __init__(self, url: str, size: int, most_bytes: int, sha256: str = "") -> None:
         message = f"{url} has {size:,} bytes; {most_bytes:,} is the most for such a file"
-        raise IntegrityError(f"{message}; it is damaged, or not shardflow's: restore it")
+        super().__init__(f"{message}; it is damaged, or not shardflow's: restore it")
+        self.size, self.sha256 = size, sha256
 
 
 class ListedBlob(NamedTuple):
@@ -48,7 +54,7 @@ class Writer(NamedTuple):
 
     staging: Path  # a local directory for files that are not finished; on a local disk, the root of the storage itself
     lock: int  # the descriptor of the kernel's lock on that directory; a process that inherits it holds the lock too
-    is_alone: bool  # whether it keeps all writers out; where other machines can write, `write_lock.acquire` has to
+    is_exclusive: bool  # whether it keeps all writers out; where other machines can write, a lock in the storage has to
 
 
 class Storage(Protocol):
@@ -74,20 +80,17 @@ class Storage(Protocol):
         """
         ...
 
-    def read(self, name: str, cache: Cache | None = None, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
+    def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the content of a blob that fits into memory.
 
-        Processes of a host that name the same cache fetch a large blob over the network once, where the storage knows
-        its SHA-256 before its bytes.
-
         Raises:
-            IntegrityError: The blob has more than `most_bytes`; none of them was read.
+            BlobTooLargeError: The blob has more than `most_bytes`.
             NotFoundError: The blob does not exist.
         """
         ...
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:
-        """Return the content of a small blob, see `read`, and its tag for `replace`; "" where it cannot be replaced so.
+        """Return the content of a small blob, see `read`, and its tag for `put`; "" where it cannot be replaced so.
 
         Raises:
             NotFoundError: The blob does not exist.
@@ -117,24 +120,16 @@ class Storage(Protocol):
         """
         ...
 
-    def put(self, name: str, data: bytes) -> None:
-        """Publish a blob, and replace an existing one. Only for names that no committed dataset holds."""
-        ...
+    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+        """Publish a blob: one that must be `new`, or that `replaces` the one with this tag, or whatever is there.
 
-    def put_new(self, name: str, data: bytes) -> None:
-        """Publish a blob that must not exist. Of several writers that do this at once, exactly one succeeds.
-
-        Raises:
-            DatasetExistsError: The blob exists; it is not changed.
-        """
-        ...
-
-    def replace(self, name: str, data: bytes, tag: str) -> None:
-        """Publish a blob in the place of the one with this tag. Of several writers that do this at once, one succeeds.
+        Without a condition, only for names that no committed dataset holds. Of several writers that publish under the
+        same condition at once, exactly one succeeds.
 
         Raises:
-            DatasetExistsError: The blob has another tag, or is gone; nothing is changed.
-            StoreError: Such storage has no conditional writes.
+            DatasetExistsError: The condition does not hold: the blob exists, or the one with the tag is gone. Nothing
+                is changed.
+            StoreError: A tag was given, and such storage has no conditional writes.
         """
         ...
 

@@ -13,15 +13,14 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
-from shardflow.storage.conditional_write import blob_metadata, write
-from shardflow.storage.retry import ChangedError
-from shardflow.storage.transport import Head
+from shardflow.storage.base_transport import blob_metadata, write
+from shardflow.storage.transport import ChangedError, Head
 
 MARK = blob_metadata("0" * 64)
 OURS, THEIRS = Head(size=1, metadata=MARK), Head(size=1, metadata=blob_metadata("0" * 64))
-NEW: dict[str, Any] = {"new": True, "tag": None}
-REPLACE: dict[str, Any] = {"new": False, "tag": "a"}
-PUT: dict[str, Any] = {"new": False, "tag": None}
+NEW: dict[str, Any] = {"new": True, "replaces": None}
+REPLACE: dict[str, Any] = {"new": False, "replaces": "a"}
+PUT: dict[str, Any] = {"new": False, "replaces": None}
 
 
 def published(error: Exception | None, head: Head | Exception | None, **condition: Any) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from shardflow.dataset import write_lock
+from shardflow.dataset.write_lock import abort_uploads, acquire, acquire_to_extend, clean_up
 from shardflow.errors import AccessDeniedError, ConfigError, DatasetExistsError, StoreError, TransientError
 from shardflow.formats import manifest
-from shardflow.storage import write_lock
+from shardflow.storage.interface import Storage, Writer
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.resolve import open_storage
-from shardflow.storage.storage import Storage, Writer
-from shardflow.storage.write_lock import abort_uploads, acquire, acquire_to_extend, clean_up
 from tests.helpers.counting import CountingStorage
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_server import Server
@@ -33,12 +33,12 @@ def storage(request: pytest.FixtureRequest, path: Path, prefix: str) -> Storage:
     return server.storage(prefix)
 
 
-def writer(*, is_alone: bool) -> Writer:
+def writer(*, is_exclusive: bool) -> Writer:
     """A writer; only whether it is alone matters to the blob."""
-    return Writer(Path(), -1, is_alone)
+    return Writer(Path(), -1, is_exclusive)
 
 
-SHARED, ALONE = writer(is_alone=False), writer(is_alone=True)
+SHARED, ALONE = writer(is_exclusive=False), writer(is_exclusive=True)
 GONE = "sha256:" + "0" * 64  # a version that was replaced, or never was
 
 
@@ -184,10 +184,10 @@ class CleanedStorage(CountingStorage):
 
     is_cleaned = False
 
-    def put_new(self, name: str, data: bytes) -> None:
-        """Create a blob."""
-        super().put_new(name, data)
-        if not self.is_cleaned:
+    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+        """Publish a blob."""
+        super().put(name, data, new=new, replaces=replaces)
+        if new and not self.is_cleaned:
             self.is_cleaned = True
             self.remove(name)
 
@@ -203,19 +203,14 @@ class RacedStorage(CountingStorage):
 
     races = 0
 
-    def put_new(self, name: str, data: bytes) -> None:
-        """Find a blob that the other writer removes at once."""
-        if self.races:
+    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+        """Find a new blob that the other writer removes at once; replace a blob after the other writer."""
+        if self.races and (new or replaces):
             self.races -= 1
-            raise DatasetExistsError(name)
-        super().put_new(name, data)
-
-    def replace(self, name: str, data: bytes, tag: str) -> None:
-        """Replace a blob, after the other writer."""
-        if self.races:
-            self.races -= 1
-            self.put(name, b"%d" % self.races)
-        super().replace(name, data, tag)
+            if new:
+                raise DatasetExistsError(name)
+            super().put(name, b"%d" % self.races)
+        super().put(name, data, new=new, replaces=replaces)
 
     def abort_uploads(self, names: Collection[str]) -> None:
         """Refuse."""
@@ -255,13 +250,10 @@ class CarelessStorage(CountingStorage):
 
     ignores_new, ignores_tags = True, True
 
-    def put_new(self, name: str, data: bytes) -> None:
-        """Replace an existing one."""
-        self.put(name, data) if self.ignores_new else super().put_new(name, data)
-
-    def replace(self, name: str, data: bytes, tag: str) -> None:
-        """Replace any other one."""
-        self.put(name, data) if self.ignores_tags else super().replace(name, data, tag)
+    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+        """Replace an existing one, and any other one."""
+        known = None if self.ignores_tags else replaces
+        super().put(name, data, new=new and not self.ignores_new, replaces=known)
 
 
 @pytest.mark.parametrize("ignored", ["If-None-Match", "If-Match"])

@@ -1,0 +1,67 @@
+"""Reading again: a blob whose bytes arrive wrong, or that is replaced while it is read, is read from the start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from shardflow.errors import IntegrityError
+
+from .interface import MAX_READ_BYTES, BlobTooLargeError, Storage
+from .retry import Attempts, Failure, RetryPolicy
+from .transfers import pause
+from .transport import ChangedError
+from .wrapper import StorageWrapper
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+_SAME_TIMES = 4  # times in a row, after which wrong bytes are taken for what is stored
+
+
+class RereadingStorage(StorageWrapper):
+    """A storage that reads wrong bytes again, as often as the policy allows.
+
+    Damage on the way differs each time. Where the same wrong bytes keep coming, they are what is stored.
+    """
+
+    def __init__(self, inner: Storage, policy: RetryPolicy) -> None:
+        super().__init__(inner)
+        self._policy = policy
+
+    def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
+        return self._repeat(name, partial(self._inner.read, name, most_bytes=most_bytes))
+
+    def read_tagged(self, name: str) -> tuple[bytes, str]:
+        return self._repeat(name, partial(self._inner.read_tagged, name))
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        return self._repeat(name, partial(self._inner.read_range, name, start, stop))
+
+    def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
+        self._repeat(name, partial(self._inner.get, name, target, size=size, sha256=sha256))
+
+    def _repeat(self, name: str, attempt: Callable[[], T]) -> T:
+        attempts, paused_s, last, same = Attempts(self._policy), 0.0, "", 0
+        while True:
+            try:
+                return attempt()
+            except BlobTooLargeError:
+                raise
+            except IntegrityError as error:
+                failed = error
+                same = same + 1 if str(error) == last else 1  # it names what was found
+                last = str(error)
+            except ChangedError as error:
+                failed = IntegrityError(f"{self.url(name)} was replaced while it was read; stop what writes to it")
+                failed.__cause__ = error
+            # Only the pauses count as time without progress: the bytes came, however long a blob is.
+            pause_s = attempts.pause_s(Failure(error=failed, retry=True), paused_s)
+            if same == _SAME_TIMES:
+                attempts.give_up(failed, paused_s)
+            _log.warning("%s; reading it again in %.1f s", failed, pause_s)
+            pause(pause_s)
+            paused_s += pause_s

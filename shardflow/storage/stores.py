@@ -1,0 +1,215 @@
+"""The stores: all that is particular to the URLs of one scheme, a record each.
+
+A new store is a record in `STORES`; one with requests of its own has a module with its transport too. A scheme that is
+in no record is served by fsspec's general methods.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from shardflow._imports import import_large
+from shardflow.errors import (
+    AccessDeniedError,
+    BucketNotFoundError,
+    ConfigError,
+    DeadlineError,
+    ShardflowError,
+    TransientError,
+)
+
+from .transport import ChangedError, Connection, Transport
+
+Refusal = tuple[type[ShardflowError], str, str]
+"""An error, its message, and what it is the meaning of: codes of answers, HTTP statuses, classes of exceptions (with a
+dot). In a message, {keys} and {anonymous} stand for the `credentials` and `anonymous` of the store."""
+
+_KEYS = "check {keys}"
+_NO_KEYS = f"no credentials were found; {_KEYS}, or for a public bucket set {{anonymous}}"
+_EXPIRED = "the session token has expired; get new credentials and run the same command again"
+_NO_BUCKET = "there is no such bucket; check its name and the endpoint"
+_CHANGED = "the blob has changed"
+_LATE = "the server did not answer in time"
+_FAILED = "the connection failed"
+_DAMAGED = "bytes were damaged on the way to the server"
+
+
+class Rights(enum.IntEnum):
+    """What can be done with the blobs of a store; each includes those before."""
+
+    READ = enum.auto()
+    WRITE = enum.auto()
+    REPLACE = enum.auto()  # a blob only while it is unchanged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """What is particular to one kind of store.
+
+    Attributes:
+        schemes: Of its URLs.
+        transport: The module beside this one whose `connect` returns a transport.
+        install: What `pip install` takes for the client; "" where the ImportError says it.
+        rights: What can be done with its blobs.
+        remedy: Where the blobs can only be read: how to publish them in another way.
+        credentials: Where its credentials come from.
+        anonymous: How to read a public place.
+        bucket_alone: Whether a URL begins with the name of a bucket, and has neither user nor query nor fragment.
+        has_query: Whether a URL has a query, which can be a signature; elsewhere a name may hold `?`.
+        user_is_container: Whether the name before the `@` of a URL is that of a container.
+        may_be_signed: Whether there are signatures in URLs, also in some that the caller did not give: redirections.
+        refusals: What its refusals and the exceptions of its client mean; see `error_mapping` for those of all.
+    """
+
+    schemes: tuple[str, ...]
+    transport: str = "fsspec_transport"
+    install: str = ""
+    rights: Rights = Rights.WRITE
+    remedy: str = ""
+    credentials: str = "the credentials in storage_options"
+    anonymous: str = "storage_options={'anon': True}"
+    bucket_alone: bool = False
+    has_query: bool = False
+    user_is_container: bool = False
+    may_be_signed: bool = False
+    refusals: tuple[Refusal, ...] = ()
+
+    def connect(self, connection: Connection) -> Transport:
+        """Return a transport; an ImportError where the client is missing."""
+        module = import_large(f".{self.transport}", __package__)  # now, because most clients are large
+        return module.connect(connection)  # type: ignore[no-any-return]
+
+
+STORES = (
+    Store(
+        schemes=("s3", "s3a"),
+        transport="s3_transport",
+        rights=Rights.REPLACE,
+        credentials="the access key and its secret (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or "
+        "storage_options)",
+        anonymous="storage_options={'anon': True}, for a command FSSPEC_S3='{\"anon\": true}' in the environment",
+        bucket_alone=True,
+        refusals=(
+            (BucketNotFoundError, _NO_BUCKET, "NoSuchBucket"),
+            (ChangedError, "the upload is no longer open", "NoSuchUpload"),
+            (ChangedError, _CHANGED, "PreconditionFailed"),
+            (AccessDeniedError, _NO_KEYS, "botocore.NoCredentialsError"),
+            (AccessDeniedError, _KEYS, "botocore.PartialCredentialsError botocore.CredentialRetrievalError"),
+            (AccessDeniedError, f"the server does not know the access key; {_KEYS}", "InvalidAccessKeyId"),
+            (AccessDeniedError, f"the secret does not belong to the access key; {_KEYS}", "SignatureDoesNotMatch"),
+            (AccessDeniedError, f"the session token is not valid; {_KEYS}", "InvalidToken"),
+            (AccessDeniedError, _EXPIRED, "ExpiredToken ExpiredTokenException TokenRefreshRequired"),
+            (AccessDeniedError, _EXPIRED, "botocore.TokenRetrievalError botocore.SSOError"),
+            (
+                AccessDeniedError,
+                "the clocks of this machine and of the server differ too much; set the clock (NTP) and try again",
+                "RequestTimeTooSkewed RequestExpired",
+            ),
+            (AccessDeniedError, "the object is archived; restore it first", "InvalidObjectState"),
+            (
+                ConfigError,
+                "the bucket is in another region, or not at this endpoint; set AWS_REGION and the endpoint URL",
+                "AuthorizationHeaderMalformed PermanentRedirect 301 307",
+            ),
+            (ConfigError, "the bucket's name is not allowed; check the URL", "InvalidBucketName"),
+            (ConfigError, "check AWS_PROFILE and ~/.aws/config", "botocore.ProfileNotFound"),
+            (ConfigError, "check AWS_CONFIG_FILE and ~/.aws/config", "botocore.ConfigParseError"),
+            (ConfigError, "check the URL: s3://bucket/prefix", "botocore.ParamValidationError"),
+            (DeadlineError, "connecting to the server took too long", "botocore.ConnectTimeoutError"),
+            (DeadlineError, _LATE, "botocore.ReadTimeoutError"),
+            (TransientError, "the server asks for fewer requests", "SlowDown"),
+            (TransientError, "the connection was too slow for the server", "RequestTimeout"),
+            (TransientError, "another request was changing the same blob", "OperationAborted"),
+            (TransientError, "another request was writing the same blob", "ConditionalRequestConflict"),
+            (TransientError, _DAMAGED, "BadDigest InvalidDigest XAmzContentSHA256Mismatch"),
+            (TransientError, "bytes were lost on the way to the server", "IncompleteBody"),
+            (
+                TransientError,
+                "the server cannot be reached; check the endpoint URL",
+                "botocore.EndpointConnectionError",
+            ),
+            (TransientError, _FAILED, "botocore.HTTPClientError"),
+            (TransientError, "the answer was cut short", "botocore.IncompleteReadError"),
+            (TransientError, "the answer could not be read", "botocore.ResponseParserError"),
+            (TransientError, "the answer was damaged on the way", "botocore.ChecksumError"),
+        ),
+    ),
+    Store(
+        schemes=("gs", "gcs"),
+        transport="gcs_transport",
+        install="'shardflow[gcs]'",
+        rights=Rights.REPLACE,
+        credentials="GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': ...}",
+        anonymous="storage_options={'token': 'anon'}, for a command FSSPEC_GS='{\"token\": \"anon\"}' in the "
+        "environment",
+        refusals=(
+            (BucketNotFoundError, _NO_BUCKET, "NoSuchBucket"),
+            (AccessDeniedError, _NO_KEYS, "google.DefaultCredentialsError"),
+            (AccessDeniedError, _KEYS, "google.RefreshError"),
+            (TransientError, _DAMAGED, "BadDigest"),
+            (TransientError, _FAILED, "google.TransportError"),
+        ),
+    ),
+    Store(
+        schemes=("az", "abfs", "abfss"),
+        transport="azure_transport",
+        install="'shardflow[azure]'",
+        rights=Rights.REPLACE,
+        credentials="AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or storage_options",
+        user_is_container=True,
+        may_be_signed=True,
+        refusals=(
+            (BucketNotFoundError, _NO_BUCKET, "ContainerNotFound"),
+            (ChangedError, _CHANGED, "ConditionNotMet BlobAlreadyExists"),
+            (AccessDeniedError, _NO_KEYS, "azure.CredentialUnavailableError NoAuthenticationInformation"),
+            (AccessDeniedError, _KEYS, "AuthenticationFailed InvalidAuthenticationInfo"),
+            (DeadlineError, _LATE, "azure.ServiceRequestTimeoutError azure.ServiceResponseTimeoutError"),
+            (TransientError, _DAMAGED, "Md5Mismatch"),
+            (TransientError, _FAILED, "azure.ServiceRequestError azure.ServiceResponseError"),
+        ),
+    ),
+    Store(
+        schemes=("hf",),
+        transport="hub_transport",
+        install="'shardflow[hf]'",
+        rights=Rights.READ,
+        remedy="upload that in one commit: hf upload REPOSITORY DIRECTORY --repo-type dataset",
+        credentials="HF_TOKEN, or storage_options={'token': ...}",
+        may_be_signed=True,
+        refusals=(
+            (BucketNotFoundError, f"there is no such repository, or it is private; {_KEYS}", "RepoNotFound"),
+            (BucketNotFoundError, "the repository has no such revision; check the URL", "RevisionNotFound"),
+            (AccessDeniedError, "the repository is gated; accept its conditions on its page first", "GatedRepo"),
+            (TransientError, _FAILED, "httpx.TransportError httpx2.TransportError"),
+        ),
+    ),
+    Store(
+        schemes=("https", "http"),
+        transport="http_transport",
+        install="requests aiohttp",
+        rights=Rights.READ,
+        remedy="put that where the server has its files",
+        has_query=True,
+        may_be_signed=True,
+    ),
+    Store(schemes=("sftp", "ssh"), install="paramiko"),
+    Store(schemes=("oci",), install="ocifs"),
+    Store(schemes=("oss",), install="ossfs"),
+    Store(schemes=("smb",), install="smbprotocol"),
+    Store(schemes=("webdav",), install="webdav4"),
+)
+"""All stores that have a record."""
+
+_BY_SCHEME = {scheme: store for store in STORES for scheme in store.schemes}
+
+
+def store_of(url: str) -> Store:
+    """Return the record of the store of a URL."""
+    scheme = url.partition("://")[0]
+    return _BY_SCHEME.get(scheme) or Store(schemes=(scheme,))
+
+
+def has_record(scheme: str) -> bool:
+    """Return whether URLs of a scheme have a record of their own."""
+    return scheme in _BY_SCHEME

@@ -1,0 +1,78 @@
+"""The wrapper of a storage, which passes each call on; what adds behaviour to a storage changes some of the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from .interface import MAX_READ_BYTES, ListedBlob, Storage, Writer
+
+
+class StorageWrapper:
+    """The storage that it wraps; see Storage."""
+
+    def __init__(self, inner: Storage) -> None:
+        self._inner = inner
+
+    def __str__(self) -> str:
+        return str(self._inner)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._inner!r})"
+
+    def _locate(self, name: str) -> tuple[Storage, str]:
+        """Return the storage in which a blob lies, and its name there."""
+        return self._inner, name
+
+    def url(self, name: str) -> str:
+        """Return the URL of a blob where it really lies."""
+        storage, name = self._locate(name)
+        return storage.url(name)
+
+    def local_path(self, name: str) -> Path | None:
+        storage, name = self._locate(name)
+        return storage.local_path(name)
+
+    def read(self, name: str, *, most_bytes: int = MAX_READ_BYTES) -> bytes:
+        storage, name = self._locate(name)
+        return storage.read(name, most_bytes=most_bytes)
+
+    def read_tagged(self, name: str) -> tuple[bytes, str]:
+        storage, name = self._locate(name)
+        return storage.read_tagged(name)
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        storage, name = self._locate(name)
+        return storage.read_range(name, start, stop)
+
+    def size(self, name: str) -> int | None:
+        storage, name = self._locate(name)
+        return storage.size(name)
+
+    def get(self, name: str, target: Path, *, size: int, sha256: str) -> None:
+        storage, name = self._locate(name)
+        storage.get(name, target, size=size, sha256=sha256)
+
+    def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
+        storage, name = self._locate(name)
+        storage.put(name, data, new=new, replaces=replaces)
+
+    def upload(self, name: str, source: Path) -> None:
+        storage, name = self._locate(name)
+        storage.upload(name, source)
+
+    def listing(self) -> dict[str, ListedBlob]:
+        """Return the blobs of the wrapped storage by name, sorted."""
+        return self._inner.listing()
+
+    def remove(self, name: str) -> None:
+        storage, name = self._locate(name)
+        storage.remove(name)
+
+    def abort_uploads(self, names: Collection[str]) -> None:
+        self._inner.abort_uploads(names)
+
+    def exclusive_writer(self) -> AbstractContextManager[Writer]:
+        """Keep other writers out of the wrapped storage."""
+        return self._inner.exclusive_writer()
