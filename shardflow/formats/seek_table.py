@@ -112,8 +112,8 @@ def insert(jpeg: bytes, segment: bytes) -> bytes:
 def _segments(jpeg: bytes | memoryview) -> list[tuple[int, int]]:
     """Return where the segments before a JPEG's first scan begin and end, and the header of the scan.
 
-    None where there is anything else between them. The native kernel walks alike (`sf_jpeg_read` in jpeg.c): a table that one
-    of the two passes over would be used without having been checked.
+    None where there is anything else between them. The native kernel walks alike (`sf_jpeg_read` in jpeg.c): a table
+    that one of the two passes over would be used without having been checked.
     """
     found, at = [], len(_SOI)
     if bytes(jpeg[:at]) != _SOI:

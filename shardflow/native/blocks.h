@@ -18,10 +18,35 @@ enum {
     F_1_451 = 11893, F_2_172 = 17799, F_3_624 = 29692,
 };
 
-#ifdef SF_HAVE_AVX2
+#if defined(SF_HAVE_AVX2) && !defined(SF_GENERIC)
 #include <immintrin.h>
 
 #define AVX2 __attribute__((target("avx2")))
+#define SF_LOOPS(name) name##_avx2
+
+static ALWAYS_INLINE AVX2 __m256i sf_load_halves(const void *low, const void *high) {
+    const __m256i both = _mm256_castsi128_si256(_mm_load_si128(low));
+    return _mm256_inserti128_si256(both, _mm_load_si128(high), 1);
+}
+
+/* Store eight bytes each. */
+static ALWAYS_INLINE AVX2 void sf_store_quarters(__m256i a, uint8_t *const to[4]) {
+    const __m128i low = _mm256_castsi256_si128(a), high = _mm256_extracti128_si256(a, 1);
+    _mm_storel_epi64((__m128i *)to[0], low);
+    _mm_storeh_pd((double *)(void *)to[1], _mm_castsi128_pd(low));
+    _mm_storel_epi64((__m128i *)to[2], high);
+    _mm_storeh_pd((double *)(void *)to[3], _mm_castsi128_pd(high));
+}
+
+static ALWAYS_INLINE AVX2 __m256i sf_load_bytes(const uint8_t *at) { /* 16, as lanes of 16 bits */
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
+}
+#else
+#include "vectors.h"
+
+#define AVX2
+#define SF_LOOPS(name) name##_generic
+#endif
 
 static ALWAYS_INLINE AVX2 __m256i pair_of(int a, int b) {
     return _mm256_set1_epi32((int)((uint32_t)(uint16_t)a | (uint32_t)(uint16_t)b << 16));
@@ -69,7 +94,5 @@ static ALWAYS_INLINE AVX2 void transpose(__m256i v[8]) {
         v[2 * k + 1] = _mm256_unpackhi_epi64(b[k], b[4 + k]);
     }
 }
-
-#endif
 
 #endif

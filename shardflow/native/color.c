@@ -2,49 +2,7 @@
 
 #include "blocks.h"
 
-enum { MIDDLE = 128 }; /* of chroma */
-
-/* ---- in plain C ---- */
-
-static uint8_t shade(int value) { return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value); }
-
-/* The line of a chroma plane, near the line `near` three times as heavy as near `far`; alone without `far`. */
-static void add_plainly(const uint8_t *restrict near, const uint8_t *restrict far, size_t count, int16_t *restrict out) {
-    for (size_t i = 0; i < count; i++) out[i] = (int16_t)(far ? 3 * near[i] + far[i] : near[i]);
-}
-
-/* Twice as many values, of which the even and the odd ones are rounded in turns; their weights add up to 2^bits. */
-static void widen_plainly(const int16_t *restrict sums, int bits, size_t count, int16_t *restrict out) {
-    const int16_t *const left = sums - 1, *const right = sums + 1;
-    for (size_t i = 0; i < count; i++) {
-        out[2 * i] = (int16_t)(((3 * sums[i] + left[i] + (bits == 4 ? 8 : 1)) >> bits) - MIDDLE);
-        out[2 * i + 1] = (int16_t)(((3 * sums[i] + right[i] + (bits == 4 ? 7 : 2)) >> bits) - MIDDLE);
-    }
-}
-
-static void centre_plainly(const uint8_t *restrict samples, size_t count, int16_t *restrict out) {
-    for (size_t i = 0; i < count; i++) out[i] = (int16_t)(samples[i] - MIDDLE);
-}
-
-/* The constants are explained where the vectors are. */
-static void convert_plainly(const uint8_t *restrict luma, const int16_t *restrict blue, const int16_t *restrict red,
-                            size_t count, uint8_t *restrict row) {
-    for (size_t i = 0; i < count; i++) {
-        const int y = luma[i], b = blue[i], r = red[i];
-        row[4 * i] = shade(y + r + ((r * 13173 + 0x4000) >> 15));
-        row[4 * i + 1] = shade(y - r + ((r * 18734 - b * 22554 + 0x8000) >> 16));
-        row[4 * i + 2] = shade(y + 2 * b + ((b * -7471 + 0x4000) >> 15));
-        row[4 * i + 3] = 0;
-    }
-}
-
-static void write_grey(const uint8_t *restrict luma, size_t count, uint8_t *restrict row) {
-    for (size_t i = 0; i < 4 * count; i++) row[i] = luma[i / 4];
-}
-
-#ifdef SF_HAVE_AVX2
-
-/* ---- in vectors ---- */
+#if defined(SF_HAVE_AVX2) || defined(SF_GENERIC)
 
 /* 32 pixels whose chroma is given apart for the even and the odd ones, in 16 bits from -128 on. */
 static ALWAYS_INLINE AVX2 void store_pixels(__m256i luma, __m256i blue[2], __m256i red[2], uint8_t *out) {
@@ -71,10 +29,10 @@ static ALWAYS_INLINE AVX2 void store_pixels(__m256i luma, __m256i blue[2], __m25
     const __m256i odd0 = _mm256_unpacklo_epi16(rg_odd, bx_odd), odd1 = _mm256_unpackhi_epi16(rg_odd, bx_odd);
     const __m256i q0 = _mm256_unpacklo_epi32(even0, odd0), q1 = _mm256_unpackhi_epi32(even0, odd0);
     const __m256i q2 = _mm256_unpacklo_epi32(even1, odd1), q3 = _mm256_unpackhi_epi32(even1, odd1);
-    _mm256_storeu_si256((__m256i *)out, _mm256_permute2x128_si256(q0, q1, 0x20));
-    _mm256_storeu_si256((__m256i *)(out + 32), _mm256_permute2x128_si256(q2, q3, 0x20));
-    _mm256_storeu_si256((__m256i *)(out + 64), _mm256_permute2x128_si256(q0, q1, 0x31));
-    _mm256_storeu_si256((__m256i *)(out + 96), _mm256_permute2x128_si256(q2, q3, 0x31));
+    _mm256_storeu_si256((void *)out, _mm256_permute2x128_si256(q0, q1, 0x20));
+    _mm256_storeu_si256((void *)(out + 32), _mm256_permute2x128_si256(q2, q3, 0x20));
+    _mm256_storeu_si256((void *)(out + 64), _mm256_permute2x128_si256(q0, q1, 0x31));
+    _mm256_storeu_si256((void *)(out + 96), _mm256_permute2x128_si256(q2, q3, 0x31));
 }
 
 static ALWAYS_INLINE AVX2 __m256i load(const void *at) { return _mm256_loadu_si256(at); }
@@ -82,14 +40,14 @@ static ALWAYS_INLINE AVX2 __m256i load(const void *at) { return _mm256_loadu_si2
 /* The line of a chroma plane in 16 bits, near the line `near` three times as heavy as near `far`; alone without `far`. */
 static AVX2 void add_lines(const uint8_t *near, const uint8_t *far, size_t count, int16_t *out) {
     for (size_t i = 0; i < count; i += 16) {
-        const __m256i a = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(near + i)));
+        const __m256i a = sf_load_bytes(near + i);
         if (!far) {
-            _mm256_storeu_si256((__m256i *)(out + i), a);
+            _mm256_storeu_si256((void *)(out + i), a);
             continue;
         }
-        const __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(far + i)));
+        const __m256i b = sf_load_bytes(far + i);
         const __m256i sum = _mm256_add_epi16(_mm256_add_epi16(a, b), _mm256_slli_epi16(a, 1));
-        _mm256_storeu_si256((__m256i *)(out + i), sum);
+        _mm256_storeu_si256((void *)(out + i), sum);
     }
 }
 
@@ -136,7 +94,15 @@ static AVX2 void write_420(const uint8_t *luma, int16_t *const sums[2], size_t c
     write_halved(luma, sums[0], sums[1], 4, count, row);
 }
 
+const sf_color_loops SF_LOOPS(sf_color_loops) = {add_lines, write_444, write_422, write_420};
+
 #endif
+
+#ifndef SF_GENERIC
+
+static void write_grey(const uint8_t *restrict luma, size_t count, uint8_t *restrict row) {
+    for (size_t i = 0; i < 4 * count; i++) row[i] = luma[i / 4];
+}
 
 /* ---- lines ---- */
 
@@ -149,35 +115,12 @@ static const uint8_t *line_of(const sf_scan *scan, int plane, int32_t line) {
 /* Weight the line of a chroma plane, near the line `beside` where there is one. Beyond the image its last sample comes again. */
 static void weight(const sf_color *c, int plane, const uint8_t *line, const uint8_t *beside, size_t count) {
     int16_t *const sums = c->sums[plane - 1];
-#ifdef SF_HAVE_AVX2
-    if (c->simd) add_lines(line, beside, count, sums);
-    else add_plainly(line, beside, count, sums);
-#else
-    add_plainly(line, beside, count, sums);
-#endif
+    c->loops->add_lines(line, beside, count, sums);
     const sf_samples *const samples = &c->scan->samples[plane];
     const size_t left = (size_t)(samples->width - c->scan->window.left * samples->columns);
     const size_t end = left < count ? left : count;
     sums[-1] = sums[0];
     sums[end] = sums[end - 1];
-}
-
-/* Write `count` pixels. */
-static void write_line(const sf_color *c, const uint8_t *luma, const uint8_t *const chroma[2], size_t count, uint8_t *row) {
-    const int bits = c->down == 2 ? 4 : 2;
-#ifdef SF_HAVE_AVX2
-    if (c->simd) {
-        if (c->across == 1) write_444(luma, chroma, count, row);
-        else if (c->down == 1) write_422(luma, c->sums, count, row);
-        else write_420(luma, c->sums, count, row);
-        return;
-    }
-#endif
-    for (int i = 0; i < 2; i++) {
-        if (c->across == 1) centre_plainly(chroma[i], count, c->wide[i]);
-        else widen_plainly(c->sums[i], bits, count / 2, c->wide[i]);
-    }
-    convert_plainly(luma, c->wide[0], c->wide[1], count, row);
 }
 
 bool sf_color_line(sf_color *c, int32_t line, uint8_t *row) {
@@ -202,7 +145,9 @@ bool sf_color_line(sf_color *c, int32_t line, uint8_t *row) {
         lines[i] = line_of(scan, 1 + i, own);
         if (c->across == 2) weight(c, 1 + i, lines[i], c->down == 2 ? line_of(scan, 1 + i, beside) : NULL, width / 2);
     }
-    write_line(c, line_of(scan, 0, line), lines, width, row);
+    const uint8_t *const luma_line = line_of(scan, 0, line);
+    if (c->across == 1) c->loops->write_444(luma_line, lines, width, row);
+    else (c->down == 1 ? c->loops->write_422 : c->loops->write_420)(luma_line, c->sums, width, row);
     return true;
 }
 
@@ -231,10 +176,17 @@ bool sf_color_start(sf_color *c, sf_scan *scan, sf_entropy *entropy, const sf_jp
     c->down = halves ? shape->max_v : 1;
     c->together = grey ? shape->max_v : 1;
     const size_t width = (size_t)jpeg->mcu_width * (size_t)(window.right - window.left) / (size_t)reduction + 2 * SF_LINE;
-    if (!sf_reserve(&c->memory, 4 * sizeof(int16_t) * width)) return false;
-    for (int i = 0; i < 2; i++) {
-        c->sums[i] = (int16_t *)c->memory.data + (size_t)i * width + SF_LINE / 2;
-        c->wide[i] = (int16_t *)c->memory.data + (size_t)(2 + i) * width;
-    }
+    if (!sf_reserve(&c->memory, 2 * sizeof(int16_t) * width)) return false;
+    for (int i = 0; i < 2; i++) c->sums[i] = (int16_t *)c->memory.data + (size_t)i * width + SF_LINE / 2;
     return sf_scan_start(scan, entropy, jpeg, reduction, window, grey ? 4 : 2); /* grey has up to four rows together */
 }
+
+void sf_color_init(sf_color *c, bool simd) {
+    c->loops = &sf_color_loops_generic;
+#ifdef SF_HAVE_AVX2
+    if (simd && sf_has_avx2()) c->loops = &sf_color_loops_avx2;
+#endif
+    (void)simd;
+}
+
+#endif

@@ -6,15 +6,25 @@
 
 #include "scan.h"
 
+/* Lines in groups of 32 pixels. */
+typedef struct {
+    void (*add_lines)(const uint8_t *near, const uint8_t *far, size_t count, int16_t *out);
+    void (*write_444)(const uint8_t *luma, const uint8_t *const chroma[2], size_t count, uint8_t *row);
+    void (*write_422)(const uint8_t *luma, int16_t *const sums[2], size_t count, uint8_t *row);
+    void (*write_420)(const uint8_t *luma, int16_t *const sums[2], size_t count, uint8_t *row);
+} sf_color_loops;
+extern const sf_color_loops sf_color_loops_avx2, sf_color_loops_generic;
+
 typedef struct {
     sf_scan *scan;
-    bool simd;
+    const sf_color_loops *loops;
     int32_t across, down; /* pixels per sample of chroma: 1 or 2 */
     int32_t together;     /* rows of MCUs that are decoded at once, as libjpeg-turbo does: damage is found alike */
-    int16_t *sums[2];     /* a line of each chroma plane, weighted, */
-    int16_t *wide[2];     /* and as wide as that of luma, from -128 on */
+    int16_t *sums[2];     /* a line of each chroma plane, weighted */
     sf_buffer memory;
 } sf_color;
+
+void sf_color_init(sf_color *color, bool simd);
 
 bool sf_color_can(const sf_jpeg *jpeg, int32_t reduction);
 

@@ -284,11 +284,11 @@ int32_t sf_choose_reduction(const int32_t size[2], const int32_t resized[2], int
 
 void sf_decoder_init(sf_decoder *d, const struct sf_library *library, enum sf_way way) {
     d->library = library;
-    d->way = way;
+    d->way = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? way : SF_BY_LIBRARY; /* the vectors are of that order */
     d->loops = sf_loops_choose(way == SF_FAST);
     sf_entropy_init(&d->entropy);
     d->scan.idct = sf_idct_choose(way == SF_FAST);
-    d->color.simd = way == SF_FAST && sf_has_avx2();
+    sf_color_init(&d->color, way == SF_FAST);
 }
 
 void sf_decoder_trim(sf_decoder *d) {

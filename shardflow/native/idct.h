@@ -23,6 +23,8 @@ typedef struct {
 /* Transform the blocks of an MCU, and leave zeros in them. */
 typedef void sf_idct(const sf_target *targets, int count, int32_t column, int32_t slot, sf_coefficients *blocks);
 
+extern sf_idct sf_idct_avx2, sf_idct_generic;
+
 sf_idct *sf_idct_choose(bool simd);
 
 #endif

@@ -15,6 +15,7 @@ TESTS = (
     "test_codings.py",
     "test_encoder.py",
     "test_entropy.py",
+    "test_header.py",
     "test_hostile.py",
     "test_seek.py",
     "test_transcoding.py::test_hostile_bytes",

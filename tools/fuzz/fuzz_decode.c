@@ -147,10 +147,16 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned
         LLVMFuzzerMutate(data, CHOICE_BYTES, CHOICE_BYTES);
     } else {
         size = LLVMFuzzerMutate(data, size, most);
-        if (size > CHOICE_BYTES && seed / 16 % 4) size = CHOICE_BYTES + with_new_table(image, size - CHOICE_BYTES, most - CHOICE_BYTES);
+        if (size > CHOICE_BYTES && seed / 16 % 4) {
+            size = CHOICE_BYTES + with_new_table(image, size - CHOICE_BYTES, most - CHOICE_BYTES);
+        }
     }
     table = size > CHOICE_BYTES ? table_of(image, size - CHOICE_BYTES, &bytes) : NULL;
     if (table && seed / 64 % 8) set_sum(table, bytes);
+    if (table && seed / 512 % 4) { /* a table is read for a crop alone, of a batch of one, within wide limits */
+        data[13] = (uint8_t)((data[13] & 0xF8) | 1);
+        data[15] = (uint8_t)((data[15] & 0x83) | 0x60);
+    }
     return size;
 }
 

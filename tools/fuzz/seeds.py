@@ -3,8 +3,8 @@
     python tools/fuzz/seeds.py DIRECTORY
 
 `DIRECTORY/good.jpg` is the image that the others must not change; the corpus is in `DIRECTORY/corpus`. A JPEG that can
-have a seek table comes again with it, with several crops that are worth a table; the kernel in DIRECTORY, built as for the
-fuzzer, has tables of small images. Prints the libjpeg-turbo that the kernel uses.
+have a seek table comes again with it, with several crops that are worth a table; the kernel in DIRECTORY, built as for
+the fuzzer, has tables of small images. Prints the libjpeg-turbo that the kernel uses.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(directory: Path) -> None:
         (corpus / f"seed{number:03}").write_bytes(choice + jpeg)
         if table := decoder.seek_table(jpeg, binding.Limits(*limits(MAX_PIXELS))):
             for copy in range(3):
-                # The table is read for a crop alone, of a batch of one, within wide limits: away from the left or the top.
+                # A table is read for a crop alone, of a batch of one, within wide limits: not one of the upper left.
                 crop = bytearray(rng.randbytes(16))
                 crop[2 + 2 * (copy % 2)] |= 0x80
                 crop[13], crop[15] = crop[13] & 0xF8 | 1, crop[15] & 0x83 | 0x60
