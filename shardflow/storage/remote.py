@@ -28,6 +28,7 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError, StoreError
 
+from .connection import Connection, Fetched, Head
 from .error_mapping import classify
 from .interface import MAX_READ_BYTES, BlobTooLargeError, ListedBlob, Storage, Writer
 from .local_files import map_os_errors, new_file, write_verified
@@ -36,7 +37,7 @@ from .retry import Failure, RetryPolicy
 from .staging import temporary_staging
 from .stores import Rights
 from .transfers import track_transfer
-from .transport import Connection, Fetched, Head, Transport
+from .transport import Transport
 from .urls import RemoteUrl, blob_url, divide_query, query_values
 
 T = TypeVar("T")

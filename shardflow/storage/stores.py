@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from shardflow._imports import import_large
 from shardflow.errors import (
@@ -19,7 +20,10 @@ from shardflow.errors import (
     TransientError,
 )
 
-from .transport import ChangedError, Connection, Transport
+from .connection import ChangedError, Connection
+
+if TYPE_CHECKING:
+    from .transport import Transport
 
 Refusal = tuple[type[ShardflowError], str, str]
 """An error, its message, and what it is the meaning of: codes of answers, HTTP statuses, classes of exceptions (with a

@@ -11,11 +11,11 @@ import pytest
 
 from shardflow.errors import ConfigError, ShardflowError, StoreError
 from shardflow.storage import stores
+from shardflow.storage.connection import ChangedError
 from shardflow.storage.error_mapping import classify
 from shardflow.storage.remote import remote_storage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.stores import STORES, Rights, Store, store_of
-from shardflow.storage.transport import ChangedError
 from tests.storage.test_error_mapping import answer, open_to_all
 
 every_store = pytest.mark.parametrize("store", STORES, ids=lambda store: store.schemes[0])
