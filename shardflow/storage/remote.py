@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.asyn import get_loop
 
+from shardflow._imports import import_large
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError, StoreError
 
 from .connection import Connection, Fetched, Head
@@ -203,7 +204,8 @@ class RemoteStorage:
             piece_bytes=self._piece_bytes,
         )
         try:
-            return url.store.connect(connection)
+            module = import_large(f".{url.store.transport}", __package__)
+            return module.connect(connection)  # type: ignore[no-any-return]
         except ImportError as error:
             remedy = f"pip install {url.store.install}" if url.store.install else f"{error}; install it with pip"
             failure = ConfigError(f"{self}: {url.scheme}:// URLs need another package: {remedy}")

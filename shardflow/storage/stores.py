@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from shardflow._imports import import_large
 from shardflow.errors import (
     AccessDeniedError,
     BucketNotFoundError,
@@ -20,10 +18,7 @@ from shardflow.errors import (
     TransientError,
 )
 
-from .connection import ChangedError, Connection
-
-if TYPE_CHECKING:
-    from .transport import Transport
+from .connection import ChangedError
 
 Refusal = tuple[type[ShardflowError], str, str]
 """An error, its message, and what it is the meaning of: codes of answers, HTTP statuses, classes of exceptions (with a
@@ -37,6 +32,8 @@ _CHANGED = "the blob has changed"
 _LATE = "the server did not answer in time"
 _FAILED = "the connection failed"
 _DAMAGED = "bytes were damaged on the way to the server"
+
+_HARMLESS = "anon config_kwargs endpoint_url profile region_name requester_pays use_ssl verify"
 
 
 class Rights(enum.IntEnum):
@@ -53,10 +50,13 @@ class Store:
 
     Attributes:
         schemes: Of its URLs.
-        transport: The module beside this one whose `connect` returns a transport.
+        transport: The module beside this one whose `connect` returns a transport. It imports the client, which can be
+            large, or missing.
         install: What `pip install` takes for the client; "" where the ImportError says it.
         rights: What can be done with its blobs.
         remedy: Where the blobs can only be read: how to publish them in another way.
+        harmless_options: The storage_options that hold no secrets. All others count as secret: no list of the names of
+            keys is complete.
         credentials: Where its credentials come from.
         anonymous: How to read a public place.
         bucket_alone: Whether a URL begins with the name of a bucket, and has neither user nor query nor fragment.
@@ -71,6 +71,7 @@ class Store:
     install: str = ""
     rights: Rights = Rights.WRITE
     remedy: str = ""
+    harmless_options: frozenset[str] = frozenset(_HARMLESS.split())
     credentials: str = "the credentials in storage_options"
     anonymous: str = "storage_options={'anon': True}"
     bucket_alone: bool = False
@@ -78,11 +79,6 @@ class Store:
     user_is_container: bool = False
     may_be_signed: bool = False
     refusals: tuple[Refusal, ...] = ()
-
-    def connect(self, connection: Connection) -> Transport:
-        """Return a transport; an ImportError where the client is missing."""
-        module = import_large(f".{self.transport}", __package__)  # now, because most clients are large
-        return module.connect(connection)  # type: ignore[no-any-return]
 
 
 STORES = (
