@@ -144,8 +144,8 @@ class RemoteUrl:
                 raise ConfigError(f"{self.shown}: a dataset's URL cannot have a '#' in it; choose a prefix without")
             if not place:
                 raise ConfigError(f"{self.scheme}://: the bucket is missing; expected s3://bucket/prefix")
-        options = _texts(self.options, self.store.harmless_options)
-        self._secrets = _comparable({parts.query, *query_values(parts.query), parts.password or "", *options})
+        texts = _texts(self.options, self.store.harmless_options)
+        self._secrets = _comparable({parts.query, *query_values(parts.query), parts.password or "", *texts})
 
     def __str__(self) -> str:
         return self.shown
