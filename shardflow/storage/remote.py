@@ -103,7 +103,7 @@ class RemoteStorage:
         head, chunks = self._run(self._transport().fetch(name, 0, stop, None))
         stored = head.metadata.get("sha256", "")
         if head.size > most_bytes:
-            raise BlobTooLargeError(self.url(name), head.size, most_bytes, stored)
+            raise BlobTooLargeError.of(self.url(name), head.size, most_bytes, stored)
         with contextlib.closing(self._pieces(name, head, stop)) as pieces:
             data = b"".join([*chunks, *pieces])
         found = hashlib.sha256(data).hexdigest()
