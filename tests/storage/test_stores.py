@@ -48,6 +48,20 @@ def test_a_record_says_what_to_do(store: Store) -> None:
     assert bool(store.remedy) == (store.rights is Rights.READ)
 
 
+def test_the_root_of_a_url() -> None:
+    """A URL begins with a bucket or a host; one of the Hub with a repository, whose kind may be before its name."""
+    for url, root in {
+        "s3://bucket/a/b": "bucket",
+        "https://host:80": "host:80",
+        "unknown://a/b": "a",
+        "hf://me/photos/a/b": "me/photos",
+        "hf://datasets/me/photos/a": "datasets/me/photos",
+        "hf://buckets/me": "buckets/me",
+        "hf://datasets": "datasets",
+    }.items():
+        assert store_of(url).match_root(url.partition("://")[2]) == root
+
+
 def test_a_refusal_means_what_its_own_store_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a code that two stores have, the record of the URL counts; one that it does not know is that of another."""
     own = Store(schemes=("own",), credentials="the badge", refusals=((ConfigError, "check {keys}", "NoSuchBucket"),))
