@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 
 import yarl
 
-from .base_transport import BaseTransport
+from .connection import Answer, Connection, Head
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer, web_file_system
 from .interface import ListedBlob
-from .ranged_read import Answer
 from .retry import with_timeout
-from .transport import Connection, Head
+from .transport import Transport
 
 T = TypeVar("T")
 
@@ -32,7 +31,7 @@ _SCOPE = "https://storage.azure.com/.default"
 _SIGNATURE_S = 3600.0
 
 
-class AzureTransport(BaseTransport):
+class AzureTransport(Transport):
     """The blobs below a prefix of a container; see Transport.
 
     Azure itself removes the blocks of unfinished uploads after a week, and no other upload has their names.

@@ -23,9 +23,9 @@ from shardflow.errors import (
     TransientError,
 )
 
+from .connection import ChangedError
 from .retry import Failure
 from .stores import STORES, Refusal, Store, store_of
-from .transport import ChangedError
 
 _CERTIFICATE = "the certificate is not trusted; check the endpoint URL"
 _ENDPOINT = "the endpoint must be a URL such as https://host:8333; check AWS_ENDPOINT_URL, or endpoint_url"

@@ -17,14 +17,13 @@ import fsspec
 from shardflow._imports import import_large
 from shardflow.errors import IntegrityError, NotFoundError, StoreError, TransientError
 
-from .base_transport import BaseTransport
+from .connection import Answer, Connection, Head, if_found
 from .interface import ListedBlob
-from .ranged_read import Answer
 from .retry import with_timeout
-from .transport import Connection, Head, if_found
+from .transport import Transport
 
 
-class FsspecTransport(BaseTransport):
+class FsspecTransport(Transport):
     """The files below a path of one of fsspec's file systems, which close their connections themselves."""
 
     def __init__(self, connection: Connection, fs: Any, path: str) -> None:

@@ -22,13 +22,12 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import TransientError
 
-from .base_transport import BaseTransport
+from .connection import Answer, Connection, Head
 from .fsspec_transport import file_system
 from .http_answer import RANGE_HEADERS, answer_to, close_session, range_answer
 from .interface import ListedBlob
-from .ranged_read import Answer
 from .retry import with_timeout
-from .transport import Connection, Head
+from .transport import Transport
 
 _CODES = {"bucket does not exist": "NoSuchBucket", "doesn't match calculated": "BadDigest"}
 """What the message of an answer says → the code of the same in S3."""
@@ -48,7 +47,7 @@ class _Client:
         return await session.request(method, url, data=data, headers=self.fs._get_headers(dict(headers)))
 
 
-class GcsTransport(BaseTransport):
+class GcsTransport(Transport):
     """The objects below a prefix of a bucket; see Transport. Each is sent in one request."""
 
     def __init__(self, connection: Connection, fs: Any, path: str) -> None:

@@ -15,11 +15,10 @@ from typing import Any
 
 from shardflow.errors import TransientError
 
+from .connection import Answer, Connection, Fetched, Head
 from .fsspec_transport import FsspecTransport, file_system
 from .http_answer import RANGE_HEADERS, WholeFileError, answer_to, close_session, range_answer
-from .ranged_read import Answer, head_by_range
 from .retry import with_timeout
-from .transport import Connection, Fetched, Head
 
 _WHOLE_FILES = 4  # as many as `sync` transfers at the same time
 
@@ -66,7 +65,7 @@ class HttpTransport(FsspecTransport):
         return Fetched(head, [data[start:stop]])
 
     async def head(self, name: str) -> Head | None:
-        return await head_by_range(self.fetch, name)
+        return await self._head_by_range(name)
 
     async def close(self) -> None:
         await close_session(self._web)

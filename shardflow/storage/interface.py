@@ -35,10 +35,16 @@ class BlobTooLargeError(IntegrityError):
         sha256: With which it was stored; "" if the storage does not tell before it is read.
     """
 
-    def __init__(self, url: str, size: int, most_bytes: int, sha256: str = "") -> None:
+    size = 0
+    sha256 = ""
+
+    @classmethod
+    def of(cls, url: str, size: int, most_bytes: int, sha256: str = "") -> BlobTooLargeError:
+        """Return the error of a blob."""
         message = f"{url} has {size:,} bytes; {most_bytes:,} is the most for such a file"
-        super().__init__(f"{message}; it is damaged, or not shardflow's: restore it")
-        self.size, self.sha256 = size, sha256
+        error = cls(f"{message}; it is damaged, or not shardflow's: restore it")
+        error.size, error.sha256 = size, sha256
+        return error
 
 
 class ListedBlob(NamedTuple):

@@ -46,7 +46,7 @@ class LocalStorage:
         path = self.local_path(name)
         with map_os_errors(path), open(path, "rb") as file:
             if (size := os.fstat(file.fileno()).st_size) > most_bytes:
-                raise BlobTooLargeError(self.url(name), size, most_bytes)
+                raise BlobTooLargeError.of(self.url(name), size, most_bytes)
             return file.read()
 
     def read_tagged(self, name: str) -> tuple[bytes, str]:

@@ -26,8 +26,10 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.asyn import get_loop
 
+from shardflow._imports import import_large
 from shardflow.errors import ConfigError, DeadlineError, IntegrityError, StoreError
 
+from .connection import Connection, Fetched, Head
 from .error_mapping import classify
 from .interface import MAX_READ_BYTES, BlobTooLargeError, ListedBlob, Storage, Writer
 from .local_files import map_os_errors, new_file, write_verified
@@ -36,7 +38,7 @@ from .retry import Failure, RetryPolicy
 from .staging import temporary_staging
 from .stores import Rights
 from .transfers import track_transfer
-from .transport import Connection, Fetched, Head, Transport
+from .transport import Transport
 from .urls import RemoteUrl, blob_url, divide_query, query_values
 
 T = TypeVar("T")
@@ -101,7 +103,7 @@ class RemoteStorage:
         head, chunks = self._run(self._transport().fetch(name, 0, stop, None))
         stored = head.metadata.get("sha256", "")
         if head.size > most_bytes:
-            raise BlobTooLargeError(self.url(name), head.size, most_bytes, stored)
+            raise BlobTooLargeError.of(self.url(name), head.size, most_bytes, stored)
         with contextlib.closing(self._pieces(name, head, stop)) as pieces:
             data = b"".join([*chunks, *pieces])
         found = hashlib.sha256(data).hexdigest()
@@ -202,7 +204,8 @@ class RemoteStorage:
             piece_bytes=self._piece_bytes,
         )
         try:
-            return url.store.connect(connection)
+            module = import_large(f".{url.store.transport}", __package__)
+            return module.connect(connection)  # type: ignore[no-any-return]
         except ImportError as error:
             remedy = f"pip install {url.store.install}" if url.store.install else f"{error}; install it with pip"
             failure = ConfigError(f"{self}: {url.scheme}:// URLs need another package: {remedy}")

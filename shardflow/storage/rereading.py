@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from shardflow.errors import IntegrityError
 
+from .connection import ChangedError
 from .interface import MAX_READ_BYTES, BlobTooLargeError, Storage
 from .retry import Attempts, Failure, RetryPolicy
 from .transfers import pause
-from .transport import ChangedError
 from .wrapper import StorageWrapper
 
 T = TypeVar("T")

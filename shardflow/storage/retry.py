@@ -189,12 +189,6 @@ class Retries:
             outages.warn_if_long(failure.error, since, clock())
             await asyncio.sleep(pause_s)
 
-    def of_range(
-        self, name: str, start: int
-    ) -> Callable[[Callable[[], Awaitable[None]], Callable[[], int]], Awaitable[None]]:
-        """Return what repeats the requests of the bytes from `start`, as `read_range` takes it."""
-        return lambda request, received_bytes: self(request, name, received_bytes, start)
-
 
 async def with_timeout(work: Awaitable[T], timeout_s: float, expected: str) -> T:
     """Wait for a result; after the timeout raise a DeadlineError whose message begins with `expected`."""

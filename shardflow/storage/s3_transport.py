@@ -21,13 +21,12 @@ from fsspec.asyn import get_loop
 
 from shardflow.errors import ConfigError, NotFoundError, ShardflowError, StoreError, TransientError
 
-from .base_transport import BaseTransport, blob_metadata, has_metadata
+from .connection import Answer, ChangedError, Connection, Head, no_bytes, range_size
 from .fsspec_transport import file_system
 from .interface import ListedBlob
 from .local_files import file_sha256
-from .ranged_read import Answer, head_by_range, no_bytes, range_size
 from .retry import with_timeout
-from .transport import ChangedError, Connection, Head
+from .transport import Transport, blob_metadata, has_metadata
 
 LEAST_PART_BYTES = 5 << 20  # S3 accepts smaller parts only as the last one
 _MOST_PARTS = 10_000  # in one upload
@@ -70,7 +69,7 @@ class _Client:
             await self.fs._s3.__aexit__(None, None, None)
 
 
-class S3Transport(BaseTransport):
+class S3Transport(Transport):
     """The objects below a prefix of a bucket; see Transport."""
 
     def __init__(self, connection: Connection, fs: Any, path: str) -> None:
@@ -104,7 +103,7 @@ class S3Transport(BaseTransport):
 
     async def head(self, name: str) -> Head | None:
         # A ranged GET and not a HEAD: only the answer to a GET has a body with the reason of a refusal.
-        return await head_by_range(self.fetch, name)
+        return await self._head_by_range(name)
 
     async def _describe(self, name: str) -> Head:
         answer = await self._call("head_object", name)

@@ -7,9 +7,10 @@ in no record is served by fsspec's general methods.
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
+from typing import cast
 
-from shardflow._imports import import_large
 from shardflow.errors import (
     AccessDeniedError,
     BucketNotFoundError,
@@ -19,7 +20,7 @@ from shardflow.errors import (
     TransientError,
 )
 
-from .transport import ChangedError, Connection, Transport
+from .connection import ChangedError
 
 Refusal = tuple[type[ShardflowError], str, str]
 """An error, its message, and what it is the meaning of: codes of answers, HTTP statuses, classes of exceptions (with a
@@ -33,6 +34,8 @@ _CHANGED = "the blob has changed"
 _LATE = "the server did not answer in time"
 _FAILED = "the connection failed"
 _DAMAGED = "bytes were damaged on the way to the server"
+
+_HARMLESS = "anon config_kwargs endpoint_url profile region_name requester_pays use_ssl verify"
 
 
 class Rights(enum.IntEnum):
@@ -49,14 +52,19 @@ class Store:
 
     Attributes:
         schemes: Of its URLs.
-        transport: The module beside this one whose `connect` returns a transport.
+        transport: The module beside this one whose `connect` returns a transport. It imports the client, which can be
+            large, or missing.
         install: What `pip install` takes for the client; "" where the ImportError says it.
         rights: What can be done with its blobs.
         remedy: Where the blobs can only be read: how to publish them in another way.
+        harmless_options: The storage_options that hold no secrets. All others count as secret: no list of the names of
+            keys is complete.
         credentials: Where its credentials come from.
         anonymous: How to read a public place.
         bucket_alone: Whether a URL begins with the name of a bucket, and has neither user nor query nor fragment.
-        has_query: Whether a URL has a query, which can be a signature; elsewhere a name may hold `?`.
+        root: Regular expression of what a URL names first: a bucket, a host or a repository.
+        has_query: Whether a URL has a query, which can be a signature.
+        keys_may_have_queries: Whether a `?` in a URL that a table names is surely one in the key of an object.
         user_is_container: Whether the name before the `@` of a URL is that of a container.
         may_be_signed: Whether there are signatures in URLs, also in some that the caller did not give: redirections.
         refusals: What its refusals and the exceptions of its client mean; see `error_mapping` for those of all.
@@ -67,18 +75,20 @@ class Store:
     install: str = ""
     rights: Rights = Rights.WRITE
     remedy: str = ""
+    harmless_options: frozenset[str] = frozenset(_HARMLESS.split())
     credentials: str = "the credentials in storage_options"
     anonymous: str = "storage_options={'anon': True}"
     bucket_alone: bool = False
+    root: str = "[^/]*"
     has_query: bool = False
+    keys_may_have_queries: bool = False
     user_is_container: bool = False
     may_be_signed: bool = False
     refusals: tuple[Refusal, ...] = ()
 
-    def connect(self, connection: Connection) -> Transport:
-        """Return a transport; an ImportError where the client is missing."""
-        module = import_large(f".{self.transport}", __package__)  # now, because most clients are large
-        return module.connect(connection)  # type: ignore[no-any-return]
+    def match_root(self, rest: str) -> str:
+        """Return the bucket, host or repository with which a URL begins behind its scheme."""
+        return cast(re.Match[str], re.match(self.root, rest))[0]
 
 
 STORES = (
@@ -90,6 +100,7 @@ STORES = (
         "storage_options)",
         anonymous="storage_options={'anon': True}, for a command FSSPEC_S3='{\"anon\": true}' in the environment",
         bucket_alone=True,
+        keys_may_have_queries=True,
         refusals=(
             (BucketNotFoundError, _NO_BUCKET, "NoSuchBucket"),
             (ChangedError, "the upload is no longer open", "NoSuchUpload"),
@@ -138,6 +149,7 @@ STORES = (
     Store(
         schemes=("gs", "gcs"),
         transport="gcs_transport",
+        keys_may_have_queries=True,
         install="'shardflow[gcs]'",
         rights=Rights.REPLACE,
         credentials="GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': ...}",
@@ -172,6 +184,7 @@ STORES = (
     Store(
         schemes=("hf",),
         transport="hub_transport",
+        root="((buckets|datasets|spaces)/)?[^/]*(/[^/]*)?",
         install="'shardflow[hf]'",
         rights=Rights.READ,
         remedy="upload that in one commit: hf upload REPOSITORY DIRECTORY --repo-type dataset",

@@ -1,78 +1,83 @@
-"""The Transport protocol: the requests that a remote storage makes.
+"""Transports: the requests that a remote storage makes.
 
-The modules named after a kind of store implement it; `fsspec_transport` serves all the others.
+The modules named after a kind of store have its requests; `fsspec_transport` serves all the others. Here they are
+repeated, and their answers treated, in the same way for all.
 """
 
 from __future__ import annotations
 
+import abc
+import asyncio
+import contextlib
+import hashlib
+import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from shardflow.errors import BucketNotFoundError, NotFoundError, StoreError
+from shardflow.errors import (
+    BucketNotFoundError,
+    DatasetExistsError,
+    NotFoundError,
+    ShardflowError,
+    StoreError,
+    TransientError,
+)
 
+from .connection import Answer, ChangedError, Connection, Fetched, Head, if_found
 from .interface import ListedBlob
-
-if TYPE_CHECKING:
-    from .retry import Failure, RetryPolicy
-
-T = TypeVar("T")
+from .retry import Retries, with_timeout
+from .urls import blob_url
 
 
-class ChangedError(StoreError):
-    """The blob is not in the state that the request was conditional on. Never leaves the storage."""
+class Transport(abc.ABC):
+    """Requests for the blobs below one root. Each is repeated until it succeeds or fails permanently.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """The properties of a blob, as the server sends them."""
-
-    size: int  # in bytes
-    tag: str | None = None  # changes with the content; None where the server has none
-    metadata: Mapping[str, str] = field(default_factory=dict)  # of blobs written here to S3 or Azure, `sha256` too
-
-
-class Fetched(NamedTuple):
-    """A range of a blob, in chunks: joining them would be one more copy."""
-
-    head: Head
-    chunks: list[bytes]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """All that a transport is made of.
+    All run on the event loop of the process that created the transport. They raise the project's own errors; the
+    abstract methods, which make one request each, raise those of the client too.
 
     Attributes:
-        url: Of the root, with all that it may hold.
-        shown: The same for messages: without credentials and query.
-        options: The caller's storage_options.
-        classify: Decides about an exception of the client, given the URL that messages name.
-        policy: The limits of waits and retries.
-        piece_bytes: That one request writes, where a file is written in parts.
+        _bucket, _prefix: The first name of the path, and what is before the names of blobs in it.
     """
 
-    url: str
-    shown: str
-    options: Mapping[str, Any]
-    classify: Callable[[Exception, str], Failure]
-    policy: RetryPolicy
-    piece_bytes: int
+    def __init__(self, connection: Connection, path: str) -> None:
+        self._policy = connection.policy
+        self._url = partial(blob_url, connection.shown)
+        self._retry = Retries(connection.classify, connection.policy, connection.blob)
+        self._bucket, _, prefix = path.strip("/").partition("/")
+        self._prefix = f"{prefix}/" if prefix else ""
 
-    def blob(self, name: str) -> str:
-        """Return the URL of a blob with the query that its name may have; the root itself without a name."""
-        return f"{self.shown}/{name}" if name else self.shown
+    @abc.abstractmethod
+    def _ask(self, name: str, start: int, stop: int, tag: str | None) -> AbstractAsyncContextManager[Answer]:
+        """Request a range, if the blob still has the tag; the context closes the body.
 
+        Of a blob that ends at the start or before, the answer is its head and no bytes.
+        """
 
-class Transport(Protocol):
-    """Requests for the blobs below one root. Each is retried until it succeeds or fails permanently.
+    @abc.abstractmethod
+    async def _describe(self, name: str) -> Head:
+        """Return the head of a blob."""
 
-    All run on the event loop of the process that created the transport. They raise the project's own errors.
-    """
+    @abc.abstractmethod
+    async def _send(
+        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
+    ) -> None:
+        """Send a blob with its metadata."""
+
+    @abc.abstractmethod
+    async def _page(self, token: str) -> tuple[dict[str, ListedBlob], str]:
+        """Return a part of the listing, and the token of the next part, "" after the last."""
+
+    @abc.abstractmethod
+    async def _delete(self, name: str) -> None:
+        """Delete a blob."""
 
     async def fetch(self, name: str, start: int, stop: int, head: Head | None) -> Fetched:
-        """Return the bytes from `start` to `stop`, or to the end where that comes first, with the head of the blob.
+        """Return the bytes from `start` to `stop`, or to the end where that comes first, and the head of the answer.
+
+        Several answers, if the connection breaks, whose bytes must be of one version. What has arrived is not requested
+        again.
 
         Args:
             name, start, stop: The blob, its first byte, and the byte after the last.
@@ -82,42 +87,124 @@ class Transport(Protocol):
         Raises:
             ChangedError: The blob was replaced after `head` was received.
         """
-        ...
+        chunks: list[bytes] = []
+        received = 0
+        found: Head | None = None  # in the first answer
+        tag = head.tag if head else None
+
+        async def attempt() -> Head:
+            nonlocal found, tag, stop
+            async with self._ask(name, start + received, stop, tag) as answer:
+                found = found or answer.head
+                tag = tag or found.tag
+                if answer.head.size != found.size:  # where there are no tags
+                    raise ChangedError("the blob has changed")
+                stop = min(stop, found.size)
+                while received < stop - start:
+                    goal = min(stop - start, received + self._policy.window_bytes)
+                    expected = f"expected {goal - received} more bytes of an answer"
+                    await with_timeout(receive(answer, goal), self._policy.window_s, expected)
+                return found
+
+        async def receive(answer: Answer, goal: int) -> None:
+            nonlocal received
+            while received < goal:
+                if not (chunk := await answer.read(goal - received)):
+                    raise TransientError("the body of an answer ended early")
+                chunks.append(chunk)
+                received += len(chunk)
+
+        return Fetched(await self._retry(attempt, name, lambda: received, start), chunks)
 
     async def head(self, name: str) -> Head | None:
         """Return the head of a blob, None if it does not exist."""
-        ...
+        return await if_found(self._retry(lambda: self._describe(name), name))
+
+    async def _head_by_range(self, name: str) -> Head | None:
+        """Return the same from the answer to a request of its first byte."""
+        try:
+            found = await if_found(self.fetch(name, 0, 1, None))
+        except ChangedError:  # it was replaced between two attempts
+            return await self._head_by_range(name)
+        return found.head if found else None
 
     async def put(self, name: str, data: bytes, *, new: bool = False, replaces: str | None = None) -> None:
         """Publish a blob; see `Storage.put`. Of a store without conditional writes, `replaces` is None."""
-        ...
+        metadata = blob_metadata(hashlib.sha256(data).hexdigest())
+        send = partial(self._publish, name, data, metadata, new=new, replaces=replaces)
+        await write(send, lambda: self.head(name), metadata, self._url(name), new=new, replaces=replaces)
+
+    async def _publish(
+        self, name: str, data: bytes, metadata: Mapping[str, str], *, new: bool, replaces: str | None
+    ) -> None:
+        await self._retry(lambda: self._send(name, data, metadata, new=new, replaces=replaces), name)
 
     async def upload(self, name: str, source: Path) -> None:
         """Publish a local file as a blob."""
-        ...
+        await self.put(name, await asyncio.to_thread(source.read_bytes))
 
     async def listing(self) -> dict[str, ListedBlob]:
-        """Return all blobs by name, in any order."""
-        ...
-
-    async def abort_uploads(self, names: Collection[str]) -> None:
-        """Abort the unfinished uploads of these blobs."""
-        ...
+        """Return all blobs below the prefix by name, but for those that stand for folders."""
+        found: dict[str, ListedBlob] = {}
+        token = ""
+        while True:
+            page, token = await self._retry(partial(self._page, token), "")
+            for key, blob in page.items():
+                if key.startswith(self._prefix) and key != self._prefix and not key.endswith("/"):
+                    found[key.removeprefix(self._prefix)] = blob
+            if not token:
+                return found
 
     async def remove(self, name: str) -> None:
         """Delete a blob. A missing one is no error."""
-        ...
+        with contextlib.suppress(NotFoundError):
+            await self._retry(lambda: self._delete(name), name)
 
-    async def close(self) -> None:
+    async def abort_uploads(self, names: Collection[str]) -> None:  # noqa: B027 - most have none
+        """Abort the unfinished uploads of these blobs, where they could become part of a blob."""
+
+    async def close(self) -> None:  # noqa: B027 - some clients close themselves
         """Close the connections."""
-        ...
 
 
-async def if_found(work: Awaitable[T]) -> T | None:
-    """Return what a request returns, None if the blob does not exist; a missing bucket is an error all the same."""
+def blob_metadata(sha256: str) -> dict[str, str]:
+    """Return the metadata of a blob: the SHA-256 of its content, and a mark of the call that wrote it."""
+    return {"sha256": sha256, "writer": secrets.token_hex(8)}
+
+
+async def has_metadata(head: Awaitable[Head | None], metadata: Mapping[str, str]) -> bool:
+    """Return whether a blob is the one with this mark; False too if the store does not answer."""
     try:
-        return await work
-    except BucketNotFoundError:
-        raise
-    except NotFoundError:
-        return None
+        found = await head
+    except ShardflowError:
+        return False
+    return found is not None and found.metadata == metadata
+
+
+async def write(
+    send: Callable[[], Awaitable[object]],
+    head: Callable[[], Awaitable[Head | None]],
+    metadata: Mapping[str, str],
+    url: str,
+    *,
+    new: bool,
+    replaces: str | None,
+) -> None:
+    """Publish a blob by `send`, which repeats its request: done, refused, or done although the answer was lost.
+
+    The request may have succeeded although its answer was lost, and its repetition is refused then. The blob's `head`
+    with the `metadata` of this call tells.
+    """
+    try:
+        await send()
+    except StoreError as error:
+        if await has_metadata(head(), metadata):
+            return
+        is_gone = (
+            replaces is not None and isinstance(error, NotFoundError) and not isinstance(error, BucketNotFoundError)
+        )
+        if not is_gone and not isinstance(error, ChangedError):
+            raise
+        changed = "was changed by another process meanwhile; run the same command again"
+        message = f"{url} {'exists already; nothing is ever overwritten' if new else changed}"
+        raise DatasetExistsError(message) from error.__cause__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
@@ -13,8 +13,6 @@ from shardflow.errors import ConfigError
 
 from .stores import Rights, has_record, store_of
 
-# The storage_options that hold no secrets. All others count as secret: no list of the names of keys is complete.
-_HARMLESS = {"anon", "config_kwargs", "endpoint_url", "profile", "region_name", "requester_pays", "use_ssl", "verify"}
 _LEAST_SECRET_CHARACTERS = 4  # shorter texts occur in any message by chance
 _QUOTINGS = 4  # of one text, each within the other, that are undone
 _MOST_SECRET_CHARACTERS = 16  # that are compared: an answer may be cut off within a secret
@@ -138,14 +136,16 @@ class RemoteUrl:
             raise ConfigError(f"{text}: this is not a URL; expected one such as s3://bucket/prefix")
         self.store = store_of(url)
         self.shown = shown_url(url)
-        if self.store.bucket_alone and (parts.query or "@" in parts.netloc):
-            raise ConfigError(f"{self.shown}: credentials and queries belong in storage_options, not in a bucket's URL")
-        if self.store.bucket_alone and "#" in url:
-            raise ConfigError(f"{self.shown}: a dataset's URL cannot have a '#' in it; choose a prefix without")
-        texts = {parts.query, *query_values(parts.query), parts.password or "", *_texts(self.options)}
-        if self.store.bucket_alone and not place:
-            raise ConfigError(f"{self.scheme}://: the bucket is missing; expected s3://bucket/prefix")
-        self._secrets = _comparable(texts)
+        if self.store.bucket_alone:
+            if parts.query or "@" in parts.netloc:
+                remedy = "credentials and queries belong in storage_options, not in a bucket's URL"
+                raise ConfigError(f"{self.shown}: {remedy}")
+            if "#" in url:
+                raise ConfigError(f"{self.shown}: a dataset's URL cannot have a '#' in it; choose a prefix without")
+            if not place:
+                raise ConfigError(f"{self.scheme}://: the bucket is missing; expected s3://bucket/prefix")
+        texts = _texts(self.options, self.store.harmless_options)
+        self._secrets = _comparable({parts.query, *query_values(parts.query), parts.password or "", *texts})
 
     def __str__(self) -> str:
         return self.shown
@@ -158,7 +158,8 @@ class RemoteUrl:
 
     def without_secrets(self) -> RemoteUrl:
         """Return the URL and the options without any that may be secret."""
-        kept = {name: value for name, value in self.options.items() if name in _HARMLESS and not _suspicious(value)}
+        harmless = self.store.harmless_options
+        kept = {name: value for name, value in self.options.items() if name in harmless and not _suspicious(value)}
         return RemoteUrl(self.shown, kept)
 
     def holds_secrets(self) -> bool:
@@ -205,14 +206,14 @@ def _plain(text: str) -> str:
     return "".join(filter(str.isalnum, text)).casefold()
 
 
-def _texts(value: object) -> Iterator[str]:
+def _texts(value: object, harmless: Container[str]) -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            if name not in _HARMLESS or _suspicious(inner):
-                yield from _texts(inner)
+            if name not in harmless or _suspicious(inner):
+                yield from _texts(inner, harmless)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _texts(inner)
+            yield from _texts(inner, harmless)
     elif isinstance(value, str):
         yield value
         yield from re.findall(r"(?:AccountKey|SharedAccessSignature)=([^;]+)", value)  # of Azure's connection string

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import pickle
 import random
 import re
 import threading
@@ -17,7 +18,7 @@ import pytest
 from shardflow.errors import DatasetExistsError, IntegrityError, NotFoundError, StoreError
 from shardflow.storage.cache import Cache
 from shardflow.storage.cached import CachedStorage
-from shardflow.storage.interface import Storage
+from shardflow.storage.interface import BlobTooLargeError, Storage
 from shardflow.storage.local import LocalStorage
 from shardflow.storage.remote import PIECE_BYTES, RemoteStorage, remote_storage
 from shardflow.storage.rereading import RereadingStorage
@@ -151,6 +152,18 @@ def test_a_listing_of_two_pages(storage: Storage, page: int) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: storage.put(name, b"1"), sorted(names)))
     assert storage.listing().keys() == names
+
+
+@pytest.mark.parametrize("name", ["b", TAR])
+def test_a_blob_that_is_too_large_is_not_read(storage: Storage, name: str) -> None:
+    """A limit is the most that is returned; the error of a larger blob says its size, also in another process."""
+    storage.put(name, b"12345")
+    assert storage.read(name, most_bytes=5) == b"12345"
+    with pytest.raises(BlobTooLargeError, match=r"has 5 bytes; 4 is the most") as caught:
+        storage.read(name, most_bytes=4)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.size, again.sha256, str(again)) == (5, caught.value.sha256, str(caught.value))
+    assert again.sha256 in ("", hashlib.sha256(b"12345").hexdigest())
 
 
 @pytest.mark.parametrize("name", ["b", TAR])

@@ -21,8 +21,8 @@ from shardflow.errors import (
     StoreError,
     TransientError,
 )
+from shardflow.storage.connection import ChangedError
 from shardflow.storage.error_mapping import AnswerError, classify
-from shardflow.storage.transport import ChangedError
 
 URL = "s3://bucket/train/000000.tar"
 REFUSED = "the server refused with 418; see its documentation"

@@ -11,11 +11,11 @@ import pytest
 
 from shardflow.errors import ConfigError, ShardflowError, StoreError
 from shardflow.storage import stores
+from shardflow.storage.connection import ChangedError
 from shardflow.storage.error_mapping import classify
 from shardflow.storage.remote import remote_storage
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.stores import STORES, Rights, Store, store_of
-from shardflow.storage.transport import ChangedError
 from tests.storage.test_error_mapping import answer, open_to_all
 
 every_store = pytest.mark.parametrize("store", STORES, ids=lambda store: store.schemes[0])
@@ -46,6 +46,20 @@ def test_a_record_says_what_to_do(store: Store) -> None:
     keys = [name for _, _, names in store.refusals for name in names.split()]
     assert len(keys) == len(set(keys))
     assert bool(store.remedy) == (store.rights is Rights.READ)
+
+
+def test_the_root_of_a_url() -> None:
+    """A URL begins with a bucket or a host; one of the Hub with a repository, whose kind may be before its name."""
+    for url, root in {
+        "s3://bucket/a/b": "bucket",
+        "https://host:80": "host:80",
+        "unknown://a/b": "a",
+        "hf://me/photos/a/b": "me/photos",
+        "hf://datasets/me/photos/a": "datasets/me/photos",
+        "hf://buckets/me": "buckets/me",
+        "hf://datasets": "datasets",
+    }.items():
+        assert store_of(url).match_root(url.partition("://")[2]) == root
 
 
 def test_a_refusal_means_what_its_own_store_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,13 +30,13 @@ from shardflow.formats.roots import SCHEMES
 from shardflow.storage.file_names import is_below, name_bytes, path_of
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
+from shardflow.storage.stores import store_of
 from shardflow.storage.urls import divide_query, is_remote, public_host, shown_url, strip_file_scheme, url_text
 
 from .items import Item, identity_of
 
 MAX_INPUT_BYTES = 1 << 30
 
-_KINDS_OF_REPOSITORIES = ("buckets", "datasets", "spaces")  # of the Hugging Face Hub
 _QUERY = re.compile(r"\?\S*")
 
 
@@ -186,9 +186,8 @@ def split_url(url: str) -> tuple[str, str]:
     """Return the root of a URL, such as its bucket, its host or its repository, and the name below it."""
     place, query = divide_query(url)
     scheme, _, rest = place.partition("://")
-    parts = rest.split("/")
-    segments = 1 if scheme != "hf" else 3 if parts[0] in _KINDS_OF_REPOSITORIES else 2
-    return f"{scheme}://{'/'.join(parts[:segments])}", "/".join(parts[segments:]) + query
+    root = store_of(place).match_root(rest)
+    return f"{scheme}://{root}", rest[len(root) + 1 :] + query
 
 
 def public_name(place: str) -> str:
@@ -196,7 +195,7 @@ def public_name(place: str) -> str:
     if "://" not in place:
         return place
     scheme, _, rest = place.partition("://")
-    if scheme not in ("s3", "gs"):
+    if not store_of(place).keys_may_have_queries:
         if "::" in rest:
             return shown_url(place)
         rest = rest.partition("?")[0]
