@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardflow.errors import IntegrityError, ShardIndexError, TarError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import MAX_SAMPLE_BYTES, Shard
 from shardflow.formats.shard_index import Index
 from shardflow.formats.tar_samples import split_member_name
 from shardflow.storage.storage import MAX_READ_BYTES, Storage
@@ -23,9 +23,6 @@ from .sample import Sample
 Row = tuple[int, bytes, int, int, int, int, int]
 """A row of the index as a plain tuple: record, part, offset, size, CRC-32, width, height."""
 
-
-MAX_SAMPLE_BYTES = 1 << 29
-"""The most bytes that the parts of a sample may have: an index can claim terabytes, and a sparse tar can have them."""
 
 _MAX_KEY_BYTES = 1 << 20
 

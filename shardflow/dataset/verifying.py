@@ -22,6 +22,7 @@ from shardflow.formats.labels import LABEL_PARTS, parse_labels
 from shardflow.formats.manifest import Manifest, PackedTables
 from shardflow.formats.shard import MAX_BYTES, Shard
 from shardflow.formats.shard_index import Index
+from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.storage.storage import Storage
 
 from .dataset import Dataset
@@ -129,7 +130,7 @@ def _verify(
             yield from _verify_records(index, shard, tar, expected)
         return
     try:
-        rebuilt, keys = shard_index.build(tar)
+        rebuilt, keys = shard_index.build(TarInMemory(tar))
     except FormatError as error:
         yield Finding(shard.name, str(error))
         if index is not None and not index_findings and len(tar) == shard.bytes:

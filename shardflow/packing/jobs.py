@@ -169,13 +169,13 @@ class Piece:
             found = self._read(ordinal, item, read)
             sizes.append(len(found.image) if isinstance(found, Input) else -1)
             contents.append(content_digits(found, item.label) if isinstance(found, Input) else UNREAD)
-            outcome = self._process(item, found) if isinstance(found, Input) else found
+            outcome = self._process(ordinal, item, found) if isinstance(found, Input) else found
             if isinstance(outcome, Quarantined):
                 quarantined.append(outcome)
                 bad_ordinals.append(ordinal)
                 continue
-            image, beside = outcome
-            members.append(shard_writer.sample(f"{ordinal:09d}", {image.part: image.image, **beside.parts}))
+            sample, image, beside = outcome
+            members.append(sample)
             sources.append(item.path)
             pixels += image.pixels
             image.count_in(statistics, item.label, beside.counts)
@@ -219,13 +219,14 @@ class Piece:
         except SampleError as error:
             return Quarantined(item.path, "read", str(error))
 
-    def _process(self, item: Item, found: Input) -> tuple[EncodedImage, SampleParts] | Quarantined:
+    def _process(self, ordinal: int, item: Item, found: Input) -> tuple[bytes, EncodedImage, SampleParts] | Quarantined:
         job = self.job
         most = job.recipe.max_pixels
         try:
             image = job.recipe.process(found.image)
             check_size(found.size, image.geometry)
-            return image, transform_parts(found.parts, item.label, image.geometry, job.annotations, max_pixels=most)
+            beside = transform_parts(found.parts, item.label, image.geometry, job.annotations, max_pixels=most)
+            return shard_writer.sample(f"{ordinal:09d}", {image.part: image.image, **beside.parts}), image, beside
         except SampleError as error:
             stages = {DecodeError: "decode", EncodeError: "encode", TooLargeError: "decode"}
             return Quarantined(item.path, stages.get(type(error), "read"), str(error))

@@ -25,6 +25,7 @@ from shardflow.errors import FormatError, IntegrityError, NotFoundError, Shardfl
 from shardflow.formats import shard_index
 from shardflow.formats.receipt import InputRecord, Receipt, from_bytes
 from shardflow.formats.shard import MAX_BYTES, Shard
+from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.storage.local_files import file_sha256
 from shardflow.storage.staging import temporary_staging
 from shardflow.storage.storage import Storage
@@ -228,7 +229,7 @@ def _repair_shard(storage: Storage, shard: Shard, repair_source: RepairSource | 
                 raise NotFoundError(f"{shard.name} is lost; name a copy of the dataset, or what it was packed from")
             repair_source(shard, path)
             tar = path.read_bytes()
-        rebuilt = shard_index.rebuild(memoryview(tar), shard.index_sha256)
+        rebuilt = shard_index.rebuild(TarInMemory(tar), shard.index_sha256)
         if path.exists():
             storage.upload(shard.name, path)
             repaired.append(shard.name)

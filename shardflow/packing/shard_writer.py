@@ -7,14 +7,16 @@ is their concatenation, so several processes can work on it, and its bytes do no
 from __future__ import annotations
 
 import hashlib
-import mmap
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardflow.errors import IntegrityError
+from shardflow.dataset.tar_file import of_descriptor
+from shardflow.errors import EncodeError, IntegrityError
 from shardflow.formats import shard_index, ustar
+from shardflow.formats.shard import MAX_SAMPLE_BYTES
+from shardflow.storage.local_files import file_sha256
 
 _CHUNK_BYTES = 1 << 20
 
@@ -39,11 +41,18 @@ class Assembled:
 
 
 def sample(key: str, parts: Mapping[str, bytes]) -> bytes:
-    """Return the members of one sample as they are in a tar, sorted by name."""
+    """Return the members of one sample as they are in a tar, sorted by name.
+
+    Raises:
+        EncodeError: They have more bytes than a sample may have.
+    """
     blocks: list[bytes] = []
     for part in sorted(parts):
         payload = parts[part]
         blocks += [ustar.header(f"{key}.{part}", len(payload)), payload, bytes(ustar.padding(len(payload)))]
+    if (total := sum(map(len, blocks))) > MAX_SAMPLE_BYTES:
+        most = f"{MAX_SAMPLE_BYTES:,} is the most for a sample"
+        raise EncodeError(f"its parts have {total:,} bytes; {most}: leave some out, or make the image smaller")
     return b"".join(blocks)
 
 
@@ -63,14 +72,10 @@ def assemble(target: Path, pieces: Sequence[tuple[Path, Fragment]]) -> Assembled
                 raise IntegrityError(f"{path} does not hold what was written to it; check the disk")
         digest.update(ustar.END)
         size += tar.write(ustar.END)
-    with open(target, "rb") as written, mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        view = memoryview(mapped)
-        try:
-            if hashlib.sha256(view).digest() != digest.digest():
-                raise IntegrityError(f"{target} does not hold what was written to it; check the disk")
-            index, keys = shard_index.build(view)
-        finally:
-            view.release()
+    if file_sha256(target) != digest.hexdigest():
+        raise IntegrityError(f"{target} does not hold what was written to it; check the disk")
+    with open(target, "rb") as written:
+        index, keys = shard_index.build(of_descriptor(written.fileno(), str(target)))
     if len(keys) != sum(fragment.samples for _, fragment in pieces):
         raise IntegrityError(f"{target} has {len(keys)} samples, {[f.samples for _, f in pieces]} were written")
     return Assembled(size=size, sha256=digest.hexdigest(), index=shard_index.to_bytes(index))

@@ -37,7 +37,7 @@ from shardflow.storage.urls import (
 
 from .items import Draft, Drafts, encode_more, identity_of
 from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels
-from .reader import MOST_SOURCE_BYTES, Reader, is_place, place_state, public_name, refusal
+from .reader import Reader, is_place, place_state, public_name, refusal
 from .sample_adapter import MASK_PART, to_json
 from .source import Source
 
@@ -47,6 +47,9 @@ Row: TypeAlias = "dict[str, Any]"
 
 IMAGE_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file", "url", "image_url")
 """Default columns of the images: the first of these that the table has."""
+
+MAX_TABLE_BYTES = 1 << 30
+"""Longest table that is read."""
 
 _LIKE_LABEL = ("label", "labels", "class", "class_name", "category", "target")
 _LIKE_SPLIT = ("split", "set", "subset")
@@ -107,9 +110,7 @@ class Table:
         storage = open_storage(base, remote_options(base, self.storage_options))
         name = name if is_remote(base) else name_of(name)
         unused: list[str] = []
-        drafts = Drafts.of(
-            self._drafts(_read_rows(storage.read(name, most_bytes=MOST_SOURCE_BYTES), name), base, unused)
-        )
+        drafts = Drafts.of(self._drafts(_read_rows(storage.read(name, most_bytes=MAX_TABLE_BYTES), name), base, unused))
         if not drafts:
             raise ConfigError(f"{self} has no rows")
         if name.lower().endswith(_TEXT_TABLES) and all(
