@@ -60,7 +60,7 @@ class TarFile:
             StoreError: It cannot be read, or has become shorter since it was opened.
         """
         stop = min(offset + size, self.size)
-        if stop <= offset:
+        if not 0 <= offset < stop:
             return memoryview(b"")
         if self._pool is None and self._digest is None:
             return memoryview(self._read(offset, stop))

@@ -17,7 +17,7 @@ class TarBytes(Protocol):
         ...
 
     def read(self, offset: int, size: int) -> memoryview:
-        """Return `size` bytes from an offset on, fewer where the tar ends before.
+        """Return `size` bytes from an offset on, fewer where the tar ends before; none before its start.
 
         Memory is taken for these bytes: the caller checks a size that comes from a header.
         """
@@ -33,7 +33,7 @@ class TarInMemory:
 
     def read(self, offset: int, size: int) -> memoryview:
         """Return `size` bytes from an offset on, fewer where the tar ends before."""
-        return self._data[offset : offset + size]
+        return self._data[offset : offset + size] if offset >= 0 else self._data[:0]
 
 
 def first_nonzero(tar: TarBytes, offset: int) -> int | None:
