@@ -1,8 +1,7 @@
 """The receipt: the outcome of one finished job of `pack`. A resume knows by it that the job is finished.
 
 It names every input of the job and its outcome. Two runs over the same content write the same receipts, but for
-`identities`: they tell without reading an input that it is still the same file. Receipts of version 1, which have the
-names of the inputs and no more, are still read.
+`identities`: they tell without reading an input that it is still the same file.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ VERSION = 2
 UNREAD = "0" * 16
 """The content of an input that could not be read."""
 
-_ADDED_IN_2 = ("contents", "identities", "sizes")
-
 
 class InputRecord(NamedTuple):
-    """What a receipt of version 2 says of one input.
+    """What a receipt says of one input.
 
     Attributes:
         size: Bytes of the image; -1 where it could not be read.
@@ -57,8 +54,7 @@ class Receipt(JsonObject):
         statistics: Counts over the packed images.
         shard: The shard's entry in the manifest; None where every input was quarantined.
         index_bytes: Size of the index.
-        sizes: Bytes of the image of each input, in the order of the job; -1 where it could not be read. None, as the
-            two below, in a receipt of version 1.
+        sizes: Bytes of the image of each input, in the order of the job; -1 where it could not be read.
         contents, identities: 16 hexadecimal digits for each input in that order, see `InputRecord`.
     """
 
@@ -83,9 +79,9 @@ class Receipt(JsonObject):
         )
     )
     index_bytes: int
-    sizes: tuple[int, ...] | None = field(default=None, metadata=entry(write=list, read=tuple, optional=True))
-    contents: str | None = field(default=None, metadata=entry(optional=True))
-    identities: str | None = field(default=None, metadata=entry(optional=True))
+    sizes: tuple[int, ...] = field(metadata=entry(write=list, read=tuple))
+    contents: str
+    identities: str
 
     def inputs(self) -> list[str]:
         """Return the paths of all inputs in the job's order."""
@@ -96,17 +92,14 @@ class Receipt(JsonObject):
         except StopIteration:
             raise FormatError("not a receipt: its inputs do not add up") from None
 
-    def record(self, slot: int) -> InputRecord | None:
-        """Return what is known of an input by its number in the order of `inputs`; None in a receipt of version 1."""
-        if self.sizes is None or self.contents is None or self.identities is None:
-            return None
+    def record(self, slot: int) -> InputRecord:
+        """Return what is known of an input by its number in the order of `inputs`."""
         place = slice(16 * slot, 16 * slot + 16)
         return InputRecord(self.sizes[slot], self.contents[place], self.identities[place], slot not in self.skipped)
 
     def to_bytes(self) -> bytes:
         """Return the contents of the file."""
-        version = 1 if self.sizes is None else VERSION
-        return json.dumps({"version": version, **self.to_json()}, sort_keys=True, indent=1).encode() + b"\n"
+        return json.dumps({"version": VERSION, **self.to_json()}, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def from_bytes(data: bytes) -> Receipt:
@@ -117,13 +110,10 @@ def from_bytes(data: bytes) -> Receipt:
     """
     try:
         content: dict[str, Any] = json.loads(data)
-        if (version := content.pop("version")) not in (1, VERSION):
-            raise FormatError(f"a receipt of version {version}, expected {VERSION} or 1")
+        if (version := content.pop("version")) != VERSION:
+            raise FormatError(f"a receipt of version {version}, expected {VERSION}")
         receipt = Receipt.from_json(content)
-        if version != 1:
-            _check_records(receipt)
-        elif present := [name for name in _ADDED_IN_2 if name in content]:
-            raise FormatError(f"not a receipt: one of version 1 has no {present[0]}")
+        _check_records(receipt)
         return receipt
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"not a receipt: {error}") from error
@@ -132,7 +122,7 @@ def from_bytes(data: bytes) -> Receipt:
 def _check_records(receipt: Receipt) -> None:
     count = len(receipt.sources) + len(receipt.quarantined)
     digits = re.compile(rf"[0-9a-f]{{{16 * count}}}")
-    if receipt.sizes is None or len(receipt.sizes) != count or not all(type(size) is int for size in receipt.sizes):
+    if len(receipt.sizes) != count or not all(type(size) is int for size in receipt.sizes):
         raise FormatError(f"not a receipt: expected sizes of {count} inputs")
     for name, value in (("contents", receipt.contents), ("identities", receipt.identities)):
         if not isinstance(value, str) or not digits.fullmatch(value):

@@ -7,7 +7,6 @@ further files are written, which no reader looks at: shards of the next numbers,
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,8 +41,6 @@ from .sources.items import Items
 from .sources.labelling import append_classes
 from .sources.resolve import list_source, shared_options
 from .sources.source import Source
-
-logger = logging.getLogger(__name__)
 
 ON_CONFLICT = ("error", "add", "skip")
 
@@ -207,7 +204,7 @@ class Extension:
     @property
     def known(self) -> int:
         """Number of inputs that the dataset has."""
-        return sum(int(np.isin(states, (State.KNOWN, State.UNCHECKED)).sum()) for states in self.states.values())
+        return sum(int((states == State.KNOWN).sum()) for states in self.states.values())
 
     @property
     def conflicting(self) -> Sequence[str]:
@@ -276,12 +273,6 @@ def plan_extension(source: Source, dataset: Dataset) -> Extension:
     if len(skipped) != old.skipped:
         message = f"{storage} lacks its quarantine, which names the {old.skipped} images that were skipped"
         raise NotFoundError(f"{message}; restore it from where it was packed")
-    if unchecked := sum(int((found == State.UNCHECKED).sum()) for found in states.values()):
-        logger.warning(
-            "%d inputs were packed by an older shardflow, which recorded their names alone: whether they have changed "
-            "since could not be compared",
-            unchecked,
-        )
     return Extension(
         old=old,
         sharding=sharding,

@@ -33,8 +33,7 @@ class State(enum.IntEnum):
     NEW = 0  # none has its path, or none that could be packed
     KNOWN = 1  # it is in the dataset
     CHANGED = 2  # one with its path is in the dataset, with another content
-    UNCHECKED = 3  # one with its path is in the dataset; an older shardflow recorded no content
-    UNSURE = 4  # only its content can tell
+    UNSURE = 3  # only its content can tell
 
 
 class KnownInputs:
@@ -55,13 +54,13 @@ class KnownInputs:
                     self._numbers[path] = number
                 number += 1
 
-    def named(self, path: str) -> list[InputRecord | None]:
-        """Return what is known of each input with a path; None where a receipt has no more than the path."""
+    def named(self, path: str) -> list[InputRecord]:
+        """Return what is known of each input with a path."""
         if path not in self._numbers:
             return []
         return [self._record(number) for number in (self._numbers[path], *self._more.get(path, ()))]
 
-    def _record(self, number: int) -> InputRecord | None:
+    def _record(self, number: int) -> InputRecord:
         receipt = bisect.bisect_right(self._firsts, number) - 1
         return self._receipts[receipt].record(number - self._firsts[receipt])
 
@@ -84,28 +83,26 @@ def is_same(item: Item, record: InputRecord, reader: Reader) -> bool:
     return item.size in (-1, record.size) and record.content == _content(item, reader)
 
 
-def _state(item: Item, records: Sequence[InputRecord | None]) -> State:
+def _state(item: Item, records: Sequence[InputRecord]) -> State:
     if not records:
         return State.NEW
     identity = identity_digits(item)
-    if any(record is not None and record.identity == identity for record in records):
+    if any(record.identity == identity for record in records):
         return State.KNOWN
-    if any(record is not None and record.size >= 0 and item.size in (-1, record.size) for record in records):
+    if any(record.size >= 0 and item.size in (-1, record.size) for record in records):
         return State.UNSURE
     return _state_of_other(records)
 
 
 def _state_by_content(item: Item, known: KnownInputs, reader: Reader) -> State:
     records, content = known.named(item.path), _content(item, reader)
-    same = any(record is not None and record.content == content for record in records)
+    same = any(record.content == content for record in records)
     return State.KNOWN if same else _state_of_other(records)
 
 
-def _state_of_other(records: Sequence[InputRecord | None]) -> State:
-    """Return the state of an input that is none of those of which more than the path is known."""
-    if None in records:
-        return State.UNCHECKED
-    return State.CHANGED if any(record is not None and record.is_packed for record in records) else State.NEW
+def _state_of_other(records: Sequence[InputRecord]) -> State:
+    """Return the state of an input that is none of those with its path."""
+    return State.CHANGED if any(record.is_packed for record in records) else State.NEW
 
 
 def _content(item: Item, reader: Reader) -> str:

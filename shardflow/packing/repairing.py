@@ -200,22 +200,18 @@ class _Repacker:
             chosen.append(found[0] if len(found) == 1 else self._row(items, found, receipt.record(slot), shard))
         return items.take(np.array(chosen, dtype=np.int64))
 
-    def _row(self, items: Items, rows: Sequence[int], record: InputRecord | None, shard: Shard) -> int:
+    def _row(self, items: Items, rows: Sequence[int], record: InputRecord, shard: Shard) -> int:
         """Return which of several items with the same path a shard was packed from."""
         for row in rows:
-            if record is not None and is_same(items[row], record, self._source.reader):
+            if is_same(items[row], record, self._source.reader):
                 return row
         found = f"the source has {len(rows)} inputs {items[rows[0]].path!r}"
-        if record is None:
-            message = f"{found}, and no receipt says from which of them {shard.name} was packed; repair it from a copy"
-            raise IntegrityError(message)
         raise IntegrityError(f"{found}, and {shard.name} was packed from none of them")
 
 
 def _changed_inputs(before: Receipt, after: Receipt) -> list[str]:
-    """Return the paths of the inputs whose content differs in two receipts; none where the first is of version 1."""
-    records = ((before.record(slot), after.record(slot)) for slot in range(len(before.inputs())))
-    differ = [old is not None and new is not None and old.content != new.content for old, new in records]
+    """Return the paths of the inputs whose content differs in two receipts of the same inputs."""
+    differ = [before.record(slot).content != after.record(slot).content for slot in range(len(before.inputs()))]
     return list(itertools.compress(before.inputs(), differ))
 
 

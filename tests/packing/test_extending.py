@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from shardflow.errors import (
 )
 from shardflow.formats.manifest import Manifest, from_bytes, kept_name
 from shardflow.formats.quarantine import version_name
-from shardflow.formats.receipt import from_bytes as receipt_from_bytes
 from shardflow.packing.dry_run import count_extension
 from shardflow.packing.sources.labelling import append_classes
 from shardflow.packing.sources.reader import Reader
@@ -234,18 +232,6 @@ def test_other_labels_and_captions(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(f"path,label,text\n3.bmp,c,three\n{rows}")
     write_tree(tmp_path, {"3.bmp": bitmap(3)})
     assert sf.extend(table, tmp_path / "dst", executor="serial").packed == 1
-
-
-def test_old_receipts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where receipts of version 1 have only names, known names are known, and one warning says what that means."""
-    dst, src = _cameras(tmp_path)
-    for path in dst.glob("*/*.json"):
-        receipt = receipt_from_bytes(path.read_bytes())
-        path.write_bytes(replace(receipt, sizes=None, contents=None, identities=None).to_bytes())
-    report = sf.extend(src, dst, executor="serial")
-    assert (report.known, report.conflicting, report.inputs) == (4, 0, 1)
-    (warning,) = caplog.records
-    assert "4 inputs were packed by an older shardflow" in warning.getMessage()
 
 
 def test_dry_run(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, ma
 from shardflow.storage.urls import is_remote, join_name
 from shardflow.storage.virtual import root_url, virtual_storage
 
-from .items import Draft, Drafts, encode_more, identity_of
-from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels, refuse_renumbering
+from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
+from .labelling import NUMBER, SplitLabel, number_labels, refuse_renumbering, unlabelled_input
 from .reader import Reader, file_state, too_many_bytes
 from .source import Source
 
@@ -85,14 +85,14 @@ class Shards:
     def _list_dataset(self, storage: Storage, url: str, reader: Reader) -> Source:
         dataset = manifest.from_bytes(storage.read(manifest.FILE_NAME))
         tars = virtual_storage(storage, url, dataset.roots, self.storage_options)
-        drafts = Drafts.of(
-            draft
+        unlabelled = UnlabelledInputs.of(
+            each
             for split, shards in dataset.splits.items()
             for shard in shards
-            for draft in _indexed_samples(tars, shard, split, _place(url, dataset, shard))
+            for each in _indexed_samples(tars, shard, split, _place(url, dataset, shard))
         )
         if self.classes is None:
-            source = number_labels(drafts, dataset.classes, storage, reader)
+            source = number_labels(unlabelled, dataset.classes, storage, reader)
             return replace(source, annotations=dataset.annotations)
         names: dict[Any, Any] = dict(enumerate(dataset.classes or ()))
 
@@ -100,7 +100,7 @@ class Shards:
             several: tuple[Any, ...] | None = label if isinstance(label, tuple) else None
             return names.get(label, label) if several is None else tuple(names.get(one, one) for one in several)
 
-        source = number_labels(drafts.rekeyed(lambda key: (key[0], name(key[1]))), self.classes, storage, reader)
+        source = number_labels(unlabelled.rekeyed(lambda key: (key[0], name(key[1]))), self.classes, storage, reader)
         numbers = {name: number for number, name in enumerate(source.classes or ())}
         moved = {number: numbers[name] for number, name in names.items() if name in numbers}
         refuse_renumbering(dataset.annotations, moved, "--classes")
@@ -109,15 +109,15 @@ class Shards:
     def _list_tars(self, storage: Storage, reader: Reader, tags: Mapping[str, str]) -> Source:
         folders = {name.partition("/")[0].lower() if "/" in name else "" for name in tags}
         in_splits = folders <= {*SPLITS}
-        drafts = Drafts.of(
-            draft
+        unlabelled = UnlabelledInputs.of(
+            each
             for name, tag in tags.items()
-            for draft in _tar_samples(storage, name, tag, name.partition("/")[0].lower() if in_splits else "train")
+            for each in _tar_samples(storage, name, tag, name.partition("/")[0].lower() if in_splits else "train")
         )
-        if not drafts:
+        if not unlabelled:
             message = f"{storage}: no sample in {plural(len(tags), 'tar')}, such as {next(iter(tags))!r}"
             raise ConfigError(f"{message}; a sample is files that begin alike, one of them an image: 17.jpg, 17.cls")
-        return number_labels(drafts, self.classes, storage, reader)
+        return number_labels(unlabelled, self.classes, storage, reader)
 
 
 def _is_dataset(storage: Storage) -> bool:
@@ -150,7 +150,7 @@ def _matching(storage: Storage, pattern: str) -> dict[str, str]:
     return {name: found[name] for name in sorted(found, key=name_bytes)}
 
 
-def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[Draft[SplitLabel]]:
+def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[UnlabelledInput[SplitLabel]]:
     """Yield the samples of a tar."""
     local = storage.local_path(name)
     identity = file_state(local)[1] if local is not None else identity_of(tag) if tag else 0
@@ -158,13 +158,13 @@ def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[
         for sample in read_samples(tar):
             path = f"{name}/{sample.key}" if sample.key else name
             if sample.problem:
-                yield labelled_draft(split, None, path, -1, identity, encode_more(bad=sample.problem))
+                yield unlabelled_input(split, None, path, -1, identity, encode_more(bad=sample.problem))
                 continue
             locations = {
                 part: [name, *span, *([crc32(tar, *span)] if local is None else [])]
                 for part, span in sample.parts.items()
             }
-            yield _draft(tar, split, path, locations, identity)
+            yield _unlabelled_input(tar, split, path, locations, identity)
 
 
 def _place(url: str, dataset: manifest.Manifest, shard: Shard) -> str:
@@ -176,7 +176,7 @@ def _place(url: str, dataset: manifest.Manifest, shard: Shard) -> str:
     return join_name(root_url(url, root) if is_remote(url) else root.url, path)
 
 
-def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> Iterator[Draft[SplitLabel]]:
+def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> Iterator[UnlabelledInput[SplitLabel]]:
     """Yield the samples of a shard of a dataset, whose tar is at a place."""
     index: shard_index.Index | None
     try:
@@ -190,7 +190,7 @@ def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> 
         rows = (shard_index.Row(*row) for row in index[index["part"] != shard_index.KEY_PART].tolist())
         for record, parts in itertools.groupby(rows, key=lambda row: row.record):
             locations = {row.part.decode(): [place, row.offset, row.size, row.crc32] for row in parts}
-            yield _draft(tar, split, f"{shard.name}#{record}", locations, 0, own=True)
+            yield _unlabelled_input(tar, split, f"{shard.name}#{record}", locations, 0, own=True)
 
 
 def _rebuilt(storage: Storage, shard: Shard, tar: TarBytes) -> shard_index.Index:
@@ -201,9 +201,9 @@ def _rebuilt(storage: Storage, shard: Shard, tar: TarBytes) -> shard_index.Index
     return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
 
 
-def _draft(
+def _unlabelled_input(
     tar: TarBytes, split: str, path: str, locations: dict[str, Any], identity: int, *, own: bool = False
-) -> Draft[SplitLabel]:
+) -> UnlabelledInput[SplitLabel]:
     """Return a sample from the locations of its parts. `own`: it is from a shardflow dataset."""
     try:
         if problem := too_many_bytes(sum(location[2] for location in locations.values())):
@@ -213,10 +213,10 @@ def _draft(
         if image is None:
             raise SampleError(f"has no image among its parts: {', '.join(locations)}")
     except SampleError as error:
-        return labelled_draft(split, None, path, -1, identity, encode_more(bad=str(error)))
+        return unlabelled_input(split, None, path, -1, identity, encode_more(bad=str(error)))
     location = locations.pop(image)
     more = encode_more(image=location, parts=locations)
-    return labelled_draft(split, label, path, location[2], identity, more)
+    return unlabelled_input(split, label, path, location[2], identity, more)
 
 
 def _pop_label(tar: TarBytes, locations: dict[str, Any], *, own: bool) -> Named:

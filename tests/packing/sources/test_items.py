@@ -11,7 +11,7 @@ import pytest
 from shardflow.formats.labels import Label
 from shardflow.packing.jobs import plan_jobs
 from shardflow.packing.recipe import Recipe
-from shardflow.packing.sources.items import Draft, Drafts, Item, Items
+from shardflow.packing.sources.items import Item, Items, UnlabelledInput, UnlabelledInputs
 from shardflow.packing.sources.resolve import list_source
 
 ROWS = (
@@ -60,16 +60,18 @@ def test_labels_are_changed() -> None:
 
 
 def test_drafts_become_items() -> None:
-    """Drafts keep their order and become the items of each split, by a function that is called once for each key."""
-    drafts = Drafts.of(Draft(row.path, str(row.label), row.size, row.identity, row.more) for row in ROWS)
-    assert [draft.key for draft in drafts] == ["3", "(1, 2)", "None", "3"]
+    """Unlabelled inputs keep their order and become the items of each split, by a function called once for each key."""
+    unlabelled = UnlabelledInputs.of(
+        UnlabelledInput(row.path, str(row.label), row.size, row.identity, row.more) for row in ROWS
+    )
+    assert [each.key for each in unlabelled] == ["3", "(1, 2)", "None", "3"]
     asked = []
 
     def place(length: int) -> tuple[str, Label]:
         asked.append(length)
         return ("val" if length == 1 else "train"), length
 
-    splits = drafts.rekeyed(len).number(place)
+    splits = unlabelled.rekeyed(len).number(place)
     assert asked == [1, 6, 4]
     assert list(splits) == ["train", "val"]
     assert splits["train"] == (ROWS[1]._replace(label=6), ROWS[2]._replace(label=4))
