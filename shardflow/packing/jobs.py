@@ -28,6 +28,7 @@ from shardflow.errors import (
     StoreError,
     TooLargeError,
 )
+from shardflow.formats import receipt
 from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.labels import Label
 from shardflow.formats.quarantine import Quarantined
@@ -51,6 +52,8 @@ from .sources.source import Source
 
 PIECE_ITEMS = 32
 """Few, so that a hundred inputs keep several processes busy, and a process that dies loses little."""
+
+_CHECKED_INPUTS = 1 << 16
 
 Announce = Callable[[int | None], None]
 """Called with the ordinal of each input that begins, and with None after the last: it shows where a process ended."""
@@ -85,9 +88,9 @@ class Job:
         """The identities of the inputs as in a receipt."""
         return "".join(map(identity_digits, self.items))
 
-    def wrote(self, receipt: Receipt) -> bool:
+    def wrote(self, found: Receipt) -> bool:
         """Whether a receipt is of these inputs, wherever their files are, and these settings."""
-        return (receipt.items_sha256, receipt.recipe_sha256) == (self.items_sha256, self.settings_sha256)
+        return (found.items_sha256, found.recipe_sha256) == (self.items_sha256, self.settings_sha256)
 
     def pieces(self) -> list[Piece]:
         """Return the parts of the job that can run at the same time."""
@@ -272,7 +275,7 @@ class Finish:
             storage.remove(f"{job.name}.tar")
             storage.remove(f"{job.name}.npy")
         statistics = sum((result.statistics for result in self.results), Statistics())
-        receipt = Receipt(
+        made = Receipt(
             first=job.first,
             items_sha256=job.items_sha256,
             recipe_sha256=job.settings_sha256,
@@ -288,18 +291,18 @@ class Finish:
             contents="".join(result.contents for result in self.results),
             identities=job.identities,
         )
-        storage.put(receipt_name, receipt.to_bytes())
+        storage.put(receipt_name, made.to_bytes())
         with map_os_errors(job.staging):
             for path, _ in fragments:
                 path.unlink(missing_ok=True)
-        return receipt
+        return made
 
     def _done_before(self, storage: Storage) -> Receipt:
         """Return the receipt of an attempt that removed its fragments, and was killed before it could return."""
         with contextlib.suppress(NotFoundError, FormatError):
-            receipt = from_bytes(storage.read(f"{self.job.name}.json"))
-            if self.job.wrote(receipt):
-                return receipt
+            found = from_bytes(storage.read(f"{self.job.name}.json"))
+            if self.job.wrote(found):
+                return found
         message = f"{self.job.staging}: fragments of {self.job.name} have vanished; make sure that no process deletes"
         raise StoreError(f"{message} files there, and run the same command again")
 
@@ -335,6 +338,9 @@ def plan_jobs(
             )
             for number, first in enumerate(range(0, len(items), shard_samples))
         ]
+    for job in jobs:
+        if len(job.items) > _CHECKED_INPUTS:  # before hours of work; of fewer inputs with very long names, after it
+            receipt.check_bytes(receipt.least_bytes(item.path for item in job.items), len(job.items))
     return jobs
 
 
