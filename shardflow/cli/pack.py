@@ -10,13 +10,19 @@ import click
 import shardflow
 from shardflow._wording import megabytes, plural
 from shardflow.packing.dry_run import DryRun, count_pack
-from shardflow.packing.image.decoding import FILTERS
-from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
-from shardflow.packing.recipe import KEEP, PRESETS, SEEK_TABLES
+from shardflow.packing.recipe import PRESETS
 from shardflow.packing.sources.source import describe_skipped
 from shardflow.storage.urls import shown_url
 
-from .options import PathOrUrl, annotation_options, annotations_of, executor_options, source_of, source_options
+from .options import (
+    PathOrUrl,
+    annotation_options,
+    annotations_of,
+    executor_options,
+    recipe_options,
+    source_of,
+    source_options,
+)
 from .output import operation_counts, pack_bar, print_lines
 
 _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\n".join(
@@ -24,27 +30,13 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 )
 
 
-# Options of the recipe are None unless given, so that the preset decides; their help names the defaults without one.
 @click.command(epilog=_PRESETS_HELP)
 @click.argument("src", type=PathOrUrl())
 @click.argument("dst", type=PathOrUrl())
 @source_options
 @annotation_options
 @click.option("--preset", type=click.Choice(list(PRESETS)), default="imagenet", show_default=True, help="See below.")
-@click.option("--short-side", type=int, help="Length of the shorter side, in pixels.  [default: preset]")
-@click.option("--long-side", type=int, help="Maximum length of the longer side, in pixels.  [default: no limit]")
-@click.option("--square/--no-square", default=None, help="Crop to the central square.")
-@click.option("--enlarge/--no-enlarge", default=None, help="Enlarge smaller images to --short-side.")
-@click.option("--filter", type=click.Choice(list(FILTERS)), help="Antialiased resize filter.  [default: preset]")
-@click.option(
-    "--format",
-    type=click.Choice([*FORMATS, KEEP]),
-    help="Image format; keep copies files that need no change, npy has the values as stored.  [default: preset]",
-)
-@click.option("--quality", type=int, help="JPEG or WebP quality, 1 to 100.  [default: preset]")
-@click.option("--subsampling", type=click.Choice(SUBSAMPLINGS), help="JPEG chroma subsampling.  [default: preset]")
-@click.option("--seek-tables", type=click.Choice(SEEK_TABLES), help="JPEGs that get a seek table.  [default: encoded]")
-@click.option("--max-pixels", type=int, help="Largest image that is decoded, in pixels.  [default: 110,000,000]")
+@recipe_options
 @click.option("--no-shuffle", is_flag=True, help="Keep the inputs in the order of the source.")
 @click.option("--seed", default=0, show_default=True, help="Shuffle seed.")
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")

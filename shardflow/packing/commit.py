@@ -26,7 +26,7 @@ from shardflow.formats.sharding import Sharding
 from shardflow.formats.statistics import PixelSums, Statistics
 from shardflow.storage.write_lock import WriteLock, abort_uploads
 
-from .image.encoding import codec_versions
+from .image.codec_versions import codec_versions
 from .jobs import Job
 from .ledger import Ledger
 from .recipe import Recipe

@@ -43,7 +43,7 @@ from shardflow.storage.storage import TEMPORARY, Storage
 
 from . import shard_writer
 from .annotations import SampleParts, check_size, transform_parts
-from .image.encoding import EncodedImage
+from .image.route import EncodedImage
 from .recipe import Recipe
 from .sources.items import Item
 from .sources.reader import Input, Reader

@@ -30,7 +30,7 @@ from shardflow.storage.staging import temporary_staging
 from shardflow.storage.storage import Storage
 
 from .executors import ExecutorMaker, executor_maker
-from .image.encoding import codec_versions
+from .image.codec_versions import codec_versions
 from .jobs import Job
 from .known_inputs import is_same
 from .recipe import recipe_of
