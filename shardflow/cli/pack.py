@@ -9,8 +9,9 @@ import click
 
 import shardflow
 from shardflow._wording import megabytes, plural
-from shardflow.packing.dry_run import DryRun, count_pack
-from shardflow.packing.recipe import PRESETS
+from shardflow.packing.creating import preview_pack
+from shardflow.packing.pack_plan import PackPreview
+from shardflow.packing.recipe import PRESETS, make_recipe, settings
 from shardflow.packing.sources.source import describe_skipped
 from shardflow.storage.urls import shown_url
 
@@ -43,7 +44,7 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing.")
 @click.option("--max-bad", default=0, show_default=True, help="Maximum number of inputs that are not packed.")
-def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -> None:
+def pack(src: str, dst: str, preset: str, no_shuffle: bool, dry_run: bool, **given: Any) -> None:
     """Pack the images of SRC into shards, and write them to DST as a dataset.
 
     SRC is a directory or URL with CLASS/x.jpg, or train/CLASS/x.jpg and other splits, or x.jpg without labels; a table
@@ -58,15 +59,17 @@ def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -
       shardflow pack coco/annotations/instances_train2017.json coco512/ --preset fine
       shardflow pack "s3://bucket/laion/{00000..00099}.tar" s3://bucket/laion256
     """
-    source = source_of(src, settings)
-    settings["annotations"] = annotations_of(settings)
-    run = {name: settings.pop(name) for name in ("workers", "executor", "ray_address", "max_bad")}
-    plan = {"shuffle": not no_shuffle, **{name: value for name, value in settings.items() if value is not None}}
+    source, annotations = source_of(src, given), annotations_of(given)
+    plan = {"shuffle": not no_shuffle, **{name: given.pop(name) for name in ("seed", "shard_samples")}}
+    recipe = {name: value for name in settings() if (value := given.pop(name)) is not None}
     if dry_run:
-        print_lines(_dry_run_lines(count_pack(source, dst, **plan), dst), 13)
+        preview = preview_pack(source, dst, make_recipe(preset, **recipe), annotations=annotations, **plan)
+        print_lines(_preview_lines(preview, dst), 13)
         return
     with pack_bar() as bar:
-        report = shardflow.pack(source, dst, progress=bar.update, **run, **plan)
+        report = shardflow.pack(
+            source, dst, preset=preset, annotations=annotations, progress=bar.update, **recipe, **plan, **given
+        )
     print_lines(_report_lines(report, dst), 13)
 
 
@@ -104,7 +107,7 @@ _DESTINATIONS = {
 }
 
 
-def _dry_run_lines(counts: DryRun, dst: str) -> Iterator[tuple[str, str]]:
+def _preview_lines(counts: PackPreview, dst: str) -> Iterator[tuple[str, str]]:
     for split, inputs in counts.inputs.items():
         sizes = counts.classes.get(split)
         classes = f" in {_classes(len(sizes))} of {_range(sizes.values())}" if sizes else ""

@@ -13,9 +13,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from shardflow import native
 from shardflow._validation import check_integer
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 KEEP = "keep"
 MAX_SIDE = 65_500
 """JPEG's limit."""
+
+FromPreset = Literal["preset"]
+"""A setting that the preset decides on."""
 
 _SIDE: dict[str, Any] = {"most": MAX_SIDE, "optional": True, "is_recorded": True}
 _WITH_SEEK_TABLES = ("jpeg", KEEP)
@@ -181,6 +184,12 @@ class Recipe:
         """Pack an image file; raise `DecodeError`, `EncodeError` or `TooLargeError` if it cannot be."""
         return pack_image(data, self)
 
+    def lossless(self) -> Recipe:
+        """Return the recipe up to the encoding, with the defaults of all settings of encoders."""
+        encoders = {name for kind in PACKED_TYPES.values() for name in kind.encoder_settings}
+        defaults: dict[str, Any] = {name: settings()[name][0].default for name in (*encoders, "seek_tables")}
+        return replace(self, format="png", **defaults)
+
     # ---- What the routes ask: see `image.route.ImageRecipe` ----
 
     @property
@@ -273,10 +282,11 @@ PRESETS = {
 
 
 def make_recipe(preset: str = "imagenet", **changed: Any) -> Recipe:
-    """Return the recipe of a preset, with some settings changed."""
+    """Return the recipe of a preset, with those settings changed that are not "preset"."""
     if preset not in PRESETS:
         raise ConfigError(f"preset is {preset!r}; allowed are {', '.join(PRESETS)}")
-    return Recipe(**{**PRESETS[preset].settings, **changed})
+    given = {name: value for name, value in changed.items() if not (isinstance(value, str) and value == "preset")}
+    return Recipe(**{**PRESETS[preset].settings, **given})
 
 
 def recipe_of(manifest: Manifest) -> Recipe:
