@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
     from .loading.sample_weights import Subset
     from .loading.sampler import Shuffle
+    from .packing.creating import PackReport, pack
     from .packing.extending import ExtendReport, extend
-    from .packing.packing import PackReport, pack
     from .packing.repairing import RepairReport, repair
     from .packing.sources.coco import Coco
     from .packing.sources.collection import Collection
@@ -104,7 +104,7 @@ _LAZY = {
     "Normalize": ("device.transforms.normalize", "Normalize"),
     "OneOf": ("device.transforms.mixup", "OneOf"),
     "OpenTelemetryExporter": ("diagnostics.metrics", "OpenTelemetryExporter"),
-    "PackReport": ("packing.packing", "PackReport"),
+    "PackReport": ("packing.creating", "PackReport"),
     "PrometheusExporter": ("diagnostics.metrics", "PrometheusExporter"),
     "RandomErasing": ("device.transforms.random_erasing", "RandomErasing"),
     "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
@@ -124,7 +124,7 @@ _LAZY = {
     "index": ("dataset.indexing", "index"),
     "merge": ("dataset.merging", "merge"),
     "open": ("dataset.dataset", "open_dataset"),
-    "pack": ("packing.packing", "pack"),
+    "pack": ("packing.creating", "pack"),
     "repair": ("packing.repairing", "repair"),
     "samples": ("loading.sample_stream", "Samples"),
     "split": ("dataset.splitting", "split"),

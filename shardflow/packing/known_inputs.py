@@ -1,4 +1,4 @@
-"""Known inputs: what the receipts of a dataset say of its inputs, and whether an input of a source is one of them.
+"""Known inputs: what the receipts of a dataset say of its inputs, and which inputs of a source are those.
 
 Inputs are found by their paths. Whether one is still what was packed is asked in this order, so that nothing is read
 without need: its identity, its size, and a digest of its content.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,6 +20,7 @@ from shardflow.formats.receipt import InputRecord, Receipt
 from .jobs import content_digits, identity_digits
 from .sources.items import Item, Items
 from .sources.reader import Reader
+from .sources.source import Source
 
 _READS = 32
 """Inputs that are read at the same time: most of the time is spent waiting for a disk or a server."""
@@ -74,6 +75,19 @@ def compare_inputs(items: Items, known: KnownInputs, reader: Reader) -> npt.NDAr
             rows = unsure[start : start + _CHUNK]
             states[rows] = list(threads.map(lambda row: _state_by_content(items[int(row)], known, reader), rows))
     return states
+
+
+def find_inputs(
+    sources: Iterable[Source], wanted: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], list[tuple[Source, Item]]]:
+    """Return the inputs of some sources that have one of the wanted splits and paths, by these, in their order."""
+    found: dict[tuple[str, str], list[tuple[Source, Item]]] = {}
+    for source in sources:
+        for split, items in source.splits.items():
+            for item in items:
+                if (split, item.path) in wanted:
+                    found.setdefault((split, item.path), []).append((source, item))
+    return found
 
 
 def is_same(item: Item, record: InputRecord, reader: Reader) -> bool:

@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,10 +34,10 @@ from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import Shard
 from shardflow.order import keyed_rng
 
-from .annotations import check_size, transform_parts
 from .image.geometry import Geometry
-from .jobs import content_digits, settings_digest
-from .recipe import Recipe, recipe_of
+from .jobs import content_digits
+from .known_inputs import find_inputs
+from .sample_recipe import SampleRecipe
 from .sources.items import Item
 from .sources.labelling import append_classes
 from .sources.resolve import list_source
@@ -158,7 +158,8 @@ def compare_with_sources(
         except (StoreError, FormatError) as error:
             problem = f"its images cannot be compared with their inputs: {error}"
             findings.append(Finding(shards[number].receipt_name, problem))
-    check = _Check(dataset, recipe_of(dataset.manifest), _Inputs(sources, samples))
+    found_inputs = find_inputs(sources, {(sample.split, sample.path) for sample in samples})
+    check = _Check(dataset, SampleRecipe.of(dataset.manifest), found_inputs)
     with ThreadPoolExecutor(2 * allowed_cores()) as threads:
         for sample, problem in zip(samples, threads.map(check.problem, samples), strict=True):
             if problem:
@@ -221,34 +222,17 @@ def _slots(receipt: Receipt) -> list[int]:
     return slots
 
 
-class _Inputs:
-    """The inputs of some samples in the sources."""
-
-    def __init__(self, sources: Sequence[Source], samples: Sequence[_Sample]) -> None:
-        wanted = {(sample.split, sample.path) for sample in samples}
-        self._found: dict[tuple[str, str], list[tuple[Source, Item]]] = {}
-        for source in sources:
-            for split, items in source.splits.items():
-                for item in items:
-                    if (split, item.path) in wanted:
-                        self._found.setdefault((split, item.path), []).append((source, item))
-
-    def of(self, sample: _Sample) -> Sequence[tuple[Source, Item]]:
-        """Return the inputs that a sample may have been packed from."""
-        return self._found.get((sample.split, sample.path), ())
-
-
 @dataclass(frozen=True, slots=True)
 class _Check:
     """Compares samples with their inputs."""
 
     dataset: Dataset
-    recipe: Recipe
-    inputs: _Inputs
+    recipe: SampleRecipe
+    inputs: Mapping[tuple[str, str], Sequence[tuple[Source, Item]]]  # by split and path
 
     def problem(self, sample: _Sample) -> str:
         """Return what is wrong with a sample; "" if there is nothing."""
-        candidates = self.inputs.of(sample)
+        candidates = self.inputs.get((sample.split, sample.path), ())
         if not candidates:
             return f"{NOT_IN_SOURCES} {sample.path!r}"
         try:
@@ -273,14 +257,11 @@ class _Check:
             if labels[0] != labels[1]:
                 return f"has the label {labels[0]}, its input {item.path!r} has {labels[1]}"
             read = source.reader.read(item)
-            image = self.recipe.process(read.image)
-            check_size(read.size, image.geometry)
-            most, annotations = self.recipe.max_pixels, self.dataset.manifest.annotations
-            beside = transform_parts(read.parts, item.label, image.geometry, annotations, max_pixels=most)
-            expected = {image.part: image.image, **beside.parts}
+            image, expected, _ = self.recipe.pack(read, item.label)
         except SampleError as error:
             return f"its input {item.path!r} cannot be packed again: {error}"
-        same_codecs = sample.recipe_sha256 == settings_digest(self.recipe, annotations)
+        same_codecs = sample.recipe_sha256 == self.recipe.digest
+        most, masks = self.recipe.image.max_pixels, self.recipe.annotations.masks
         for part in sorted({*packed, *expected} - {*LABEL_PARTS}):
             if same_codecs or part not in packed or part not in expected:
                 is_same = packed.get(part) == expected.get(part)
@@ -288,7 +269,7 @@ class _Check:
                 is_same = packed[part] == expected[part] or self._shows_same(packed[part], expected[part], read.image)
             else:
                 is_same = packed[part] == expected[part] or (
-                    part in annotations.masks and _has_same_values(packed[part], expected[part], image.geometry, most)
+                    part in masks and _has_same_values(packed[part], expected[part], image.geometry, most)
                 )
             if not is_same:
                 is_input = sample.content == content_digits(read, item.label)
@@ -298,25 +279,15 @@ class _Check:
 
     def _shows_same(self, packed: bytes, expected: bytes, source: bytes) -> bool:
         """Whether two packed images, of which other codecs have made one, show the same image file."""
-        most = self.recipe.max_pixels
+        recipe = self.recipe.image
+        most = recipe.max_pixels
         try:
             if image_array.is_array(packed) or image_array.is_array(expected):
                 return _are_same_arrays(packed, expected, most)
-            exact = expected if self.recipe.format == "png" else self._lossless().process(source).image
+            exact = expected if recipe.format == "png" else recipe.lossless().process(source).image
             return _are_same_pictures(*(_pixels(data, most) for data in (packed, expected, exact)))
         except SampleError:
             return False
-
-    def _lossless(self) -> Recipe:
-        """Return the recipe up to the encoding."""
-        defaults = Recipe()
-        return replace(
-            self.recipe,
-            format="png",
-            quality=defaults.quality,
-            subsampling=defaults.subsampling,
-            seek_tables=defaults.seek_tables,
-        )
 
 
 def _named(label: Label, source: Source) -> str:

@@ -24,7 +24,7 @@ from shardflow.errors import (
 )
 from shardflow.formats.manifest import Manifest, from_bytes, kept_name
 from shardflow.formats.quarantine import version_name
-from shardflow.packing.dry_run import count_extension
+from shardflow.packing.extending import preview_extension
 from shardflow.packing.sources.labelling import append_classes
 from shardflow.packing.sources.reader import Reader
 from shardflow.packing.sources.source import Source
@@ -206,11 +206,11 @@ def test_only_what_may_differ_is_read(tmp_path: Path) -> None:
     dst, src = _cameras(tmp_path)
     script = """
 import sys
-from shardflow.packing.dry_run import count_extension
+from shardflow.packing.extending import preview_extension
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])[-5:]) if event == "open" else None)
 for src in sys.argv[2:]:
-    count_extension(src, sys.argv[1])
+    preview_extension(src, sys.argv[1])
 print(sorted(path for path in opened if path.endswith(".bmp")))
 """
     command = [sys.executable, "-c", script, dst, tmp_path / "cam1", src]
@@ -239,12 +239,12 @@ def test_dry_run(tmp_path: Path) -> None:
     dst, src = _cameras(tmp_path)
     write_tree(src, {"dog/1.bmp": bitmap(1)})
     before = contents(dst)
-    counts = count_extension(src, dst)
-    assert (counts.known, counts.inputs, counts.shards, counts.classes) == (1, {"train": 3}, 1, ("dog",))
+    counts = preview_extension(src, dst)
+    assert (counts.known, counts.inputs, counts.shards, counts.new_classes) == (1, {"train": 3}, 1, ("dog",))
     assert counts.conflicting == ["cat/1.bmp", "cat/2.bmp"]
-    assert count_extension(src, dst, on_conflict="add").inputs == {"train": 5}
+    assert preview_extension(src, dst, on_conflict="add").inputs == {"train": 5}
     with pytest.raises(ConfigError, match="on_conflict is 'no'"):
-        count_extension(src, dst, on_conflict="no")
+        preview_extension(src, dst, on_conflict="no")
     assert contents(dst) == before
 
 

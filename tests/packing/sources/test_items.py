@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from shardflow.formats.labels import Label
+from shardflow.formats.sharding import Sharding
 from shardflow.packing.jobs import plan_jobs
 from shardflow.packing.recipe import Recipe
+from shardflow.packing.sample_recipe import SampleRecipe
 from shardflow.packing.sources.items import Item, Items, UnlabelledInput, UnlabelledInputs
 from shardflow.packing.sources.resolve import list_source
 
@@ -89,7 +91,8 @@ def test_memory_of_many_inputs(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         source = list_source(tmp_path)
-        jobs = plan_jobs(source, "dst", Recipe(), staging=tmp_path, shard_samples=2048, seed=0, shuffle=True)
+        sharding = Sharding(shard_samples=2048, seed=0, shuffle=True, jobs={}, inputs={})
+        jobs = plan_jobs(source, SampleRecipe(image=Recipe()), sharding, "dst")
         assert len({job.items_sha256 for job in jobs}) == 10
         held, peak = tracemalloc.get_traced_memory()
     finally:
