@@ -114,7 +114,13 @@ class Coco:
         if not unlabelled:
             raise ConfigError(f"{self} has no images")
         source = number_labels(unlabelled, numbering.classes, storage, reader)
-        keypoints = replace(_KEYPOINTS, flip_pairs=content.flip_pairs()) if content.points else None
+        pairs = content.flip_pairs()
+        if content.points and not pairs:
+            effect = (
+                "none change places where an image is mirrored; name such pairs left_... and right_..., if it has any"
+            )
+            logger.warning("%s: no two keypoints have names that differ in left and right, so %s", self, effect)
+        keypoints = replace(_KEYPOINTS, flip_pairs=pairs) if content.points else None
         return replace(source, annotations=Annotations(boxes=_BOXES, keypoints=keypoints))
 
     def _read(self, name: str, folder: str) -> Any:

@@ -95,13 +95,19 @@ def test_keypoints(tmp_path: Path) -> None:
         ([], ()),
     ],
 )
-def test_left_and_right_change_places(tmp_path: Path, names: list[str], pairs: Any) -> None:
-    """Points whose names differ in left and right are pairs that loading exchanges where it mirrors the image."""
+def test_left_and_right_change_places(
+    tmp_path: Path, names: list[str], pairs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Points whose names differ in left and right are pairs that loading exchanges where it mirrors the image.
+
+    Where there are none, a warning says so once.
+    """
     content = copy.deepcopy(CONTENT)
     content["annotations"][0]["keypoints"] = [n for point in range(6) for n in (point, 2 * point, 2)]
     content["categories"][2]["keypoints"] = names
     source = list_source(_write(tmp_path, content))
     assert source.annotations.keypoints == Keypoints("json", "keypoints[]", "xyv", flip_pairs=pairs)
+    assert caplog.text.count("no two keypoints have names that differ in left and right") == (not pairs)
     content["categories"][1]["keypoints"] = ["another"]
     declared = list_source(_write(tmp_path / "other", content)).annotations.keypoints
     assert declared is not None
