@@ -68,7 +68,7 @@ class OpenShard:
             try:
                 rows = self._rebuilt_rows()
             except (FormatError, IntegrityError):
-                rows = self.mended(self._rebuilt_rows)
+                rows = self.retry_from_new_copy(self._rebuilt_rows)
         self.rows = rows
 
     def sample(self, record: int, unused: Container[str] = ()) -> Sample:
@@ -83,11 +83,11 @@ class OpenShard:
         return self.rows.sample(record, read, shard=self._number, url=self._url, key=self.key, unused=unused)
 
     def key(self, record: int) -> str:
-        """Return the key of a sample. A damaged copy is replaced for it, see `mended`."""
+        """Return the key of a sample. A damaged copy is replaced for it, see `retry_from_new_copy`."""
         try:
             return self._read_key(record)
         except IntegrityError:
-            return self.mended(partial(self._read_key, record))
+            return self.retry_from_new_copy(partial(self._read_key, record))
 
     def members(self, record: int) -> list[ustar.Member]:
         """Return the members of a sample: name, with the part as the index has it, offset and size."""
@@ -95,7 +95,7 @@ class OpenShard:
         rows = self.rows.of_record(record)
         return [ustar.Member(f"{key}.{part.decode()}", offset, size) for _, part, offset, size, *_ in rows]
 
-    def mended(self, read: Callable[[], _Result]) -> _Result:
+    def retry_from_new_copy(self, read: Callable[[], _Result]) -> _Result:
         """Return what a `read` whose error is being handled returns from a sound copy, or raise what it raises then.
 
         Raises:
