@@ -7,7 +7,6 @@ members do not stand together, or that has no image, may be anything.
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from shardflow._rgb import is_plain_jpeg, upright_size
 from shardflow.errors import DecodeError, IntegrityError, SampleError, ShardIndexError, TarError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.annotations import NOTHING, Annotations
-from shardflow.formats.coordinates import read_coordinates
+from shardflow.formats.coordinates import parse_json, read_coordinates
 from shardflow.formats.image_types import IMAGE_PARTS, is_jpeg
 from shardflow.formats.labels import CLASS_PART, parse_labels
 from shardflow.formats.shard import MAX_SAMPLE_BYTES
@@ -185,8 +184,8 @@ def _other_size(sample: TarSample, tar: TarFile, annotations: Annotations) -> Ot
 
     declared = [each for each in (annotations.boxes, annotations.keypoints) if each is not None and not each.normalized]
     try:
-        documents = {each.part: json.loads(bytes(part(each.part) or b"null")) for each in declared}
-    except (ValueError, RecursionError):
+        documents = {each.part: parse_json(each.part, part(each.part) or b"null") for each in declared}
+    except DecodeError:
         return None  # which is said when it is loaded
     for name, document in documents.items():
         given = (document.get("width"), document.get("height")) if isinstance(document, dict) else ()
