@@ -149,6 +149,8 @@ class OpenShard:
             index = shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
         except (FormatError, IntegrityError) as error:
             raise error.at(shard=self._url) from None
+        except StoreError as error:  # a copy in the cache is replaced for it, as where a sample cannot be read
+            raise IntegrityError(f"its index cannot be made: {error}").at(shard=self._url) from error
         return ShardRows.from_index(index, shard.samples)
 
 
