@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,13 @@ from shardflow.storage.write_lock import clean_up
 
 from .annotations import refuse_other_annotations
 from .base_version import BaseVersion
-from .commit import commit
 from .executors import make_executor
 from .known_inputs import State
 from .ledger import Ledger
 from .pack_plan import PackPlan, PackPreview
+from .pack_report import PackReport, carry_out, report
 from .progress import ProgressLike
-from .run import run
+from .run import Totals
 from .sample_recipe import SampleRecipe
 from .sources.items import Items
 from .sources.labelling import append_classes
@@ -39,36 +39,6 @@ from .sources.source import Source
 ON_CONFLICT = ("error", "add", "skip")
 
 _NAMED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtendReport:
-    """The result of an extension. `inputs` is always the sum of `packed`, `quarantined` and `skipped`.
-
-    Attributes:
-        fingerprint, previous: The dataset's identity now, and before; they are the same when nothing was new.
-        known: Inputs of the source that the dataset already has; they were not touched.
-        conflicting: Inputs with the path of one that the dataset has, and another content; with `on_conflict="add"`
-            they are among `inputs`, with "skip" they are not.
-        inputs, packed, quarantined, skipped: Numbers of new images, as in `PackReport`.
-        shards: Number of new shards.
-        classes: Names of the new classes, in the order of their labels.
-        resumed: New inputs that an earlier attempt had done.
-        seconds: Duration of this attempt.
-    """
-
-    fingerprint: str
-    previous: str
-    known: int
-    conflicting: int = 0
-    inputs: int = 0
-    packed: int = 0
-    quarantined: int = 0
-    skipped: int = 0
-    shards: int = 0
-    classes: tuple[str, ...] = ()
-    resumed: int = 0
-    seconds: float = 0.0
 
 
 def extend(
@@ -82,7 +52,7 @@ def extend(
     ray_address: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: ProgressLike = None,
-) -> ExtendReport:
+) -> PackReport:
     """Add the new inputs of a source to a dataset, with the dataset's own recipe, annotations, sharding and shuffling.
 
     An input is new when the dataset has none with its split and its path below `src`. One that has both is compared by
@@ -120,34 +90,12 @@ def extend(
         plan = _plan_extension(source, ledger, base, on_conflict, max_bad)
         if on_conflict == "error" and plan.conflicting:
             raise ConfigError(_refusal(plan.conflicting, source.inputs))
-        new, old = plan.source, base.manifest
-        report = ExtendReport(
-            fingerprint=old.fingerprint,
-            previous=old.fingerprint,
-            known=plan.known,
-            conflicting=len(plan.conflicting),
-        )
-        new.refuse_skipped(max_bad)
-        if not new.inputs:
-            clean_up(ledger.storage)
-            ledger.storage.remove(UNFINISHED_NAME)
-            return replace(report, seconds=time.monotonic() - started)
-        plan.recipe.image.warn_without_tables()
-        results = run(plan, writer, runner, progress)
-        made = commit(plan, results)
-    packed = made.samples - old.samples
-    return replace(
-        report,
-        fingerprint=made.fingerprint,
-        inputs=new.inputs + len(new.skipped),
-        packed=packed,
-        quarantined=new.inputs - packed,
-        skipped=len(new.skipped),
-        shards=len(results.totals.shards),
-        classes=plan.new_classes,
-        resumed=results.resumed,
-        seconds=time.monotonic() - started,
-    )
+        if plan.source.inputs:
+            return carry_out(plan, writer, runner, progress, started)
+        plan.source.refuse_skipped(max_bad)
+        clean_up(ledger.storage)
+        ledger.storage.remove(UNFINISHED_NAME)
+        return report(plan, base.manifest, Totals(), started=started)
 
 
 def preview_extension(
