@@ -13,9 +13,7 @@ the process; and a page fault for every four pages costs more than the copy.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import mmap
 import os
 import weakref
 from collections.abc import Callable, Container
@@ -23,14 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
 
-from shardflow.errors import FormatError, IntegrityError
+from shardflow.errors import FormatError, IntegrityError, StoreError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.shard import Shard
 from shardflow.storage.cache import MOST_COPIES, Cache, Download
-from shardflow.storage.local_files import COPY_BYTES, map_os_errors
+from shardflow.storage.local_files import map_os_errors
 
 from .sample import Sample
 from .shard_rows import ShardRows, reader_of
+from .tar_file import TarFile, of_descriptor
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +145,7 @@ class OpenShard:
     def _rebuilt_rows(self) -> ShardRows:
         shard = self._shard
         try:
-            data = shard_index.rebuild(self._file.map(), shard.index_sha256)
+            data = shard_index.rebuild(self._file.tar(), shard.index_sha256)
             index = shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
         except (FormatError, IntegrityError) as error:
             raise error.at(shard=self._url) from None
@@ -189,18 +188,13 @@ class _File:
 
     def sha256(self) -> str:
         """Return the SHA-256 of the whole file; "" if the disk fails."""
-        digest = hashlib.sha256()
-        with contextlib.suppress(IntegrityError):
-            size = os.fstat(self._descriptor).st_size
-            for begin in range(0, size, COPY_BYTES):
-                digest.update(self.read(begin, min(begin + COPY_BYTES, size)))
-            return digest.hexdigest()
+        with contextlib.suppress(StoreError):
+            return self.tar(hashed=True).sha256()
         return ""
 
-    def map(self) -> memoryview:
-        """Map the whole file into memory."""
-        with map_os_errors(Path(self._url)):
-            return memoryview(mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ))
+    def tar(self, *, hashed: bool = False) -> TarFile:
+        """Return the whole file, to be read by position."""
+        return of_descriptor(self._descriptor, self._url, hashed=hashed)
 
     def read_ahead(self) -> None:
         """Ask the kernel to read the whole file soon, in sequence."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shardflow.errors import FormatError
+from shardflow.errors import ConfigError, FormatError
 
 from .json_object import JsonObject, entry
 from .quarantine import Quarantined
@@ -19,8 +20,13 @@ from .shard import Shard
 from .statistics import PixelSums, Statistics
 
 VERSION = 2
+MAX_BYTES = 1 << 25
+"""The most bytes of a receipt, because JSON takes up to 25 times as much memory when it is parsed."""
+
 UNREAD = "0" * 16
 """The content of an input that could not be read."""
+
+_BYTES_BESIDE_PATH = 43  # content and identity, quotes and commas, and the digits of the size
 
 
 class InputRecord(NamedTuple):
@@ -83,12 +89,16 @@ class Receipt(JsonObject):
     contents: str
     identities: str
 
+    @property
+    def items(self) -> int:
+        """Number of inputs of the job."""
+        return len(self.sources) + len(self.quarantined)
+
     def inputs(self) -> list[str]:
         """Return the paths of all inputs in the job's order."""
         sources, quarantined, skipped = iter(self.sources), iter(self.quarantined), set(self.skipped)
         try:
-            count = len(self.sources) + len(self.quarantined)
-            return [next(quarantined).path if slot in skipped else next(sources) for slot in range(count)]
+            return [next(quarantined).path if slot in skipped else next(sources) for slot in range(self.items)]
         except StopIteration:
             raise FormatError("not a receipt: its inputs do not add up") from None
 
@@ -98,8 +108,26 @@ class Receipt(JsonObject):
         return InputRecord(self.sizes[slot], self.contents[place], self.identities[place], slot not in self.skipped)
 
     def to_bytes(self) -> bytes:
-        """Return the contents of the file."""
-        return json.dumps({"version": VERSION, **self.to_json()}, sort_keys=True, indent=1).encode() + b"\n"
+        """Return the contents of the file.
+
+        Raises:
+            ConfigError: They are more than is read.
+        """
+        data = json.dumps({"version": VERSION, **self.to_json()}, sort_keys=True, indent=1).encode() + b"\n"
+        check_bytes(len(data), self.items)
+        return data
+
+
+def check_bytes(size: int, inputs: int) -> None:
+    """Raise a ConfigError if the receipt of so many inputs, which has `size` bytes, would not be read."""
+    if size > MAX_BYTES:
+        message = f"the receipt of a shard of {inputs:,} inputs would have {size:,} bytes; {MAX_BYTES:,} is the most"
+        raise ConfigError(f"{message}: choose fewer samples per shard (--shard-samples)")
+
+
+def least_bytes(paths: Iterable[str]) -> int:
+    """Return how many bytes the receipt of inputs with these paths has at least."""
+    return sum(len(path) + _BYTES_BESIDE_PATH for path in paths)
 
 
 def from_bytes(data: bytes) -> Receipt:
@@ -108,6 +136,8 @@ def from_bytes(data: bytes) -> Receipt:
     Raises:
         FormatError: It is damaged, or of another version.
     """
+    if len(data) > MAX_BYTES:
+        raise FormatError(f"not a receipt: it has {len(data):,} bytes, {MAX_BYTES:,} is the most; restore it")
     try:
         content: dict[str, Any] = json.loads(data)
         if (version := content.pop("version")) != VERSION:
@@ -120,7 +150,7 @@ def from_bytes(data: bytes) -> Receipt:
 
 
 def _check_records(receipt: Receipt) -> None:
-    count = len(receipt.sources) + len(receipt.quarantined)
+    count = receipt.items
     digits = re.compile(rf"[0-9a-f]{{{16 * count}}}")
     if len(receipt.sizes) != count or not all(type(size) is int for size in receipt.sizes):
         raise FormatError(f"not a receipt: expected sizes of {count} inputs")

@@ -28,7 +28,7 @@ from shardflow.errors import (
 )
 from shardflow.formats.labels import Label
 from shardflow.formats.quarantine import Quarantined
-from shardflow.formats.receipt import UNREAD, Receipt, from_bytes
+from shardflow.formats.receipt import UNREAD, Receipt, check_bytes, from_bytes, least_bytes
 from shardflow.formats.shard import Shard
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.formats.statistics import PixelSums, Statistics
@@ -46,6 +46,8 @@ from .sources.source import Source
 
 PIECE_ITEMS = 32
 """Few, so that a hundred inputs keep several processes busy, and a process that dies loses little."""
+
+_CHECKED_INPUTS = 1 << 16
 
 Announce = Callable[[int | None], None]
 """Called with the ordinal of each input that begins, and with None after the last: it shows where a process ended."""
@@ -201,7 +203,9 @@ class Piece:
 
     def _pack(self, item: Item, found: Input) -> PackedSample | Quarantined:
         try:
-            return self.job.recipe.pack(found, item.label)
+            packed = self.job.recipe.pack(found, item.label)
+            shard_writer.check_sample(packed.parts)
+            return packed
         except SampleError as error:
             stages = {DecodeError: "decode", EncodeError: "encode", TooLargeError: "decode"}
             return Quarantined(item.path, stages.get(type(error), "read"), str(error))
@@ -305,6 +309,9 @@ def plan_jobs(
                 range(0, len(items), sharding.shard_samples), start=sharding.jobs.get(split, 0)
             )
         ]
+    for job in jobs:
+        if len(job.items) > _CHECKED_INPUTS:  # before hours of work; of fewer inputs with very long names, after it
+            check_bytes(least_bytes(item.path for item in job.items), len(job.items))
     return jobs
 
 

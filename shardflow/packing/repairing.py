@@ -7,7 +7,6 @@ the SHA-256 of the manifest. An index is rebuilt from its shard, and needs neith
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import os
 import shutil
@@ -17,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from shardflow.dataset.dataset import Dataset, open_dataset
+from shardflow.dataset.shard_rows import read_index_bytes
+from shardflow.dataset.tar_file import open_tar
 from shardflow.dataset.verifying import Finding, verify_dataset, verify_shard
 from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.errors import FormatError, IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import shard_index
 from shardflow.formats.receipt import InputRecord, Receipt, from_bytes
-from shardflow.formats.shard import MAX_BYTES, Shard
+from shardflow.formats.shard import Shard
+from shardflow.storage.local import LocalStorage
 from shardflow.storage.staging import temporary_staging
 from shardflow.storage.storage import Storage
 
@@ -222,29 +224,37 @@ def _changed_inputs(before: Receipt, after: Receipt) -> list[str]:
 
 def _repair_shard(storage: Storage, shard: Shard, repair_source: RepairSource | None) -> list[str]:
     """Replace the damaged files of a shard and its index; return their names."""
-    tar, repaired = _read(storage, shard.name, shard.sha256), []
-    index = _read(storage, shard.index_name, shard.index_sha256)
+    repaired = []
+    lacks_index = not _has_index(storage, shard)
     with temporary_staging() as (folder, _):
-        path = folder / "shard.tar"
-        if tar is None:
+        tars, name = storage, shard.name
+        if lacks_tar := not _has_tar(storage, shard):
             if repair_source is None:
                 raise NotFoundError(f"{shard.name} is lost; name a copy of the dataset, or what it was packed from")
-            repair_source(shard, path)
-            tar = path.read_bytes()
-        rebuilt = shard_index.rebuild(memoryview(tar), shard.index_sha256)
-        if path.exists():
-            storage.upload(shard.name, path)
+            tars, name = LocalStorage(folder), "shard.tar"
+            repair_source(shard, folder / name)
+        with open_tar(tars, name) as tar:
+            rebuilt = shard_index.rebuild(tar, shard.index_sha256)
+        if lacks_tar:
+            storage.upload(shard.name, folder / name)
             repaired.append(shard.name)
-        if index is None:
+        if lacks_index:
             storage.put(shard.index_name, rebuilt)
             repaired.append(shard.index_name)
     return repaired
 
 
-def _read(storage: Storage, name: str, sha256: str) -> bytes | None:
-    """Return a file if it exists with its SHA-256."""
+def _has_tar(storage: Storage, shard: Shard) -> bool:
     try:
-        data = storage.read(name, most_bytes=MAX_BYTES)
+        with open_tar(storage, shard.name, hashed=True) as tar:
+            return tar.size == shard.bytes and tar.sha256() == shard.sha256
     except NotFoundError:
-        return None
-    return data if hashlib.sha256(data).hexdigest() == sha256 else None
+        return False
+
+
+def _has_index(storage: Storage, shard: Shard) -> bool:
+    try:
+        read_index_bytes(storage, shard)
+    except (NotFoundError, IntegrityError):
+        return False
+    return True

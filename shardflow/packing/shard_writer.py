@@ -7,14 +7,16 @@ shard is their concatenation, so several processes can work on it, and its bytes
 from __future__ import annotations
 
 import hashlib
-import mmap
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardflow.errors import IntegrityError
+from shardflow.dataset.tar_file import of_descriptor
+from shardflow.errors import EncodeError, IntegrityError
 from shardflow.formats import shard_index, ustar
+from shardflow.formats.shard import MAX_SAMPLE_BYTES
+from shardflow.storage.local_files import file_sha256
 
 _CHUNK_BYTES = 1 << 20
 
@@ -36,6 +38,14 @@ class ShardFile:
     size: int
     sha256: str
     index: bytes
+
+
+def check_sample(parts: Mapping[str, bytes]) -> None:
+    """Raise an EncodeError if a sample of these parts would have more bytes in a tar than are read of it."""
+    total = sum(ustar.BLOCK + len(payload) + ustar.padding(len(payload)) for payload in parts.values())
+    if total > MAX_SAMPLE_BYTES:
+        most = f"{MAX_SAMPLE_BYTES:,} is the most for a sample"
+        raise EncodeError(f"its parts have {total:,} bytes; {most}: leave some out, or make the image smaller")
 
 
 def sample(key: str, parts: Mapping[str, bytes]) -> bytes:
@@ -63,14 +73,10 @@ def assemble(target: Path, partials: Sequence[tuple[Path, PartialTar]]) -> Shard
                 raise IntegrityError(f"{path} does not hold what was written to it; check the disk")
         digest.update(ustar.END)
         size += tar.write(ustar.END)
-    with open(target, "rb") as written, mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        view = memoryview(mapped)
-        try:
-            if hashlib.sha256(view).digest() != digest.digest():
-                raise IntegrityError(f"{target} does not hold what was written to it; check the disk")
-            index, keys = shard_index.build(view)
-        finally:
-            view.release()
+    if file_sha256(target) != digest.hexdigest():
+        raise IntegrityError(f"{target} does not hold what was written to it; check the disk")
+    with open(target, "rb") as written:
+        index, keys = shard_index.build(of_descriptor(written.fileno(), str(target)))
     if len(keys) != sum(partial.samples for _, partial in partials):
         raise IntegrityError(f"{target} has {len(keys)} samples, {[each.samples for _, each in partials]} were written")
     return ShardFile(size=size, sha256=digest.hexdigest(), index=shard_index.to_bytes(index))

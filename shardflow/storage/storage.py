@@ -32,7 +32,7 @@ def check_length(url: str, size: int, most_bytes: int) -> None:
     """Raise an IntegrityError if a blob is larger than one that is read whole may be."""
     if size > most_bytes:
         message = f"{url} has {size:,} bytes; {most_bytes:,} is the most for such a file"
-        raise IntegrityError(f"{message}; it is damaged, or not shardflow's: restore it")
+        raise IntegrityError(f"{message}; if it is damaged, restore it, and else leave it out")
 
 
 class ListedBlob(NamedTuple):

@@ -37,7 +37,7 @@ from shardflow.storage.urls import (
 
 from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
 from .labelling import NUMBER, SplitLabel, number_labels, unlabelled_input
-from .reader import MOST_SOURCE_BYTES, Reader, is_place, place_state, public_name, refusal
+from .reader import Reader, is_place, place_state, public_name, refusal
 from .sample_adapter import MASK_PART, to_json
 from .source import Source
 
@@ -47,6 +47,9 @@ Row: TypeAlias = "dict[str, Any]"
 
 IMAGE_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file", "url", "image_url")
 """Default columns of the images: the first of these that the table has."""
+
+MAX_TABLE_BYTES = 1 << 30
+"""Longest table that is read."""
 
 _LIKE_LABEL = ("label", "labels", "class", "class_name", "category", "target")
 _LIKE_SPLIT = ("split", "set", "subset")
@@ -108,7 +111,7 @@ class Table:
         name = name if is_remote(base) else name_of(name)
         unused: list[str] = []
         unlabelled = UnlabelledInputs.of(
-            self._unlabelled_inputs(_read_rows(storage.read(name, most_bytes=MOST_SOURCE_BYTES), name), base, unused)
+            self._unlabelled_inputs(_read_rows(storage.read(name, most_bytes=MAX_TABLE_BYTES), name), base, unused)
         )
         if not unlabelled:
             raise ConfigError(f"{self} has no rows")
