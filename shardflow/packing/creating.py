@@ -72,11 +72,11 @@ def pack(
         square: Crop the centre, as wide as high. [False]
         enlarge: Enlarge smaller images to `short_side`, or to `long_side` where there is none. [False]
         filter: "bicubic", "bilinear" or "lanczos", all antialiased. ["bicubic"]
-        format: "jpeg", "webp" (lossy), "png", "npy" (values as they are stored, uint8 or uint16 [H, W, C] with 1 to 16
-            channels), or "keep": JPEG, WebP and PNG keep their format, other formats become PNG, and a file in which
-            nothing has to be changed is copied byte for byte, its metadata included, but for a seek table, which is
-            made anew or left out. ["jpeg"]
-        quality: Quality of JPEG and WebP, 1 … 100. [90]
+        format: A name of `formats.image_types.PACKED_TYPES`, such as "jpeg", "webp" (lossy), "png", or "npy" (values as
+            they are stored, uint8 or uint16 [H, W, C] with 1 to 16 channels); or "keep": these keep their format,
+            others become PNG, and a file in which nothing has to be changed is copied byte for byte, its metadata
+            included, but for a seek table, which is made anew or left out. ["jpeg"]
+        quality: Quality of a lossy format, 1 … 100. [90]
         subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0". ["4:2:0"]
         seek_tables: Which JPEGs get a seek table, with which crops are decoded faster: the "encoded" ones, or "all", so
             that copied files grow by 1 %, or "none". Tables need the native kernel. ["encoded"]

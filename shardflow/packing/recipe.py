@@ -9,6 +9,7 @@ recipe for a common case. docs/recipe.md has measurements of what the settings c
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -50,6 +51,7 @@ class Setting(NamedTuple):
         choices: All values that it can have; empty for numbers and flags.
         most: The largest number; the least is 1. None for no limit.
         optional: Whether it can be None.
+        encoders: The formats to whose encoder it belongs, under the same name; it means nothing for others.
         is_further: Whether the manifest has it only where it is not the default, so that the digests of other recipes
             are as they were without it.
     """
@@ -58,6 +60,7 @@ class Setting(NamedTuple):
     choices: Sequence[str] = ()
     most: int | None = None
     optional: bool = False
+    encoders: Sequence[str] = ()
     is_further: bool = False
 
 
@@ -65,7 +68,8 @@ def _known(*of: Any, **more: Any) -> dict[type[Setting], Setting]:
     return {Setting: Setting(*of, **more)}
 
 
-def settings() -> dict[str, tuple[Field[Any], Setting]]:
+@functools.cache
+def settings() -> Mapping[str, tuple[Field[Any], Setting]]:
     """Return the settings of a recipe by name: the field, and what else is known of it."""
     return {each.name: (each, each.metadata[Setting]) for each in fields(Recipe)}
 
@@ -79,8 +83,9 @@ _FORMAT = _known(
     "Image format; keep copies files that need no change, npy has the values as stored.  [default: preset]",
     (*PACKED_TYPES, KEEP),
 )
-_QUALITY = _known("JPEG or WebP quality, 1 to 100.  [default: preset]", most=100)
-_SUBSAMPLING = _known("JPEG chroma subsampling.  [default: preset]", tuple(native.SAMPLINGS))
+_LOSSY = tuple(name for name, kind in PACKED_TYPES.items() if kind.is_lossy)
+_QUALITY = _known("JPEG or WebP quality, 1 to 100.  [default: preset]", most=100, encoders=_LOSSY)
+_SUBSAMPLING = _known("JPEG chroma subsampling.  [default: preset]", tuple(native.SAMPLINGS), encoders=("jpeg",))
 _TABLES = _known("JPEGs that get a seek table.  [default: encoded]", ("encoded", "all", "none"))
 _PIXELS = _known(f"Largest image that is decoded, in pixels.  [default: {MAX_PIXELS:,}]", is_further=True)
 
@@ -126,10 +131,9 @@ class Recipe:
             raise ConfigError(f"{message}; set a smaller short_side")
         if self.enlarge and self.short_side is None and self.long_side is None:
             raise ConfigError("enlarge has no size to enlarge to; set short_side as well")
-        encoders = {name: kind.encoder_settings for name, kind in PACKED_TYPES.items()}
-        for name in dict.fromkeys(name for names in encoders.values() for name in names):
-            having = [kind for kind, names in encoders.items() if name in names]
-            self._refuse_useless(name, [*having, KEEP])
+        for name, (_, setting) in settings().items():
+            if setting.encoders:
+                self._refuse_useless(name, [*setting.encoders, KEEP])
         self._refuse_useless("seek_tables", _WITH_SEEK_TABLES)
 
     def _refuse_useless(self, name: str, having: Sequence[str]) -> None:
@@ -169,9 +173,10 @@ class Recipe:
 
     def lossless(self) -> Recipe:
         """Return the recipe up to the encoding, with the defaults of all settings of encoders."""
-        encoders = {name for kind in PACKED_TYPES.values() for name in kind.encoder_settings}
-        defaults: dict[str, Any] = {name: settings()[name][0].default for name in (*encoders, "seek_tables")}
-        return replace(self, format="png", **defaults)
+        defaults: dict[str, Any] = {
+            name: each.default for name, (each, setting) in settings().items() if setting.encoders
+        }
+        return replace(self, format="png", seek_tables="encoded", **defaults)
 
     # ---- What the routes ask: see `image.route.ImageRecipe` ----
 
@@ -197,7 +202,8 @@ class Recipe:
 
     def encoder_settings(self, target: ImageType) -> dict[str, Any]:
         """Return the settings of an encoder by Pillow's names."""
-        return {name: getattr(self, name) for name in target.encoder_settings}
+        known = settings().items()
+        return {name: getattr(self, name) for name, (_, setting) in known if target.packed_as in setting.encoders}
 
     def resized(self, stored: Size, target: ImageType) -> Size:
         """Return the size before the crop; raise EncodeError if it is too large."""
