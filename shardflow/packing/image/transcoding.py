@@ -25,7 +25,7 @@ def transcode(
     resized = recipe.resized(stored, target)
     if conversion.transform is not None or not recipe.can_transcode(stored, resized):
         return None
-    upright = upright_size(resized, orientation)
+    upright, settings = upright_size(resized, orientation), recipe.encoder_settings(target)
     window = recipe.window(upright)
     made = native.transcode(
         data,
@@ -34,7 +34,8 @@ def transcode(
         orientation=orientation,
         window=window,
         interpolation=recipe.filter,
-        **recipe.encoder_settings(target),
+        quality=settings["quality"],
+        subsampling=settings["subsampling"],
         with_seek_table=recipe.wants_seek_table(copied=False),
         max_pixels=recipe.max_pixels,
     )
