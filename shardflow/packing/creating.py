@@ -129,7 +129,7 @@ def pack(
     ledger = Ledger(dst, storage_options)
     ledger.refuse_dataset()
     with (
-        _plan_pack(src, ledger, recipe, sharding, annotations, max_bad) as plan,
+        plan_pack(src, ledger, recipe, sharding, annotations, max_bad) as plan,
         ledger.storage.exclusive_writer() as writer,
     ):
         warn_of_undeclared(plan.source, plan.recipe.annotations)
@@ -149,7 +149,7 @@ def preview_pack(
 ) -> PackPreview:
     """Return the counts of a `pack` with these arguments. Nothing is written, and no image is read."""
     sharding = _sharding(shard_samples, seed, shuffle)
-    with _plan_pack(src, Ledger(dst, storage_options), recipe, sharding, annotations) as plan:
+    with plan_pack(src, Ledger(dst, storage_options), recipe, sharding, annotations) as plan:
         return plan.preview()
 
 
@@ -162,7 +162,7 @@ def _sharding(shard_samples: int, seed: int, shuffle: bool) -> Sharding:
 
 
 @contextlib.contextmanager
-def _plan_pack(
+def plan_pack(
     src: Any,
     ledger: Ledger,
     recipe: Recipe,

@@ -87,7 +87,7 @@ def extend(
     # Opened before a directory is made for a missing one.
     with _list_new(src, ledger) as source, ledger.storage.exclusive_writer() as writer:
         base = BaseVersion.read(_dataset(ledger))
-        plan = _plan_extension(source, ledger, base, on_conflict, max_bad)
+        plan = plan_extension(source, ledger, base, on_conflict, max_bad)
         if on_conflict == "error" and plan.conflicting:
             raise ConfigError(_refusal(plan.conflicting, source.inputs))
         if plan.source.inputs:
@@ -112,7 +112,7 @@ def preview_extension(
     _check_on_conflict(on_conflict)
     ledger = Ledger(dst, storage_options)
     with _list_new(src, ledger) as source:
-        return _plan_extension(source, ledger, BaseVersion.read(_dataset(ledger)), on_conflict).preview()
+        return plan_extension(source, ledger, BaseVersion.read(_dataset(ledger)), on_conflict).preview()
 
 
 def _check_on_conflict(on_conflict: str) -> None:
@@ -130,7 +130,7 @@ def _dataset(ledger: Ledger) -> Dataset:
     return open_dataset(ledger.url, storage_options=ledger.storage_options)
 
 
-def _plan_extension(source: Source, ledger: Ledger, base: BaseVersion, on_conflict: str, max_bad: int = 0) -> PackPlan:
+def plan_extension(source: Source, ledger: Ledger, base: BaseVersion, on_conflict: str, max_bad: int = 0) -> PackPlan:
     """Plan to pack the inputs of a source that a dataset does not have; see `extend` for the errors."""
     recipe = SampleRecipe.of(base.manifest)
     refuse_other_annotations(source, recipe.annotations)
