@@ -63,8 +63,9 @@ if TYPE_CHECKING:
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
     from .loading.sample_weights import Subset
     from .loading.sampler import Shuffle
-    from .packing.creating import PackReport, pack
-    from .packing.extending import ExtendReport, extend
+    from .packing.creating import pack
+    from .packing.extending import extend
+    from .packing.pack_report import PackReport
     from .packing.repairing import RepairReport, repair
     from .packing.sources.coco import Coco
     from .packing.sources.collection import Collection
@@ -90,7 +91,6 @@ _LAZY = {
     "DevicePrefetcher": ("device.prefetcher", "DevicePrefetcher"),
     "Diff": ("dataset.diffing", "Diff"),
     "EncodedDecoder": ("device.transforms.decode_jpeg", "EncodedDecoder"),
-    "ExtendReport": ("packing.extending", "ExtendReport"),
     "Finding": ("dataset.verifying", "Finding"),
     "Folder": ("packing.sources.folder", "Folder"),
     "ImageDecoder": ("loading.decoders", "ImageDecoder"),
@@ -104,7 +104,7 @@ _LAZY = {
     "Normalize": ("device.transforms.normalize", "Normalize"),
     "OneOf": ("device.transforms.mixup", "OneOf"),
     "OpenTelemetryExporter": ("diagnostics.metrics", "OpenTelemetryExporter"),
-    "PackReport": ("packing.creating", "PackReport"),
+    "PackReport": ("packing.pack_report", "PackReport"),
     "PrometheusExporter": ("diagnostics.metrics", "PrometheusExporter"),
     "RandomErasing": ("device.transforms.random_erasing", "RandomErasing"),
     "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
@@ -151,7 +151,6 @@ __all__ = [
     "DevicePrefetcher",
     "Diff",
     "EncodedDecoder",
-    "ExtendReport",
     "Finding",
     "Folder",
     "ImageDecoder",

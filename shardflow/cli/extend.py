@@ -65,7 +65,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
         "quarantined": report.quarantined
         and f"{plural(report.quarantined, 'input')}, listed in {version_name(report.fingerprint)}",
         "skipped": report.skipped and f"{plural(report.skipped, 'image')} of a kind that is not read",
-        "new classes": ", ".join(report.classes),
+        "new classes": ", ".join(report.new_classes),
         "fingerprint": report.fingerprint,
         "previous": report.previous,
     }

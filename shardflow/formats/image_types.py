@@ -40,7 +40,7 @@ class ImageType:
         by_pillow: Whether Pillow decodes it.
         packed_as: What a recipe calls the format: "jpeg"; empty where `pack` does not write it.
         longest: The longest side in pixels that a packed image can have.
-        encoder_settings: The settings of a recipe that its encoder has, by Pillow's names.
+        is_lossy: Whether its encoder has a `quality`.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ImageType:
     by_pillow: bool = True
     packed_as: str = ""
     longest: int = 0
-    encoder_settings: tuple[str, ...] = ()
+    is_lossy: bool = False
 
 
 def _jpeg_frame(payload: memoryview | bytes) -> int | None:
@@ -105,7 +105,7 @@ IMAGE_TYPES = (
         decode_bytes=4,
         packed_as="jpeg",
         longest=65_500,
-        encoder_settings=("quality", "subsampling"),
+        is_lossy=True,
     ),
     ImageType(
         name="PNG",
@@ -127,7 +127,7 @@ IMAGE_TYPES = (
         decode_bytes=16,
         packed_as="webp",
         longest=16_383,
-        encoder_settings=("quality",),
+        is_lossy=True,
     ),
     ImageType(name="BMP", parts=("bmp",), signature=re.compile(rb"(?s)BM....\0{4}"), for_masks=True),
     ImageType(name="GIF", parts=("gif",), signature=re.compile(rb"GIF8[79]a"), animated=True, for_masks=True),

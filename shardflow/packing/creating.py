@@ -4,68 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardflow._validation import check_integer, explain_unknown_arguments
 from shardflow.formats.annotations import Annotations
-from shardflow.formats.manifest import Manifest
-from shardflow.formats.quarantine import SKIPPED, Quarantined
 from shardflow.formats.sharding import Sharding
-from shardflow.formats.statistics import Statistics
 
 from .annotations import check_annotations, warn_of_undeclared
-from .commit import commit
 from .executors import make_executor
 from .ledger import Ledger
 from .pack_plan import PackPlan, PackPreview
+from .pack_report import PackReport, carry_out
 from .progress import ProgressLike
 from .recipe import FromPreset, Recipe, make_recipe
-from .run import PackResults, run
 from .sample_recipe import SampleRecipe
 from .sources.resolve import list_source, shared_options
 
 SHARD_SAMPLES = 2048
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackReport:
-    """The result of a pack. `inputs` is always the sum of `packed`, `quarantined` and `skipped`.
-
-    Attributes:
-        fingerprint: The dataset's identity.
-        inputs, packed: Numbers of images.
-        quarantined: Number of images that could not be read, decoded or encoded.
-        skipped: Number of images of kinds that are not read.
-        reasons: Reason why images were not packed → their number; of reasons that differ in figures alone, the first.
-        ignored: Extension → number of files that are no images.
-        samples: Split → number of samples.
-        classes: Number of classes; None where the images have no labels.
-        shards: Number of shards.
-        bytes_in, bytes_out: Size of the packed inputs, and of the shards.
-        counts: Number of images that were turned, converted, first frames, ..., by the names of `Statistics.counts`.
-        resumed: Inputs that an earlier attempt had done.
-        seconds: Duration of this attempt.
-    """
-
-    fingerprint: str
-    inputs: int
-    packed: int
-    quarantined: int
-    skipped: int
-    reasons: Mapping[str, int]
-    ignored: Mapping[str, int]
-    samples: Mapping[str, int]
-    classes: int | None
-    shards: int
-    bytes_in: int
-    bytes_out: int
-    counts: Mapping[str, int]
-    resumed: int
-    seconds: float
 
 
 @explain_unknown_arguments({})
@@ -115,11 +72,11 @@ def pack(
         square: Crop the centre, as wide as high. [False]
         enlarge: Enlarge smaller images to `short_side`, or to `long_side` where there is none. [False]
         filter: "bicubic", "bilinear" or "lanczos", all antialiased. ["bicubic"]
-        format: "jpeg", "webp" (lossy), "png", "npy" (values as they are stored, uint8 or uint16 [H, W, C] with 1 to 16
-            channels), or "keep": JPEG, WebP and PNG keep their format, other formats become PNG, and a file in which
-            nothing has to be changed is copied byte for byte, its metadata included, but for a seek table, which is
-            made anew or left out. ["jpeg"]
-        quality: Quality of JPEG and WebP, 1 … 100. [90]
+        format: A name of `formats.image_types.PACKED_TYPES`, such as "jpeg", "webp" (lossy), "png", or "npy" (values as
+            they are stored, uint8 or uint16 [H, W, C] with 1 to 16 channels); or "keep": these keep their format,
+            others become PNG, and a file in which nothing has to be changed is copied byte for byte, its metadata
+            included, but for a seek table, which is made anew or left out. ["jpeg"]
+        quality: Quality of a lossy format, 1 … 100. [90]
         subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0". ["4:2:0"]
         seek_tables: Which JPEGs get a seek table, with which crops are decoded faster: the "encoded" ones, or "all", so
             that copied files grow by 1 %, or "none". Tables need the native kernel. ["encoded"]
@@ -168,18 +125,15 @@ def pack(
     )
     runner = make_executor(executor, workers, ray_address)
     sharding, max_bad = _sharding(shard_samples, seed, shuffle), check_integer("max_bad", max_bad, 0)
-    recipe.warn_without_tables()
     started = time.monotonic()
     ledger = Ledger(dst, storage_options)
     ledger.refuse_dataset()
     with (
-        _plan_pack(src, ledger, recipe, sharding, annotations, max_bad) as plan,
+        plan_pack(src, ledger, recipe, sharding, annotations, max_bad) as plan,
         ledger.storage.exclusive_writer() as writer,
     ):
-        plan.source.refuse_skipped(max_bad)
         warn_of_undeclared(plan.source, plan.recipe.annotations)
-        results = run(plan, writer, runner, progress)
-        return _report(plan, results, commit(plan, results), time.monotonic() - started)
+        return carry_out(plan, writer, runner, progress, started)
 
 
 def preview_pack(
@@ -195,7 +149,7 @@ def preview_pack(
 ) -> PackPreview:
     """Return the counts of a `pack` with these arguments. Nothing is written, and no image is read."""
     sharding = _sharding(shard_samples, seed, shuffle)
-    with _plan_pack(src, Ledger(dst, storage_options), recipe, sharding, annotations) as plan:
+    with plan_pack(src, Ledger(dst, storage_options), recipe, sharding, annotations) as plan:
         return plan.preview()
 
 
@@ -208,7 +162,7 @@ def _sharding(shard_samples: int, seed: int, shuffle: bool) -> Sharding:
 
 
 @contextlib.contextmanager
-def _plan_pack(
+def plan_pack(
     src: Any,
     ledger: Ledger,
     recipe: Recipe,
@@ -222,34 +176,3 @@ def _plan_pack(
     with list_source(src, options, parts=declared.parts) as source:
         samples = SampleRecipe(image=recipe, annotations=source.annotations.joined(declared))
         yield PackPlan.of(source, ledger, samples, sharding, max_bad=max_bad)
-
-
-def _report(plan: PackPlan, results: PackResults, made: Manifest, seconds: float) -> PackReport:
-    source, totals = plan.source, results.totals
-    return PackReport(
-        fingerprint=made.fingerprint,
-        inputs=made.inputs,
-        packed=made.samples,
-        quarantined=made.quarantined,
-        skipped=made.skipped,
-        reasons=_reasons(sorted([*totals.quarantined, *source.skipped])),
-        ignored=source.ignored,
-        samples={split: sum(shard.samples for shard in shards) for split, shards in made.splits.items()},
-        classes=None if made.classes is None else len(made.classes),
-        shards=len(totals.shards),
-        bytes_in=totals.bytes_in,
-        bytes_out=sum(shard.bytes for shard in totals.shards.values()),
-        counts=sum(totals.statistics.values(), Statistics()).counts,
-        resumed=results.resumed,
-        seconds=seconds,
-    )
-
-
-def _reasons(quarantined: Sequence[Quarantined]) -> dict[str, int]:
-    """Return the number of inputs of each reason. Reasons that differ in figures alone count as the first of them."""
-    alike: dict[str, list[str]] = {}
-    for bad in quarantined:
-        kind = os.path.splitext(bad.path)[1].lower() if bad.stage == SKIPPED else bad.stage
-        reason = f"{kind or 'without extension'}: {bad.reason}"
-        alike.setdefault(re.sub(r"\d+", "N", reason), []).append(reason)
-    return {reasons[0]: len(reasons) for reasons in alike.values()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,13 @@ from shardflow.storage.write_lock import clean_up
 
 from .annotations import refuse_other_annotations
 from .base_version import BaseVersion
-from .commit import commit
 from .executors import make_executor
 from .known_inputs import State
 from .ledger import Ledger
 from .pack_plan import PackPlan, PackPreview
+from .pack_report import PackReport, carry_out, report
 from .progress import ProgressLike
-from .run import run
+from .run import Totals
 from .sample_recipe import SampleRecipe
 from .sources.items import Items
 from .sources.labelling import append_classes
@@ -39,36 +39,6 @@ from .sources.source import Source
 ON_CONFLICT = ("error", "add", "skip")
 
 _NAMED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtendReport:
-    """The result of an extension. `inputs` is always the sum of `packed`, `quarantined` and `skipped`.
-
-    Attributes:
-        fingerprint, previous: The dataset's identity now, and before; they are the same when nothing was new.
-        known: Inputs of the source that the dataset already has; they were not touched.
-        conflicting: Inputs with the path of one that the dataset has, and another content; with `on_conflict="add"`
-            they are among `inputs`, with "skip" they are not.
-        inputs, packed, quarantined, skipped: Numbers of new images, as in `PackReport`.
-        shards: Number of new shards.
-        classes: Names of the new classes, in the order of their labels.
-        resumed: New inputs that an earlier attempt had done.
-        seconds: Duration of this attempt.
-    """
-
-    fingerprint: str
-    previous: str
-    known: int
-    conflicting: int = 0
-    inputs: int = 0
-    packed: int = 0
-    quarantined: int = 0
-    skipped: int = 0
-    shards: int = 0
-    classes: tuple[str, ...] = ()
-    resumed: int = 0
-    seconds: float = 0.0
 
 
 def extend(
@@ -82,7 +52,7 @@ def extend(
     ray_address: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: ProgressLike = None,
-) -> ExtendReport:
+) -> PackReport:
     """Add the new inputs of a source to a dataset, with the dataset's own recipe, annotations, sharding and shuffling.
 
     An input is new when the dataset has none with its split and its path below `src`. One that has both is compared by
@@ -117,37 +87,15 @@ def extend(
     # Opened before a directory is made for a missing one.
     with _list_new(src, ledger) as source, ledger.storage.exclusive_writer() as writer:
         base = BaseVersion.read(_dataset(ledger))
-        plan = _plan_extension(source, ledger, base, on_conflict, max_bad)
+        plan = plan_extension(source, ledger, base, on_conflict, max_bad)
         if on_conflict == "error" and plan.conflicting:
             raise ConfigError(_refusal(plan.conflicting, source.inputs))
-        new, old = plan.source, base.manifest
-        report = ExtendReport(
-            fingerprint=old.fingerprint,
-            previous=old.fingerprint,
-            known=plan.known,
-            conflicting=len(plan.conflicting),
-        )
-        new.refuse_skipped(max_bad)
-        if not new.inputs:
-            clean_up(ledger.storage)
-            ledger.storage.remove(UNFINISHED_NAME)
-            return replace(report, seconds=time.monotonic() - started)
-        plan.recipe.image.warn_without_tables()
-        results = run(plan, writer, runner, progress)
-        made = commit(plan, results)
-    packed = made.samples - old.samples
-    return replace(
-        report,
-        fingerprint=made.fingerprint,
-        inputs=new.inputs + len(new.skipped),
-        packed=packed,
-        quarantined=new.inputs - packed,
-        skipped=len(new.skipped),
-        shards=len(results.totals.shards),
-        classes=plan.new_classes,
-        resumed=results.resumed,
-        seconds=time.monotonic() - started,
-    )
+        if plan.source.inputs:
+            return carry_out(plan, writer, runner, progress, started)
+        plan.source.refuse_skipped(max_bad)
+        clean_up(ledger.storage)
+        ledger.storage.remove(UNFINISHED_NAME)
+        return report(plan, base.manifest, Totals(), started=started)
 
 
 def preview_extension(
@@ -164,7 +112,7 @@ def preview_extension(
     _check_on_conflict(on_conflict)
     ledger = Ledger(dst, storage_options)
     with _list_new(src, ledger) as source:
-        return _plan_extension(source, ledger, BaseVersion.read(_dataset(ledger)), on_conflict).preview()
+        return plan_extension(source, ledger, BaseVersion.read(_dataset(ledger)), on_conflict).preview()
 
 
 def _check_on_conflict(on_conflict: str) -> None:
@@ -182,7 +130,7 @@ def _dataset(ledger: Ledger) -> Dataset:
     return open_dataset(ledger.url, storage_options=ledger.storage_options)
 
 
-def _plan_extension(source: Source, ledger: Ledger, base: BaseVersion, on_conflict: str, max_bad: int = 0) -> PackPlan:
+def plan_extension(source: Source, ledger: Ledger, base: BaseVersion, on_conflict: str, max_bad: int = 0) -> PackPlan:
     """Plan to pack the inputs of a source that a dataset does not have; see `extend` for the errors."""
     recipe = SampleRecipe.of(base.manifest)
     refuse_other_annotations(source, recipe.annotations)

@@ -9,6 +9,7 @@ recipe for a common case. docs/recipe.md has measurements of what the settings c
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -28,11 +29,10 @@ from shardflow.formats.manifest import Manifest
 from .image.codec_versions import codec_versions
 from .image.geometry import Size, Window
 from .image.pipeline import pack_image
-from .image.route import FILTERS, EncodedImage, Filter
+from .image.route import FILTERS, KEEP, EncodedImage, Filter
 
 logger = logging.getLogger(__name__)
 
-KEEP = "keep"
 MAX_SIDE = 65_500
 """JPEG's limit."""
 
@@ -49,27 +49,45 @@ class Setting(NamedTuple):
     Attributes:
         help: Its line in the help of the command line.
         choices: All values that it can have; empty for numbers and flags.
-        least, most: The range of a number; None for no limit.
+        most: The largest number; the least is 1. None for no limit.
         optional: Whether it can be None.
-        is_recorded: Whether the manifest has it also where it is the default, as those do that were there from the
-            first: so a further setting leaves the digests of all other recipes as they are.
+        encoders: The formats to whose encoder it belongs, under the same name; it means nothing for others.
+        is_further: Whether the manifest has it only where it is not the default, so that the digests of other recipes
+            are as they were without it.
     """
 
     help: str
     choices: Sequence[str] = ()
-    least: int = 1
     most: int | None = None
     optional: bool = False
-    is_recorded: bool = False
+    encoders: Sequence[str] = ()
+    is_further: bool = False
 
 
-def _setting(help: str, **known: Any) -> dict[type[Setting], Setting]:  # noqa: A002 - as click calls it
-    return {Setting: Setting(help, **known)}
+def _known(*of: Any, **more: Any) -> dict[type[Setting], Setting]:
+    return {Setting: Setting(*of, **more)}
 
 
-def settings() -> dict[str, tuple[Field[Any], Setting]]:
+@functools.cache
+def settings() -> Mapping[str, tuple[Field[Any], Setting]]:
     """Return the settings of a recipe by name: the field, and what else is known of it."""
     return {each.name: (each, each.metadata[Setting]) for each in fields(Recipe)}
+
+
+_SHORT = _known("Length of the shorter side, in pixels.  [default: preset]", most=MAX_SIDE, optional=True)
+_LONG = _known("Maximum length of the longer side, in pixels.  [default: no limit]", most=MAX_SIDE, optional=True)
+_SQUARE = _known("Crop to the central square.")
+_ENLARGE = _known("Enlarge smaller images to --short-side.")
+_FILTER = _known("Antialiased resize filter.  [default: preset]", tuple(FILTERS))
+_FORMAT = _known(
+    "Image format; keep copies files that need no change, npy has the values as stored.  [default: preset]",
+    (*PACKED_TYPES, KEEP),
+)
+_LOSSY = tuple(name for name, kind in PACKED_TYPES.items() if kind.is_lossy)
+_QUALITY = _known("JPEG or WebP quality, 1 to 100.  [default: preset]", most=100, encoders=_LOSSY)
+_SUBSAMPLING = _known("JPEG chroma subsampling.  [default: preset]", tuple(native.SAMPLINGS), encoders=("jpeg",))
+_TABLES = _known("JPEGs that get a seek table.  [default: encoded]", ("encoded", "all", "none"))
+_PIXELS = _known(f"Largest image that is decoded, in pixels.  [default: {MAX_PIXELS:,}]", is_further=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,48 +98,16 @@ class Recipe:
         ConfigError: A value is out of its range, or contradicts another.
     """
 
-    short_side: int | None = field(
-        default=256,
-        metadata=_setting("Length of the shorter side, in pixels.  [default: preset]", **_SIDE),
-    )
-    long_side: int | None = field(
-        default=None,
-        metadata=_setting("Maximum length of the longer side, in pixels.  [default: no limit]", **_SIDE),
-    )
-    square: bool = field(default=False, metadata=_setting("Crop to the central square.", is_recorded=True))
-    enlarge: bool = field(default=False, metadata=_setting("Enlarge smaller images to --short-side.", is_recorded=True))
-    filter: Filter = field(
-        default="bicubic",
-        metadata=_setting("Antialiased resize filter.  [default: preset]", choices=tuple(FILTERS), is_recorded=True),
-    )
-    format: str = field(
-        default="jpeg",
-        metadata=_setting(
-            "Image format; keep copies files that need no change, npy has the values as stored.  [default: preset]",
-            choices=(*PACKED_TYPES, KEEP),
-            is_recorded=True,
-        ),
-    )
-    quality: int = field(
-        default=90,
-        metadata=_setting("JPEG or WebP quality, 1 to 100.  [default: preset]", most=100, is_recorded=True),
-    )
-    subsampling: str = field(
-        default="4:2:0",
-        metadata=_setting(
-            "JPEG chroma subsampling.  [default: preset]", choices=tuple(native.SAMPLINGS), is_recorded=True
-        ),
-    )
-    seek_tables: str = field(
-        default="encoded",
-        metadata=_setting(
-            "JPEGs that get a seek table.  [default: encoded]", choices=("encoded", "all", "none"), is_recorded=True
-        ),
-    )
-    max_pixels: int = field(
-        default=MAX_PIXELS,
-        metadata=_setting(f"Largest image that is decoded, in pixels.  [default: {MAX_PIXELS:,}]"),
-    )
+    short_side: int | None = field(default=256, metadata=_SHORT)
+    long_side: int | None = field(default=None, metadata=_LONG)
+    square: bool = field(default=False, metadata=_SQUARE)
+    enlarge: bool = field(default=False, metadata=_ENLARGE)
+    filter: Filter = field(default="bicubic", metadata=_FILTER)
+    format: str = field(default="jpeg", metadata=_FORMAT)
+    quality: int = field(default=90, metadata=_QUALITY)
+    subsampling: str = field(default="4:2:0", metadata=_SUBSAMPLING)
+    seek_tables: str = field(default="encoded", metadata=_TABLES)
+    max_pixels: int = field(default=MAX_PIXELS, metadata=_PIXELS)
 
     def __post_init__(self) -> None:
         for name, (each, setting) in settings().items():
@@ -129,10 +115,12 @@ class Recipe:
             if setting.choices:
                 if value not in tuple(setting.choices):
                     raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(setting.choices)}")
-            elif not isinstance(each.default, bool) and not (setting.optional and value is None):
-                check_integer(name, value, None if setting.most else setting.least)
-                if setting.most is not None and not setting.least <= value <= setting.most:
-                    raise ConfigError(f"{name} is {value}; allowed are {setting.least} to {setting.most}")
+            elif isinstance(each.default, bool) or (setting.optional and value is None):
+                continue
+            elif setting.most is None:
+                check_integer(name, value, 1)
+            elif not 1 <= check_integer(name, value) <= setting.most:
+                raise ConfigError(f"{name} is {value}; allowed are 1 to {setting.most}")
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
@@ -143,10 +131,9 @@ class Recipe:
             raise ConfigError(f"{message}; set a smaller short_side")
         if self.enlarge and self.short_side is None and self.long_side is None:
             raise ConfigError("enlarge has no size to enlarge to; set short_side as well")
-        encoders = {name: kind.encoder_settings for name, kind in PACKED_TYPES.items()}
-        for name in dict.fromkeys(name for names in encoders.values() for name in names):
-            having = [kind for kind, names in encoders.items() if name in names]
-            self._refuse_useless(name, [*having, KEEP])
+        for name, (_, setting) in settings().items():
+            if setting.encoders:
+                self._refuse_useless(name, [*setting.encoders, KEEP])
         self._refuse_useless("seek_tables", _WITH_SEEK_TABLES)
 
     def _refuse_useless(self, name: str, having: Sequence[str]) -> None:
@@ -160,11 +147,11 @@ class Recipe:
         described = {
             name: value
             for name, (each, setting) in settings().items()
-            if (value := getattr(self, name)) != each.default or setting.is_recorded
+            if (value := getattr(self, name)) != each.default or not setting.is_further
         }
         if not self._has_seek_tables:
             del described["seek_tables"]
-        if self.packs_arrays:
+        if self.format == "npy":
             return {"colour": "as stored", **described}
         return {"background": "white", "colour": "sRGB", **described}
 
@@ -186,30 +173,21 @@ class Recipe:
 
     def lossless(self) -> Recipe:
         """Return the recipe up to the encoding, with the defaults of all settings of encoders."""
-        encoders = {name for kind in PACKED_TYPES.values() for name in kind.encoder_settings}
-        defaults: dict[str, Any] = {name: settings()[name][0].default for name in (*encoders, "seek_tables")}
-        return replace(self, format="png", **defaults)
+        defaults: dict[str, Any] = {
+            name: each.default for name, (each, setting) in settings().items() if setting.encoders
+        }
+        return replace(self, format="png", seek_tables="encoded", **defaults)
 
     # ---- What the routes ask: see `image.route.ImageRecipe` ----
 
     @property
-    def packs_arrays(self) -> bool:
-        """Whether images become arrays."""
-        return self.format == "npy"
-
-    @property
-    def copies(self) -> bool:
-        """Whether a file in which nothing has to be changed is copied."""
-        return self.format == KEEP
-
-    @property
-    def transcodes(self) -> bool:
-        """Whether a JPEG may become the packed one in its own colours."""
-        return self.format in ("jpeg", KEEP)
-
-    @property
     def _has_seek_tables(self) -> bool:
         return self.seek_tables != "none" and self.format in _WITH_SEEK_TABLES
+
+    def can_transcode(self, stored: Size, resized: Size) -> bool:
+        """Return whether a JPEG may become the packed one in its own colours."""
+        # Where chroma is enlarged by itself, and nothing reduced, it is rounded once more than Pillow's: up to 0.5 dB.
+        return min(resized) < min(stored) or self.subsampling == "4:2:0"
 
     def wants_seek_table(self, *, copied: bool) -> bool:
         """Return whether a JPEG, copied or encoded, is to have a seek table."""
@@ -224,7 +202,8 @@ class Recipe:
 
     def encoder_settings(self, target: ImageType) -> dict[str, Any]:
         """Return the settings of an encoder by Pillow's names."""
-        return {name: getattr(self, name) for name in target.encoder_settings}
+        known = settings().items()
+        return {name: getattr(self, name) for name, (_, setting) in known if target.packed_as in setting.encoders}
 
     def resized(self, stored: Size, target: ImageType) -> Size:
         """Return the size before the crop; raise EncodeError if it is too large."""

@@ -90,7 +90,7 @@ def test_old_classes_keep_their_numbers(packed: Path, dst: Path) -> None:
     report = sf.extend(packed / "src", dst, executor="serial")
     dataset = sf.open(dst)
     assert dataset.classes == ("a", "b", "c", "a1")
-    assert report.classes == ("a1",)
+    assert report.new_classes == ("a1",)
     receipts = [json.loads(path.read_bytes()) for path in sorted(dst.glob("train/*.json"))]
     folders = [source.split("/")[0] for receipt in receipts for source in receipt["sources"]]
     assert [dataset.classes[int(sample["cls"])] for sample in dataset["train"]] == folders
@@ -384,5 +384,5 @@ def test_new_split(tmp_path: Path) -> None:
     dataset = sf.open(tmp_path / "dst")
     assert {split: len(samples) for split, samples in dataset.items()} == {"train": 4, "val": 2}
     assert sorted(sample["__key__"] for sample in dataset["val"]) == ["000000000", "000000001"]
-    assert report.classes == ("b",)
+    assert report.new_classes == ("b",)
     assert sf.verify(tmp_path / "dst") == []

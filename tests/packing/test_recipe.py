@@ -380,7 +380,7 @@ WRONG: dict[str, dict[str, object]] = {
     r"filter is \['bicubic'\]; allowed are": {"filter": ["bicubic"]},
     "subsampling is '4:1:1'; allowed are": {"subsampling": "4:1:1"},
     "filter is 'area'; allowed are bicubic, bilinear, lanczos": {"filter": "area"},
-    "format is 'heic'; allowed are jpeg, png, webp, npy, keep": {"format": "heic"},
+    "format is 'heic'; allowed are jpeg, ": {"format": "heic"},
     "long_side and square exclude each other": {"long_side": 512, "square": True},
     "long_side is 200, less than short_side, 256": {"long_side": 200},
     "enlarge has no size to enlarge to": {"short_side": None, "enlarge": True},

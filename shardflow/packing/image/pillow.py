@@ -36,7 +36,7 @@ from shardflow.formats.image_types import ImageType, is_jpeg, type_named
 from shardflow.formats.statistics import PixelSums
 
 from .geometry import Geometry, Size
-from .route import FILTERS, EncodedImage, ImageRecipe, describe
+from .route import FILTERS, KEEP, EncodedImage, ImageRecipe, describe
 
 
 def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: ImageRecipe) -> EncodedImage:
@@ -51,7 +51,7 @@ def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: ImageRecipe) ->
         orientation = 1 if loaded_upright else orientation_of(image)
         is_resized = recipe.window(resized)[2:] != stored
         is_changed = is_resized or orientation != 1 or conversion.transform is not None or more_frames
-        kept = recipe.copies and not is_changed and _can_copy(image, data)
+        kept = recipe.format == KEEP and not is_changed and _can_copy(image, data)
     with map_codec_errors(EncodeError):
         pixels = apply_orientation(conversion.apply(pixels), orientation)
         window = recipe.window(pixels.size)

@@ -15,16 +15,17 @@ from shardflow.formats.jpeg_header import plain_header
 
 from .arrays import pack_array
 from .pillow import pack_opened
-from .route import EncodedImage, ImageRecipe
+from .route import KEEP, EncodedImage, ImageRecipe
 from .transcoding import transcode
 
 
 def pack_image(data: bytes, recipe: ImageRecipe) -> EncodedImage:
     """Pack an image file; raise `DecodeError`, `EncodeError` or `TooLargeError` if it cannot be."""
-    if recipe.packs_arrays:
+    if recipe.format == "npy":
         return pack_array(data, recipe)
-    may_transcode = recipe.transcodes and is_jpeg(data) and native.available()
-    header = plain_header(data) if may_transcode and not recipe.copies else None
+    target = recipe.target("JPEG")
+    may_transcode = is_jpeg(data) and target.name == "JPEG" and native.available()
+    header = plain_header(data) if may_transcode and recipe.format != KEEP else None
     if header is not None and header.size[0] * header.size[1] <= recipe.max_pixels:
         packed = transcode(data, recipe, header.size, 1, profile=header.profile, mode=header.mode)
         if packed is not None:
@@ -32,9 +33,8 @@ def pack_image(data: bytes, recipe: ImageRecipe) -> EncodedImage:
     with map_codec_errors(DecodeError), open_image(data, max_pixels=recipe.max_pixels) as image:
         if may_transcode and header is None:
             profile, orientation = image.info.get("icc_profile"), orientation_of(image)
-            resized = recipe.resized(image.size, recipe.target("JPEG"))
-            may_copy = recipe.copies and orientation == 1 and recipe.window(resized)[2:] == image.size
-            if not may_copy:
+            is_resized = recipe.window(recipe.resized(image.size, target))[2:] != image.size
+            if recipe.format != KEEP or is_resized or orientation != 1:  # otherwise it may be copied
                 packed = transcode(data, recipe, image.size, orientation, profile=profile, mode=image.mode)
                 if packed is not None:
                     return packed

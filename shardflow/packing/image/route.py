@@ -10,7 +10,7 @@ Each takes the bytes and an `ImageRecipe`, and returns an `EncodedImage`; `pipel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from PIL import Image
 
@@ -30,6 +30,10 @@ FILTERS: dict[Filter, Image.Resampling] = {
 """The filters that kernel and Pillow have in common, all antialiased."""
 
 
+KEEP = "keep"
+"""The format of a recipe which keeps that of the source, and copies a file in which nothing has to be changed."""
+
+
 class ImageRecipe(Protocol):
     """What the routes ask of a recipe. All of it is a function of the settings and the arguments."""
 
@@ -39,23 +43,13 @@ class ImageRecipe(Protocol):
         ...
 
     @property
+    def format(self) -> str:
+        """A name of `PACKED_TYPES`, or `KEEP`."""
+        ...
+
+    @property
     def max_pixels(self) -> int:
         """The most pixels of an image, before it is packed and after."""
-        ...
-
-    @property
-    def packs_arrays(self) -> bool:
-        """Whether images become arrays."""
-        ...
-
-    @property
-    def copies(self) -> bool:
-        """Whether a file in which nothing has to be changed is copied."""
-        ...
-
-    @property
-    def transcodes(self) -> bool:
-        """Whether a JPEG may become the packed one in its own colours."""
         ...
 
     def target(self, found: str) -> ImageType:
@@ -70,8 +64,12 @@ class ImageRecipe(Protocol):
         """Return the crop of a resized image."""
         ...
 
-    def encoder_settings(self, target: ImageType) -> Mapping[str, int | str]:
+    def encoder_settings(self, target: ImageType) -> Mapping[str, Any]:
         """Return the settings of an encoder by Pillow's names."""
+        ...
+
+    def can_transcode(self, stored: Size, resized: Size) -> bool:
+        """Return whether a JPEG may become the packed one in its own colours."""
         ...
 
     def wants_seek_table(self, *, copied: bool) -> bool:

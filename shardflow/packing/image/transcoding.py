@@ -5,8 +5,6 @@ One call of the native kernel decodes, resizes, turns, crops and encodes it (`na
 
 from __future__ import annotations
 
-from typing import Any
-
 from shardflow import native
 from shardflow._colour import profile_conversion
 from shardflow.formats.statistics import PixelSums
@@ -25,12 +23,9 @@ def transcode(
     conversion = profile_conversion(profile, mode)
     target = recipe.target("JPEG")
     resized = recipe.resized(stored, target)
-    settings: Any = recipe.encoder_settings(target)
-    # Where chroma is enlarged by itself, and nothing reduced, it is rounded once more than Pillow's: up to 0.5 dB.
-    enlarges_chroma = min(resized) >= min(stored) and settings["subsampling"] != "4:2:0"
-    if conversion.transform is not None or enlarges_chroma:
+    if conversion.transform is not None or not recipe.can_transcode(stored, resized):
         return None
-    upright = upright_size(resized, orientation)
+    upright, settings = upright_size(resized, orientation), recipe.encoder_settings(target)
     window = recipe.window(upright)
     made = native.transcode(
         data,
