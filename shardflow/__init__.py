@@ -33,11 +33,11 @@ from . import errors
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .dataset.dataset import Dataset, Split
-    from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
     from .dataset.diffing import Diff, SplitDiff, diff
     from .dataset.indexing import IndexReport, index
     from .dataset.merging import merge
+    from .dataset.open_dataset import Dataset, Split
+    from .dataset.open_dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
     from .dataset.splitting import split, split_folds
     from .dataset.subsetting import subset
     from .dataset.syncing import SyncReport, sync
@@ -63,8 +63,9 @@ if TYPE_CHECKING:
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
     from .loading.sample_weights import Subset
     from .loading.sampler import Shuffle
-    from .packing.extending import ExtendReport, extend
-    from .packing.packing import PackReport, pack
+    from .packing.creating import pack
+    from .packing.extending import extend
+    from .packing.pack_report import PackReport
     from .packing.repairing import RepairReport, repair
     from .packing.sources.coco import Coco
     from .packing.sources.collection import Collection
@@ -85,12 +86,11 @@ _LAZY = {
     "ColorJitter": ("device.transforms.color_jitter", "ColorJitter"),
     "CroppedBoxes": ("loading.annotation_fields", "CroppedBoxes"),
     "CutMix": ("device.transforms.mixup", "CutMix"),
-    "Dataset": ("dataset.dataset", "Dataset"),
+    "Dataset": ("dataset.open_dataset", "Dataset"),
     "DecodeJpeg": ("device.transforms.decode_jpeg", "DecodeJpeg"),
     "DevicePrefetcher": ("device.prefetcher", "DevicePrefetcher"),
     "Diff": ("dataset.diffing", "Diff"),
     "EncodedDecoder": ("device.transforms.decode_jpeg", "EncodedDecoder"),
-    "ExtendReport": ("packing.extending", "ExtendReport"),
     "Finding": ("dataset.verifying", "Finding"),
     "Folder": ("packing.sources.folder", "Folder"),
     "ImageDecoder": ("loading.decoders", "ImageDecoder"),
@@ -104,7 +104,7 @@ _LAZY = {
     "Normalize": ("device.transforms.normalize", "Normalize"),
     "OneOf": ("device.transforms.mixup", "OneOf"),
     "OpenTelemetryExporter": ("diagnostics.metrics", "OpenTelemetryExporter"),
-    "PackReport": ("packing.packing", "PackReport"),
+    "PackReport": ("packing.pack_report", "PackReport"),
     "PrometheusExporter": ("diagnostics.metrics", "PrometheusExporter"),
     "RandomErasing": ("device.transforms.random_erasing", "RandomErasing"),
     "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
@@ -113,7 +113,7 @@ _LAZY = {
     "RepairReport": ("packing.repairing", "RepairReport"),
     "Shards": ("packing.sources.shards", "Shards"),
     "Shuffle": ("loading.sampler", "Shuffle"),
-    "Split": ("dataset.dataset", "Split"),
+    "Split": ("dataset.open_dataset", "Split"),
     "SplitDiff": ("dataset.diffing", "SplitDiff"),
     "Subset": ("loading.sample_weights", "Subset"),
     "SyncReport": ("dataset.syncing", "SyncReport"),
@@ -123,8 +123,8 @@ _LAZY = {
     "extend": ("packing.extending", "extend"),
     "index": ("dataset.indexing", "index"),
     "merge": ("dataset.merging", "merge"),
-    "open": ("dataset.dataset", "open_dataset"),
-    "pack": ("packing.packing", "pack"),
+    "open": ("dataset.open_dataset", "open_dataset"),
+    "pack": ("packing.creating", "pack"),
     "repair": ("packing.repairing", "repair"),
     "samples": ("loading.sample_stream", "Samples"),
     "split": ("dataset.splitting", "split"),
@@ -151,7 +151,6 @@ __all__ = [
     "DevicePrefetcher",
     "Diff",
     "EncodedDecoder",
-    "ExtendReport",
     "Finding",
     "Folder",
     "ImageDecoder",

@@ -17,18 +17,26 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile, UnidentifiedImageError, features
 
+from ._imports import import_large
 from ._orientation import orientation_of
 from .errors import DecodeError, SampleError, TooLargeError
 from .formats.image_limits import MAX_PIXELS, REMEDY, check_image, check_size
-from .formats.image_types import IMAGE_TYPES, ImageType, image_type
+from .formats.image_types import IMAGE_TYPES, ImageType, image_type, type_named
 
-try:
-    import pillow_heif
-except ImportError:
-    HEIF_VERSION = None
-else:
-    pillow_heif.register_heif_opener()
-    HEIF_VERSION = pillow_heif.__version__
+
+def _load_plugins() -> dict[str, str]:
+    """Import the plug-ins of Pillow that are installed, which registers their formats; return their versions."""
+    versions = {}
+    for plugin in filter(None, (each.plugin for each in IMAGE_TYPES)):
+        package = plugin.partition(".")[0]
+        with contextlib.suppress(ImportError):
+            import_large(plugin)
+            versions[package.replace("_", "-")] = str(import_large(package).__version__)
+    return versions
+
+
+PLUGIN_VERSIONS = _load_plugins()
+"""Plug-ins of Pillow that are installed → their versions."""
 
 
 def _missing_codec(kind: ImageType) -> str:
@@ -61,7 +69,6 @@ PHOTOMETRIC_TAG, WHITE_IS_ZERO = 262, 0
 SAMPLE_FORMAT_TAG, UNSIGNED = 339, 1
 """TIFF 6.0, section 19: SampleFormat, and its value for unsigned integers."""
 
-_TYPES = {each.name: each for each in IMAGE_TYPES}
 _TILE_TAGS = 322, 323  # TIFF 6.0, section 15: TileWidth, TileLength
 
 
@@ -90,7 +97,7 @@ def open_image(
             raise DecodeError(MISSING_CODECS[found.name]) from error
         raise DecodeError(f"not an image in one of the formats {', '.join(formats)}") from error
     try:
-        kind = _TYPES.get(image.format or "", _TYPES["JPEG"])  # or MPO, which is JPEG
+        kind = type_named(image.format or "") or IMAGE_TYPES[0]  # MPO is JPEG
         check_size(kind, *image.size, max_pixels)
         if kind.name == "TIFF":  # a tile is decoded whole, however small the image is
             width, height = (int(image.tag_v2.get(tag, 0)) for tag in _TILE_TAGS)  # type: ignore[attr-defined]

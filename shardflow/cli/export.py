@@ -76,7 +76,7 @@ def card(url: str, directory: str | None, name: str | None, license_id: str | No
     """Write a dataset card: README.md with metadata for the Hugging Face Hub, and croissant.json.
 
     Splits, classes, sizes and settings come from the manifest; no shard is read. The files go to DIRECTORY or beside
-    the shards of a local dataset, and replace files of these names.
+    the shards of a local dataset, and replace those that this command wrote, but no other files.
 
     \b
     Examples:

@@ -10,8 +10,8 @@ import click
 import shardflow
 from shardflow._wording import plural
 from shardflow.formats.quarantine import version_name
-from shardflow.packing.dry_run import ExtendDryRun, count_extension
-from shardflow.packing.extending import ON_CONFLICT
+from shardflow.packing.extending import ON_CONFLICT, preview_extension
+from shardflow.packing.pack_plan import PackPreview
 from shardflow.packing.sources.source import describe_skipped
 
 from .options import PathOrUrl, executor_options, source_of, source_options
@@ -48,7 +48,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
     """
     source = source_of(src, settings)
     if dry_run:
-        print_lines(_dry_run_lines(count_extension(source, dst, on_conflict=on_conflict), on_conflict), 13)
+        print_lines(_preview_lines(preview_extension(source, dst, on_conflict=on_conflict), on_conflict), 13)
         return
     with pack_bar() as bar:
         report = shardflow.extend(source, dst, on_conflict=on_conflict, progress=bar.update, **settings)
@@ -65,7 +65,7 @@ def extend(src: str, dst: str, dry_run: bool, on_conflict: str, **settings: Any)
         "quarantined": report.quarantined
         and f"{plural(report.quarantined, 'input')}, listed in {version_name(report.fingerprint)}",
         "skipped": report.skipped and f"{plural(report.skipped, 'image')} of a kind that is not read",
-        "new classes": ", ".join(report.classes),
+        "new classes": ", ".join(report.new_classes),
         "fingerprint": report.fingerprint,
         "previous": report.previous,
     }
@@ -76,7 +76,7 @@ def _conflicting(count: int) -> str:
     return f"{plural(count, 'input')} with the path of another one in the dataset"
 
 
-def _dry_run_lines(counts: ExtendDryRun, on_conflict: str) -> Iterator[tuple[str, str]]:
+def _preview_lines(counts: PackPreview, on_conflict: str) -> Iterator[tuple[str, str]]:
     yield "known", f"{plural(counts.known, 'input')} of the dataset"
     for split, inputs in counts.inputs.items():
         yield split, plural(inputs, "new input")
@@ -85,8 +85,8 @@ def _dry_run_lines(counts: ExtendDryRun, on_conflict: str) -> Iterator[tuple[str
         yield "conflicting", f"{_conflicting(len(counts.conflicting))}: {paths}"
     if counts.skipped:
         yield "skipped", f"{describe_skipped(counts.skipped)}; or leave them out with --max-bad {len(counts.skipped)}"
-    if counts.classes:
-        yield "new classes", ", ".join(counts.classes)
+    if counts.new_classes:
+        yield "new classes", ", ".join(counts.new_classes)
     if counts.conflicting and on_conflict == "error":
         yield "would write", "nothing, because of the conflicts; see --on-conflict"
     else:

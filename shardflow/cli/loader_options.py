@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from shardflow.dataset.dataset import open_dataset
+from shardflow.dataset.open_dataset import open_dataset
 from shardflow.errors import ShardflowError
 from shardflow.storage.urls import shown_url
 

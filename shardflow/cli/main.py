@@ -57,7 +57,7 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         with ending_at_once():
-            importlib.import_module("shardflow.dataset.dataset")  # what the names of `shardflow` import on first use
+            importlib.import_module("shardflow.dataset.open_dataset")  # what `shardflow` imports on first use
             module = importlib.import_module(f"{__package__}.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command

@@ -11,6 +11,7 @@ import click
 
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.packing.executors import EXECUTORS
+from shardflow.packing.recipe import settings
 from shardflow.packing.sources.coco import Coco
 from shardflow.packing.sources.resolve import describe_source
 from shardflow.packing.sources.table import Table
@@ -116,6 +117,19 @@ annotation_options = option_group(
     ),
 )
 """The annotations of a dataset; `annotations_of` reads them."""
+
+
+def _recipe_option(name: str) -> Decorator:
+    """Return the option of a setting. It is None unless given, so that the preset decides."""
+    field, setting = settings()[name]
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(field.default, bool):
+        return click.option(f"{option}/--no-{option[2:]}", default=None, help=setting.help)
+    return click.option(option, type=click.Choice(setting.choices) if setting.choices else int, help=setting.help)
+
+
+recipe_options = option_group(*map(_recipe_option, settings()))
+"""The settings of a recipe."""
 
 executor_options = option_group(
     click.option("--workers", type=int, help="Number of processes.  [default: one per core]"),

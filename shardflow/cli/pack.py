@@ -9,14 +9,21 @@ import click
 
 import shardflow
 from shardflow._wording import megabytes, plural
-from shardflow.packing.dry_run import DryRun, count_pack
-from shardflow.packing.image.decoding import FILTERS
-from shardflow.packing.image.encoding import FORMATS, SUBSAMPLINGS
-from shardflow.packing.recipe import KEEP, PRESETS, SEEK_TABLES
+from shardflow.packing.creating import preview_pack
+from shardflow.packing.pack_plan import PackPreview
+from shardflow.packing.recipe import PRESETS, make_recipe, settings
 from shardflow.packing.sources.source import describe_skipped
 from shardflow.storage.urls import shown_url
 
-from .options import PathOrUrl, annotation_options, annotations_of, executor_options, source_of, source_options
+from .options import (
+    PathOrUrl,
+    annotation_options,
+    annotations_of,
+    executor_options,
+    recipe_options,
+    source_of,
+    source_options,
+)
 from .output import operation_counts, pack_bar, print_lines
 
 _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\n".join(
@@ -24,34 +31,20 @@ _PRESETS_HELP = "\b\nPresets; the options above override their settings:\n" + "\
 )
 
 
-# Options of the recipe are None unless given, so that the preset decides; their help names the defaults without one.
 @click.command(epilog=_PRESETS_HELP)
 @click.argument("src", type=PathOrUrl())
 @click.argument("dst", type=PathOrUrl())
 @source_options
 @annotation_options
 @click.option("--preset", type=click.Choice(list(PRESETS)), default="imagenet", show_default=True, help="See below.")
-@click.option("--short-side", type=int, help="Length of the shorter side, in pixels.  [default: preset]")
-@click.option("--long-side", type=int, help="Maximum length of the longer side, in pixels.  [default: no limit]")
-@click.option("--square/--no-square", default=None, help="Crop to the central square.")
-@click.option("--enlarge/--no-enlarge", default=None, help="Enlarge smaller images to --short-side.")
-@click.option("--filter", type=click.Choice(list(FILTERS)), help="Antialiased resize filter.  [default: preset]")
-@click.option(
-    "--format",
-    type=click.Choice([*FORMATS, KEEP]),
-    help="Image format; keep copies files that need no change, npy has the values as stored.  [default: preset]",
-)
-@click.option("--quality", type=int, help="JPEG or WebP quality, 1 to 100.  [default: preset]")
-@click.option("--subsampling", type=click.Choice(SUBSAMPLINGS), help="JPEG chroma subsampling.  [default: preset]")
-@click.option("--seek-tables", type=click.Choice(SEEK_TABLES), help="JPEGs that get a seek table.  [default: encoded]")
-@click.option("--max-pixels", type=int, help="Largest image that is decoded, in pixels.  [default: 110,000,000]")
+@recipe_options
 @click.option("--no-shuffle", is_flag=True, help="Keep the inputs in the order of the source.")
 @click.option("--seed", default=0, show_default=True, help="Shuffle seed.")
 @click.option("--shard-samples", default=2048, show_default=True, help="Inputs per shard.")
 @executor_options
 @click.option("--dry-run", is_flag=True, help="Count inputs, classes and shards; write nothing.")
 @click.option("--max-bad", default=0, show_default=True, help="Maximum number of inputs that are not packed.")
-def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -> None:
+def pack(src: str, dst: str, preset: str, no_shuffle: bool, dry_run: bool, **given: Any) -> None:
     """Pack the images of SRC into shards, and write them to DST as a dataset.
 
     SRC is a directory or URL with CLASS/x.jpg, or train/CLASS/x.jpg and other splits, or x.jpg without labels; a table
@@ -66,15 +59,17 @@ def pack(src: str, dst: str, no_shuffle: bool, dry_run: bool, **settings: Any) -
       shardflow pack coco/annotations/instances_train2017.json coco512/ --preset fine
       shardflow pack "s3://bucket/laion/{00000..00099}.tar" s3://bucket/laion256
     """
-    source = source_of(src, settings)
-    settings["annotations"] = annotations_of(settings)
-    run = {name: settings.pop(name) for name in ("workers", "executor", "ray_address", "max_bad")}
-    plan = {"shuffle": not no_shuffle, **{name: value for name, value in settings.items() if value is not None}}
+    source, annotations = source_of(src, given), annotations_of(given)
+    plan = {"shuffle": not no_shuffle, **{name: given.pop(name) for name in ("seed", "shard_samples")}}
+    recipe = {name: value for name in settings() if (value := given.pop(name)) is not None}
     if dry_run:
-        print_lines(_dry_run_lines(count_pack(source, dst, **plan), dst), 13)
+        preview = preview_pack(source, dst, make_recipe(preset, **recipe), annotations=annotations, **plan)
+        print_lines(_preview_lines(preview, dst), 13)
         return
     with pack_bar() as bar:
-        report = shardflow.pack(source, dst, progress=bar.update, **run, **plan)
+        report = shardflow.pack(
+            source, dst, preset=preset, annotations=annotations, progress=bar.update, **recipe, **plan, **given
+        )
     print_lines(_report_lines(report, dst), 13)
 
 
@@ -112,7 +107,7 @@ _DESTINATIONS = {
 }
 
 
-def _dry_run_lines(counts: DryRun, dst: str) -> Iterator[tuple[str, str]]:
+def _preview_lines(counts: PackPreview, dst: str) -> Iterator[tuple[str, str]]:
     for split, inputs in counts.inputs.items():
         sizes = counts.classes.get(split)
         classes = f" in {_classes(len(sizes))} of {_range(sizes.values())}" if sizes else ""

@@ -8,7 +8,7 @@ import click
 
 import shardflow
 from shardflow._wording import plural
-from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.verifying import verify_dataset
 from shardflow.errors import ConfigError, NotFoundError
 from shardflow.formats.quarantine import FILE_NAME, UNFINISHED_NAME, Quarantined, from_bytes

@@ -19,7 +19,7 @@ from shardflow.formats.labels import CLASS_PART, CLASSES_PART, sample_labels
 from shardflow.formats.shard import Shard
 from shardflow.order.keyed_rng import U64
 
-from .dataset import Split
+from .open_dataset import Split
 
 _NONE, _UNKNOWN = -1, -2
 

@@ -12,7 +12,7 @@ from shardflow.errors import FormatError, NotFoundError
 from shardflow.formats import receipt
 from shardflow.formats.shard import Shard
 
-from .dataset import Dataset, open_dataset
+from .open_dataset import Dataset, open_dataset
 from .selection import image_checksums
 
 _EXAMPLES = 5

@@ -84,7 +84,8 @@ def index(
     is split between two tars, or lies in the damaged part of a tar is left out and reported, as are samples whose
     declared coordinates are of an image of another size: of the `width` and `height` beside them in the JSON. Tars in
     folders named like splits (`train`, `val`, `test`, …) belong to these splits, all others to `train`. Files whose
-    names are not KEY.PART are ignored. Tars behind a URL are read into memory whole, four at a time.
+    names are not KEY.PART are ignored. Four tars are read at a time, each in blocks, so that long ones take no more
+    memory.
 
     >>> shardflow.index("laion/{00000..00099}.tar")                                       # doctest: +SKIP
     >>> shardflow.index("https://host/tars/{00000..00099}.tar", "laion-index")            # doctest: +SKIP

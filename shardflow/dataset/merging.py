@@ -13,8 +13,8 @@ from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.shard_index import Index
 
-from .dataset import Dataset, Split, open_dataset
 from .label_numbering import common_classes
+from .open_dataset import Dataset, Split, open_dataset
 from .virtual_dataset import Contents, SelectedRows, TarLocation, VirtualReport, build_virtual_dataset, tar_locations
 
 

@@ -13,9 +13,7 @@ the process; and a page fault for every four pages costs more than the copy.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import mmap
 import os
 import weakref
 from collections.abc import Callable, Container
@@ -23,14 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
 
-from shardflow.errors import FormatError, IntegrityError
+from shardflow.errors import FormatError, IntegrityError, StoreError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.shard import Shard
 from shardflow.storage.cache import MOST_COPIES, Cache, Download
-from shardflow.storage.local_files import COPY_BYTES, map_os_errors
+from shardflow.storage.local_files import map_os_errors
 
 from .sample import Sample
 from .shard_rows import ShardRows, reader_of
+from .tar_file import TarFile, of_descriptor
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class OpenShard:
             try:
                 rows = self._rebuilt_rows()
             except (FormatError, IntegrityError):
-                rows = self.mended(self._rebuilt_rows)
+                rows = self.retry_from_new_copy(self._rebuilt_rows)
         self.rows = rows
 
     def sample(self, record: int, unused: Container[str] = ()) -> Sample:
@@ -84,11 +83,11 @@ class OpenShard:
         return self.rows.sample(record, read, shard=self._number, url=self._url, key=self.key, unused=unused)
 
     def key(self, record: int) -> str:
-        """Return the key of a sample. A damaged copy is replaced for it, see `mended`."""
+        """Return the key of a sample. A damaged copy is replaced for it, see `retry_from_new_copy`."""
         try:
             return self._read_key(record)
         except IntegrityError:
-            return self.mended(partial(self._read_key, record))
+            return self.retry_from_new_copy(partial(self._read_key, record))
 
     def members(self, record: int) -> list[ustar.Member]:
         """Return the members of a sample: name, with the part as the index has it, offset and size."""
@@ -96,7 +95,7 @@ class OpenShard:
         rows = self.rows.of_record(record)
         return [ustar.Member(f"{key}.{part.decode()}", offset, size) for _, part, offset, size, *_ in rows]
 
-    def mended(self, read: Callable[[], _Result]) -> _Result:
+    def retry_from_new_copy(self, read: Callable[[], _Result]) -> _Result:
         """Return what a `read` whose error is being handled returns from a sound copy, or raise what it raises then.
 
         Raises:
@@ -146,10 +145,12 @@ class OpenShard:
     def _rebuilt_rows(self) -> ShardRows:
         shard = self._shard
         try:
-            data = shard_index.rebuild(self._file.map(), shard.index_sha256)
+            data = shard_index.rebuild(self._file.tar(), shard.index_sha256)
             index = shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
         except (FormatError, IntegrityError) as error:
             raise error.at(shard=self._url) from None
+        except StoreError as error:  # a copy in the cache is replaced for it, as where a sample cannot be read
+            raise IntegrityError(f"its index cannot be made: {error}").at(shard=self._url) from error
         return ShardRows.from_index(index, shard.samples)
 
 
@@ -189,18 +190,13 @@ class _File:
 
     def sha256(self) -> str:
         """Return the SHA-256 of the whole file; "" if the disk fails."""
-        digest = hashlib.sha256()
-        with contextlib.suppress(IntegrityError):
-            size = os.fstat(self._descriptor).st_size
-            for begin in range(0, size, COPY_BYTES):
-                digest.update(self.read(begin, min(begin + COPY_BYTES, size)))
-            return digest.hexdigest()
+        with contextlib.suppress(StoreError):
+            return self.tar(hashed=True).sha256()
         return ""
 
-    def map(self) -> memoryview:
-        """Map the whole file into memory."""
-        with map_os_errors(Path(self._url)):
-            return memoryview(mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ))
+    def tar(self, *, hashed: bool = False) -> TarFile:
+        """Return the whole file, to be read by position."""
+        return of_descriptor(self._descriptor, self._url, hashed=hashed)
 
     def read_ahead(self) -> None:
         """Ask the kernel to read the whole file soon, in sequence."""

@@ -117,7 +117,7 @@ class ShardReader:
         try:
             return opened.sample(record, unused)
         except IntegrityError:
-            return opened.mended(partial(opened.sample, record, unused))
+            return opened.retry_from_new_copy(partial(opened.sample, record, unused))
 
     def part(self, shard: int, record: int, name: str) -> memoryview | None:
         """Return one part of a sample, its CRC-32 checked; None if the sample has no such part."""

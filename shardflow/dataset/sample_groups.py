@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._wording import plural
-from shardflow.errors import ConfigError, IntegrityError
+from shardflow.errors import ConfigError, DecodeError, IntegrityError
+from shardflow.formats.coordinates import parse_json
 from shardflow.formats.shard import Shard
 from shardflow.order.keyed_rng import U64
 
-from .dataset import Split
+from .open_dataset import Split
 from .selection import read_records
 
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -70,11 +71,9 @@ def _field(split: Split, name: str, shard: int, record: int) -> Any:
     reader = split.reader
     payload = reader.part(shard, record, _PART)
     try:
-        content = {} if payload is None else json.loads(bytes(payload))
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"part {_PART!r} is not JSON: {error}").at(
-            shard=reader.url(shard), key=reader.key(shard, record)
-        ) from error
+        content = {} if payload is None else parse_json(_PART, payload)
+    except DecodeError as error:
+        raise IntegrityError(str(error)).at(shard=reader.url(shard), key=reader.key(shard, record)) from error
     if not isinstance(content, dict) or name not in content:
         fields = ", ".join(map(repr, list(content)[:_SHOWN_FIELDS])) if isinstance(content, dict) else ""
         raise ConfigError(

@@ -18,8 +18,8 @@ from shardflow.formats.shard import Shard
 from shardflow.formats.shard_index import KEY_PART, Index
 from shardflow.order import keyed_rng
 
-from .dataset import Dataset, Split
-from .virtual_dataset import SelectedRows, tar_locations
+from .open_dataset import Dataset, Split
+from .virtual_dataset import Contents, SelectedRows, tar_locations
 
 _Result = TypeVar("_Result")
 
@@ -55,8 +55,19 @@ def select_lowest(mask: Mask, hashes: keyed_rng.U64, count: int) -> Mask:
     return lowest
 
 
-def select_shards(dataset: Dataset, selection: Mapping[str, tuple[str, Mask]]) -> Iterator[SelectedRows]:
-    """Yield the shards of a virtual dataset: for each of its splits, the samples of a split of `dataset`."""
+def selected_contents(dataset: Dataset, selection: Mapping[str, tuple[str, Mask]], made_by: str) -> Contents:
+    """Return the contents of a virtual dataset: for each of its splits, the samples of a split of `dataset`."""
+    return Contents(
+        selected=_selected_shards(dataset, selection),
+        splits=tuple(selection),
+        classes=dataset.classes,
+        recipe=dataset.recipe,
+        annotations=dataset.manifest.annotations,
+        made_by=made_by,
+    )
+
+
+def _selected_shards(dataset: Dataset, selection: Mapping[str, tuple[str, Mask]]) -> Iterator[SelectedRows]:
     for name, (source, mask) in selection.items():
         split, tars, begin = dataset[source], tar_locations(dataset, source), 0
         for number, shard in enumerate(split.shards):

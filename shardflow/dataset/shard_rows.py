@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardflow.errors import IntegrityError, ShardIndexError, TarError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.image_types import IMAGE_PARTS
-from shardflow.formats.shard import Shard
+from shardflow.formats.shard import MAX_SAMPLE_BYTES, Shard
 from shardflow.formats.shard_index import Index
 from shardflow.formats.tar_samples import split_member_name
 from shardflow.storage.interface import MAX_READ_BYTES, Storage
@@ -23,9 +23,6 @@ from .sample import Sample
 Row = tuple[int, bytes, int, int, int, int, int]
 """A row of the index as a plain tuple: record, part, offset, size, CRC-32, width, height."""
 
-
-MAX_SAMPLE_BYTES = 1 << 29
-"""The most bytes that the parts of a sample may have: an index can claim terabytes, and a sparse tar can have them."""
 
 _MAX_KEY_BYTES = 1 << 20
 
@@ -74,6 +71,10 @@ class ShardRows(NamedTuple):
         if total > MAX_SAMPLE_BYTES:
             raise IntegrityError(f"its parts have {total:,} bytes; {MAX_SAMPLE_BYTES:,} is the most; leave it out")
         return min(spans, default=(0, 0))[0], max((end for _, end in spans), default=0), total
+
+    def payload_begin(self, record: int) -> int:
+        """Return where the payloads of a record begin in the tar."""
+        return min((row[2] for row in self.of_record(record)), default=0)
 
     def span(self, record: int) -> tuple[int, int]:
         """Return the bytes of the tar that hold the key and the payloads of a record: begin, end.

@@ -18,9 +18,9 @@ from shardflow.order import keyed_rng
 from shardflow.storage.urls import url_text
 
 from .class_labels import read_labels
-from .dataset import Dataset, open_dataset
+from .open_dataset import Dataset, open_dataset
 from .sample_groups import I64, Group, sample_groups
-from .selection import Mask, sample_hashes, select_lowest, select_shards
+from .selection import Mask, sample_hashes, select_lowest, selected_contents
 from .virtual_dataset import Contents, VirtualReport, build_virtual_dataset, find_virtual_dataset
 
 logger = logging.getLogger(__name__)
@@ -176,14 +176,8 @@ def _open_without_val(src: str | os.PathLike[str], src_options: Mapping[str, Any
 def _with_val(dataset: Dataset, held_out: Mask, made_by: str) -> Contents:
     """Return the contents of the dataset whose split `val` has the training samples that are held out."""
     others = {name: (name, np.ones(len(dataset[name]), dtype=np.bool_)) for name in dataset if name != "train"}
-    return Contents(
-        selected=select_shards(dataset, {"train": ("train", ~held_out), "val": ("train", held_out), **others}),
-        splits=("train", "val", *others),
-        classes=dataset.classes,
-        recipe=dataset.recipe,
-        annotations=dataset.manifest.annotations,
-        made_by=f"split of {dataset.fingerprint}: {made_by}",
-    )
+    selection = {"train": ("train", ~held_out), "val": ("train", held_out), **others}
+    return selected_contents(dataset, selection, f"split of {dataset.fingerprint}: {made_by}")
 
 
 def _first_classes(dataset: Dataset, progress: Callable[[Shard], None] | None) -> I64:

@@ -13,9 +13,9 @@ from shardflow.errors import ConfigError
 from shardflow.formats.shard import Shard
 
 from .class_labels import read_labels
-from .dataset import Dataset, open_dataset
-from .selection import Mask, read_records, sample_hashes, select_lowest, select_shards
-from .virtual_dataset import Contents, VirtualReport, build_virtual_dataset
+from .open_dataset import Dataset, open_dataset
+from .selection import Mask, read_records, sample_hashes, select_lowest, selected_contents
+from .virtual_dataset import VirtualReport, build_virtual_dataset
 
 _SHOWN_NAMES = 3
 
@@ -85,18 +85,9 @@ def subset(
                 count = round(count * fraction)
             masks[split] = select_lowest(mask, sample_hashes(dataset, split, seed), min(count, limit or count))
     conditions = {"classes": classes, "samples": samples, "fraction": fraction, "limit": limit, "seed": seed or None}
-    return build_virtual_dataset(
-        dst,
-        Contents(
-            selected=select_shards(dataset, {split: (split, mask) for split, mask in masks.items()}),
-            splits=dataset.splits,
-            classes=dataset.classes,
-            recipe=dataset.recipe,
-            annotations=dataset.manifest.annotations,
-            made_by=f"subset of {dataset.fingerprint}: {_summary(conditions)}",
-        ),
-        storage_options=dst_options,
-    )
+    selection = {split: (split, mask) for split, mask in masks.items()}
+    contents = selected_contents(dataset, selection, f"subset of {dataset.fingerprint}: {_summary(conditions)}")
+    return build_virtual_dataset(dst, contents, storage_options=dst_options)
 
 
 def _keep_classes(

@@ -22,7 +22,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.transfers import TransferPool
 from shardflow.storage.virtual import virtual_storage
 
-from .dataset import Dataset, open_dataset
+from .open_dataset import Dataset, open_dataset
 from .shard_rows import read_index_bytes
 from .write_lock import FILE_NAME as LOCK_NAME
 from .write_lock import WriteLock, abort_uploads, acquire, clean_up
@@ -70,6 +70,7 @@ def sync(
     Raises:
         NotFoundError: There is no dataset, or one of its shards is missing.
         IntegrityError: A shard is not the one packed; it is not copied.
+        FormatError: The quarantine does not list as many inputs as the manifest says.
         DatasetExistsError: `dst` holds another dataset.
         ConfigError: `dst` holds other files.
         StoreError: `src` cannot be read, or `dst` cannot be written.
@@ -82,6 +83,8 @@ def sync(
     first_of_tar = set({target.url(shard.name): shard.name for shard in reversed(shards)}.values())
     with own.exclusive_writer() as writer:
         finished = target.size(manifest.FILE_NAME) is not None
+        if not finished:
+            dataset.quarantine()  # which raises an error if it is damaged, before anything is copied
         lock = None if finished else _begin(own, dataset.fingerprint)
         if finished and manifest.from_bytes(target.read(manifest.FILE_NAME)).fingerprint != dataset.fingerprint:
             raise DatasetExistsError(f"{target} already holds another dataset; choose another destination")

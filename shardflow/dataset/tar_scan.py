@@ -7,31 +7,26 @@ members do not stand together, or that has no image, may be anything.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
-import json
-import mmap
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from shardflow._rgb import is_plain_jpeg, upright_size
-from shardflow.errors import DecodeError, IntegrityError, SampleError, ShardIndexError
+from shardflow.errors import DecodeError, IntegrityError, SampleError, ShardIndexError, TarError
 from shardflow.formats import shard_index, ustar
 from shardflow.formats.annotations import NOTHING, Annotations
-from shardflow.formats.coordinates import read_coordinates
+from shardflow.formats.coordinates import parse_json, read_coordinates
 from shardflow.formats.image_types import IMAGE_PARTS, is_jpeg
 from shardflow.formats.labels import CLASS_PART, parse_labels
-from shardflow.formats.shard import MAX_BYTES
+from shardflow.formats.shard import MAX_SAMPLE_BYTES
 from shardflow.formats.shard_index import KEY_PART, Index, Row
 from shardflow.formats.tar_samples import TarSample, read_samples
 from shardflow.storage.interface import Storage
-from shardflow.storage.local_files import map_os_errors
 
+from .selection import select_rows
 from .shard_rows import member_key
+from .tar_file import TarFile, open_tar
 
 
 class EndSample(NamedTuple):
@@ -69,100 +64,128 @@ class ScannedTar:
 
 
 def scan_tar(storage: Storage, name: str, annotations: Annotations = NOTHING) -> ScannedTar:
-    """Read a tar, in which these annotations are declared."""
-    with _opened(storage, name) as (file, tar):
-        samples = list(read_samples(file))
-        keys = Counter(sample.key for sample in samples)
-        bad: dict[str, str] = {}
-        usable: list[tuple[str, list[Row], set[int]]] = []
-        for sample in samples:
-            try:
-                if keys[sample.key] > 1:
-                    raise SampleError("its members do not stand together")
-                usable.append((sample.key, _rows(sample, tar), _label(sample, tar)))
-            except (SampleError, ShardIndexError, IntegrityError) as error:
-                bad[sample.key] = str(error)
-        labels = frozenset(number for _, _, label in usable for number in label)
+    """Read a tar once, from its start to its end; these annotations are declared in it."""
+    with open_tar(storage, name, hashed=True) as tar:
+        scan = _Scan(tar, annotations)
+        try:
+            for sample in read_samples(tar):
+                scan.add(sample)
+        except TarError as error:
+            raise error.at(shard=storage.url(name)) from None
+        return scan.result()
+
+
+class _Usable(NamedTuple):
+    key: str
+    labels: tuple[int, ...]
+    other_size: OtherSize | None
+
+
+class _Scan:
+    """The samples of a tar that were read so far."""
+
+    def __init__(self, tar: TarFile, annotations: Annotations) -> None:
+        self._tar, self._annotations = tar, annotations
+        self._rows = shard_index.IndexRows()
+        self._members = 0
+        self._usable: list[_Usable] = []  # by record
+        self._keys: set[str] = set()
+        self._bad: dict[str, str] = {}
+        self._ends: tuple[TarSample, TarSample] | None = None
+
+    def add(self, sample: TarSample) -> None:
+        """Add the next sample, and read it."""
+        if sample.key:
+            self._ends = (self._ends[0] if self._ends else sample, sample)
+        self._members += len(sample.parts) + 1
+        shard_index.check_rows(self._members)
+        try:
+            if sample.key in self._keys:
+                raise SampleError("its members do not stand together")
+            self._keys.add(sample.key)
+            rows, labels = _rows(sample, self._tar), _labels(sample, self._tar)
+            other_size = _other_size(sample, self._tar, self._annotations)
+        except (SampleError, ShardIndexError, IntegrityError) as error:
+            self._bad[sample.key] = str(error)
+            return
+        for row in rows:
+            self._rows.append(row._replace(record=len(self._usable)))
+        self._usable.append(_Usable(sample.key, labels, other_size))
+
+    def result(self) -> ScannedTar:
+        """Return the scan of the whole tar."""
+        labels = frozenset(number for each in self._usable for number in each.labels)
         if labels:
-            bad.update({key: "has no label, and others in its tar have" for key, _, label in usable if not label})
-        indexed = [rows for key, rows, _ in usable if key not in bad]
-        kept = [sample for sample in samples if sample.key not in bad]
-        named = [sample for sample in samples if sample.key] or [TarSample("")]
-        first, last = (EndSample(end.key, frozenset(end.parts), end.key not in bad) for end in (named[0], named[-1]))
+            unlabelled = [each.key for each in self._usable if not each.labels]
+            self._bad.update(dict.fromkeys(unlabelled, "has no label, and others in its tar have"))
+        is_kept = np.array([each.key not in self._bad for each in self._usable], dtype=np.bool_)
+        kept = [each for each in self._usable if each.key not in self._bad]
+        first, last = (
+            EndSample(end.key, frozenset(end.parts), end.key not in self._bad)
+            for end in self._ends or (TarSample(""), TarSample(""))
+        )
         return ScannedTar(
-            bytes=len(tar),
-            sha256=hashlib.sha256(tar).hexdigest(),
-            index=shard_index.from_rows([row._replace(record=n) for n, rows in enumerate(indexed) for row in rows]),
+            bytes=self._tar.size,
+            sha256=self._tar.sha256(),
+            index=select_rows(self._rows.index(), is_kept),
             labels=labels,
-            bad=bad,
-            other_sizes={
-                record: found
-                for record, sample in enumerate(kept)
-                if (found := _other_size(sample, tar, annotations)) is not None
-            },
+            bad=self._bad,
+            other_sizes={record: each.other_size for record, each in enumerate(kept) if each.other_size is not None},
             first=first,
             last=last,
         )
 
 
-@contextlib.contextmanager
-def _opened(storage: Storage, name: str) -> Iterator[tuple[IO[bytes], memoryview]]:
-    """Open a tar as a file and as bytes; a remote tar is read into memory whole."""
-    path = storage.local_path(name)
-    if path is None:
-        data = storage.read(name, most_bytes=MAX_BYTES)
-        yield io.BytesIO(data), memoryview(data)
-        return
-    with map_os_errors(path), open(path, "rb") as file:
-        if not path.stat().st_size:  # an empty file cannot be mapped
-            yield file, memoryview(b"")
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as tar:
-            yield file, tar
-
-
-def _rows(sample: TarSample, tar: memoryview) -> list[Row]:
+def _rows(sample: TarSample, tar: TarFile) -> list[Row]:
     """Return the rows of a sample, with record 0: the number of the record is not known yet."""
     if sample.problem:
         raise SampleError(sample.problem)
     if not IMAGE_PARTS & sample.parts.keys():
         raise SampleError(f"has no image among its parts: {', '.join(sample.parts)}")
-    rows = []
     for part, (offset, size) in sample.parts.items():
-        if offset + size > len(tar):
+        if offset + size > tar.size:
             raise SampleError(f"its part {part!r} is cut short")
-        payload = tar[offset : offset + size]
-        rows.append(_with_shown_size(shard_index.make_row(0, part, offset, payload), payload))
-    # Readers look for the key in the block before the payload. With extended headers it is elsewhere.
-    with contextlib.suppress(IntegrityError):
-        if all(member_key(bytes(tar[row.offset - ustar.BLOCK : row.offset]), row) == sample.key for row in rows):
-            return rows
-    return sorted([*rows, _key_row(sample, tar)], key=lambda row: row.offset)
+    begin, end = min(offset for offset, _ in sample.parts.values()), max(map(sum, sample.parts.values()))
+    if (total := end - begin + ustar.BLOCK) > MAX_SAMPLE_BYTES:
+        raise SampleError(f"has {total:,} bytes; {MAX_SAMPLE_BYTES:,} is the most: leave it out")
+    rows, are_plain = [], True
+    for part, (offset, size) in sample.parts.items():
+        header = bytes(tar.read(offset - ustar.BLOCK, ustar.BLOCK))
+        row = shard_index.read_row(tar, 0, part, offset, size)
+        rows.append(_with_shown_size(row, tar) if row.width else row)
+        are_plain = are_plain and _has_key(header, row, sample.key)
+    return rows if are_plain else sorted([*rows, _key_row(sample, tar)], key=lambda row: row.offset)
 
 
-def _with_shown_size(row: Row, payload: memoryview) -> Row:
+def _has_key(header: bytes, row: Row, key: str) -> bool:
+    """Return whether readers find the key in the block before a payload. With extended headers it is elsewhere."""
+    try:
+        return member_key(header, row) == key
+    except IntegrityError:
+        return False
+
+
+def _with_shown_size(row: Row, tar: TarFile) -> Row:
     """Return the row of an image with the size that it has when it is shown.
 
     Of a JPEG that its metadata turn, or that has other colours than sRGB, the size is left open: readers then look at
     its header, and do not give it to a decoder that ignores them.
     """
-    if not row.width:
-        return row
+    payload = tar.read(row.offset, row.size)
     width, height = (0, 0) if is_jpeg(payload) and not is_plain_jpeg(payload) else upright_size(payload)
     return row._replace(width=width, height=height)
 
 
-def _other_size(sample: TarSample, tar: memoryview, annotations: Annotations) -> OtherSize | None:
+def _other_size(sample: TarSample, tar: TarFile, annotations: Annotations) -> OtherSize | None:
     """Return the mistake in the size that a sample's JSON gives with coordinates in pixels; None if there is none."""
 
     def part(name: str) -> memoryview | None:
-        offset, size = sample.parts.get(name, (0, 0))
-        return tar[offset : offset + size] if name in sample.parts else None
+        return tar.read(*sample.parts[name]) if name in sample.parts else None
 
     declared = [each for each in (annotations.boxes, annotations.keypoints) if each is not None and not each.normalized]
     try:
-        documents = {each.part: json.loads(bytes(part(each.part) or b"null")) for each in declared}
-    except (ValueError, RecursionError):
+        documents = {each.part: parse_json(each.part, part(each.part) or b"null") for each in declared}
+    except DecodeError:
         return None  # which is said when it is loaded
     for name, document in documents.items():
         given = (document.get("width"), document.get("height")) if isinstance(document, dict) else ()
@@ -185,7 +208,7 @@ def _other_size(sample: TarSample, tar: memoryview, annotations: Annotations) ->
     return None
 
 
-def _key_row(sample: TarSample, tar: memoryview) -> Row:
+def _key_row(sample: TarSample, tar: TarFile) -> Row:
     """Return the row that says where the key of a sample with extended headers is."""
     try:
         size = len(sample.key.encode())
@@ -193,15 +216,13 @@ def _key_row(sample: TarSample, tar: memoryview) -> Row:
         raise SampleError("its name is not UTF-8; rename it, or write it anew with `shardflow pack`") from None
     if sample.key_offset is None:
         raise SampleError("its name is nowhere in one piece; write it anew with `shardflow pack`")
-    offset = sample.key_offset
-    return shard_index.make_row(0, KEY_PART.decode(), offset, tar[offset : offset + size])
+    return shard_index.read_row(tar, 0, KEY_PART.decode(), sample.key_offset, size)
 
 
-def _label(sample: TarSample, tar: memoryview) -> set[int]:
+def _labels(sample: TarSample, tar: TarFile) -> tuple[int, ...]:
     if CLASS_PART not in sample.parts:
-        return set()
-    offset, size = sample.parts[CLASS_PART]
+        return ()
     try:
-        return set(parse_labels(CLASS_PART, tar[offset : offset + size]))
+        return parse_labels(CLASS_PART, tar.read(*sample.parts[CLASS_PART]))
     except DecodeError as error:
         raise SampleError(f"its {error}; only `shardflow pack` can number the names of classes") from None

@@ -9,25 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from shardflow import native
 from shardflow.errors import DecodeError, FormatError, IntegrityError, StoreError, TarError
 from shardflow.formats import seek_table, shard_index, ustar
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.formats.image_types import IMAGE_PARTS, is_jpeg
-from shardflow.formats.labels import LABEL_PARTS, parse_labels
+from shardflow.formats.labels import LABEL_PARTS, MAX_LABEL_BYTES, parse_labels
 from shardflow.formats.manifest import Manifest, PackedTables
-from shardflow.formats.shard import MAX_BYTES, Shard
-from shardflow.formats.shard_index import Index
+from shardflow.formats.shard import MAX_SAMPLE_BYTES, Shard
+from shardflow.formats.shard_index import Index, Row
+from shardflow.formats.tar_bytes import crc32
 from shardflow.storage.interface import Storage
 
-from .dataset import Dataset
+from .open_dataset import Dataset
 from .shard_rows import ShardRows, member_key
+from .tar_file import TarFile, open_tar
 
 logger = logging.getLogger(__name__)
+
+_MOST_READS = 4  # of a tar whose bytes differ each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,67 +92,180 @@ def verify_dataset(dataset: Dataset, *, progress: Callable[[Shard], None] | None
     if any(shard.name in expected.tables for shard in dataset.shards) and (reason := native.limitation()):
         logger.warning("seek tables are not compared with their images, because here none can be made: %s", reason)
     for shards in tars.values():
-        tar = _read_tar(dataset.storage, shards[0].name)
-        for shard in shards:
-            findings += _verify(dataset.storage, shard, tar, expected)
+        for shard, found in zip(shards, _verify_tar(dataset.storage, shards, expected), strict=True):
+            findings += found
             if progress is not None:
                 progress(shard)
-        del tar  # frees its memory before the next one is read
     return findings
 
 
-def verify_shard(dataset: Dataset, shard: Shard) -> Iterator[Finding]:
-    """Yield everything that is wrong with a shard of a dataset."""
-    tar = _read_tar(dataset.storage, shard.name)
-    yield from _verify(dataset.storage, shard, tar, _Expected.by(dataset.manifest))
+def verify_shard(dataset: Dataset, shard: Shard) -> list[Finding]:
+    """Return everything that is wrong with a shard of a dataset."""
+    return _verify_tar(dataset.storage, [shard], _Expected.by(dataset.manifest))[0]
 
 
-def _read_tar(storage: Storage, name: str) -> tuple[memoryview, str] | StoreError:
-    """Return the bytes of a tar and their SHA-256."""
-    try:
-        data = storage.read(name, most_bytes=MAX_BYTES)
-    except StoreError as error:
-        return error
-    return memoryview(data), hashlib.sha256(data).hexdigest()
+def _verify_tar(storage: Storage, shards: Sequence[Shard], expected: _Expected) -> list[list[Finding]]:
+    """Return the findings of each of the shards that share a tar.
+
+    A remote tar with a wrong SHA-256 is read again: bytes that were damaged on the way differ each time, and what is
+    stored does not.
+    """
+    name, digests = shards[0].name, list[str]()
+    while True:
+        checks = [_ShardCheck(storage, shard, expected) for shard in shards]
+        try:
+            with open_tar(storage, name, hashed=True) as tar:
+                _check_tar(tar, checks)
+                digests.append(tar.sha256())
+        except StoreError as error:
+            return [[*check.index_findings, Finding(check.shard.name, str(error))] for check in checks]
+        is_wrong = any(digests[-1] != shard.sha256 for shard in shards)
+        is_stored = storage.local_path(name) is not None or digests[-1] in digests[:-1] or len(digests) == _MOST_READS
+        if not is_wrong or is_stored:
+            return [check.findings(tar.size, digests[-1]) for check in checks]
 
 
-def _verify(
-    storage: Storage, shard: Shard, read: tuple[memoryview, str] | StoreError, expected: _Expected
-) -> Iterator[Finding]:
-    index_findings, index = _read_index(storage, shard)
-    yield from index_findings
-    if isinstance(read, StoreError):
-        yield Finding(shard.name, str(read))
+def _check_tar(tar: TarFile, checks: Sequence[_ShardCheck]) -> None:
+    """Check the samples of the shards of a tar, which is read once from its start to its end."""
+    if not checks[0].expected.is_virtual:
+        checks[0].check_shard(tar)
         return
-    tar, sha256 = read
-    if len(tar) != shard.bytes:
-        yield Finding(shard.name, f"has {len(tar)} bytes, the manifest says {shard.bytes}")
-    if sha256 != shard.sha256:
-        yield Finding(shard.name, "its SHA-256 differs from the manifest's")
-    if expected.is_virtual:  # its index has only some samples of the tar
-        if index is not None:
-            yield from _verify_records(index, shard, tar, expected)
-        return
+    begins = [
+        (check.rows.payload_begin(record), number, record)
+        for number, check in enumerate(checks)
+        if check.rows is not None
+        for record in range(check.shard.samples)
+    ]
+    for _, number, record in sorted(begins):
+        checks[number].check_record(tar, record)
+
+
+class _ShardCheck:
+    """The check of one shard, and what it has found so far."""
+
+    def __init__(self, storage: Storage, shard: Shard, expected: _Expected) -> None:
+        self.shard, self.expected = shard, expected
+        self.index_findings, self.index = _read_index(storage, shard)
+        self.rows = None if self.index is None else ShardRows.from_index(self.index, shard.samples)
+        self._members: list[Finding] = []
+        self._tables: list[Finding] = []
+        self._labels: list[Finding] = []
+        self._keys: dict[int, str] = {}  # record → key
+        self._labelled: set[int] = set()
+
+    def findings(self, size: int, sha256: str) -> list[Finding]:
+        """Return everything that was found in the shard, whose tar has this size and SHA-256."""
+        whole = []
+        if size != self.shard.bytes:
+            whole.append(Finding(self.shard.name, f"has {size} bytes, the manifest says {self.shard.bytes}"))
+        if sha256 != self.shard.sha256:
+            whole.append(Finding(self.shard.name, "its SHA-256 differs from the manifest's"))
+        unlabelled = self._keys.keys() - self._labelled if self._labelled else set()  # a split may have no labels
+        without = [Finding(self.shard.name, "has no label", key=self._keys[record]) for record in sorted(unlabelled)]
+        return [*self.index_findings, *whole, *self._members, *self._tables, *self._labels, *without]
+
+    def check_shard(self, tar: TarFile) -> None:
+        """Check a tar that shardflow packed: all of its members, by their headers."""
+        rows = shard_index.IndexRows()
+        try:
+            for key, row in shard_index.read_rows(tar):
+                self._keys[row.record] = key
+                rows.append(row)
+                self._check_content(tar, row, key)
+        except FormatError as error:
+            self._members, self._tables, self._labels, self._labelled = [], [], [], set()
+            self._found(str(error))
+            if self.index is not None and not self.index_findings and tar.size == self.shard.bytes:
+                self._check_rows(tar, reported=str(error))
+            return
+        if len(self._keys) != self.shard.samples:
+            self._found(f"holds {len(self._keys)} samples, the manifest says {self.shard.samples}")
+        if self.index is not None:
+            self._compare_indexes(self.index, rows.index())
+
+    def check_record(self, tar: TarFile, record: int) -> None:
+        """Check a record that the index has, in a tar of which a virtual dataset may have some samples alone."""
+        assert self.rows is not None
+        key = f"record {record}"
+        try:
+            begin, end = self.rows.key_span(record)
+            key = self.rows.key(record, tar.read(begin, end - begin), begin)
+            for row in () if record in self.rows.keys else self.rows.of_record(record):
+                member_key(bytes(tar.read(row[2] - ustar.BLOCK, ustar.BLOCK)), row)
+            self.rows.payload_span(record)
+        except IntegrityError as error:
+            self._found(str(error))
+        self._keys[record] = key
+        for row in map(Row._make, self.rows.of_record(record)):
+            if crc32(tar, row.offset, row.size) != row.crc32:
+                self._found(f"part {row.part.decode()!r}: its CRC-32 differs", key)
+            self._check_content(tar, row, key)
+
+    def _found(self, problem: str, key: str | None = None) -> None:
+        self._members.append(Finding(self.shard.name, problem, key))
+
+    def _compare_indexes(self, index: Index, rebuilt: Index) -> None:
+        """Compare the index of the shard with the index rebuilt from its tar, member by member."""
+        if len(index) != len(rebuilt):
+            problem = f"has {len(index)} members, the shard has {len(rebuilt)}"
+            self._members.append(Finding(self.shard.index_name, problem))
+        columns = shard_index.DTYPE.names or ()
+        common = min(len(index), len(rebuilt))
+        for at in np.flatnonzero(index[:common] != rebuilt[:common]):
+            expected, found = index[at].item(), rebuilt[at].item()
+            differing = [name for name, a, b in zip(columns, expected, found, strict=True) if a != b]
+            problem = f"part {found[1].decode()!r} differs from the index in {', '.join(differing)}"
+            self._found(problem, self._keys[found[0]])
+
+    def _check_rows(self, tar: TarFile, *, reported: str) -> None:
+        """Check each member where the index has it: the walk ended at a damaged header, whose problem is `reported`."""
+        for record, name, offset, size, checksum, *_ in (self.rows or ()) and self.rows.members:
+            where = f"record {record}, part {name.decode()!r}"
+            try:
+                ustar.parse(bytes(tar.read(offset - ustar.BLOCK, ustar.BLOCK)), offset)
+            except TarError as error:
+                if str(error) != reported:
+                    self._found(f"{where}: {error}")
+            if crc32(tar, offset, size) != checksum:
+                self._found(f"{where}: its CRC-32 differs")
+
+    def _check_content(self, tar: TarFile, row: Row, key: str) -> None:
+        """Check a label, and the seek table of an image in a shard whose pack made them: readers use those."""
+        part = row.part.decode()
+        if part in IMAGE_PARTS and self.shard.name in self.expected.tables and row.size <= MAX_SAMPLE_BYTES:
+            if problem := _table_problem(tar.read(row.offset, row.size), row, self.expected):
+                self._tables.append(Finding(self.shard.name, problem, key))
+        elif part in LABEL_PARTS and self.expected.classes is not None:
+            self._labelled.add(row.record)
+            payload = tar.read(row.offset, min(row.size, MAX_LABEL_BYTES + 1))
+            # Tars of other writers may have zeros before a number, and a line break after it.
+            strict = not self.expected.is_virtual
+            try:
+                parse_labels(part, payload, classes=self.expected.classes, strict=strict)
+            except DecodeError as error:
+                self._labels.append(Finding(self.shard.name, str(error), key))
+
+
+def _table_problem(image: memoryview, row: Row, expected: _Expected) -> str:
+    """Return what is wrong with the seek table of an image; "" if nothing is, or there is none."""
+    if not is_jpeg(image) or (segment := seek_table.find(image)) is None:
+        return ""
+    if not native.limitation():
+        # A merge of datasets with different recipes does not say what each allowed.
+        most = expected.max_pixels or max(MAX_PIXELS, row.width * row.height)
+        is_right = segment == native.seek_table(image, max_pixels=most)
+        return "" if is_right else "its seek table is not that of its scan: crops of it can be wrong"
     try:
-        rebuilt, keys = shard_index.build(tar)
+        seek_table.read(segment)
     except FormatError as error:
-        yield Finding(shard.name, str(error))
-        if index is not None and not index_findings and len(tar) == shard.bytes:
-            yield from _verify_members(index, shard, tar, reported=str(error))
-        return
-    if len(keys) != shard.samples:
-        yield Finding(shard.name, f"holds {len(keys)} samples, the manifest says {shard.samples}")
-    if index is not None:
-        yield from _compare_indexes(index, shard, rebuilt, keys)
-    yield from _verify_seek_tables(shard, tar, rebuilt, keys, expected)
-    if expected.classes is not None:
-        yield from _verify_labels(shard, tar, rebuilt, keys, expected.classes, strict=True)
+        return f"its seek table cannot be read: {error}"
+    return ""
 
 
 def _read_index(storage: Storage, shard: Shard) -> tuple[list[Finding], Index | None]:
     try:
         data = storage.read(shard.index_name)
-    except StoreError as error:
+    except (StoreError, IntegrityError) as error:
         return [Finding(shard.index_name, str(error))], None
     findings = []
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
@@ -157,83 +275,3 @@ def _read_index(storage: Storage, shard: Shard) -> tuple[list[Finding], Index | 
         return findings, shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
     except FormatError as error:
         return [*findings, Finding(shard.index_name, str(error))], None
-
-
-def _compare_indexes(index: Index, shard: Shard, rebuilt: Index, keys: list[str]) -> Iterator[Finding]:
-    """Compare the index of a shard with the index rebuilt from its tar, member by member."""
-    if len(index) != len(rebuilt):
-        yield Finding(shard.index_name, f"has {len(index)} members, the shard has {len(rebuilt)}")
-    columns = shard_index.DTYPE.names or ()
-    for expected, found in zip(index.tolist(), rebuilt.tolist(), strict=False):
-        if expected != found:
-            differing = [name for name, a, b in zip(columns, expected, found, strict=True) if a != b]
-            problem = f"part {found[1].decode()!r} differs from the index in {', '.join(differing)}"
-            yield Finding(shard.name, problem, key=keys[found[0]])
-
-
-def _verify_members(index: Index, shard: Shard, tar: memoryview, *, reported: str) -> Iterator[Finding]:
-    """Check each member where the index has it: the walk ended at a damaged header, whose problem is `reported`."""
-    for record, name, offset, size, crc32, *_ in index.tolist():
-        where = f"record {record}, part {name.decode()!r}"
-        try:
-            ustar.parse(bytes(tar[offset - ustar.BLOCK : offset]), offset)
-        except TarError as error:
-            if str(error) != reported:
-                yield Finding(shard.name, f"{where}: {error}")
-        if zlib.crc32(tar[offset : offset + size]) != crc32:
-            yield Finding(shard.name, f"{where}: its CRC-32 differs")
-
-
-def _verify_records(index: Index, shard: Shard, tar: memoryview, expected: _Expected) -> Iterator[Finding]:
-    """Check the records that the index has, and nothing else in the tar."""
-    rows, keys = ShardRows.from_index(index, shard.samples), [f"record {record}" for record in range(shard.samples)]
-    for record in range(shard.samples):
-        try:
-            keys[record] = rows.key(record, tar)
-            for row in () if record in rows.keys else rows.of_record(record):
-                member_key(bytes(tar[row[2] - ustar.BLOCK : row[2]]), row)
-        except IntegrityError as error:
-            yield Finding(shard.name, str(error))
-        for _, name, offset, size, crc32, *_ in rows.of_record(record):
-            if zlib.crc32(tar[offset : offset + size]) != crc32:
-                yield Finding(shard.name, f"part {name.decode()!r}: its CRC-32 differs", key=keys[record])
-    yield from _verify_seek_tables(shard, tar, index, keys, expected)
-    if expected.classes is not None:
-        yield from _verify_labels(shard, tar, index, keys, expected.classes, strict=False)  # tars of other writers
-
-
-def _verify_seek_tables(
-    shard: Shard, tar: memoryview, index: Index, keys: list[str], expected: _Expected
-) -> Iterator[Finding]:
-    """Check the tables that readers use: of images, in shards whose pack made them."""
-    for record, name, offset, size, _, width, height in index.tolist() if shard.name in expected.tables else ():
-        jpeg = tar[offset : offset + size]
-        if name.decode() not in IMAGE_PARTS or not is_jpeg(jpeg) or (segment := seek_table.find(jpeg)) is None:
-            continue
-        # A merge of datasets with different recipes does not say what each allowed.
-        most = expected.max_pixels or max(MAX_PIXELS, width * height)
-        if not native.limitation():
-            if segment != native.seek_table(jpeg, max_pixels=most):
-                problem = "its seek table is not that of its scan: crops of it can be wrong"
-                yield Finding(shard.name, problem, key=keys[record])
-            continue
-        try:
-            seek_table.read(segment)
-        except FormatError as error:
-            yield Finding(shard.name, f"its seek table cannot be read: {error}", key=keys[record])
-
-
-def _verify_labels(
-    shard: Shard, tar: memoryview, index: Index, keys: list[str], classes: int, *, strict: bool
-) -> Iterator[Finding]:
-    labelled = set()
-    for record, name, offset, size, *_ in index.tolist():
-        if (part := name.decode()) in LABEL_PARTS:
-            labelled.add(record)
-            try:
-                parse_labels(part, tar[offset : offset + size], classes=classes, strict=strict)
-            except DecodeError as error:
-                yield Finding(shard.name, str(error), key=keys[record])
-    if labelled:  # a split may have no labels at all
-        for record in sorted(set(range(len(keys))) - labelled):
-            yield Finding(shard.name, "has no label", key=keys[record])

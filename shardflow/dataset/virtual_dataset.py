@@ -31,7 +31,7 @@ from shardflow.storage.resolve import open_storage
 from shardflow.storage.urls import canonical_root
 from shardflow.storage.virtual import relative_root, root_url
 
-from .dataset import Dataset
+from .open_dataset import Dataset
 from .shard_rows import read_index
 from .write_lock import clean_up, refuse_dataset
 

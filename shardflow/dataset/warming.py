@@ -10,7 +10,7 @@ from shardflow.formats.shard import Shard
 from shardflow.storage.cache import STALL_TIMEOUT_S, FetchResult
 from shardflow.storage.transfers import TransferPool
 
-from .dataset import Split
+from .open_dataset import Split
 
 _AT_A_TIME = 8
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import shardflow
 from shardflow._cores import allowed_cores
 from shardflow._wording import plural
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ConfigError, DatasetExistsError, NotFoundError
 from shardflow.formats import manifest
 from shardflow.preview.augmentation import augment_with_loader

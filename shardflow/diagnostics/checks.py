@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from shardflow import native
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.loading.loader import Loader
 from shardflow.loading.topology import usable_cores
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import DeadlineError
 from shardflow.formats.image_types import image_size
 from shardflow.loading.decoders import Decoder

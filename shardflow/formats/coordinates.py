@@ -123,7 +123,7 @@ class _Documents:
             if declared is not None and declared.part not in self._roots:
                 if (data := read_part(declared.part)) is None:
                     raise DecodeError(f"the sample has no part {declared.part!r}, which is declared to hold its {what}")
-                self._roots[declared.part] = [_parse(declared.part, data)]
+                self._roots[declared.part] = [parse_json(declared.part, data)]
         self._boxes = [] if annotations.boxes is None else self._elements(annotations.boxes, annotations.boxes.path, 4)
         points = annotations.keypoints
         self._points = [] if points is None else self._slots(points, points.path)
@@ -268,7 +268,8 @@ class _Documents:
         return slots if is_single else [_Slot(value, place) for place in range(len(value))]
 
 
-def _parse(part: str, data: bytes | memoryview) -> Any:
+def parse_json(part: str, data: bytes | memoryview) -> Any:
+    """Return the content of a part; raise a DecodeError if it is not JSON, or too long to be parsed."""
     if len(data) > MAX_JSON_BYTES:
         raise DecodeError(
             f"part {part!r} has {len(data):,} bytes; parts with coordinates have {MAX_JSON_BYTES:,} at most"

@@ -1,8 +1,8 @@
 """Image types: one table of the formats that are read, and what the first bytes of an image say.
 
 To add a format, add a row: folders, tars and samples then know it. Pillow decodes every format here but JPEG, which the
-native kernel decodes, and torchvision where the kernel cannot, and arrays (`image_array`). The formats that `pack`
-writes are in `packing.image.encoding`.
+native kernel decodes, and torchvision where the kernel cannot, and arrays (`image_array`). `pack` writes those that
+have a name for it (`packed_as`).
 
 Width and height are read from the headers of JPEG (ITU-T T.81, B.2.2, frame header) and PNG (W3C PNG 11.2.2, IHDR).
 They are a hint for planning a crop; the decoder has the last word.
@@ -36,7 +36,11 @@ class ImageType:
             take more (`image_limits`).
         pillow_feature: Pillow's name of the codec, if some builds of Pillow lack it.
         extra: The extra of shardflow without which Pillow cannot read the format: "heic".
+        plugin: The module that registers the format with Pillow: "pillow_heif.HeifImagePlugin".
         by_pillow: Whether Pillow decodes it.
+        packed_as: What a recipe calls the format: "jpeg"; empty where `pack` does not write it.
+        longest: The longest side in pixels that a packed image can have.
+        is_lossy: Whether its encoder has a `quality`.
     """
 
     name: str
@@ -49,7 +53,11 @@ class ImageType:
     decode_bytes: int = 10
     pillow_feature: str | None = None
     extra: str | None = None
+    plugin: str = ""
     by_pillow: bool = True
+    packed_as: str = ""
+    longest: int = 0
+    is_lossy: bool = False
 
 
 def _jpeg_frame(payload: memoryview | bytes) -> int | None:
@@ -89,7 +97,15 @@ def _array_size(payload: memoryview | bytes) -> tuple[int, int]:
 
 IMAGE_TYPES = (
     ImageType(
-        name="JPEG", parts=("jpg", "jpeg"), signature=_JPEG, read_size=_jpeg_size, in_shards=True, decode_bytes=4
+        name="JPEG",
+        parts=("jpg", "jpeg"),
+        signature=_JPEG,
+        read_size=_jpeg_size,
+        in_shards=True,
+        decode_bytes=4,
+        packed_as="jpeg",
+        longest=65_500,
+        is_lossy=True,
     ),
     ImageType(
         name="PNG",
@@ -99,6 +115,8 @@ IMAGE_TYPES = (
         in_shards=True,
         animated=True,
         for_masks=True,
+        packed_as="png",
+        longest=65_535,
     ),
     ImageType(
         name="WEBP",
@@ -107,6 +125,9 @@ IMAGE_TYPES = (
         in_shards=True,
         animated=True,
         decode_bytes=16,
+        packed_as="webp",
+        longest=16_383,
+        is_lossy=True,
     ),
     ImageType(name="BMP", parts=("bmp",), signature=re.compile(rb"(?s)BM....\0{4}"), for_masks=True),
     ImageType(name="GIF", parts=("gif",), signature=re.compile(rb"GIF8[79]a"), animated=True, for_masks=True),
@@ -130,6 +151,7 @@ IMAGE_TYPES = (
         animated=True,
         decode_bytes=16,
         extra="heic",
+        plugin="pillow_heif.HeifImagePlugin",
     ),
     ImageType(
         name="NPY",
@@ -138,9 +160,14 @@ IMAGE_TYPES = (
         read_size=_array_size,
         in_shards=True,
         by_pillow=False,
+        packed_as="npy",
+        longest=65_535,
     ),
 )
 """All formats that are read, in the order in which messages name them."""
+
+PACKED_TYPES = {each.packed_as: each for each in IMAGE_TYPES if each.packed_as}
+"""The formats that `pack` writes, by a recipe's names of them."""
 
 SOURCE_PARTS = tuple(part for each in IMAGE_TYPES for part in each.parts)
 """Parts of a sample, and extensions of files, that `pack` takes for images."""
@@ -156,6 +183,12 @@ IMAGE_PARTS = frozenset(part for each in IMAGE_TYPES if each.in_shards for part 
 
 
 _BY_PART = {part: each for each in IMAGE_TYPES for part in each.parts}
+_BY_NAME = {each.name: each for each in IMAGE_TYPES}
+
+
+def type_named(name: str) -> ImageType | None:
+    """Return the format that Pillow calls so; None when it is none of `IMAGE_TYPES`."""
+    return _BY_NAME.get(name)
 
 
 def type_of_part(part: str) -> ImageType | None:

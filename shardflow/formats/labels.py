@@ -22,6 +22,9 @@ LABEL_PARTS = (CLASSES_PART, CLASS_PART)
 Label: TypeAlias = "int | tuple[int, ...] | None"
 """The number of a class; the numbers of several, ascending; or None where there are no classes."""
 
+MAX_LABEL_BYTES = 1 << 20
+"""The most bytes of a part with labels: JSON takes twenty times as much memory when it is parsed."""
+
 _DIGITS = 18  # as many as fit into int64; Python refuses to read numbers of thousands of digits
 _SHOWN_BYTES = 20
 
@@ -51,6 +54,8 @@ def parse_labels(
     Raise a DecodeError for anything else, or for a number beyond the number of classes if that is known. `strict` reads
     only what `format_label` writes: no blanks around a number, and a list even of one number.
     """
+    if len(payload) > MAX_LABEL_BYTES:
+        raise DecodeError(f"labels have {len(payload):,} bytes; {MAX_LABEL_BYTES:,} is the most")
     payload = bytes(payload)
     if part == CLASS_PART:
         text = payload if strict else payload.strip()

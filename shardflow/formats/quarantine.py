@@ -8,10 +8,10 @@ index of tars, because `quarantine.jsonl` marks a directory in which a pack may 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardflow.errors import FormatError
+from shardflow.errors import FormatError, PackIncompleteError
 
 FILE_NAME = "quarantine.jsonl"
 UNFINISHED_NAME = "quarantine-unfinished.jsonl"
@@ -19,6 +19,13 @@ UNFINISHED_NAME = "quarantine-unfinished.jsonl"
 
 SKIPPED = "list"
 """The stage of an image that was skipped for its name, when the source is listed: it is of a kind that is not read."""
+
+MAX_BYTES = 1 << 27
+"""The most bytes of a quarantine: a million inputs, which take half a gigabyte of memory."""
+
+_MAX_CHARACTERS = 1 << 16  # of a text, which has twelve bytes for each of them at most
+_MAX_LINE_BYTES = 1 << 22
+_SHOWN_CHARACTERS = 200
 
 
 class Quarantined(NamedTuple):
@@ -40,22 +47,51 @@ def version_name(fingerprint: str) -> str:
     return f"quarantine-{fingerprint.removeprefix('sha256:')}.jsonl"
 
 
-def to_bytes(inputs: Iterable[Quarantined]) -> bytes:
-    """Return the contents of the file."""
-    return "".join(json.dumps(each._asdict(), sort_keys=True) + "\n" for each in inputs).encode()
+def to_bytes(inputs: Sequence[Quarantined]) -> bytes:
+    """Return the contents of the file. Texts of more than 65,536 characters are cut.
+
+    Raises:
+        PackIncompleteError: They are more than is read.
+    """
+    lines, size = [], 0
+    for each in inputs:
+        texts = {name: text[:_MAX_CHARACTERS] for name, text in each._asdict().items()}
+        lines.append(json.dumps(texts, sort_keys=True).encode() + b"\n")
+        size += len(lines[-1])
+        if size > MAX_BYTES:
+            first = f"the first is {inputs[0].path!r} ({inputs[0].stage}: {inputs[0].reason[:_SHOWN_CHARACTERS]})"
+            message = f"{len(inputs):,} inputs could not be packed, more than a list of {MAX_BYTES:,} bytes can name"
+            raise PackIncompleteError(f"{message}; {first}. Repair or remove them, then run the same command again")
+    return b"".join(lines)
 
 
 def from_bytes(data: bytes) -> list[Quarantined]:
-    """Read the file.
+    """Read the file, line by line: parsed at once, a list of this length takes more memory than there may be.
 
     Raises:
         FormatError: It is damaged.
     """
+    if len(data) > MAX_BYTES:
+        raise FormatError(f"damaged (it has {len(data):,} bytes, {MAX_BYTES:,} is the most); restore it from a copy")
+    found: list[Quarantined] = []
+    known: dict[str, str] = {}  # many have the same reason
     try:
-        lines = map(json.loads, data.splitlines())
-        found = [Quarantined(each["path"], each["stage"], each["reason"]) for each in lines]
-        if not all(isinstance(text, str) for each in found for text in each):
-            raise TypeError("an entry is not a text")
-        return found
+        for line in _lines(data):
+            each = json.loads(line)
+            path, stage, reason = each["path"], each["stage"], each["reason"]
+            if not (isinstance(path, str) and isinstance(stage, str) and isinstance(reason, str)):
+                raise TypeError("an entry is not a text")
+            found.append(Quarantined(path, known.setdefault(stage, stage), known.setdefault(reason, reason)))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"damaged ({type(error).__name__}: {error}); restore it from a copy") from error
+    return found
+
+
+def _lines(data: bytes) -> Iterator[bytes]:
+    start = 0
+    while start < len(data):
+        stop = data.find(b"\n", start) + 1 or len(data)
+        if stop - start > _MAX_LINE_BYTES:
+            raise ValueError(f"a line has {stop - start:,} bytes")
+        yield data[start:stop]
+        start = stop

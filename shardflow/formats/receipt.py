@@ -1,18 +1,18 @@
 """The receipt: the outcome of one finished job of `pack`. A resume knows by it that the job is finished.
 
 It names every input of the job and its outcome. Two runs over the same content write the same receipts, but for
-`identities`: they tell without reading an input that it is still the same file. Receipts of version 1, which have the
-names of the inputs and no more, are still read.
+`identities`: they tell without reading an input that it is still the same file.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shardflow.errors import FormatError
+from shardflow.errors import ConfigError, FormatError
 
 from .json_object import JsonObject, entry
 from .quarantine import Quarantined
@@ -20,14 +20,17 @@ from .shard import Shard
 from .statistics import PixelSums, Statistics
 
 VERSION = 2
+MAX_BYTES = 1 << 25
+"""The most bytes of a receipt, because JSON takes up to 25 times as much memory when it is parsed."""
+
 UNREAD = "0" * 16
 """The content of an input that could not be read."""
 
-_ADDED_IN_2 = ("contents", "identities", "sizes")
+_BYTES_BESIDE_PATH = 43  # content and identity, quotes and commas, and the digits of the size
 
 
 class InputRecord(NamedTuple):
-    """What a receipt of version 2 says of one input.
+    """What a receipt says of one input.
 
     Attributes:
         size: Bytes of the image; -1 where it could not be read.
@@ -57,8 +60,7 @@ class Receipt(JsonObject):
         statistics: Counts over the packed images.
         shard: The shard's entry in the manifest; None where every input was quarantined.
         index_bytes: Size of the index.
-        sizes: Bytes of the image of each input, in the order of the job; -1 where it could not be read. None, as the
-            two below, in a receipt of version 1.
+        sizes: Bytes of the image of each input, in the order of the job; -1 where it could not be read.
         contents, identities: 16 hexadecimal digits for each input in that order, see `InputRecord`.
     """
 
@@ -83,30 +85,49 @@ class Receipt(JsonObject):
         )
     )
     index_bytes: int
-    sizes: tuple[int, ...] | None = field(default=None, metadata=entry(write=list, read=tuple, optional=True))
-    contents: str | None = field(default=None, metadata=entry(optional=True))
-    identities: str | None = field(default=None, metadata=entry(optional=True))
+    sizes: tuple[int, ...] = field(metadata=entry(write=list, read=tuple))
+    contents: str
+    identities: str
+
+    @property
+    def items(self) -> int:
+        """Number of inputs of the job."""
+        return len(self.sources) + len(self.quarantined)
 
     def inputs(self) -> list[str]:
         """Return the paths of all inputs in the job's order."""
         sources, quarantined, skipped = iter(self.sources), iter(self.quarantined), set(self.skipped)
         try:
-            count = len(self.sources) + len(self.quarantined)
-            return [next(quarantined).path if slot in skipped else next(sources) for slot in range(count)]
+            return [next(quarantined).path if slot in skipped else next(sources) for slot in range(self.items)]
         except StopIteration:
             raise FormatError("not a receipt: its inputs do not add up") from None
 
-    def record(self, slot: int) -> InputRecord | None:
-        """Return what is known of an input by its number in the order of `inputs`; None in a receipt of version 1."""
-        if self.sizes is None or self.contents is None or self.identities is None:
-            return None
+    def record(self, slot: int) -> InputRecord:
+        """Return what is known of an input by its number in the order of `inputs`."""
         place = slice(16 * slot, 16 * slot + 16)
         return InputRecord(self.sizes[slot], self.contents[place], self.identities[place], slot not in self.skipped)
 
     def to_bytes(self) -> bytes:
-        """Return the contents of the file."""
-        version = 1 if self.sizes is None else VERSION
-        return json.dumps({"version": version, **self.to_json()}, sort_keys=True, indent=1).encode() + b"\n"
+        """Return the contents of the file.
+
+        Raises:
+            ConfigError: They are more than is read.
+        """
+        data = json.dumps({"version": VERSION, **self.to_json()}, sort_keys=True, indent=1).encode() + b"\n"
+        check_bytes(len(data), self.items)
+        return data
+
+
+def check_bytes(size: int, inputs: int) -> None:
+    """Raise a ConfigError if the receipt of so many inputs, which has `size` bytes, would not be read."""
+    if size > MAX_BYTES:
+        message = f"the receipt of a shard of {inputs:,} inputs would have {size:,} bytes; {MAX_BYTES:,} is the most"
+        raise ConfigError(f"{message}: choose fewer samples per shard (--shard-samples)")
+
+
+def least_bytes(paths: Iterable[str]) -> int:
+    """Return how many bytes the receipt of inputs with these paths has at least."""
+    return sum(len(path) + _BYTES_BESIDE_PATH for path in paths)
 
 
 def from_bytes(data: bytes) -> Receipt:
@@ -115,24 +136,23 @@ def from_bytes(data: bytes) -> Receipt:
     Raises:
         FormatError: It is damaged, or of another version.
     """
+    if len(data) > MAX_BYTES:
+        raise FormatError(f"not a receipt: it has {len(data):,} bytes, {MAX_BYTES:,} is the most; restore it")
     try:
         content: dict[str, Any] = json.loads(data)
-        if (version := content.pop("version")) not in (1, VERSION):
-            raise FormatError(f"a receipt of version {version}, expected {VERSION} or 1")
+        if (version := content.pop("version")) != VERSION:
+            raise FormatError(f"a receipt of version {version}, expected {VERSION}")
         receipt = Receipt.from_json(content)
-        if version != 1:
-            _check_records(receipt)
-        elif present := [name for name in _ADDED_IN_2 if name in content]:
-            raise FormatError(f"not a receipt: one of version 1 has no {present[0]}")
+        _check_records(receipt)
         return receipt
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"not a receipt: {error}") from error
 
 
 def _check_records(receipt: Receipt) -> None:
-    count = len(receipt.sources) + len(receipt.quarantined)
+    count = receipt.items
     digits = re.compile(rf"[0-9a-f]{{{16 * count}}}")
-    if receipt.sizes is None or len(receipt.sizes) != count or not all(type(size) is int for size in receipt.sizes):
+    if len(receipt.sizes) != count or not all(type(size) is int for size in receipt.sizes):
         raise FormatError(f"not a receipt: expected sizes of {count} inputs")
     for name, value in (("contents", receipt.contents), ("identities", receipt.identities)):
         if not isinstance(value, str) or not digits.fullmatch(value):

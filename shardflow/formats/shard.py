@@ -13,6 +13,8 @@ from .json_object import JsonObject
 SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_SAMPLES = 2**32 - 1  # an index counts records in 32 bits
 MAX_BYTES = 2**63 - 1
+MAX_SAMPLE_BYTES = 1 << 29
+"""The most bytes of a sample in a tar, and of one input: headers can claim terabytes, and sparse files have them."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +18,10 @@ import numpy.typing as npt
 from shardflow.errors import IntegrityError, ShardIndexError, TarError
 
 from .image_types import IMAGE_PARTS, image_size
+from .shard import MAX_SAMPLE_BYTES
+from .tar_bytes import TarBytes, crc32
 from .tar_samples import split_member_name
-from .ustar import BLOCK, walk
+from .ustar import BLOCK, padding, walk
 
 KEY_PART = b""
 """The part of a row that is not a member but the key of its sample, where the headers are not plain ones."""
@@ -37,8 +39,12 @@ DTYPE = np.dtype(
 )
 Index = npt.NDArray[Any]  # a 1-d array of DTYPE
 
+MAX_ROWS = 1 << 22
+"""The most rows of an index, which has 0.2 GB then."""
+
 _MAGIC = b"\x93NUMPY\x01\x00"
 _MAX_U2 = 0xFFFF
+_ROWS_AT_A_TIME = 4096
 
 
 class Row(NamedTuple):
@@ -57,35 +63,90 @@ def make_row(record: int, part: str, offset: int, payload: memoryview | bytes) -
     """Return the row of one member."""
     if len(part.encode()) > 16:
         raise ShardIndexError(f"part name {part!r} is longer than 16 bytes; shorten the extension")
-    if len(payload) >= 1 << 32:
-        raise ShardIndexError(f"part {part!r} of record {record} has {len(payload)} bytes; 4 GiB is the limit")
-    width, height = image_size(payload) if {part, part.rpartition(".")[2]} & IMAGE_PARTS else (0, 0)
+    width, height = image_size(payload) if _is_image(part) else (0, 0)
     if max(width, height) > _MAX_U2:
         width = height = 0
     return Row(record, part.encode(), offset, len(payload), zlib.crc32(payload), width, height)
 
 
-def build(tar: memoryview) -> tuple[Index, list[str]]:
-    """Rebuild the index of a shard from its bytes; return it with the keys of the samples in order."""
-    rows: list[Row] = []
+def read_row(tar: TarBytes, record: int, part: str, offset: int, size: int) -> Row:
+    """Return the row of a member of a tar. Its size must be below the limit: an image is read at once."""
+    if _is_image(part):
+        return make_row(record, part, offset, tar.read(offset, size))
+    return make_row(record, part, offset, b"")._replace(size=size, crc32=crc32(tar, offset, size))
+
+
+def _is_image(part: str) -> bool:
+    return bool({part, part.rpartition(".")[2]} & IMAGE_PARTS)
+
+
+def read_rows(tar: TarBytes) -> Iterator[tuple[str, Row]]:
+    """Yield the key and the row of each member of a shard, in order.
+
+    Raises:
+        TarError: The tar is damaged, or is not one that shardflow writes.
+    """
     records: dict[str, int] = {}  # key → record
-    names: set[str] = set()
-    for member in walk(tar):
-        if member.name in names:
-            raise TarError(f"member {member.name!r} comes twice; each name can come once only")
-        names.add(member.name)
+    parts: set[str] = set()  # of the last record
+    total = 0  # bytes of its members
+    for number, member in enumerate(walk(tar)):
         if (key_and_part := split_member_name(member.name)) is None:
             raise TarError(f"member {member.name!r} is not named KEY.PART, as the WebDataset convention asks")
         key, part = key_and_part
-        record = records.setdefault(key, len(records))
-        if record < len(records) - 1:
+        if key not in records:
+            records[key], parts, total = len(records), set(), 0
+        elif records[key] < len(records) - 1:
             raise TarError(f"the members of sample {key!r} are not neighbours")
-        payload = tar[member.offset : member.offset + member.size]
-        rows.append(make_row(record, part, member.offset, payload))
-    return from_rows(rows), list(records)
+        if part in parts:
+            raise TarError(f"member {member.name!r} comes twice; each name can come once only")
+        parts.add(part)
+        total += BLOCK + member.size + padding(member.size)
+        check_sample(total)
+        check_rows(number + 1)
+        yield key, read_row(tar, records[key], part, member.offset, member.size)
 
 
-def rebuild(tar: memoryview, sha256: str) -> bytes:
+def check_sample(size: int) -> None:
+    """Raise a TarError if a sample has more bytes in its tar than it may have."""
+    if size > MAX_SAMPLE_BYTES:
+        raise TarError(f"a sample has {size:,} bytes; {MAX_SAMPLE_BYTES:,} is the most: leave it out")
+
+
+def check_rows(rows: int) -> None:
+    """Raise a TarError if a tar has more members than an index may have rows."""
+    if rows > MAX_ROWS:
+        raise TarError(f"a tar has more than {MAX_ROWS:,} members; divide it into several")
+
+
+def build(tar: TarBytes) -> tuple[Index, list[str]]:
+    """Rebuild the index of a shard from its bytes; return it with the keys of the samples in order."""
+    rows, keys = IndexRows(), dict[str, None]()
+    for key, row in read_rows(tar):
+        rows.append(row)
+        keys[key] = None
+    return rows.index(), list(keys)
+
+
+class IndexRows:
+    """The rows of an index that is being made: a tenth of the memory of a list of them."""
+
+    def __init__(self) -> None:
+        self._done: list[Index] = []
+        self._rows: list[Row] = []
+
+    def append(self, row: Row) -> None:
+        """Add a row."""
+        self._rows.append(row)
+        if len(self._rows) == _ROWS_AT_A_TIME:
+            self._done.append(from_rows(self._rows))
+            self._rows.clear()
+
+    def index(self) -> Index:
+        """Return all rows."""
+        return np.concatenate([*self._done, from_rows(self._rows)])
+
+
+def rebuild(tar: TarBytes, sha256: str) -> bytes:
     """Return the contents of a lost index, rebuilt from its shard and checked."""
     data = to_bytes(build(tar)[0])
     if hashlib.sha256(data).hexdigest() != sha256:

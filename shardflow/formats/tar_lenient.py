@@ -9,14 +9,14 @@ takes a damaged header for the end of the tar, and does not tell the offset of a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from shardflow.errors import TarError
 
+from .tar_bytes import TarBytes, first_nonzero
 from .ustar import BLOCK, padding
 
 _MAX_EXTENDED_BYTES = 1 << 20
-_CHUNK_BYTES = 1 << 20
 _FILES = (b"0", b"\0", b"7")
 _WITHOUT_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories; their size means nothing
 _PAX, _PAX_GLOBAL = (b"x", b"X"), b"g"
@@ -39,22 +39,26 @@ class _Field(NamedTuple):
     offset: int
 
 
-def members(file: IO[bytes]) -> Iterator[Member]:
+def members(tar: TarBytes) -> Iterator[Member]:
     """Yield the regular files of a tar in order; links, directories and devices are skipped.
 
     Raises:
         TarError: A header is damaged, or the tar is cut short; the message says where. The members before it are valid.
     """
-    end, position = file.seek(0, 2), 0
+    end, position = tar.size, 0
     extended: dict[str, _Field] = {}
     while True:
-        block = _read(file, position, BLOCK)
+        block = bytes(tar.read(position, BLOCK))
         if len(block) < BLOCK:
             raise TarError(f"it ends at byte {end} without the zero blocks that close a tar")
         if not any(block):
             if extended:
                 raise TarError(f"the extended header before byte {position} belongs to no member")
-            _refuse_more(file, position)
+            if (at := first_nonzero(tar, position)) is not None:  # other readers take a hole in a tar for its end
+                raise TarError(
+                    f"it seems to end at byte {position}, but more follows at byte {at}: it is damaged, or several "
+                    "tars were joined, which only `tar --concatenate` can do"
+                )
             return
         where = f"the header at byte {position}"
         # The checksum counts its own eight bytes as spaces (0x20 each).
@@ -65,7 +69,7 @@ def members(file: IO[bytes]) -> Iterator[Member]:
             where = f"the extended header at byte {position}"
             if size > _MAX_EXTENDED_BYTES:
                 raise TarError(f"{where} has {size} bytes; at most {_MAX_EXTENDED_BYTES} are read")
-            text = _read(file, payload, size)
+            text = bytes(tar.read(payload, size))
             if len(text) < size:
                 raise TarError(f"{where} is cut short: it reaches to byte {payload + size}, the file ends at {end}")
             found = {"path": _Field(text.split(b"\0", 1)[0], payload)} if kind == _GNU_NAME else {}
@@ -89,23 +93,6 @@ def members(file: IO[bytes]) -> Iterator[Member]:
                     f"{where} has a member that reaches to byte {payload + size}, the tar ends at byte {end}"
                 )
         position = payload + size + padding(size)
-
-
-def _refuse_more(file: IO[bytes], end: int) -> None:
-    """Refuse a tar in which more than zeros follows the end; other readers take a hole in a tar for its end."""
-    file.seek(end)
-    while chunk := file.read(_CHUNK_BYTES):
-        if rest := chunk.lstrip(b"\0"):
-            at = file.tell() - len(rest)
-            raise TarError(
-                f"it seems to end at byte {end}, but more follows at byte {at}: it is damaged, or several tars were "
-                "joined, which only `tar --concatenate` can do"
-            )
-
-
-def _read(file: IO[bytes], offset: int, size: int) -> bytes:
-    file.seek(offset)
-    return file.read(size)
 
 
 def _plain(block: bytes, position: int) -> tuple[bytes, int | None]:

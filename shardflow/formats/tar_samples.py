@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO
 
 from shardflow.errors import TarError
 
+from .tar_bytes import TarBytes
 from .tar_lenient import members
+
+MAX_PARTS = 1000
+"""The most parts of a sample of another writer."""
 
 
 def split_member_name(name: str) -> tuple[str, str] | None:
@@ -35,12 +38,12 @@ class TarSample:
     problem: str = ""  # why the sample cannot be used
 
 
-def read_samples(file: IO[bytes]) -> Iterator[TarSample]:
+def read_samples(tar: TarBytes) -> Iterator[TarSample]:
     """Yield the samples of a tar in order. Where the tar is damaged or cut short, the last sample says so."""
     sample: TarSample | None = None
     damage = ""
     try:
-        for name, offset, size, name_offset in members(file):
+        for name, offset, size, name_offset in members(tar):
             if (key_and_part := split_member_name(name)) is None:
                 continue  # such as __metadata__, which webdataset skips as well
             key, part = key_and_part[0], key_and_part[1].lower()
@@ -48,6 +51,9 @@ def read_samples(file: IO[bytes]) -> Iterator[TarSample]:
                 if sample is not None:
                     yield sample
                 sample = TarSample(key)
+            if len(sample.parts) == MAX_PARTS:
+                sample.problem = f"has more than {MAX_PARTS} parts"
+                continue
             if part in sample.parts:
                 sample.problem = f"has two parts {part!r}"
             sample.parts[part] = (offset, size)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from shardflow.errors import TarError
 
+from .tar_bytes import TarBytes, first_nonzero
+
 BLOCK = 512
 END = bytes(2 * BLOCK)
 _MAX_SIZE = 8**11 - 1  # eleven octal digits
@@ -52,19 +54,19 @@ def header(name: str, size: int) -> bytes:
     return bytes(block)
 
 
-def walk(buffer: memoryview) -> Iterator[Member]:
+def walk(tar: TarBytes) -> Iterator[Member]:
     """Yield the members of a tar in order. Only headers are read.
 
     Raises:
         TarError: A header is damaged, a payload or the end is cut off, or a member is not a regular file.
     """
-    position, end = 0, len(buffer)
+    position, end = 0, tar.size
     while True:
-        block = bytes(buffer[position : position + BLOCK])
+        block = bytes(tar.read(position, BLOCK))
         if len(block) < BLOCK:
             raise TarError(f"it ends at byte {end} without the two zero blocks that close a tar: it is cut short")
         if not any(block):
-            if len(buffer) - position < len(END) or any(buffer[position:]):
+            if end - position < len(END) or first_nonzero(tar, position) is not None:
                 raise TarError(f"the zero block at byte {position} is not followed by zeros to the end: it is damaged")
             return
         member = parse(block, position + BLOCK)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.reader import ShardReader
 from shardflow.errors import ConfigError
 from shardflow.formats.tar_samples import split_member_name

@@ -6,6 +6,7 @@ https://docs.mlcommons.org/croissant/docs/croissant-spec.html (1.0).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from shardflow._wording import plural
-from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.open_dataset import Dataset
+from shardflow.errors import ConfigError
 from shardflow.formats.image_types import IMAGE_TYPES
 from shardflow.formats.statistics import median
 
@@ -68,16 +70,50 @@ def write_card(
 
     Args:
         dataset: Its manifest is read, and no shard.
-        directory: Created if it does not exist. Files of these names are replaced.
+        directory: Created if it does not exist. Files that an earlier call wrote there are replaced.
         name: The dataset's name; by default the last part of its URL.
         license: Identifier as the Hub has it ("cc-by-4.0"), or a URL; without one the card says none.
+
+    Raises:
+        ConfigError: A file of one of these names is there that no such call wrote, or that was edited since.
     """
     root = beside_shards(dataset.storage, directory)
     name = name or dataset.url.rstrip("/").rpartition("/")[2]
-    root.put(README, card(dataset, name, license).encode())
-    yield root.local_path(README)
-    root.put(CROISSANT, json.dumps(croissant(dataset, name, license), indent=1, ensure_ascii=False).encode() + b"\n")
-    yield root.local_path(CROISSANT)
+    metadata = croissant(dataset, name, license)
+    metadata["@id"] = _seal(_json(metadata))
+    files = {README: _sealed(card(dataset, name, license)), CROISSANT: _json(metadata)}
+    for file in files:
+        path = root.local_path(file)
+        if path.exists() and not _is_own(file, root.read(file).decode(errors="replace")):
+            message = f"{path} is not a file that this command wrote, or was edited"
+            raise ConfigError(f"{message}; move it, or name another directory")
+    for file, text in files.items():
+        root.put(file, text.encode())
+        yield root.local_path(file)
+
+
+def _is_own(file: str, text: str) -> bool:
+    """Return whether a file has the seal of its other content: it is as it was written."""
+    if file == README:
+        return _sealed(text.rpartition("<!--")[0].removesuffix("\n")) == text
+    try:
+        content = json.loads(text)
+        seal = content.pop("@id")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+    return bool(seal == _seal(_json(content)))
+
+
+def _sealed(text: str) -> str:
+    return f"{text}\n<!-- written by `shardflow export card`, {_seal(text)} -->\n"
+
+
+def _seal(text: str) -> str:
+    return f"urn:sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def card(dataset: Dataset, name: str, license_id: str | None) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.open_dataset import Dataset
 from shardflow.errors import ConfigError
 from shardflow.formats import ustar
 from shardflow.formats.image_types import IMAGE_PARTS

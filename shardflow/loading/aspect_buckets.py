@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow._validation import check_integer, check_probability
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.order import keyed_rng

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardflow._validation import check_integer
-from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.open_dataset import Dataset
 from shardflow.errors import ConfigError, ResumeMismatchError
 from shardflow.order.plan import MOST_LANES
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 
 from shardflow._validation import did_you_mean
-from shardflow.dataset.dataset import Dataset, Split
+from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.dataset.shard_rows import ShardRows
 from shardflow.errors import ConfigError, ShardflowError
 from shardflow.formats.annotations import Annotations

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from shardflow._validation import check_callable, check_integer, explain_unknown_arguments
 from shardflow._wording import plural
-from shardflow.dataset.dataset import open_dataset
+from shardflow.dataset.open_dataset import open_dataset
 from shardflow.errors import ConfigError
 from shardflow.formats.image_limits import MAX_PIXELS
 from shardflow.order.class_batches import ClassBatches

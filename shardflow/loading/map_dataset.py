@@ -11,7 +11,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from shardflow._validation import check_integer
 from shardflow.dataset.class_labels import single_classes
-from shardflow.dataset.dataset import Dataset, Split
+from shardflow.dataset.open_dataset import Dataset, Split
 from shardflow.formats.labels import CLASS_PART, LABEL_PARTS
 
 from .decoders import ImageDecoder

@@ -13,7 +13,7 @@ from typing import Any
 import webdataset as wds
 from torch.utils.data import IterableDataset
 
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ConfigError, ShardflowError
 
 from .annotation_fields import AnnotationFields

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.storage.cache import Cache
 from shardflow.storage.cache_eviction import spare_bytes

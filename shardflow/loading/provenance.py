@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from shardflow import native
-from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.open_dataset import Dataset
 
 _PACKAGES = ("torch", "torchvision", "webdataset", "numpy", "pillow")
 

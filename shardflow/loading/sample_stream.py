@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow._validation import check_integer
-from shardflow.dataset.dataset import open_dataset
+from shardflow.dataset.open_dataset import open_dataset
 from shardflow.order.window_shuffle import I64
 from shardflow.storage.cache import Cache
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardflow.dataset.class_labels import single_classes
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.order.weights import Weights
 

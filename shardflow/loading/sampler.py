@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow._validation import check_integer
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
 from shardflow.order import keyed_rng

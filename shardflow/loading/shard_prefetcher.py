@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ShardflowError
 from shardflow.storage.cache import Cache, FetchResult
 from shardflow.storage.cache_eviction import RENEW_S

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, SampleError, ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS

@@ -7,77 +7,38 @@ further files are written, which no reader looks at: shards of the next numbers,
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardflow._validation import check_integer
-from shardflow.dataset.dataset import Dataset, open_dataset
-from shardflow.dataset.write_lock import acquire_to_extend, clean_up
-from shardflow.errors import ConfigError, FormatError, NotFoundError
-from shardflow.formats.manifest import Manifest
-from shardflow.formats.quarantine import SKIPPED, UNFINISHED_NAME, Quarantined
-from shardflow.formats.receipt import Receipt, from_bytes
-from shardflow.formats.sharding import Sharding, job_name
-from shardflow.storage.interface import Storage
-from shardflow.storage.resolve import open_storage
-from shardflow.storage.urls import url_text
+from shardflow.dataset.open_dataset import Dataset, open_dataset
+from shardflow.dataset.write_lock import clean_up
+from shardflow.errors import ConfigError
+from shardflow.formats.quarantine import UNFINISHED_NAME
 
 from .annotations import refuse_other_annotations
-from .commit import Totals, commit
-from .executors import executor_maker
-from .jobs import Job, content_of, digest_of, plan_jobs, sharding_of
-from .known_inputs import KnownInputs, State, compare_inputs
+from .base_version import BaseVersion
+from .executors import make_executor
+from .known_inputs import State
 from .ledger import Ledger
+from .pack_plan import PackPlan, PackPreview
+from .pack_report import PackReport, carry_out, report
 from .progress import ProgressLike
-from .recipe import Recipe, recipe_of
-from .run import run_jobs
+from .run import Totals
+from .sample_recipe import SampleRecipe
 from .sources.items import Items
 from .sources.labelling import append_classes
 from .sources.resolve import list_source, shared_options
 from .sources.source import Source
 
-logger = logging.getLogger(__name__)
-
 ON_CONFLICT = ("error", "add", "skip")
 
 _NAMED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtendReport:
-    """The result of an extension. `inputs` is always the sum of `packed`, `quarantined` and `skipped`.
-
-    Attributes:
-        fingerprint, previous: The dataset's identity now, and before; they are the same when nothing was new.
-        known: Inputs of the source that the dataset already has; they were not touched.
-        conflicting: Inputs with the path of one that the dataset has, and another content; with `on_conflict="add"`
-            they are among `inputs`, with "skip" they are not.
-        inputs, packed, quarantined, skipped: Numbers of new images, as in `PackReport`.
-        shards: Number of new shards.
-        classes: Names of the new classes, in the order of their labels.
-        resumed: New inputs that an earlier attempt had done.
-        seconds: Duration of this attempt.
-    """
-
-    fingerprint: str
-    previous: str
-    known: int
-    conflicting: int = 0
-    inputs: int = 0
-    packed: int = 0
-    quarantined: int = 0
-    skipped: int = 0
-    shards: int = 0
-    classes: tuple[str, ...] = ()
-    resumed: int = 0
-    seconds: float = 0.0
 
 
 def extend(
@@ -91,7 +52,7 @@ def extend(
     ray_address: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: ProgressLike = None,
-) -> ExtendReport:
+) -> PackReport:
     """Add the new inputs of a source to a dataset, with the dataset's own recipe, annotations, sharding and shuffling.
 
     An input is new when the dataset has none with its split and its path below `src`. One that has both is compared by
@@ -118,214 +79,90 @@ def extend(
         PackIncompleteError: More than `max_bad` inputs cannot be packed, or workers kept dying.
         StoreError: `dst` cannot be written, another process is writing to it, or its storage has no conditional writes.
     """
-    make_executor = executor_maker(executor, workers, ray_address)
-    if on_conflict not in ON_CONFLICT:
-        raise ConfigError(f"on_conflict is {on_conflict!r}; allowed are {', '.join(ON_CONFLICT)}")
+    runner = make_executor(executor, workers, ray_address)
+    _check_on_conflict(on_conflict)
     max_bad = check_integer("max_bad", max_bad, 0)
     started = time.monotonic()
-    storage = open_storage(dst, storage_options, to_write=True)
+    ledger = Ledger(dst, storage_options)
     # Opened before a directory is made for a missing one.
-    declared = open_dataset(dst, storage_options=storage_options).manifest.annotations
-    options = shared_options(src, dst, storage_options)
-    with list_source(src, options, parts=declared.parts) as source, storage.exclusive_writer() as writer:
-        dataset = open_dataset(dst, storage_options=storage_options)
-        old = dataset.manifest
-        extension = plan_extension(source, dataset)
-        if on_conflict == "error" and extension.conflicting:
-            raise ConfigError(_refusal(extension))
-        report = ExtendReport(
-            fingerprint=old.fingerprint,
-            previous=old.fingerprint,
-            known=extension.known,
-            conflicting=len(extension.conflicting),
-        )
-        fresh = extension.fresh(add_conflicting=on_conflict == "add")
-        fresh.refuse_skipped(max_bad)
-        if not fresh.inputs:
-            clean_up(storage)
-            storage.remove(UNFINISHED_NAME)
-            return replace(report, seconds=time.monotonic() - started)
-        extension.recipe.warn_without_tables()
-        ledger, sharding = Ledger(storage), extension.sharding
-        jobs = extension.jobs(fresh, dst=url_text(dst), staging=writer.staging, storage_options=storage_options)
-        lock = acquire_to_extend(storage, lambda: content_of(jobs), old.fingerprint, writer)
-        totals = Totals()
-        resumed = run_jobs(
-            ledger, jobs, make_executor(writer.lock), staging=writer.staging, on_receipt=totals.add, progress=progress
-        )
-        added = sharding_of(jobs, shard_samples=sharding.shard_samples, shuffle=sharding.shuffle, seed=sharding.seed)
-        whole = commit(
-            ledger,
-            lock,
-            jobs,
-            totals,
-            sharding.extended(added.jobs, added.inputs),
-            classes=fresh.classes,
-            recipe=extension.recipe,
-            annotations=old.annotations,
-            max_bad=max_bad,
-            skipped=fresh.skipped,
-            ignored=fresh.ignored,
-            replacing=old,
-            replaced_receipts=extension.receipts,
-            replaced_skipped=extension.still_skipped(fresh),
-        )
-    packed = whole.packed - old.samples
-    return replace(
-        report,
-        fingerprint=whole.fingerprint,
-        inputs=fresh.inputs + len(fresh.skipped),
-        packed=packed,
-        quarantined=fresh.inputs - packed,
-        skipped=len(fresh.skipped),
-        shards=whole.shards - sum(map(len, old.splits.values())),
-        classes=extension.new_classes,
-        resumed=resumed,
-        seconds=time.monotonic() - started,
-    )
+    with _list_new(src, ledger) as source, ledger.storage.exclusive_writer() as writer:
+        base = BaseVersion.read(_dataset(ledger))
+        plan = plan_extension(source, ledger, base, on_conflict, max_bad)
+        if on_conflict == "error" and plan.conflicting:
+            raise ConfigError(_refusal(plan.conflicting, source.inputs))
+        if plan.source.inputs:
+            return carry_out(plan, writer, runner, progress, started)
+        plan.source.refuse_skipped(max_bad)
+        clean_up(ledger.storage)
+        ledger.storage.remove(UNFINISHED_NAME)
+        return report(plan, base.manifest, Totals(), started=started)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extension:
-    """A source compared with a dataset.
+def preview_extension(
+    src: Any,
+    dst: str | os.PathLike[str],
+    *,
+    on_conflict: str = "error",
+    storage_options: Mapping[str, Any] | None = None,
+) -> PackPreview:
+    """Return the counts of an `extend` with the same arguments.
 
-    Attributes:
-        old: The manifest of the dataset; `sharding`, `recipe` and `receipts` are the dataset's as well.
-        skipped: Images that are not in the dataset because their kind was not read.
-        source: All inputs of the source; its labels continue the numbering of the dataset.
-        states: Split → the `State` of each of its inputs, int8 [inputs].
+    Nothing is written. Images are read only where their content has to be compared; conflicts are not an error.
     """
-
-    old: Manifest
-    sharding: Sharding
-    recipe: Recipe
-    receipts: Mapping[str, Receipt]
-    skipped: Sequence[Quarantined]
-    source: Source
-    states: Mapping[str, npt.NDArray[np.int8]]
-
-    @property
-    def known(self) -> int:
-        """Number of inputs that the dataset has."""
-        return sum(int(np.isin(states, (State.KNOWN, State.UNCHECKED)).sum()) for states in self.states.values())
-
-    @property
-    def conflicting(self) -> Sequence[str]:
-        """Paths of the inputs that conflict with one of the dataset."""
-        return [item.path for items in self._inputs(State.CHANGED).values() for item in items]
-
-    @property
-    def new_classes(self) -> tuple[str, ...]:
-        """Names of the classes that the dataset does not have."""
-        return (self.source.classes or ())[len(self.old.classes or ()) :]
-
-    def fresh(self, *, add_conflicting: bool) -> Source:
-        """Return the source of the inputs that have to be packed, and of the images that are skipped since."""
-        fresh = self._inputs(State.NEW, *([State.CHANGED] if add_conflicting else []))
-        before = {bad.path for bad in self.skipped}
-        skipped = [bad for bad in self.source.skipped if bad.path not in before]
-        return replace(self.source, splits={split: items for split, items in fresh.items() if items}, skipped=skipped)
-
-    def still_skipped(self, fresh: Source) -> list[Quarantined]:
-        """Return the images that were skipped before but those that are inputs now, because their kind is read now."""
-        read = {item.path for items in fresh.splits.values() for item in items} if self.skipped else set()
-        return [bad for bad in self.skipped if bad.path not in read]
-
-    def jobs(self, fresh: Source, **place: Any) -> list[Job]:
-        """Return the jobs of these inputs, numbered after the old ones."""
-        sharding = self.sharding
-        jobs = plan_jobs(
-            fresh,
-            recipe=self.recipe,
-            annotations=self.old.annotations,
-            shard_samples=sharding.shard_samples,
-            seed=sharding.seed,
-            shuffle=sharding.shuffle,
-            **place,
-        )
-        renamed = []
-        for job in jobs:
-            split, _, number = job.name.partition("/")
-            name = job_name(split, sharding.jobs.get(split, 0) + int(number))
-            renamed.append(replace(job, name=name, first=sharding.inputs.get(split, 0) + job.first))
-        return renamed
-
-    def _inputs(self, *states: State) -> dict[str, Items]:
-        return {split: items.take(np.isin(self.states[split], states)) for split, items in self.source.splits.items()}
+    _check_on_conflict(on_conflict)
+    ledger = Ledger(dst, storage_options)
+    with _list_new(src, ledger) as source:
+        return plan_extension(source, ledger, BaseVersion.read(_dataset(ledger)), on_conflict).preview()
 
 
-def plan_extension(source: Source, dataset: Dataset) -> Extension:
-    """Compare a source with a dataset; see `extend` for the errors."""
-    storage, old = dataset.storage, dataset.manifest
-    if old.roots:
-        message = f"{storage} is made of tars that are elsewhere (`shardflow info {storage}` says where)"
-        raise ConfigError(f"{message}: extend the dataset that they belong to, and make this one of it again")
-    if (sharding := old.sharding) is None:
-        message = f"{storage} does not record how its inputs were divided into shards, so it cannot be extended"
-        raise ConfigError(f"{message}; pack it again")
-    recipe = recipe_of(old)
-    refuse_other_annotations(source, old.annotations)
-    source = append_classes(source, old.classes)
-    receipts = _receipts(storage, sharding)
-    _refuse_other_dataset(source, receipts)
-    states = {
-        split: compare_inputs(items, KnownInputs(of for _, of in _of_split(receipts, split)), source.reader)
-        for split, items in source.splits.items()
-    }
-    skipped = [bad for bad in dataset.quarantine() if bad.stage == SKIPPED]
-    if len(skipped) != old.skipped:
-        message = f"{storage} lacks its quarantine, which names the {old.skipped} images that were skipped"
-        raise NotFoundError(f"{message}; restore it from where it was packed")
-    if unchecked := sum(int((found == State.UNCHECKED).sum()) for found in states.values()):
-        logger.warning(
-            "%d inputs were packed by an older shardflow, which recorded their names alone: whether they have changed "
-            "since could not be compared",
-            unchecked,
-        )
-    return Extension(
-        old=old,
-        sharding=sharding,
-        recipe=recipe,
-        receipts=receipts,
-        skipped=skipped,
-        source=source,
-        states=states,
+def _check_on_conflict(on_conflict: str) -> None:
+    if on_conflict not in ON_CONFLICT:
+        raise ConfigError(f"on_conflict is {on_conflict!r}; allowed are {', '.join(ON_CONFLICT)}")
+
+
+def _list_new(src: Any, ledger: Ledger) -> Source:
+    """List a source as the dataset that it extends was listed."""
+    parts = _dataset(ledger).manifest.annotations.parts
+    return list_source(src, shared_options(src, ledger.url, ledger.storage_options), parts=parts)
+
+
+def _dataset(ledger: Ledger) -> Dataset:
+    return open_dataset(ledger.url, storage_options=ledger.storage_options)
+
+
+def plan_extension(source: Source, ledger: Ledger, base: BaseVersion, on_conflict: str, max_bad: int = 0) -> PackPlan:
+    """Plan to pack the inputs of a source that a dataset does not have; see `extend` for the errors."""
+    recipe = SampleRecipe.of(base.manifest)
+    refuse_other_annotations(source, recipe.annotations)
+    source = append_classes(source, base.manifest.classes)
+    states = base.compare(source)
+
+    def inputs(*wanted: State) -> dict[str, Items]:
+        chosen = {split: items.take(np.isin(states[split], wanted)) for split, items in source.splits.items()}
+        return {split: items for split, items in chosen.items() if len(items)}
+
+    before = {bad.path for bad in base.skipped}
+    new = replace(
+        source,
+        splits=inputs(State.NEW, *([State.CHANGED] if on_conflict == "add" else [])),
+        skipped=[bad for bad in source.skipped if bad.path not in before],
+    )
+    return PackPlan.of(
+        new,
+        ledger,
+        recipe,
+        base.sharding,
+        max_bad=max_bad,
+        base=base,
+        known=sum(map(len, inputs(State.KNOWN).values())),
+        conflicting=[item.path for items in inputs(State.CHANGED).values() for item in items],
     )
 
 
-def _refusal(extension: Extension) -> str:
-    paths = extension.conflicting
+def _refusal(paths: Sequence[str], inputs: int) -> str:
     named = ", ".join(map(repr, paths[:_NAMED])) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
     return (
-        f"{len(paths)} of {extension.source.inputs} inputs have the path of one in the dataset and another content: "
-        f"{named}. Pack them as further samples with --on-conflict add, leave them out with --on-conflict skip, "
-        "rename them, or pack all into a new dataset to have them in place of the old ones"
+        f"{len(paths)} of {inputs} inputs have the path of one in the dataset and another content: {named}. Pack them "
+        "as further samples with --on-conflict add, leave them out with --on-conflict skip, rename them, or pack all "
+        "into a new dataset to have them in place of the old ones"
     )
-
-
-def _receipts(storage: Storage, sharding: Sharding) -> dict[str, Receipt]:
-    """Return the receipts of all jobs by their names."""
-    try:
-        return {name: from_bytes(storage.read(f"{name}.json")) for name in sharding.names()}
-    except (NotFoundError, FormatError) as error:
-        message = f"extending needs the .json file beside each shard, the list of its inputs ({error})"
-        raise NotFoundError(f"{message}; restore them from where it was packed") from error
-
-
-def _refuse_other_dataset(source: Source, receipts: Mapping[str, Receipt]) -> None:
-    """Refuse another shardflow dataset than the one in the receipts: samples of all datasets have the same names."""
-    for split, items in source.splits.items() if source.is_dataset else ():
-        rows = {item.path: row for row, item in enumerate(items)}
-        for name, receipt in _of_split(receipts, split):
-            paths = receipt.inputs()
-            found = items.take(np.array([rows[path] for path in paths if path in rows], dtype=np.int64))
-            if len(found) and (len(found) < len(paths) or digest_of(found, receipt.first) != receipt.items_sha256):
-                raise ConfigError(
-                    f"the source is another dataset than the one from which shard {name} was packed: its sample "
-                    f"{found[0].path!r} has the same name there, so new samples cannot be told from old ones; pack it "
-                    "by itself, and combine both with `shardflow merge`"
-                )
-
-
-def _of_split(receipts: Mapping[str, Receipt], split: str) -> Iterator[tuple[str, Receipt]]:
-    return ((name, receipt) for name, receipt in receipts.items() if name.partition("/")[0] == split)

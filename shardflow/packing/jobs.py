@@ -1,7 +1,7 @@
 """Jobs: each makes one shard from a fixed slice of the inputs, known before any work begins.
 
 A job touches nothing outside its shard, so any executor can run it. Its *pieces*, a few inputs each, may run in several
-processes and leave a fragment of the shard each; `Finish` assembles them. The slots of a split are numbered regardless
+processes and leave a partial tar each; `Finish` assembles them. The slots of a split are numbered regardless
 of the fate of their inputs, so a sample's key depends on its own slot alone.
 """
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -28,10 +26,9 @@ from shardflow.errors import (
     StoreError,
     TooLargeError,
 )
-from shardflow.formats.annotations import NOTHING, Annotations
 from shardflow.formats.labels import Label
 from shardflow.formats.quarantine import Quarantined
-from shardflow.formats.receipt import UNREAD, Receipt, from_bytes
+from shardflow.formats.receipt import UNREAD, Receipt, check_bytes, from_bytes, least_bytes
 from shardflow.formats.shard import Shard
 from shardflow.formats.sharding import Sharding, job_name
 from shardflow.formats.statistics import PixelSums, Statistics
@@ -42,15 +39,15 @@ from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 
 from . import shard_writer
-from .annotations import SampleParts, check_size, transform_parts
-from .image.encoding import EncodedImage
-from .recipe import Recipe
+from .sample_recipe import PackedSample, SampleRecipe
 from .sources.items import Item
 from .sources.reader import Input, Reader
 from .sources.source import Source
 
 PIECE_ITEMS = 32
 """Few, so that a hundred inputs keep several processes busy, and a process that dies loses little."""
+
+_CHECKED_INPUTS = 1 << 16
 
 Announce = Callable[[int | None], None]
 """Called with the ordinal of each input that begins, and with None after the last: it shows where a process ended."""
@@ -65,20 +62,14 @@ class Job:
     items: Sequence[Item]
     reader: Reader
     dst: str  # path or URL
-    staging: Path  # local directory for the fragments
-    recipe: Recipe
-    annotations: Annotations = NOTHING
+    recipe: SampleRecipe
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    staging: Path = Path()  # local directory for the partial tars; a plan leaves it to the run
 
     @property
     def items_sha256(self) -> str:
         """Digest of the inputs."""
         return digest_of(self.items, self.first)
-
-    @property
-    def settings_sha256(self) -> str:
-        """Digest of all settings that the packed bytes depend on."""
-        return settings_digest(self.recipe, self.annotations)
 
     @property
     def identities(self) -> str:
@@ -87,7 +78,7 @@ class Job:
 
     def wrote(self, receipt: Receipt) -> bool:
         """Whether a receipt is of these inputs, wherever their files are, and these settings."""
-        return (receipt.items_sha256, receipt.recipe_sha256) == (self.items_sha256, self.settings_sha256)
+        return (receipt.items_sha256, receipt.recipe_sha256) == (self.items_sha256, self.recipe.digest)
 
     def pieces(self) -> list[Piece]:
         """Return the parts of the job that can run at the same time."""
@@ -101,14 +92,6 @@ def digest_of(items: Iterable[Item], first: int) -> str:
     """Return the SHA-256 of inputs: their paths, labels, sizes, `more`, and their place in the split."""
     lines = (b"%b\0%a %d\0%b" % (name_bytes(path), label, size, more) for path, label, size, _, more in items)
     return hashlib.sha256(b"%d\0" % first + b"".join(lines)).hexdigest()
-
-
-def settings_digest(recipe: Recipe, annotations: Annotations) -> str:
-    """Return the SHA-256 of a recipe, with the versions of the codecs, and of the annotations if any are declared."""
-    if not annotations:
-        return recipe.digest
-    text = json.dumps([recipe.digest, annotations.to_json()], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def identity_digits(item: Item) -> str:
@@ -128,9 +111,9 @@ def content_digits(found: Input, label: Label) -> str:
 
 
 class PieceResult(NamedTuple):
-    """The result of a piece: its fragment, and the fate of each of its inputs."""
+    """The result of a piece: its partial tar, and the fate of each of its inputs."""
 
-    fragment: shard_writer.Fragment
+    partial: shard_writer.PartialTar
     sources: tuple[str, ...]  # paths of the packed inputs
     quarantined: tuple[Quarantined, ...]
     bad_ordinals: tuple[int, ...]  # of the quarantined inputs
@@ -152,10 +135,10 @@ class Piece:
     """A few inputs of a job."""
 
     job: Job  # cut down to these inputs
-    deadly: Mapping[int, str] = field(default_factory=dict)  # ordinal → reason, of inputs that end their process
+    crashing_inputs: Mapping[int, str] = field(default_factory=dict)  # ordinal → reason, of those that end a process
 
     def run(self, announce: Announce) -> PieceResult:
-        """Process the inputs and write the fragment; may be repeated. A bad input is part of the result, no error."""
+        """Process the inputs and write the partial tar; may be repeated. A bad input is a part of the result."""
         job = self.job
         members: list[bytes] = []
         sources: list[str] = []
@@ -169,16 +152,15 @@ class Piece:
             found = self._read(ordinal, item, read)
             sizes.append(len(found.image) if isinstance(found, Input) else -1)
             contents.append(content_digits(found, item.label) if isinstance(found, Input) else UNREAD)
-            outcome = self._process(item, found) if isinstance(found, Input) else found
+            outcome = self._pack(item, found) if isinstance(found, Input) else found
             if isinstance(outcome, Quarantined):
                 quarantined.append(outcome)
                 bad_ordinals.append(ordinal)
                 continue
-            image, beside = outcome
-            members.append(shard_writer.sample(f"{ordinal:09d}", {image.part: image.image, **beside.parts}))
+            members.append(shard_writer.sample(f"{ordinal:09d}", outcome.parts))
             sources.append(item.path)
-            pixels += image.pixels
-            image.count_in(statistics, item.label, beside.counts)
+            pixels += outcome.image.pixels
+            outcome.image.count_in(statistics, item.label, outcome.counts)
         announce(None)
         folder, _, base = job.name.rpartition("/")
         name = f"{folder}/{TEMPORARY}{base}.{job.first:09d}"
@@ -187,9 +169,9 @@ class Piece:
         with map_os_errors(path):
             path.parent.mkdir(exist_ok=True)  # without parents: the mount point of a lost disk must not be filled
             path.write_bytes(data)  # not synced: after a crash the piece is done again
-        fragment = shard_writer.Fragment(name=name, samples=len(sources), size=len(data), crc32=zlib.crc32(data))
+        partial = shard_writer.PartialTar(name=name, samples=len(sources), size=len(data), crc32=zlib.crc32(data))
         return PieceResult(
-            fragment=fragment,
+            partial=partial,
             sources=tuple(sources),
             quarantined=tuple(quarantined),
             bad_ordinals=tuple(bad_ordinals),
@@ -212,20 +194,18 @@ class Piece:
             threads.shutdown(cancel_futures=True)
 
     def _read(self, ordinal: int, item: Item, read: Callable[[], Input]) -> Input | Quarantined:
-        if ordinal in self.deadly:
-            return Quarantined(item.path, "decode", self.deadly[ordinal])
+        if ordinal in self.crashing_inputs:
+            return Quarantined(item.path, "decode", self.crashing_inputs[ordinal])
         try:
             return read()
         except SampleError as error:
             return Quarantined(item.path, "read", str(error))
 
-    def _process(self, item: Item, found: Input) -> tuple[EncodedImage, SampleParts] | Quarantined:
-        job = self.job
-        most = job.recipe.max_pixels
+    def _pack(self, item: Item, found: Input) -> PackedSample | Quarantined:
         try:
-            image = job.recipe.process(found.image)
-            check_size(found.size, image.geometry)
-            return image, transform_parts(found.parts, item.label, image.geometry, job.annotations, max_pixels=most)
+            packed = self.job.recipe.pack(found, item.label)
+            shard_writer.check_sample(packed.parts)
+            return packed
         except SampleError as error:
             stages = {DecodeError: "decode", EncodeError: "encode", TooLargeError: "decode"}
             return Quarantined(item.path, stages.get(type(error), "read"), str(error))
@@ -233,7 +213,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The end of a job: its fragments, in order, become the shard."""
+    """The end of a job: its partial tars, in order, become the shard."""
 
     job: Job
     results: tuple[PieceResult, ...]
@@ -242,8 +222,8 @@ class Finish:
         """Publish tar, index and receipt, in this order, and return the receipt; may be repeated."""
         job = self.job
         storage = open_storage(job.dst, job.storage_options)
-        fragments = [(job.staging / result.fragment.name, result.fragment) for result in self.results]
-        if not all(path.exists() for path, _ in fragments):
+        partials = [(job.staging / result.partial.name, result.partial) for result in self.results]
+        if not all(path.exists() for path, _ in partials):
             return self._done_before(storage)
         shard, index = None, b""
         receipt_name = f"{job.name}.json"
@@ -252,19 +232,19 @@ class Finish:
         is_disk = storage.local_path(receipt_name) is not None
         if is_disk:
             storage.remove(receipt_name)
-        if samples := sum(fragment.samples for _, fragment in fragments):
+        if samples := sum(partial.samples for _, partial in partials):
             folder, _, base = job.name.rpartition("/")
             tar = job.staging / folder / f"{TEMPORARY}{base}.tar"
             with map_os_errors(tar):
-                assembled = shard_writer.assemble(tar, fragments)
+                made = shard_writer.assemble(tar, partials)
             storage.upload(f"{job.name}.tar", tar)
-            index = assembled.index
+            index = made.index
             storage.put(f"{job.name}.npy", index)
             shard = Shard(
                 name=f"{job.name}.tar",
                 samples=samples,
-                bytes=assembled.size,
-                sha256=assembled.sha256,
+                bytes=made.size,
+                sha256=made.sha256,
                 index_sha256=hashlib.sha256(index).hexdigest(),
             )
         elif is_disk:
@@ -274,7 +254,7 @@ class Finish:
         receipt = Receipt(
             first=job.first,
             items_sha256=job.items_sha256,
-            recipe_sha256=job.settings_sha256,
+            recipe_sha256=job.recipe.digest,
             sources=tuple(path for result in self.results for path in result.sources),
             skipped=tuple(ordinal - job.first for result in self.results for ordinal in result.bad_ordinals),
             quarantined=tuple(bad for result in self.results for bad in result.quarantined),
@@ -289,65 +269,53 @@ class Finish:
         )
         storage.put(receipt_name, receipt.to_bytes())
         with map_os_errors(job.staging):
-            for path, _ in fragments:
+            for path, _ in partials:
                 path.unlink(missing_ok=True)
         return receipt
 
     def _done_before(self, storage: Storage) -> Receipt:
-        """Return the receipt of an attempt that removed its fragments, and was killed before it could return."""
+        """Return the receipt of an attempt that removed its partial tars, and was killed before it could return."""
         with contextlib.suppress(NotFoundError, FormatError):
             receipt = from_bytes(storage.read(f"{self.job.name}.json"))
             if self.job.wrote(receipt):
                 return receipt
-        message = f"{self.job.staging}: fragments of {self.job.name} have vanished; make sure that no process deletes"
+        message = f"{self.job.staging}: parts of {self.job.name} have vanished; make sure that no process deletes"
         raise StoreError(f"{message} files there, and run the same command again")
 
 
 def plan_jobs(
     source: Source,
+    recipe: SampleRecipe,
+    sharding: Sharding,
     dst: str,
-    recipe: Recipe,
-    *,
-    annotations: Annotations = NOTHING,
-    staging: Path,
-    shard_samples: int,
-    seed: int,
-    shuffle: bool,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Job]:
-    """Cut the inputs of each split, shuffled by `seed` if asked, into jobs of `shard_samples` inputs."""
+    """Cut the inputs of each split, shuffled if the sharding says so, into jobs, numbered after those that it has."""
     jobs: list[Job] = []
     for split, items in source.splits.items():
-        if shuffle:
-            items = items.take(keyed_rng.permutation(keyed_rng.key(seed, "pack", split), len(items)))
+        if sharding.shuffle:
+            items = items.take(keyed_rng.permutation(keyed_rng.key(sharding.seed, "pack", split), len(items)))
         jobs += [
             Job(
                 name=job_name(split, number),
-                first=first,
-                items=items[first : first + shard_samples],
+                first=sharding.inputs.get(split, 0) + start,
+                items=items[start : start + sharding.shard_samples],
                 reader=source.reader,
                 dst=dst,
-                staging=staging,
                 recipe=recipe,
-                annotations=annotations,
                 storage_options=storage_options,
             )
-            for number, first in enumerate(range(0, len(items), shard_samples))
+            for number, start in enumerate(
+                range(0, len(items), sharding.shard_samples), start=sharding.jobs.get(split, 0)
+            )
         ]
+    for job in jobs:
+        if len(job.items) > _CHECKED_INPUTS:  # before hours of work; of fewer inputs with very long names, after it
+            check_bytes(least_bytes(item.path for item in job.items), len(job.items))
     return jobs
 
 
 def content_of(jobs: Iterable[Job]) -> str:
     """Return a digest of all that the output of jobs depends on, by which a writer recognises its own lock."""
-    lines = "".join(f"{job.name} {job.items_sha256} {job.settings_sha256}\n" for job in jobs)
+    lines = "".join(f"{job.name} {job.items_sha256} {job.recipe.digest}\n" for job in jobs)
     return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def sharding_of(jobs: Sequence[Job], *, shard_samples: int, shuffle: bool, seed: int) -> Sharding:
-    """Return the division of the inputs into these jobs."""
-    numbers, inputs = Counter[str](), Counter[str]()
-    for job in jobs:
-        split = job.name.partition("/")[0]
-        numbers[split] += 1
-        inputs[split] += len(job.items)
-    return Sharding(shard_samples=shard_samples, shuffle=shuffle, seed=seed, jobs=numbers, inputs=inputs)

@@ -1,4 +1,4 @@
-"""Known inputs: what the receipts of a dataset say of its inputs, and whether an input of a source is one of them.
+"""Known inputs: what the receipts of a dataset say of its inputs, and which inputs of a source are those.
 
 Inputs are found by their paths. Whether one is still what was packed is asked in this order, so that nothing is read
 without need: its identity, its size, and a digest of its content.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,6 +20,7 @@ from shardflow.formats.receipt import InputRecord, Receipt
 from .jobs import content_digits, identity_digits
 from .sources.items import Item, Items
 from .sources.reader import Reader
+from .sources.source import Source
 
 _READS = 32
 """Inputs that are read at the same time: most of the time is spent waiting for a disk or a server."""
@@ -33,8 +34,7 @@ class State(enum.IntEnum):
     NEW = 0  # none has its path, or none that could be packed
     KNOWN = 1  # it is in the dataset
     CHANGED = 2  # one with its path is in the dataset, with another content
-    UNCHECKED = 3  # one with its path is in the dataset; an older shardflow recorded no content
-    UNSURE = 4  # only its content can tell
+    UNSURE = 3  # only its content can tell
 
 
 class KnownInputs:
@@ -55,13 +55,13 @@ class KnownInputs:
                     self._numbers[path] = number
                 number += 1
 
-    def named(self, path: str) -> list[InputRecord | None]:
-        """Return what is known of each input with a path; None where a receipt has no more than the path."""
+    def named(self, path: str) -> list[InputRecord]:
+        """Return what is known of each input with a path."""
         if path not in self._numbers:
             return []
         return [self._record(number) for number in (self._numbers[path], *self._more.get(path, ()))]
 
-    def _record(self, number: int) -> InputRecord | None:
+    def _record(self, number: int) -> InputRecord:
         receipt = bisect.bisect_right(self._firsts, number) - 1
         return self._receipts[receipt].record(number - self._firsts[receipt])
 
@@ -77,6 +77,19 @@ def compare_inputs(items: Items, known: KnownInputs, reader: Reader) -> npt.NDAr
     return states
 
 
+def find_inputs(
+    sources: Iterable[Source], wanted: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], list[tuple[Source, Item]]]:
+    """Return the inputs of some sources that have one of the wanted splits and paths, by these, in their order."""
+    found: dict[tuple[str, str], list[tuple[Source, Item]]] = {}
+    for source in sources:
+        for split, items in source.splits.items():
+            for item in items:
+                if (split, item.path) in wanted:
+                    found.setdefault((split, item.path), []).append((source, item))
+    return found
+
+
 def is_same(item: Item, record: InputRecord, reader: Reader) -> bool:
     """Whether an item is the input of a record; it is read where its identity differs."""
     if record.identity == identity_digits(item):
@@ -84,28 +97,26 @@ def is_same(item: Item, record: InputRecord, reader: Reader) -> bool:
     return item.size in (-1, record.size) and record.content == _content(item, reader)
 
 
-def _state(item: Item, records: Sequence[InputRecord | None]) -> State:
+def _state(item: Item, records: Sequence[InputRecord]) -> State:
     if not records:
         return State.NEW
     identity = identity_digits(item)
-    if any(record is not None and record.identity == identity for record in records):
+    if any(record.identity == identity for record in records):
         return State.KNOWN
-    if any(record is not None and record.size >= 0 and item.size in (-1, record.size) for record in records):
+    if any(record.size >= 0 and item.size in (-1, record.size) for record in records):
         return State.UNSURE
     return _state_of_other(records)
 
 
 def _state_by_content(item: Item, known: KnownInputs, reader: Reader) -> State:
     records, content = known.named(item.path), _content(item, reader)
-    same = any(record is not None and record.content == content for record in records)
+    same = any(record.content == content for record in records)
     return State.KNOWN if same else _state_of_other(records)
 
 
-def _state_of_other(records: Sequence[InputRecord | None]) -> State:
-    """Return the state of an input that is none of those of which more than the path is known."""
-    if None in records:
-        return State.UNCHECKED
-    return State.CHANGED if any(record is not None and record.is_packed for record in records) else State.NEW
+def _state_of_other(records: Sequence[InputRecord]) -> State:
+    """Return the state of an input that is none of those with its path."""
+    return State.CHANGED if any(record.is_packed for record in records) else State.NEW
 
 
 def _content(item: Item, reader: Reader) -> str:

@@ -8,9 +8,11 @@ could remove what another one has written since.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from shardflow.dataset.write_lock import FILE_NAME as LOCK
 from shardflow.dataset.write_lock import WriteLock, acquire, refuse_dataset
@@ -19,10 +21,12 @@ from shardflow.formats.manifest import SPLITS
 from shardflow.formats.quarantine import FILE_NAME as QUARANTINE
 from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import Shard
-from shardflow.storage.interface import LEFTOVER, TEMPORARY, ListedBlob, Storage, Writer
+from shardflow.storage.interface import LEFTOVER, TEMPORARY, ListedBlob, Writer
 from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.resolve import open_storage
 from shardflow.storage.staging import remove_abandoned
 from shardflow.storage.transfers import TransferPool
+from shardflow.storage.urls import url_text
 
 from .jobs import Job, content_of
 
@@ -33,10 +37,12 @@ _TEMPORARY = re.compile(rf"{LEFTOVER.pattern}|{re.escape(TEMPORARY)}\d{{6,}}\.(t
 
 
 class Ledger:
-    """The receipts in a storage."""
+    """The receipts in a destination, a path or URL; `storage_options` are of fsspec's file system."""
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+    def __init__(self, dst: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
+        self.url = url_text(dst)
+        self.storage_options = storage_options
+        self.storage = open_storage(dst, storage_options, to_write=True)
         self._listing: Mapping[str, ListedBlob] | None = None
 
     @property
@@ -92,10 +98,6 @@ class Ledger:
             return None
         return receipt
 
-    def has_receipt(self, job: Job) -> bool:
-        """Return whether an earlier attempt finished a job of this name, whatever its inputs and settings were."""
-        return f"{job.name}.json" in self.listing
-
     def confirm(self, jobs: Sequence[Job], shards: Mapping[str, Shard]) -> None:
         """Raise a StoreError unless the receipts and the sizes in the storage are those of these jobs and shards."""
         listing = self.storage.listing()
@@ -131,7 +133,7 @@ class Ledger:
 
 
 def remove_temporaries(staging: Path) -> None:
-    """Remove the temporary files that processes which ended have left in the directory of the fragments."""
+    """Remove the temporary files that processes which ended have left in the directory of the partial tars."""
     with map_os_errors(staging):
         for folder in _FOLDERS:
             for path in (staging / folder).glob(f"{TEMPORARY}*"):

@@ -1,125 +1,129 @@
 """The recipe: how the bytes of one source image become the image that is packed.
 
-    open     only known formats, and no more pixels than allowed, checked before any are allocated (`_pillow`)
-    decode   JPEGs at a reduced scale where that is enough (`decoding`); of several frames the first
-    8 bits   16 bits are scaled, alpha is composited on white, palettes and CMYK are converted (`_colour`)
-    resize   antialiased, aspect ratio kept
-    convert  from an embedded colour profile to sRGB (`_colour`)
-    turn     as the EXIF or XMP orientation says (`orientation`); all metadata is dropped
-    crop     the centre, if a square is asked for
-    encode   (`encoding`), or copy the file if nothing had to be done and its format is kept
-    index    the scan of a JPEG (`encoding.set_seek_table`), unless it was indexed while it was encoded, as below
+A recipe holds the settings, and answers what follows from them for an image: its format, size and crop. The work is
+done by the `image` package: `image.pipeline` chooses the route, and each route describes what it did.
 
-A JPEG that becomes a JPEG, grey or YCbCr and in sRGB, stays in its own colours all the way, in one call of the native
-kernel (`native.transcoding`). A plain one is never opened by Pillow (`formats.jpeg_header`).
-
-A preset is a recipe for a common case. docs/recipe.md has measurements of what the settings cost and gain.
+To add a setting, add a field to `Recipe` and an argument to `pack`; the command line has it then as well. A preset is a
+recipe for a common case. docs/recipe.md has measurements of what the settings cost and gain.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from shardflow import native
-from shardflow._colour import ProfileConversion, profile_conversion
-from shardflow._orientation import apply_orientation, load_tiff, orientation_of, turn_array
-from shardflow._pillow import map_codec_errors, open_image
 from shardflow._validation import check_integer
-from shardflow.errors import ConfigError, DecodeError, EncodeError
-from shardflow.formats import image_array, seek_table
+from shardflow.errors import ConfigError, EncodeError
+from shardflow.formats import seek_table
 from shardflow.formats.image_limits import MAX_PIXELS
-from shardflow.formats.image_types import is_jpeg
-from shardflow.formats.jpeg_header import plain_header
+from shardflow.formats.image_types import PACKED_TYPES, ImageType, type_named
 from shardflow.formats.manifest import Manifest
-from shardflow.formats.statistics import PixelSums
 
-from .image.arrays import read_array, resize_array
-from .image.decoding import FILTERS, Filter, decode_resized, has_more_frames
-from .image.encoding import (
-    FORMATS,
-    SUBSAMPLINGS,
-    EncodedImage,
-    Format,
-    can_copy,
-    codec_versions,
-    encode,
-    pixel_sums,
-    set_seek_table,
-)
-from .image.geometry import Geometry, Size, Window, upright_size
+from .image.codec_versions import codec_versions
+from .image.geometry import Size, Window
+from .image.pipeline import pack_image
+from .image.route import FILTERS, KEEP, EncodedImage, Filter
 
 logger = logging.getLogger(__name__)
 
-KEEP = "keep"
-SEEK_TABLES = ("encoded", "all", "none")
 MAX_SIDE = 65_500
 """JPEG's limit."""
 
-_KEPT_AS = {"JPEG": "jpeg", "MPO": "jpeg", "WEBP": "webp"}
+FromPreset = Literal["preset"]
+"""A setting that the preset decides on."""
+
+_SIDE: dict[str, Any] = {"most": MAX_SIDE, "optional": True, "is_recorded": True}
+_WITH_SEEK_TABLES = ("jpeg", KEEP)
+
+
+class Setting(NamedTuple):
+    """What is known of a setting beside its type and default.
+
+    Attributes:
+        help: Its line in the help of the command line.
+        choices: All values that it can have; empty for numbers and flags.
+        most: The largest number; the least is 1. None for no limit.
+        optional: Whether it can be None.
+        encoders: The formats to whose encoder it belongs, under the same name; it means nothing for others.
+        is_further: Whether the manifest has it only where it is not the default, so that the digests of other recipes
+            are as they were without it.
+    """
+
+    help: str
+    choices: Sequence[str] = ()
+    most: int | None = None
+    optional: bool = False
+    encoders: Sequence[str] = ()
+    is_further: bool = False
+
+
+def _known(*of: Any, **more: Any) -> dict[type[Setting], Setting]:
+    return {Setting: Setting(*of, **more)}
+
+
+@functools.cache
+def settings() -> Mapping[str, tuple[Field[Any], Setting]]:
+    """Return the settings of a recipe by name: the field, and what else is known of it."""
+    return {each.name: (each, each.metadata[Setting]) for each in fields(Recipe)}
+
+
+_SHORT = _known("Length of the shorter side, in pixels.  [default: preset]", most=MAX_SIDE, optional=True)
+_LONG = _known("Maximum length of the longer side, in pixels.  [default: no limit]", most=MAX_SIDE, optional=True)
+_SQUARE = _known("Crop to the central square.")
+_ENLARGE = _known("Enlarge smaller images to --short-side.")
+_FILTER = _known("Antialiased resize filter.  [default: preset]", tuple(FILTERS))
+_FORMAT = _known(
+    "Image format; keep copies files that need no change, npy has the values as stored.  [default: preset]",
+    (*PACKED_TYPES, KEEP),
+)
+_LOSSY = tuple(name for name, kind in PACKED_TYPES.items() if kind.is_lossy)
+_QUALITY = _known("JPEG or WebP quality, 1 to 100.  [default: preset]", most=100, encoders=_LOSSY)
+_SUBSAMPLING = _known("JPEG chroma subsampling.  [default: preset]", tuple(native.SAMPLINGS), encoders=("jpeg",))
+_TABLES = _known("JPEGs that get a seek table.  [default: encoded]", ("encoded", "all", "none"))
+_PIXELS = _known(f"Largest image that is decoded, in pixels.  [default: {MAX_PIXELS:,}]", is_further=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The settings of packing.
-
-    Args:
-        short_side: Pixels of the shorter side, 1 … 65500; None to keep the size. Smaller images keep their size.
-        long_side: Limit of the longer side in pixels, 1 … 65500; None for no limit.
-        square: Crop the centre, as wide as high.
-        enlarge: Enlarge smaller images to `short_side`, or to `long_side` where there is none.
-        filter: "bicubic", "bilinear" or "lanczos", all antialiased.
-        format: "jpeg", "webp" (lossy), "png", "npy" (values as they are stored, 8 or 16 bits, 1 to 16 channels), or
-            "keep": JPEG, WebP and PNG keep their format, other formats become PNG, and a file in which nothing has to
-            be changed is copied byte for byte, its metadata included, but for a seek table, which is made anew or left
-            out.
-        quality: Quality of JPEG and WebP, 1 … 100.
-        subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0".
-        seek_tables: Which JPEGs get a seek table, with which crops are decoded faster: the "encoded" ones, or "all", so
-            that copied files grow by 1 %, or "none". Tables need the native kernel.
-        max_pixels: Images with more pixels are quarantined, as are those that need more memory or scans than the limits
-            that follow from it (`formats.image_limits`). 110 million pixels take up to 0.99 GB.
+    """The settings of packing; `pack` describes them.
 
     Raises:
         ConfigError: A value is out of its range, or contradicts another.
     """
 
-    short_side: int | None = 256
-    long_side: int | None = None
-    square: bool = False
-    enlarge: bool = False
-    filter: Filter = "bicubic"
-    format: str = "jpeg"
-    quality: int = 90
-    subsampling: str = "4:2:0"
-    seek_tables: str = "encoded"
-    max_pixels: int = MAX_PIXELS
+    short_side: int | None = field(default=256, metadata=_SHORT)
+    long_side: int | None = field(default=None, metadata=_LONG)
+    square: bool = field(default=False, metadata=_SQUARE)
+    enlarge: bool = field(default=False, metadata=_ENLARGE)
+    filter: Filter = field(default="bicubic", metadata=_FILTER)
+    format: str = field(default="jpeg", metadata=_FORMAT)
+    quality: int = field(default=90, metadata=_QUALITY)
+    subsampling: str = field(default="4:2:0", metadata=_SUBSAMPLING)
+    seek_tables: str = field(default="encoded", metadata=_TABLES)
+    max_pixels: int = field(default=MAX_PIXELS, metadata=_PIXELS)
 
     def __post_init__(self) -> None:
-        for name, side in (("short_side", self.short_side), ("long_side", self.long_side)):
-            if side is not None and not 1 <= check_integer(name, side) <= MAX_SIDE:
-                raise ConfigError(f"{name} is {side}; allowed are 1 to {MAX_SIDE} pixels")
-        if not 1 <= check_integer("quality", self.quality) <= 100:
-            raise ConfigError(f"quality is {self.quality}; allowed are 1 to 100")
-        check_integer("max_pixels", self.max_pixels, 1)
-        choices = {
-            "filter": FILTERS,
-            "format": (*FORMATS, KEEP),
-            "seek_tables": SEEK_TABLES,
-            "subsampling": SUBSAMPLINGS,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in tuple(allowed):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
+        for name, (each, setting) in settings().items():
+            value = getattr(self, name)
+            if setting.choices:
+                if value not in tuple(setting.choices):
+                    raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(setting.choices)}")
+            elif isinstance(each.default, bool) or (setting.optional and value is None):
+                continue
+            elif setting.most is None:
+                check_integer(name, value, 1)
+            elif not 1 <= check_integer(name, value) <= setting.most:
+                raise ConfigError(f"{name} is {value}; allowed are 1 to {setting.most}")
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
-        defaults = {field.name: field.default for field in fields(self)}
         if self.long_side is not None and self.square:
             raise ConfigError("long_side and square exclude each other: the sides of a square are short_side pixels")
         if self.long_side is not None and self.long_side < (self.short_side or 0):
@@ -127,23 +131,29 @@ class Recipe:
             raise ConfigError(f"{message}; set a smaller short_side")
         if self.enlarge and self.short_side is None and self.long_side is None:
             raise ConfigError("enlarge has no size to enlarge to; set short_side as well")
-        if self.format in ("png", "npy") and self.quality != defaults["quality"]:
-            message = f"quality is {self.quality}, but {self.format} is lossless"
-            raise ConfigError(f"{message}; leave quality out, or use jpeg or webp")
-        for name in ("subsampling", "seek_tables") if self.format in ("png", "webp", "npy") else ():
-            if getattr(self, name) != defaults[name]:
-                raise ConfigError(f"{name} is {getattr(self, name)}, which only jpeg offers; leave it out, or use jpeg")
+        for name, (_, setting) in settings().items():
+            if setting.encoders:
+                self._refuse_useless(name, [*setting.encoders, KEEP])
+        self._refuse_useless("seek_tables", _WITH_SEEK_TABLES)
+
+    def _refuse_useless(self, name: str, having: Sequence[str]) -> None:
+        """Refuse another value than the default of a setting that the format does not have."""
+        if self.format not in having and (value := getattr(self, name)) != settings()[name][0].default:
+            formats = " or ".join(kind for kind in having if kind != KEEP)
+            raise ConfigError(f"{name} is {value}, which {self.format} does not have; leave it out, or use {formats}")
 
     def describe(self) -> dict[str, Any]:
-        """Return the recipe as a manifest has it: the limit only where it is not the default, tables if there are."""
-        settings = asdict(self)
-        if self.max_pixels == MAX_PIXELS:
-            del settings["max_pixels"]
+        """Return the recipe as a manifest has it: further settings only where they are not the default."""
+        described = {
+            name: value
+            for name, (each, setting) in settings().items()
+            if (value := getattr(self, name)) != each.default or not setting.is_further
+        }
         if not self._has_seek_tables:
-            del settings["seek_tables"]
+            del described["seek_tables"]
         if self.format == "npy":
-            return {"colour": "as stored", **settings}
-        return {"background": "white", "colour": "sRGB", **settings}
+            return {"colour": "as stored", **described}
+        return {"background": "white", "colour": "sRGB", **described}
 
     @property
     def digest(self) -> str:
@@ -159,145 +169,51 @@ class Recipe:
 
     def process(self, data: bytes) -> EncodedImage:
         """Pack an image file; raise `DecodeError`, `EncodeError` or `TooLargeError` if it cannot be."""
-        if self.format == "npy":
-            return self._process_array(data)
-        plain = plain_header(data) if self.format == "jpeg" and native.available() else None
-        if plain is not None and plain.size[0] * plain.size[1] <= self.max_pixels:
-            conversion = profile_conversion(plain.profile, plain.mode)
-            packed = self._transcoded(data, plain.size, 1, conversion)
-            if packed is not None:
-                return packed
-        return self._opened(data, may_transcode=plain is None)
+        return pack_image(data, self)
 
-    def _opened(self, data: bytes, *, may_transcode: bool) -> EncodedImage:
-        """Pack an image file that Pillow opens."""
-        with map_codec_errors(DecodeError), open_image(data, max_pixels=self.max_pixels) as image:
-            loaded_upright = image.format == "TIFF" and load_tiff(image)
-            stored = image.size
-            target = FORMATS[_KEPT_AS.get(image.format or "", "png") if self.format == KEEP else self.format]
-            resized = self._resized(stored, target)
-            conversion = profile_conversion(image.info.get("icc_profile"), image.mode)
-            is_resized = self._window(resized)[2:] != stored
-            if may_transcode and is_jpeg(data) and target is FORMATS["jpeg"] and native.available():
-                orientation = orientation_of(image)
-                may_copy = self.format == KEEP and not is_resized and orientation == 1
-                packed = None if may_copy else self._transcoded(data, stored, orientation, conversion)
-                if packed is not None:
-                    return packed
-            more_frames = has_more_frames(image, data, self.max_pixels)
-            pixels = decode_resized(
-                image, data, resized, self.filter, as_cmyk=conversion.mode == "CMYK", max_pixels=self.max_pixels
-            )
-            orientation = 1 if loaded_upright else orientation_of(image)
-            changed = (is_resized, orientation != 1, conversion.transform is not None, more_frames)
-            kept = self.format == KEEP and not any(changed) and can_copy(image, data)
-        with map_codec_errors(EncodeError):
-            pixels = apply_orientation(conversion.apply(pixels), orientation)
-            window = self._window(pixels.size)
-            done = {
-                "converted": conversion.transform is not None,
-                "enlarged": resized > stored,
-                "first_frame": more_frames,
-                "kept": kept,
-                "profile_unusable": not conversion.usable,
-                "turned": loaded_upright or orientation != 1,
-            }
-            geometry = Geometry.of(stored, orientation, pixels.size, window)
-            if geometry.size != pixels.size:
-                pixels = pixels.crop(window)
-            file = data if kept else encode(pixels, target, self.quality, self.subsampling)
-            if target.codec == "JPEG":
-                file = set_seek_table(file, self.max_pixels, wanted=self._wants_table(kept=kept))
-            return EncodedImage(
-                image=file,
-                part=target.part,
-                pixels=pixel_sums(pixels),
-                geometry=geometry,
-                bytes_before=len(data),
-                done=tuple(name for name, was in done.items() if was),
-            )
+    def lossless(self) -> Recipe:
+        """Return the recipe up to the encoding, with the defaults of all settings of encoders."""
+        defaults: dict[str, Any] = {
+            name: each.default for name, (each, setting) in settings().items() if setting.encoders
+        }
+        return replace(self, format="png", seek_tables="encoded", **defaults)
+
+    # ---- What the routes ask: see `image.route.ImageRecipe` ----
 
     @property
     def _has_seek_tables(self) -> bool:
-        return self.seek_tables != "none" and self.format not in ("png", "webp", "npy")
+        return self.seek_tables != "none" and self.format in _WITH_SEEK_TABLES
 
-    def _wants_table(self, *, kept: bool) -> bool:
-        """Whether a JPEG, copied or encoded, is to have a seek table."""
-        return self.seek_tables in (("all",) if kept else ("all", "encoded"))
-
-    def _process_array(self, data: bytes) -> EncodedImage:
-        with map_codec_errors(DecodeError):
-            found = read_array(data, self.max_pixels)
-        stored = found.pixels.shape[1], found.pixels.shape[0]
-        resized = self._resized(stored, FORMATS["npy"])
-        pixels = turn_array(resize_array(found.pixels, resized, FILTERS[self.filter]), found.orientation)
-        upright = pixels.shape[1], pixels.shape[0]
-        window = self._window(upright)
-        left, top, right, bottom = window
-        done = {
-            "enlarged": resized > stored,
-            "first_frame": found.more_frames,
-            "turned": found.turned or found.orientation != 1,
-        }
-        return EncodedImage(
-            image=image_array.to_bytes(pixels[top:bottom, left:right]),
-            part=image_array.PART,
-            pixels=PixelSums(),
-            geometry=Geometry.of(stored, found.orientation, upright, window),
-            bytes_before=len(data),
-            done=tuple(name for name, was in done.items() if was),
-        )
-
-    def _transcoded(
-        self, data: bytes, stored: Size, orientation: int, conversion: ProfileConversion
-    ) -> EncodedImage | None:
-        """Pack a JPEG in its own colours; None if they must change, and if it is damaged or of a rare kind."""
-        target = FORMATS["jpeg"]
-        resized = self._resized(stored, target)
+    def can_transcode(self, stored: Size, resized: Size) -> bool:
+        """Return whether a JPEG may become the packed one in its own colours."""
         # Where chroma is enlarged by itself, and nothing reduced, it is rounded once more than Pillow's: up to 0.5 dB.
-        enlarges_chroma = min(resized) >= min(stored) and self.subsampling != "4:2:0"
-        if conversion.transform is not None or enlarges_chroma:
-            return None
-        upright = upright_size(resized, orientation)
-        window = self._window(upright)
-        made = native.transcode(
-            data,
-            stored=stored,
-            resized=resized,
-            orientation=orientation,
-            window=window,
-            interpolation=self.filter,
-            quality=self.quality,
-            subsampling=self.subsampling,
-            with_seek_table=self._wants_table(kept=False),
-            max_pixels=self.max_pixels,
-        )
-        if isinstance(made, native.Problem):
-            return None
-        geometry = Geometry.of(stored, orientation, upright, window)
-        done = {
-            "enlarged": resized > stored,
-            "profile_unusable": not conversion.usable,
-            "turned": orientation != 1,
-        }
-        return EncodedImage(
-            image=made.image,
-            part=target.part,
-            pixels=PixelSums(geometry.size[0] * geometry.size[1], made.sums, made.squares),
-            geometry=geometry,
-            bytes_before=len(data),
-            done=tuple(name for name, was in done.items() if was),
-        )
+        return min(resized) < min(stored) or self.subsampling == "4:2:0"
 
-    def _resized(self, stored: Size, target: Format) -> Size:
+    def wants_seek_table(self, *, copied: bool) -> bool:
+        """Return whether a JPEG, copied or encoded, is to have a seek table."""
+        return self.seek_tables in (("all",) if copied else ("all", "encoded"))
+
+    def target(self, found: str) -> ImageType:
+        """Return the format that an image is packed in; `found` is Pillow's name of its own."""
+        if self.format != KEEP:
+            return PACKED_TYPES[self.format]
+        kind = type_named("JPEG" if found == "MPO" else found)
+        return kind if kind is not None and kind.packed_as else PACKED_TYPES["png"]
+
+    def encoder_settings(self, target: ImageType) -> dict[str, Any]:
+        """Return the settings of an encoder by Pillow's names."""
+        known = settings().items()
+        return {name: getattr(self, name) for name, (_, setting) in known if target.packed_as in setting.encoders}
+
+    def resized(self, stored: Size, target: ImageType) -> Size:
         """Return the size before the crop; raise EncodeError if it is too large."""
         resized = self._fitted(stored)
         if resized[0] * resized[1] > self.max_pixels:
             raise EncodeError(f"would be enlarged to {resized[0]}x{resized[1]} pixels, more than {self.max_pixels}")
-        left, top, right, bottom = self._window(resized)
+        left, top, right, bottom = self.window(resized)
         width, height = right - left, bottom - top
         if max(width, height) > target.longest:
-            raise EncodeError(f"would have {width}x{height} pixels; {target.longest} a side is {target.codec}'s limit")
+            raise EncodeError(f"would have {width}x{height} pixels; {target.longest} a side is {target.name}'s limit")
         return resized
 
     def _fitted(self, size: Size) -> Size:
@@ -312,7 +228,7 @@ class Recipe:
         width, height = (max(1, (2 * own * most + side) // (2 * side)) for own in size)
         return width, height
 
-    def _window(self, size: Size) -> Window:
+    def window(self, size: Size) -> Window:
         """Return the crop of a resized image."""
         if not self.square:
             return (0, 0, *size)
@@ -344,22 +260,18 @@ PRESETS = {
 }
 
 
-def make_recipe(preset: str = "imagenet", **settings: Any) -> Recipe:
-    """Return the recipe of a preset, with some settings changed."""
+def make_recipe(preset: str = "imagenet", **changed: Any) -> Recipe:
+    """Return the recipe of a preset, with those settings changed that are not "preset"."""
     if preset not in PRESETS:
         raise ConfigError(f"preset is {preset!r}; allowed are {', '.join(PRESETS)}")
-    known = [setting.name for setting in fields(Recipe)]
-    for setting in settings:
-        if setting not in known:
-            raise ConfigError(f"a recipe has no {setting!r}; it has {', '.join(known)}")
-    return Recipe(**{**PRESETS[preset].settings, **settings})
+    given = {name: value for name, value in changed.items() if not (isinstance(value, str) and value == "preset")}
+    return Recipe(**{**PRESETS[preset].settings, **given})
 
 
 def recipe_of(manifest: Manifest) -> Recipe:
     """Return the recipe that a dataset was packed with."""
-    names = {setting.name for setting in fields(Recipe)}
-    known = {name: value for name, value in manifest.recipe.items() if name in names}
-    if known.get("format") not in ("png", "webp", "npy"):
+    known = {name: value for name, value in manifest.recipe.items() if name in settings()}
+    if known.get("format", "jpeg") in _WITH_SEEK_TABLES:
         known.setdefault("seek_tables", "none")
     recipe = Recipe(**known)
     if recipe.describe() != manifest.recipe:

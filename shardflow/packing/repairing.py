@@ -7,7 +7,6 @@ the SHA-256 of the manifest. An index is rebuilt from its shard, and needs neith
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import os
 import shutil
@@ -16,25 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from shardflow.dataset.dataset import Dataset, open_dataset
+from shardflow.dataset.open_dataset import Dataset, open_dataset
+from shardflow.dataset.shard_rows import read_index_bytes
+from shardflow.dataset.tar_file import open_tar
 from shardflow.dataset.verifying import Finding, verify_dataset, verify_shard
 from shardflow.dataset.virtual_dataset import refuse_virtual
 from shardflow.errors import FormatError, IntegrityError, NotFoundError, ShardflowError
 from shardflow.formats import shard_index
 from shardflow.formats.receipt import InputRecord, Receipt, from_bytes
-from shardflow.formats.shard import MAX_BYTES, Shard
+from shardflow.formats.shard import Shard
 from shardflow.storage.interface import Storage
-from shardflow.storage.local_files import file_sha256
+from shardflow.storage.local import LocalStorage
 from shardflow.storage.staging import temporary_staging
 
-from .executors import ExecutorMaker, executor_maker
-from .image.encoding import codec_versions
+from .executors import Executor, make_executor
+from .image.codec_versions import codec_versions
 from .jobs import Job
-from .known_inputs import is_same
-from .recipe import recipe_of
-from .sources.items import Item, Items
+from .known_inputs import find_inputs, is_same
+from .ledger import Ledger
+from .pack_plan import PackPlan
+from .run import run
+from .sample_recipe import SampleRecipe
+from .sources.items import Item
 from .sources.labelling import append_classes
 from .sources.resolve import list_source
 from .sources.source import Source
@@ -84,7 +86,7 @@ def repair(
         ConfigError: `source` is neither a copy nor a source, the dataset is virtual, or `workers` is below 1.
         StoreError: The dataset cannot be reached, or another process is writing to it.
     """
-    make_executor = executor_maker("processes", workers)
+    executor = make_executor("processes", workers)
     dataset = open_dataset(url, storage_options=storage_options)
     refuse_virtual(dataset, "shards", "create it again if an index is lost, or repair", "restore them, or index anew")
     found = verify_dataset(dataset, progress=progress)
@@ -97,7 +99,7 @@ def repair(
         stack.enter_context(dataset.storage.exclusive_writer())
         repair_source = None
         if source is not None and broken:
-            repair_source = _open_source(dataset, source, source_options, make_executor, stack)
+            repair_source = _open_source(dataset, source, source_options, executor, stack)
         for shard in broken:
             try:
                 repaired += _repair_shard(dataset.storage, shard, repair_source)
@@ -111,7 +113,7 @@ def _open_source(
     dataset: Dataset,
     source: Any,
     options: Mapping[str, Any] | None,
-    make_executor: ExecutorMaker,
+    executor: Executor,
     stack: contextlib.ExitStack,
 ) -> RepairSource:
     """Open the repair source, which is closed with the stack."""
@@ -123,7 +125,7 @@ def _open_source(
     return _Repacker(
         dataset,
         stack.enter_context(list_source(source, options, parts=dataset.manifest.annotations.parts)),
-        make_executor,
+        executor,
     )
 
 
@@ -143,105 +145,116 @@ def _copy_shards(copy: Dataset) -> RepairSource:
 class _Repacker:
     """Packs shards of a dataset again, by their receipts, from its source, which may have grown since."""
 
-    def __init__(self, dataset: Dataset, source: Source, make_executor: ExecutorMaker) -> None:
-        self._storage = dataset.storage
-        self._tools = dataset.manifest.tools
-        self._recipe = recipe_of(dataset.manifest)
-        self._annotations = dataset.manifest.annotations
-        self._make_executor = make_executor
+    def __init__(self, dataset: Dataset, source: Source, executor: Executor) -> None:
+        self._dataset = dataset
+        self._recipe = SampleRecipe.of(dataset.manifest)
+        self._executor = executor
         self._source = append_classes(source, dataset.classes)
 
     def __call__(self, shard: Shard, target: Path) -> None:
         """Write the tar of a shard to a path; refuse a result that is not what was packed."""
         try:
-            receipt = from_bytes(self._storage.read(shard.receipt_name))
+            receipt = from_bytes(self._dataset.storage.read(shard.receipt_name))
             items = self._items(shard, receipt)
         except FormatError as error:
             raise IntegrityError(f"{shard.receipt_name}: {error}; restore it, or repair from a copy") from error
-        with temporary_staging() as (folder, lock):
-            job = Job(
-                name=shard.name.removesuffix(".tar"),
-                first=receipt.first,
-                items=items,
-                reader=self._source.reader,
-                dst=str(folder),
-                staging=folder,
-                recipe=self._recipe,
-                annotations=self._annotations,
-            )
-            self._make_executor(lock).run([job], lambda *_: None)
-            again = from_bytes((folder / shard.receipt_name).read_bytes())
+        with temporary_staging() as (folder, _):
+            ledger = Ledger(folder / "again")
+            plan = self._plan(ledger, shard, receipt, items)
+            with ledger.storage.exclusive_writer() as writer:
+                run(plan, writer, self._executor)
+            again = from_bytes(ledger.storage.read(shard.receipt_name))
             if changed := _changed_inputs(receipt, again):
                 others = f", nor are {len(changed) - 1} others" if len(changed) > 1 else ""
                 raise IntegrityError(f"{changed[0]!r} is not the input from which {shard.name} was packed{others}")
-            tar = folder / shard.name
-            if not tar.exists() or file_sha256(tar) != shard.sha256:
+            if again.shard != shard:
                 ours = codec_versions()
-                theirs = {name: self._tools.get(name) for name in ours}
+                theirs = {name: self._dataset.manifest.tools.get(name) for name in ours}
                 versions = f"it was packed with {theirs}, here are {ours}"
                 reason = "its inputs have changed" if ours == theirs else versions
                 raise IntegrityError(f"packing {shard.name} again gave other bytes: {reason}")
-            shutil.move(tar, target)
+            shutil.move(folder / "again" / shard.name, target)
+
+    def _plan(self, ledger: Ledger, shard: Shard, receipt: Receipt, items: Sequence[Item]) -> PackPlan:
+        """Return the plan to make a shard anew."""
+        job = Job(
+            name=shard.name.removesuffix(".tar"),
+            first=receipt.first,
+            items=items,
+            reader=self._source.reader,
+            dst=ledger.url,
+            recipe=self._recipe,
+        )
+        assert self._dataset.manifest.sharding is not None
+        return PackPlan(
+            ledger=ledger,
+            source=self._source,
+            recipe=self._recipe,
+            sharding=self._dataset.manifest.sharding,
+            jobs=[job],
+        )
 
     def _items(self, shard: Shard, receipt: Receipt) -> Sequence[Item]:
-        items = self._source.splits.get(shard.name.partition("/")[0], Items.of(()))
-        paths = receipt.inputs()
-        rows: dict[str, list[int]] = {path: [] for path in paths}
-        for row, item in enumerate(items):
-            if item.path in rows:
-                rows[item.path].append(row)
-        chosen = []
-        for slot, path in enumerate(paths):
-            found = rows[path]
-            if not found:
-                raise NotFoundError(f"the source has no {path!r}, from which {shard.name} was packed")
-            chosen.append(found[0] if len(found) == 1 else self._row(items, found, receipt.record(slot), shard))
-        return items.take(np.array(chosen, dtype=np.int64))
+        """Return the inputs of a shard in the order of its receipt."""
+        split, paths = shard.name.partition("/")[0], receipt.inputs()
+        found = find_inputs([self._source], {(split, path) for path in paths})
+        return [
+            self._choose(path, [item for _, item in found.get((split, path), ())], receipt.record(slot), shard)
+            for slot, path in enumerate(paths)
+        ]
 
-    def _row(self, items: Items, rows: Sequence[int], record: InputRecord | None, shard: Shard) -> int:
-        """Return which of several items with the same path a shard was packed from."""
-        for row in rows:
-            if record is not None and is_same(items[row], record, self._source.reader):
-                return row
-        found = f"the source has {len(rows)} inputs {items[rows[0]].path!r}"
-        if record is None:
-            message = f"{found}, and no receipt says from which of them {shard.name} was packed; repair it from a copy"
-            raise IntegrityError(message)
+    def _choose(self, path: str, items: Sequence[Item], record: InputRecord, shard: Shard) -> Item:
+        """Return which of the items with a path a shard was packed from."""
+        if not items:
+            raise NotFoundError(f"the source has no {path!r}, from which {shard.name} was packed")
+        if len(items) == 1:
+            return items[0]
+        for item in items:
+            if is_same(item, record, self._source.reader):
+                return item
+        found = f"the source has {len(items)} inputs {path!r}"
         raise IntegrityError(f"{found}, and {shard.name} was packed from none of them")
 
 
 def _changed_inputs(before: Receipt, after: Receipt) -> list[str]:
-    """Return the paths of the inputs whose content differs in two receipts; none where the first is of version 1."""
-    records = ((before.record(slot), after.record(slot)) for slot in range(len(before.inputs())))
-    differ = [old is not None and new is not None and old.content != new.content for old, new in records]
+    """Return the paths of the inputs whose content differs in two receipts of the same inputs."""
+    differ = [before.record(slot).content != after.record(slot).content for slot in range(len(before.inputs()))]
     return list(itertools.compress(before.inputs(), differ))
 
 
 def _repair_shard(storage: Storage, shard: Shard, repair_source: RepairSource | None) -> list[str]:
     """Replace the damaged files of a shard and its index; return their names."""
-    tar, repaired = _read(storage, shard.name, shard.sha256), []
-    index = _read(storage, shard.index_name, shard.index_sha256)
+    repaired = []
+    lacks_index = not _has_index(storage, shard)
     with temporary_staging() as (folder, _):
-        path = folder / "shard.tar"
-        if tar is None:
+        tars, name = storage, shard.name
+        if lacks_tar := not _has_tar(storage, shard):
             if repair_source is None:
                 raise NotFoundError(f"{shard.name} is lost; name a copy of the dataset, or what it was packed from")
-            repair_source(shard, path)
-            tar = path.read_bytes()
-        rebuilt = shard_index.rebuild(memoryview(tar), shard.index_sha256)
-        if path.exists():
-            storage.upload(shard.name, path)
+            tars, name = LocalStorage(folder), "shard.tar"
+            repair_source(shard, folder / name)
+        with open_tar(tars, name) as tar:
+            rebuilt = shard_index.rebuild(tar, shard.index_sha256)
+        if lacks_tar:
+            storage.upload(shard.name, folder / name)
             repaired.append(shard.name)
-        if index is None:
+        if lacks_index:
             storage.put(shard.index_name, rebuilt)
             repaired.append(shard.index_name)
     return repaired
 
 
-def _read(storage: Storage, name: str, sha256: str) -> bytes | None:
-    """Return a file if it exists with its SHA-256."""
+def _has_tar(storage: Storage, shard: Shard) -> bool:
     try:
-        data = storage.read(name, most_bytes=MAX_BYTES)
+        with open_tar(storage, shard.name, hashed=True) as tar:
+            return tar.size == shard.bytes and tar.sha256() == shard.sha256
     except NotFoundError:
-        return None
-    return data if hashlib.sha256(data).hexdigest() == sha256 else None
+        return False
+
+
+def _has_index(storage: Storage, shard: Shard) -> bool:
+    try:
+        read_index_bytes(storage, shard)
+    except (NotFoundError, IntegrityError):
+        return False
+    return True

@@ -1,70 +1,121 @@
-"""One run of jobs: the unfinished ones are done, and progress is counted."""
+"""The run of a plan: the unfinished jobs are done, their receipts are added up, and progress is counted."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from shardflow._wording import plural
+from shardflow.dataset.write_lock import WriteLock, acquire_to_extend
 from shardflow.errors import StoreError
+from shardflow.formats.quarantine import Quarantined
 from shardflow.formats.receipt import Receipt
+from shardflow.formats.shard import Shard
+from shardflow.formats.statistics import PixelSums, Statistics
+from shardflow.storage.interface import Writer
 
 from .executors import Executor
-from .jobs import Job, Outcome
-from .ledger import Ledger, remove_temporaries
+from .jobs import Job, Outcome, content_of
+from .ledger import remove_temporaries
+from .pack_plan import PackPlan
 from .progress import Progress, ProgressLike, showing
 
 logger = logging.getLogger(__name__)
 
 
-def run_jobs(
-    ledger: Ledger,
-    jobs: Sequence[Job],
-    executor: Executor,
-    *,
-    staging: Path,
-    on_receipt: Callable[[str, Receipt], None],
-    progress: ProgressLike,
-) -> int:
-    """Run the unfinished jobs, and return the number of inputs of the finished ones.
+@dataclass(slots=True)
+class Totals:
+    """Receipts added up, in any order. The paths of the packed inputs, most of a receipt, are not kept."""
 
-    `on_receipt` gets the name of each job and its receipt, in any order. What killed processes left in `staging` is
-    removed.
+    shards: dict[str, Shard] = field(default_factory=dict)  # by the names of their jobs
+    statistics: defaultdict[str, Statistics] = field(default_factory=lambda: defaultdict(Statistics))  # by split
+    pixels: PixelSums = field(default_factory=PixelSums)
+    bytes_in: int = 0
+    quarantined: list[Quarantined] = field(default_factory=list)
+
+    def add(self, name: str, receipt: Receipt) -> None:
+        """Add the receipt of the job of a name."""
+        if receipt.shard is not None:
+            self.shards[name] = receipt.shard
+        self.statistics[name.partition("/")[0]] += receipt.statistics
+        self.pixels += receipt.pixels
+        self.bytes_in += receipt.bytes_in
+        self.quarantined += receipt.quarantined
+
+    def joined(self, receipts: Mapping[str, Receipt]) -> Totals:
+        """Return the sum of these and further receipts, by the names of their jobs."""
+        whole = replace(
+            self,
+            shards=dict(self.shards),
+            statistics=self.statistics.copy(),
+            quarantined=list(self.quarantined),
+        )
+        for name, receipt in receipts.items():
+            whole.add(name, receipt)
+        return whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackResults:
+    """The results of a run: the lock that it holds until the commit, the sum of the receipts of all jobs, and the
+    number of inputs that earlier attempts had done."""
+
+    lock: WriteLock
+    totals: Totals
+    resumed: int
+
+
+def run(plan: PackPlan, writer: Writer, executor: Executor, progress: ProgressLike = None) -> PackResults:
+    """Do the unfinished jobs of a plan; may be repeated until the results are committed.
+
+    What killed processes left in the staging directory is removed.
+
+    Raises:
+        ConfigError: The destination has other files, or other work has begun there.
+        DatasetExistsError: It holds a dataset, or another version of it.
+        PackIncompleteError: Workers kept dying.
+        StoreError: It cannot be written.
     """
+    ledger, totals = plan.ledger, Totals()
+    if plan.base is None:
+        lock = ledger.begin(plan.jobs, writer)
+    else:
+        version = plan.base.manifest.fingerprint
+        lock = acquire_to_extend(ledger.storage, lambda: content_of(plan.jobs), version, writer)
     unfinished = []
-    for job in jobs:
+    for job in plan.jobs:
         if (receipt := ledger.finished(job)) is None:
-            unfinished.append(job)
+            unfinished.append(replace(job, staging=writer.staging))
         else:
-            on_receipt(job.name, receipt)
-    if anew := sum(map(ledger.has_receipt, unfinished)):
+            totals.add(job.name, receipt)
+    if anew := sum(f"{job.name}.json" in ledger.listing for job in unfinished):
         why = "their inputs or settings have changed, an input could not be read, or a file is damaged"
         logger.warning("%s of %s packed anew: %s", plural(anew, "finished shard"), ledger.storage, why)
-    inputs = sum(len(job.items) for job in jobs)
+    inputs = sum(len(job.items) for job in plan.jobs)
     resumed = inputs - sum(len(job.items) for job in unfinished)
     so_far = Progress(inputs=inputs, resumed=resumed, done=resumed)
 
     def done(job: Job, outcome: Outcome) -> None:
         nonlocal so_far
         if isinstance(outcome, Receipt):
-            on_receipt(job.name, outcome)
+            totals.add(job.name, outcome)
             return
         so_far = replace(
             so_far,
             done=so_far.done + len(outcome.sources) + len(outcome.quarantined),
             bytes_in=so_far.bytes_in + outcome.statistics.counts["bytes_before"],
-            bytes_out=so_far.bytes_out + outcome.fragment.size,
+            bytes_out=so_far.bytes_out + outcome.partial.size,
         )
         show(so_far)
 
     with showing(progress) as show:
         show(so_far)
         try:
-            executor.run(unfinished, done)
+            executor.run(unfinished, done, inherited=(writer.lock,))
         finally:
             with contextlib.suppress(StoreError):  # an error of the run matters more
-                remove_temporaries(staging)
-    return resumed
+                remove_temporaries(writer.staging)
+    return PackResults(lock=lock, totals=totals, resumed=resumed)

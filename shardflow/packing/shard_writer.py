@@ -1,27 +1,29 @@
 """The shard writer: encoded samples become a shard and its index.
 
-A shard is written in *fragments*: the members of a few samples each, without the zero blocks that end a tar. The shard
-is their concatenation, so several processes can work on it, and its bytes do not depend on their number.
+A shard is written in *partial tars*: the members of a few samples each, without the zero blocks that end a tar. The
+shard is their concatenation, so several processes can work on it, and its bytes do not depend on their number.
 """
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardflow.errors import IntegrityError
+from shardflow.dataset.tar_file import of_descriptor
+from shardflow.errors import EncodeError, IntegrityError
 from shardflow.formats import shard_index, ustar
+from shardflow.formats.shard import MAX_SAMPLE_BYTES
+from shardflow.storage.local_files import file_sha256
 
 _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fragment:
-    """A finished fragment: the name of its file, and the samples, size and CRC-32 that the file must have."""
+class PartialTar:
+    """A finished partial tar: the name of its file, and the samples, size and CRC-32 that the file must have."""
 
     name: str
     samples: int
@@ -30,12 +32,20 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assembled:
+class ShardFile:
     """A whole shard: size in bytes and SHA-256 of the tar, and the content of its index."""
 
     size: int
     sha256: str
     index: bytes
+
+
+def check_sample(parts: Mapping[str, bytes]) -> None:
+    """Raise an EncodeError if a sample of these parts would have more bytes in a tar than are read of it."""
+    total = sum(ustar.BLOCK + len(payload) + ustar.padding(len(payload)) for payload in parts.values())
+    if total > MAX_SAMPLE_BYTES:
+        most = f"{MAX_SAMPLE_BYTES:,} is the most for a sample"
+        raise EncodeError(f"its parts have {total:,} bytes; {most}: leave some out, or make the image smaller")
 
 
 def sample(key: str, parts: Mapping[str, bytes]) -> bytes:
@@ -47,30 +57,26 @@ def sample(key: str, parts: Mapping[str, bytes]) -> bytes:
     return b"".join(blocks)
 
 
-def assemble(target: Path, pieces: Sequence[tuple[Path, Fragment]]) -> Assembled:
-    """Write a shard from its fragments, in order, and read it back: the index comes from the file, not from memory."""
+def assemble(target: Path, partials: Sequence[tuple[Path, PartialTar]]) -> ShardFile:
+    """Write a shard from its partial tars, in order, and read it back: the index is made from the file on disk."""
     digest = hashlib.sha256()
     size = 0
     with open(target, "wb") as tar:
-        for path, fragment in pieces:
+        for path, partial in partials:
             crc32 = 0
             with open(path, "rb") as file:
                 while chunk := file.read(_CHUNK_BYTES):
                     crc32 = zlib.crc32(chunk, crc32)
                     digest.update(chunk)
                     size += tar.write(chunk)
-            if crc32 != fragment.crc32:
+            if crc32 != partial.crc32:
                 raise IntegrityError(f"{path} does not hold what was written to it; check the disk")
         digest.update(ustar.END)
         size += tar.write(ustar.END)
-    with open(target, "rb") as written, mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        view = memoryview(mapped)
-        try:
-            if hashlib.sha256(view).digest() != digest.digest():
-                raise IntegrityError(f"{target} does not hold what was written to it; check the disk")
-            index, keys = shard_index.build(view)
-        finally:
-            view.release()
-    if len(keys) != sum(fragment.samples for _, fragment in pieces):
-        raise IntegrityError(f"{target} has {len(keys)} samples, {[f.samples for _, f in pieces]} were written")
-    return Assembled(size=size, sha256=digest.hexdigest(), index=shard_index.to_bytes(index))
+    if file_sha256(target) != digest.hexdigest():
+        raise IntegrityError(f"{target} does not hold what was written to it; check the disk")
+    with open(target, "rb") as written:
+        index, keys = shard_index.build(of_descriptor(written.fileno(), str(target)))
+    if len(keys) != sum(partial.samples for _, partial in partials):
+        raise IntegrityError(f"{target} has {len(keys)} samples, {[each.samples for _, each in partials]} were written")
+    return ShardFile(size=size, sha256=digest.hexdigest(), index=shard_index.to_bytes(index))

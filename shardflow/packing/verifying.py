@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from shardflow._cores import allowed_cores
 from shardflow._pillow import map_codec_errors, mask_values, open_image
 from shardflow._rgb import rgb_pixels
 from shardflow._validation import check_integer
-from shardflow.dataset.dataset import Dataset, open_dataset
+from shardflow.dataset.open_dataset import Dataset, open_dataset
 from shardflow.dataset.shard_rows import ShardRows, read_index
 from shardflow.dataset.verifying import Finding, verify_dataset
 from shardflow.dataset.virtual_dataset import refuse_virtual
@@ -34,10 +34,10 @@ from shardflow.formats.receipt import Receipt, from_bytes
 from shardflow.formats.shard import Shard
 from shardflow.order import keyed_rng
 
-from .annotations import check_size, transform_parts
 from .image.geometry import Geometry
-from .jobs import content_digits, settings_digest
-from .recipe import Recipe, recipe_of
+from .jobs import content_digits
+from .known_inputs import find_inputs
+from .sample_recipe import SampleRecipe
 from .sources.items import Item
 from .sources.labelling import append_classes
 from .sources.resolve import list_source
@@ -158,7 +158,8 @@ def compare_with_sources(
         except (StoreError, FormatError) as error:
             problem = f"its images cannot be compared with their inputs: {error}"
             findings.append(Finding(shards[number].receipt_name, problem))
-    check = _Check(dataset, recipe_of(dataset.manifest), _Inputs(sources, samples))
+    found_inputs = find_inputs(sources, {(sample.split, sample.path) for sample in samples})
+    check = _Check(dataset, SampleRecipe.of(dataset.manifest), found_inputs)
     with ThreadPoolExecutor(2 * allowed_cores()) as threads:
         for sample, problem in zip(samples, threads.map(check.problem, samples), strict=True):
             if problem:
@@ -174,7 +175,7 @@ class _Sample:
     rows: Sequence[tuple[Any, ...]]  # of the index
     key: str
     path: str
-    content: str | None
+    content: str
     recipe_sha256: str  # with the versions of the codecs
 
     @property
@@ -199,15 +200,13 @@ def _open_samples(dataset: Dataset, shard: Shard, records: Sequence[int]) -> lis
         raise FormatError("the receipt is that of another shard")
     slots = _slots(receipt)
     rows = ShardRows.from_index(read_index(dataset.storage, shard), shard.samples)
-    known = {record: receipt.record(slots[record]) for record in records}
-    contents = {record: None if one is None else one.content for record, one in known.items()}
     return [
         _Sample(
             shard=shard,
             rows=rows.of_record(record),
             key=f"{receipt.first + slots[record]:09d}",
             path=receipt.sources[record],
-            content=contents[record],
+            content=receipt.record(slots[record]).content,
             recipe_sha256=receipt.recipe_sha256,
         )
         for record in records
@@ -223,34 +222,17 @@ def _slots(receipt: Receipt) -> list[int]:
     return slots
 
 
-class _Inputs:
-    """The inputs of some samples in the sources."""
-
-    def __init__(self, sources: Sequence[Source], samples: Sequence[_Sample]) -> None:
-        wanted = {(sample.split, sample.path) for sample in samples}
-        self._found: dict[tuple[str, str], list[tuple[Source, Item]]] = {}
-        for source in sources:
-            for split, items in source.splits.items():
-                for item in items:
-                    if (split, item.path) in wanted:
-                        self._found.setdefault((split, item.path), []).append((source, item))
-
-    def of(self, sample: _Sample) -> Sequence[tuple[Source, Item]]:
-        """Return the inputs that a sample may have been packed from."""
-        return self._found.get((sample.split, sample.path), ())
-
-
 @dataclass(frozen=True, slots=True)
 class _Check:
     """Compares samples with their inputs."""
 
     dataset: Dataset
-    recipe: Recipe
-    inputs: _Inputs
+    recipe: SampleRecipe
+    inputs: Mapping[tuple[str, str], Sequence[tuple[Source, Item]]]  # by split and path
 
     def problem(self, sample: _Sample) -> str:
         """Return what is wrong with a sample; "" if there is nothing."""
-        candidates = self.inputs.of(sample)
+        candidates = self.inputs.get((sample.split, sample.path), ())
         if not candidates:
             return f"{NOT_IN_SOURCES} {sample.path!r}"
         try:
@@ -275,14 +257,11 @@ class _Check:
             if labels[0] != labels[1]:
                 return f"has the label {labels[0]}, its input {item.path!r} has {labels[1]}"
             read = source.reader.read(item)
-            image = self.recipe.process(read.image)
-            check_size(read.size, image.geometry)
-            most, annotations = self.recipe.max_pixels, self.dataset.manifest.annotations
-            beside = transform_parts(read.parts, item.label, image.geometry, annotations, max_pixels=most)
-            expected = {image.part: image.image, **beside.parts}
+            image, expected, _ = self.recipe.pack(read, item.label)
         except SampleError as error:
             return f"its input {item.path!r} cannot be packed again: {error}"
-        same_codecs = sample.recipe_sha256 == settings_digest(self.recipe, annotations)
+        same_codecs = sample.recipe_sha256 == self.recipe.digest
+        most, masks = self.recipe.image.max_pixels, self.recipe.annotations.masks
         for part in sorted({*packed, *expected} - {*LABEL_PARTS}):
             if same_codecs or part not in packed or part not in expected:
                 is_same = packed.get(part) == expected.get(part)
@@ -290,35 +269,25 @@ class _Check:
                 is_same = packed[part] == expected[part] or self._shows_same(packed[part], expected[part], read.image)
             else:
                 is_same = packed[part] == expected[part] or (
-                    part in annotations.masks and _has_same_values(packed[part], expected[part], image.geometry, most)
+                    part in masks and _has_same_values(packed[part], expected[part], image.geometry, most)
                 )
             if not is_same:
-                is_input = sample.content in (None, content_digits(read, item.label))
+                is_input = sample.content == content_digits(read, item.label)
                 why = "" if is_input else ", which has changed since it was packed"
                 return f"its part {part!r} is not what is packed from {item.path!r}{why}"
         return ""
 
     def _shows_same(self, packed: bytes, expected: bytes, source: bytes) -> bool:
         """Whether two packed images, of which other codecs have made one, show the same image file."""
-        most = self.recipe.max_pixels
+        recipe = self.recipe.image
+        most = recipe.max_pixels
         try:
             if image_array.is_array(packed) or image_array.is_array(expected):
                 return _are_same_arrays(packed, expected, most)
-            exact = expected if self.recipe.format == "png" else self._lossless().process(source).image
+            exact = expected if recipe.format == "png" else recipe.lossless().process(source).image
             return _are_same_pictures(*(_pixels(data, most) for data in (packed, expected, exact)))
         except SampleError:
             return False
-
-    def _lossless(self) -> Recipe:
-        """Return the recipe up to the encoding."""
-        defaults = Recipe()
-        return replace(
-            self.recipe,
-            format="png",
-            quality=defaults.quality,
-            subsampling=defaults.subsampling,
-            seek_tables=defaults.seek_tables,
-        )
 
 
 def _named(label: Label, source: Source) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from PIL import Image
 
-from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats.annotations import mask_field

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from shardflow._wording import plural
-from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.verifying import Finding
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.formats.statistics import Statistics

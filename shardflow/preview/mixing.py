@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import ShardflowError
 from shardflow.formats.image_types import IMAGE_PARTS
 from shardflow.order.plan import WINDOW, Plan, default_lanes

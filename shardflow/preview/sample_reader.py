@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardflow.dataset.class_labels import read_labels
-from shardflow.dataset.dataset import Dataset
+from shardflow.dataset.open_dataset import Dataset
 from shardflow.dataset.sample import Sample
 from shardflow.dataset.shard_rows import ShardRows
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError

@@ -14,11 +14,15 @@ _thread = threading.local()
 
 
 class TransferPool(ThreadPoolExecutor):
-    """Threads for transfers. When the body of the `with` statement fails, calls that wait or run are cancelled."""
+    """Threads for transfers. When the body of the `with` statement fails, calls that wait or run are cancelled.
+
+    So are those of a pool that one of its threads has made.
+    """
 
     def __init__(self, threads: int) -> None:
         self._transfers: set[Future[Any]] = set()
         self._is_cancelled = False
+        self._outer: TransferPool | None = getattr(_thread, "pool", None)
         super().__init__(threads, initializer=setattr, initargs=(_thread, "pool", self))
 
     def track(self, transfer: Future[Any]) -> None:
@@ -28,6 +32,8 @@ class TransferPool(ThreadPoolExecutor):
         transfer.add_done_callback(self._transfers.discard)
         if self._is_cancelled:
             transfer.cancel()
+        if self._outer is not None:
+            self._outer.track(transfer)
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is not None:

@@ -11,6 +11,7 @@ import shardflow
 from shardflow.cli import main
 from shardflow.cli.verify import verify
 from shardflow.formats import shard_index
+from shardflow.formats.tar_bytes import TarInMemory
 from tests.helpers.command import run
 from tests.helpers.folders import image_folder, photo, write_tree
 from tests.helpers.making import flip, make_dataset
@@ -19,7 +20,7 @@ from tests.helpers.making import flip, make_dataset
 def damage(dataset: Path, shard: str, record: int) -> None:
     """Flip one bit in the middle of a member of a sample."""
     path = dataset / shard
-    index, _ = shard_index.build(memoryview(path.read_bytes()))
+    index, _ = shard_index.build(TarInMemory(path.read_bytes()))
     row = index[index["record"] == record][-1]
     flip(path, int(row["offset"]) + int(row["size"]) // 2)
 

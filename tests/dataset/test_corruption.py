@@ -7,6 +7,7 @@ import pytest
 
 import shardflow as sf
 from shardflow.formats import ustar
+from shardflow.formats.tar_bytes import TarInMemory
 from tests.helpers.corruption import DAMAGES, TAR, Whole
 from tests.helpers.making import flip
 
@@ -36,7 +37,7 @@ def test_damage_is_found_and_never_delivered(kind: str, whole: Whole) -> None:
 def test_verify_goes_on_behind_a_damaged_header(whole: Whole, tmp_path: Path) -> None:
     """After a header that cannot be read, further damaged members are found with the index."""
     root = Path(shutil.copytree(whole.root, tmp_path / "set"))
-    members = list(ustar.walk(memoryview(whole.files[TAR])))
+    members = list(ustar.walk(TarInMemory(whole.files[TAR])))
     flip(root / TAR, members[0].offset - 1, members[3].offset + 7, members[4].offset - 300)
     first, *rest = (finding.problem for finding in sf.verify(root))
     assert first == "its SHA-256 differs from the manifest's"

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import shardflow as sf
 from shardflow.cli.main import shardflow as cli
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import IntegrityError
 from shardflow.preview.sample_reader import SampleReader
 from shardflow.storage.cache import Cache

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import shardflow
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import TransientError
 from shardflow.formats import ustar

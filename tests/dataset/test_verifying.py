@@ -15,6 +15,7 @@ from shardflow.errors import IntegrityError, ManifestError, NotFoundError, Shard
 from shardflow.formats import seek_table, shard_index, ustar
 from shardflow.formats.manifest import FILE_NAME, Manifest
 from shardflow.formats.shard import Shard
+from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.storage.local import LocalStorage
 from tests.helpers.making import flip, jpeg, make_dataset, write_shard
 from tests.helpers.tars import plain_tar
@@ -127,7 +128,7 @@ def test_nothing_to_verify(tmp_path: Path) -> None:
 def test_every_flipped_bit_of_a_shard_is_found(shared: Path, kind: str) -> None:
     """One wrong bit in any part of a tar is found, and no reader gets a sample with it."""
     right, data = read(shared), bytearray((shared / f"{TRAIN}.tar").read_bytes())
-    members = list(ustar.walk(memoryview(bytes(data))))
+    members = list(ustar.walk(TarInMemory(bytes(data))))
     regions = {
         "header": [position for m in members for position in range(m.offset - 512, m.offset)],
         "payload": [position for m in members for position in range(m.offset, m.offset + m.size)],
@@ -202,7 +203,7 @@ def test_findings_name_sample_and_part(tmp_path: Path) -> None:
     """A damaged payload is reported with the key of the sample and the columns that differ."""
     root = small(tmp_path / "set")
     tar = root / f"{TRAIN}.tar"
-    member = list(ustar.walk(memoryview(tar.read_bytes())))[3]
+    member = list(ustar.walk(TarInMemory(tar.read_bytes())))[3]
     flip(tar, member.offset + 400)
     by_key = {finding.key: finding for finding in shardflow.verify(root)}
     assert set(by_key) == {None, "000000001"}
@@ -214,7 +215,7 @@ def test_all_damage_is_reported(tmp_path: Path) -> None:
     """All damage is reported, in the order of the splits and shards."""
     root = make_dataset(tmp_path / "set", {"train": [3] * 6, "val": [2]})
     paths = [root / f"train/{ordinal:06}.tar" for ordinal in range(6)]
-    members = list(ustar.walk(memoryview(paths[0].read_bytes())))
+    members = list(ustar.walk(TarInMemory(paths[0].read_bytes())))
     flip(paths[0], *(members[number].offset + 300 for number in (1, 3, 5)))
     paths[1].with_suffix(".npy").unlink()
     paths[2].write_bytes(paths[2].read_bytes()[:-1024])
@@ -290,7 +291,7 @@ def test_index_that_contradicts_its_shard_is_found(tmp_path: Path, column: str) 
     shard = write_shard(storage, "train/000000.tar", samples)
     commit(storage, [shard], classes=4)
     right = read(tmp_path)
-    index = shard_index.build(memoryview(storage.read(shard.name)))[0]
+    index = shard_index.build(TarInMemory(storage.read(shard.name)))[0]
     row = index[3]
     row[column] = b"txt" if column == "part" else row[column] - 1
     data = shard_index.to_bytes(index)
@@ -308,7 +309,7 @@ def test_index_with_other_members_is_found(tmp_path: Path) -> None:
     """An index with a member too many or too few and a right SHA-256 is found."""
     storage = LocalStorage(tmp_path)
     shard = write_shard(storage, "train/000000.tar", [("000", {"cls": b"0", "jpg": b""}), ("001", {"cls": b"0"})])
-    index = shard_index.build(memoryview(storage.read(shard.name)))[0]
+    index = shard_index.build(TarInMemory(storage.read(shard.name)))[0]
     for other in (index[[0, 2]], index[[0, 1, 2, 2]]):
         data = shard_index.to_bytes(other)
         storage.put(shard.index_name, data)

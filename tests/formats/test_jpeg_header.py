@@ -13,7 +13,7 @@ from shardflow import native
 from shardflow._pillow import open_image
 from shardflow.errors import SampleError
 from shardflow.formats.jpeg_header import plain_header
-from shardflow.packing import recipe as recipes
+from shardflow.packing.image import pipeline
 from shardflow.packing.recipe import Recipe
 from tests.helpers import jpegs
 from tests.helpers.folders import encoded, turned
@@ -76,9 +76,9 @@ def test_plain_files_are_packed_as_others(kind: str) -> None:
     """A plain JPEG becomes the same bytes without Pillow as it does when Pillow opens it first."""
     for settings in ({}, {"square": True, "subsampling": "4:4:4"}, {"short_side": 44}):
         recipe = Recipe(**{"short_side": 20, **settings})
-        with patch.object(recipes, "open_image", side_effect=AssertionError("Pillow was asked")):
+        with patch.object(pipeline, "open_image", side_effect=AssertionError("Pillow was asked")):
             packed = recipe.process(PLAIN[kind])
-        with patch.object(recipes, "plain_header", return_value=None):
+        with patch.object(pipeline, "plain_header", return_value=None):
             assert recipe.process(PLAIN[kind]) == packed
 
 

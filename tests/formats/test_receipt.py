@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from shardflow.formats.receipt import UNREAD, InputRecord, Receipt, from_bytes
 from shardflow.formats.shard import Shard
 from shardflow.formats.statistics import PixelSums, Statistics
 
-BYTES_SHA256 = "e29bb75ac631afdf8017c458af7f110285870879cd2576da584a015b65515572"
-RECORDS_SHA256 = "83b123ecc2c00b40f45b33ca847138c2705c031126d85a786006773abd518495"
-EMPTY_SHA256 = "aa3be31a03c766f7ab484bc9ebf643fa690906310101fbf652c77634ba0ac0fe"
+BYTES_SHA256 = "83b123ecc2c00b40f45b33ca847138c2705c031126d85a786006773abd518495"
+EMPTY_SHA256 = "7cc506a6e792a53b3f14c4a1be2052c0ce2ccf1afa35a6c5c6c1f81c84b3bc16"
 SHARD = Shard(name="train/0.tar", samples=1, bytes=2048, sha256="0" * 64, index_sha256="1" * 64)
 
 
@@ -38,21 +36,19 @@ def example(shard: Shard | None = SHARD) -> Receipt:
         statistics=statistics,
         shard=shard,
         index_bytes=9,
+        sizes=(7, -1),
+        contents="0123456789abcdef" + "0" * 16,
+        identities="a" * 16 + "b" * 16,
     )
-
-
-def with_records() -> Receipt:
-    """The same receipt of version 2: with what is known of each input."""
-    return replace(example(), sizes=(7, -1), contents="0123456789abcdef" + "0" * 16, identities="a" * 16 + "b" * 16)
 
 
 @pytest.mark.parametrize(
     ("receipt", "digest"),
-    [(example(), BYTES_SHA256), (example(None), EMPTY_SHA256), (with_records(), RECORDS_SHA256)],
-    ids=("version 1", "without a shard", "version 2"),
+    [(example(), BYTES_SHA256), (example(None), EMPTY_SHA256)],
+    ids=("with a shard", "without a shard"),
 )
 def test_bytes_are_frozen(receipt: Receipt, digest: str) -> None:
-    """A receipt has the same bytes for ever and is read as it was written, of either version."""
+    """A receipt has the same bytes for ever and is read as it was written."""
     assert hashlib.sha256(receipt.to_bytes()).hexdigest() == digest
     assert from_bytes(receipt.to_bytes()) == receipt
 
@@ -65,22 +61,21 @@ def test_inputs_are_in_the_order_of_the_job() -> None:
 
 
 def test_records() -> None:
-    """A receipt of version 2 has size, content and identity of each input, and whether it was packed."""
+    """A receipt has size, content and identity of each input, and whether it was packed."""
     packed = InputRecord(7, "0123456789abcdef", "a" * 16, is_packed=True)
-    assert with_records().record(0) == packed
-    assert with_records().record(1) == InputRecord(-1, UNREAD, "b" * 16, is_packed=False)
-    assert example().record(0) is None
-    content = json.loads(with_records().to_bytes())
+    assert example().record(0) == packed
+    assert example().record(1) == InputRecord(-1, UNREAD, "b" * 16, is_packed=False)
+    content = json.loads(example().to_bytes())
     for wrong in ({"sizes": [7]}, {"contents": "0" * 31}, {"identities": "g" * 32}, {"version": 1}):
         with pytest.raises(FormatError, match="not a receipt"):
             from_bytes(json.dumps({**content, **wrong}).encode())
 
 
-@pytest.mark.parametrize("entry", [*json.loads(with_records().to_bytes())])
+@pytest.mark.parametrize("entry", [*json.loads(example().to_bytes())])
 @given(value=st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2))
 def test_damage_is_a_format_error(entry: str, value: Any) -> None:
     """A receipt without an entry is a FormatError; with any value in its place it is one, or a receipt."""
-    content = json.loads(with_records().to_bytes())
+    content = json.loads(example().to_bytes())
     with pytest.raises(FormatError):
         from_bytes(json.dumps({name: content[name] for name in content if name != entry}).encode())
     with contextlib.suppress(FormatError):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shardflow.errors import ShardIndexError, TarError
 from shardflow.formats import shard_index
 from shardflow.formats.shard_index import DTYPE, Row
+from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.storage.local import LocalStorage
 from tests.helpers.making import jpeg, write_shard
 from tests.helpers.tars import plain_tar
@@ -100,7 +101,7 @@ def test_build_finds_what_was_written(tmp_path: Path) -> None:
     ]
     storage = LocalStorage(tmp_path)
     write_shard(storage, "a.tar", samples)
-    index, keys = shard_index.build(memoryview(storage.read("a.tar")))
+    index, keys = shard_index.build(TarInMemory(storage.read("a.tar")))
     assert shard_index.to_bytes(index) == storage.read("a.npy")
     assert keys == ["d/e/000", "d/e/001", "002"]
     assert index["record"].tolist() == [0, 0, 0, 1, 2, 2]
@@ -132,32 +133,32 @@ def test_long_parts_are_refused() -> None:
         with pytest.raises(ShardIndexError, match=part):
             shard_index.make_row(0, part, 0, b"")
     with pytest.raises(ShardIndexError, match="16 bytes"):
-        shard_index.build(memoryview(plain_tar([("a." + "x" * 17, b"")])))
+        shard_index.build(TarInMemory(plain_tar([("a." + "x" * 17, b"")])))
 
 
 @pytest.mark.parametrize("name", ["nodot", ".hidden", "key.", "a.b/nodot", "a/.x", "."])
 def test_names_that_are_no_key_and_part_are_refused(name: str) -> None:
     """A member that is not named KEY.PART is a TarError that names it."""
     with pytest.raises(TarError, match=r"KEY\.PART"):
-        shard_index.build(memoryview(plain_tar([("0.jpg", b""), (name, b"")])))
+        shard_index.build(TarInMemory(plain_tar([("0.jpg", b""), (name, b"")])))
 
 
 def test_keys_end_at_the_first_dot_of_the_file_name() -> None:
     """Dots in directories belong to the key, dots in the file name to the part: the WebDataset convention."""
-    index, keys = shard_index.build(memoryview(plain_tar([("v1.0/a.seg.png", b""), ("v1.1/a.seg.png", b"")])))
+    index, keys = shard_index.build(TarInMemory(plain_tar([("v1.0/a.seg.png", b""), ("v1.1/a.seg.png", b"")])))
     assert (keys, index["part"].tolist()) == (["v1.0/a", "v1.1/a"], [b"seg.png"] * 2)
 
 
 def test_samples_that_are_torn_apart_are_refused() -> None:
     """Members of one sample with another's between them are a TarError: they would become two samples."""
     with pytest.raises(TarError, match="'a' are not neighbours"):
-        shard_index.build(memoryview(plain_tar([("a.cls", b"1"), ("b.cls", b"2"), ("a.jpg", b"3")])))
+        shard_index.build(TarInMemory(plain_tar([("a.cls", b"1"), ("b.cls", b"2"), ("a.jpg", b"3")])))
 
 
 def test_a_part_that_comes_twice_is_refused() -> None:
     """Two members of one name are a TarError: one of them would hide the other."""
     with pytest.raises(TarError, match=r"'a\.cls'.*twice"):
-        shard_index.build(memoryview(plain_tar([("a.cls", b"1"), ("a.jpg", b"2"), ("a.cls", b"3")])))
+        shard_index.build(TarInMemory(plain_tar([("a.cls", b"1"), ("a.jpg", b"2"), ("a.cls", b"3")])))
 
 
 @pytest.mark.parametrize("records", [[1, 1, 2], [0, 2, 2], [0, 1, 1], [0, 1, 3], [0, 2, 1], [0, 1, 2, 1], []])

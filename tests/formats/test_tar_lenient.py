@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from shardflow.errors import TarError
 from shardflow.formats import tar_lenient, ustar
+from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.formats.tar_lenient import Member
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -25,7 +26,7 @@ NAMES = ["a.jpg", "x" * 99 + "ü.jpg", "ünï/" + "d" * 150 + "/e=f.png", "f" * 
 
 def members(data: bytes) -> list[Member]:
     """All files."""
-    return list(tar_lenient.members(io.BytesIO(data)))
+    return list(tar_lenient.members(TarInMemory(data)))
 
 
 def read_by_tarfile(data: bytes) -> list[tuple[str, int, int]]:
@@ -188,10 +189,10 @@ def test_damage_is_named(data: bytes, message: str) -> None:
     """Whatever is wrong with a header, extended or not, is a TarError that says where; what came before is there."""
     found = []
     with pytest.raises(TarError, match=message):
-        found.extend(tar_lenient.members(io.BytesIO(data + PLAIN + ustar.END)))
+        found.extend(tar_lenient.members(TarInMemory(data + PLAIN + ustar.END)))
     before = []
     with contextlib.suppress(TarError):
-        for member in tar_lenient.members(io.BytesIO(PLAIN + data + PLAIN + ustar.END)):
+        for member in tar_lenient.members(TarInMemory(PLAIN + data + PLAIN + ustar.END)):
             before.append(member)
     assert before[0] == Member("a.jpg", 512, 3, 0)
 
@@ -223,7 +224,7 @@ def test_every_truncation_is_found() -> None:
     for length in range(0, whole[-1].offset + 512, 7):
         found: list[Member] = []
         with pytest.raises(TarError):
-            found.extend(tar_lenient.members(io.BytesIO(data[:length])))
+            found.extend(tar_lenient.members(TarInMemory(data[:length])))
         assert found == whole[: len(found)]
         assert all(member.offset + member.size <= length for member in found[:-1])
 
@@ -236,7 +237,7 @@ def test_bytes_after_the_end_are_refused(zeros: int) -> None:
     with pytest.raises(
         TarError, match=f"seems to end at byte {len(PLAIN)}, but more follows at byte {len(end)}: .* joined"
     ):
-        found.extend(tar_lenient.members(io.BytesIO(end + PLAIN + ustar.END)))
+        found.extend(tar_lenient.members(TarInMemory(end + PLAIN + ustar.END)))
     assert found == [Member("a.jpg", 512, 3, 0)]
     with pytest.raises(TarError, match=f"more follows at byte {len(end) + 5}: it is damaged"):
         members(end + b"\0\0\0\0\0x")
@@ -259,7 +260,7 @@ def test_hostile_headers_are_a_tar_error(kind: bytes, text: bytes, flip: tuple[i
     if flip is not None:
         data[flip[0] % len(data)] ^= flip[1]
     try:
-        for member in tar_lenient.members(io.BytesIO(data)):
+        for member in tar_lenient.members(TarInMemory(data)):
             assert 512 <= member.offset <= len(data)
     except TarError:
         pass
@@ -271,7 +272,10 @@ def test_a_bomb_uses_no_memory(tmp_path: Path) -> None:
     with open(path, "wb") as file:
         file.write(header(b"x", 1 << 30))
         file.truncate((1 << 30) + 2048)
-    code = f"import shardflow.formats.tar_lenient as f\nwith open({str(path)!r}, 'rb') as file: list(f.members(file))"
+    code = (
+        "from shardflow.dataset.tar_file import of_descriptor\nfrom shardflow.formats.tar_lenient import members\n"
+        f"with open({str(path)!r}, 'rb') as file: list(members(of_descriptor(file.fileno(), '')))"
+    )
     limit = (400 << 20, 400 << 20)
     done = subprocess.run(
         [sys.executable, "-c", f"import resource; resource.setrlimit({resource.RLIMIT_AS}, {limit})\n{code}"],

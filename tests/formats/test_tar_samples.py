@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
+from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.formats.tar_samples import TarSample, read_samples, split_member_name
 from tests.helpers.tars import members_of, write_tar
 
@@ -42,7 +42,7 @@ def test_a_tar_cut_anywhere(tmp_path: Path) -> None:
     data = write_tar(tmp_path / "whole.tar", members_of(range(4))).read_bytes()
     end = len(data.rstrip(b"\0")) // BLOCK * BLOCK + BLOCK
     for cut in range(0, end + BLOCK, BLOCK):
-        *samples, loss = read_samples(io.BytesIO(data[:cut]))
+        *samples, loss = read_samples(TarInMemory(data[:cut]))
         assert loss.problem, cut
         assert not loss.key, cut
         for sample in samples:
@@ -50,7 +50,7 @@ def test_a_tar_cut_anywhere(tmp_path: Path) -> None:
                 offset + size <= cut for offset, size in sample.parts.values()
             )
             assert whole or sample.problem, (cut, sample)
-    assert [sample.problem for sample in read_samples(io.BytesIO(data))] == [""] * 4
+    assert [sample.problem for sample in read_samples(TarInMemory(data))] == [""] * 4
 
 
 def test_a_damaged_tar_says_where(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_damaged_tar_says_where(tmp_path: Path) -> None:
         "the tar cannot be read: it ends at byte {} without the zero blocks that close a tar; everything behind that"
     )
     for cut, after in ((0, "from its start"), (1024, "after sample 'a'")):
-        loss = list(read_samples(io.BytesIO(data[:cut])))[-1]
+        loss = list(read_samples(TarInMemory(data[:cut])))[-1]
         assert loss == TarSample("", problem=f"{after} {damage.format(cut)} is lost")
 
 
@@ -68,7 +68,7 @@ def test_members_of_a_sample_stand_together(tmp_path: Path) -> None:
     """Members of one key in a row are a sample, parts in lower case; a part that comes twice is its problem."""
     members = [("a.JPG", b"1"), ("a.cls", b"2"), ("note", b""), ("b.jpg", b"3"), ("b.JPG", b"4"), ("a.txt", b"5")]
     data = write_tar(tmp_path / "a.tar", members, mtime=1).read_bytes()
-    samples = list(read_samples(io.BytesIO(data)))
+    samples = list(read_samples(TarInMemory(data)))
     assert samples == [
         TarSample("a", {"jpg": (512, 1), "cls": (1536, 1)}, 0),
         TarSample("b", {"jpg": (4096, 1)}, 2560, "has two parts 'jpg'"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shardflow.errors import TarError
 from shardflow.formats import ustar
+from shardflow.formats.tar_bytes import TarInMemory
 from shardflow.formats.ustar import Member
 from tests.helpers.tars import plain_tar
 
@@ -37,7 +38,7 @@ def python_tar(infos: Iterable[tarfile.TarInfo], tar_format: int) -> bytes:
 
 def walk(data: bytes) -> list[Member]:
     """All members."""
-    return list(ustar.walk(memoryview(data)))
+    return list(ustar.walk(TarInMemory(data)))
 
 
 def rechecked(block: bytes) -> bytes:
@@ -147,7 +148,7 @@ def test_every_truncation_is_found() -> None:
     for length in range(len(data)):
         members: list[Member] = []
         with pytest.raises(TarError):
-            members.extend(ustar.walk(memoryview(data[:length])))
+            members.extend(ustar.walk(TarInMemory(data[:length])))
         assert all(member.offset + member.size <= length for member in members)
 
 
@@ -190,7 +191,7 @@ def test_hostile_headers_are_a_tar_error(block: bytes, rest: int) -> None:
     """A header with a right checksum and magic, and anything in its other fields, is a member or a TarError."""
     block = rechecked(block[:156] + b"0" + block[157:257] + b"ustar\x0000" + block[265:])
     try:
-        for member in ustar.walk(memoryview(block + bytes(512 * rest) + ustar.END)):
+        for member in ustar.walk(TarInMemory(block + bytes(512 * rest) + ustar.END)):
             assert 512 <= member.offset <= member.offset + member.size <= 512 * (rest + 3)
     except TarError:
         pass

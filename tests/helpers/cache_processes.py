@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import shardflow
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import StoreError
 from shardflow.storage.cache import Cache
 from shardflow.storage.local import LocalStorage

@@ -30,7 +30,7 @@ from typing import Any
 
 import shardflow
 from shardflow.dataset import reader as reader_module
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import StoreError
 from shardflow.storage import cache as cache_module
 from shardflow.storage import cache_directory, cache_eviction

@@ -12,6 +12,7 @@ from pathlib import Path
 import shardflow as sf
 from shardflow.errors import ShardflowError
 from shardflow.formats import ustar
+from shardflow.formats.tar_bytes import TarInMemory
 from tests.helpers.folders import encoded, write_tree
 from tests.helpers.hostile import picture
 
@@ -116,7 +117,7 @@ class Harm:
 
 
 def _members(files: Files) -> list[ustar.Member]:
-    return list(ustar.walk(memoryview(files[TAR])))
+    return list(ustar.walk(TarInMemory(files[TAR])))
 
 
 DAMAGES: dict[str, Callable[[Files], Iterator[Damage]]] = {

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from PIL import Image, TiffImagePlugin, TiffTags
 
 from shardflow.formats.quarantine import FILE_NAME as QUARANTINE_NAME
-from shardflow.packing.image.encoding import EncodedImage
+from shardflow.packing.image.route import EncodedImage
 from shardflow.packing.recipe import Recipe
 from tests.helpers.making import jpeg
 

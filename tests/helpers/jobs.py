@@ -1,14 +1,21 @@
-"""Shard jobs without a whole pack around them, and an executor that is run on them."""
+"""Shard jobs without a whole pack around them, an executor that is run on them, and dry runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from shardflow.formats.annotations import Annotations
 from shardflow.formats.receipt import Receipt, from_bytes
+from shardflow.formats.sharding import Sharding
+from shardflow.packing.creating import SHARD_SAMPLES, preview_pack
 from shardflow.packing.executors import Executor
 from shardflow.packing.jobs import Job, Outcome, PieceResult, plan_jobs
-from shardflow.packing.recipe import Recipe
+from shardflow.packing.pack_plan import PackPreview
+from shardflow.packing.recipe import Recipe, make_recipe
+from shardflow.packing.sample_recipe import SampleRecipe
 from shardflow.packing.sources.resolve import list_source
 
 
@@ -16,8 +23,23 @@ def jobs_of(src: Path, dst: Path, recipe: Recipe, shard_samples: int = 48) -> li
     """Return the jobs that pack a folder; the destination is made unless something is there."""
     if not dst.exists():
         dst.mkdir()
-    layout = {"shard_samples": shard_samples, "seed": 0, "shuffle": True}
-    return plan_jobs(list_source(src), str(dst), recipe, staging=dst, **layout)
+    sharding = Sharding(shard_samples=shard_samples, seed=0, shuffle=True, jobs={}, inputs={})
+    jobs = plan_jobs(list_source(src), SampleRecipe(image=recipe), sharding, str(dst))
+    return [replace(job, staging=dst) for job in jobs]
+
+
+def preview(
+    src: object,
+    dst: Path,
+    *,
+    preset: str = "imagenet",
+    annotations: Annotations | None = None,
+    shard_samples: int = SHARD_SAMPLES,
+    **settings: Any,
+) -> PackPreview:
+    """Return the counts of a pack with these settings of its recipe."""
+    recipe = make_recipe(preset, **settings)
+    return preview_pack(src, dst, recipe, annotations=annotations, shard_samples=shard_samples)
 
 
 def run_jobs(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import mlcroissant
@@ -10,6 +11,8 @@ from click.testing import CliRunner
 
 import shardflow
 from shardflow.cli.export import export
+from shardflow.errors import ConfigError
+from tests.helpers.folders import contents
 from tests.helpers.making import jpeg, make_dataset, write_dataset
 
 
@@ -47,3 +50,21 @@ def test_card_says_what_the_manifest_does(tmp_path: Path) -> None:
     assert "| 1 | &#95;c&#95; |" in text
     assert shardflow.open(root).fingerprint in text
     assert "license" not in json.loads((tmp_path / "card/croissant.json").read_text())
+
+
+@pytest.mark.parametrize("file", ["README.md", "croissant.json"])
+@pytest.mark.parametrize(
+    "change", [lambda _: b"mine", lambda old: old.replace(b"shards", b"tars", 1)], ids=["other", "edited"]
+)
+def test_only_its_own_files_are_replaced(tmp_path: Path, file: str, change: Callable[[bytes], bytes]) -> None:
+    """A second card replaces the first; a file that is another's, or was edited, stays, and so does the other one."""
+    root = make_dataset(tmp_path / "set", {"train": [5]})
+    for name in ("one", "two"):
+        assert CliRunner().invoke(export, ["card", str(root), "--name", name]).exit_code == 0
+    assert "# two" in (root / "README.md").read_text()
+    (root / file).write_bytes(change((root / file).read_bytes()))
+    before = contents(root)
+    done = CliRunner().invoke(export, ["card", str(root), "--name", "three"])
+    assert isinstance(done.exception, ConfigError)
+    assert f"{file} is not a file that this command wrote, or was edited" in str(done.exception)
+    assert contents(root) == before

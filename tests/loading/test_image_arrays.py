@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as F  # noqa: N812 - its usual 
 from webdataset.autodecode import basichandlers
 
 import shardflow
-from shardflow.dataset.dataset import open_dataset
+from shardflow.dataset.open_dataset import open_dataset
 from shardflow.errors import ConfigError, DecodeError
 from shardflow.formats import image_array
 from shardflow.loading.decoders import RandomResizedCropDecoder

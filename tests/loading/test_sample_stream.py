@@ -9,7 +9,7 @@ import torch
 import webdataset as wds
 
 import shardflow
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.loading.sampler import EpochOrder
 from shardflow.storage.cache import Cache
 from tests.helpers.counting import SlowStorage

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import shardflow
 from shardflow.dataset import reader as reader_module
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import IntegrityError, NotFoundError, TransientError
 from shardflow.loading.sampler import Batch, EpochOrder, EpochStart, PlanSampler, Shuffle, WorkerControl
 from shardflow.loading.shard_prefetcher import IN_FLIGHT, ShardSpan, prefetching

@@ -24,9 +24,9 @@ from shardflow.errors import ConfigError, DecodeError, PackIncompleteError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.coordinates import read_coordinates
 from shardflow.packing.annotations import transform_mask, transform_parts
-from shardflow.packing.dry_run import count_pack
 from shardflow.packing.image.geometry import Geometry
 from tests.helpers.folders import contents, encoded, photo, png16, png_chunk, quarantined, stored, turned, write_tree
+from tests.helpers.jobs import preview
 from tests.helpers.masks import resize_mask
 
 HALF = Geometry(stored=(200, 100), orientation=1, box=(50.0, 0.0, 150.0, 100.0), size=(50, 50))
@@ -353,9 +353,9 @@ def test_another_declaration_is_another_pack(tmp_path: Path) -> None:
     with pytest.raises(PackIncompleteError):
         sf.pack(src, dst, annotations=DECLARED, **SETTINGS)
     counted = {"annotations": DECLARED, "short_side": 32, "shard_samples": 2}
-    assert count_pack(src, dst, **counted).finished == 3  # type: ignore[arg-type]
+    assert preview(src, dst, **counted).finished == 3  # type: ignore[arg-type]
     unlabelled = Annotations(masks=("mask.png",), boxes=Boxes("json", "boxes", "xyxy"))
-    assert count_pack(src, dst, **{**counted, "annotations": unlabelled}).finished == 0  # type: ignore[arg-type]
+    assert preview(src, dst, **{**counted, "annotations": unlabelled}).finished == 0  # type: ignore[arg-type]
     sf.pack(src, dst, annotations=unlabelled, max_bad=1, **SETTINGS)
     sf.pack(src, tmp_path / "fresh", annotations=unlabelled, max_bad=1, **SETTINGS)
     assert contents(dst) == contents(tmp_path / "fresh")
@@ -393,7 +393,7 @@ def test_missing_parts_are_seen_before_packing(tmp_path: Path) -> None:
         tmp_path, {"1.jpg": photo(1), "t.jsonl": b'{"image": "1.jpg", "boxes": []}\n{"image": "1.jpg"}\n'}
     )
     declared = Annotations(boxes=Boxes("json", "boxes", "xyxy"))
-    bad = count_pack(table / "t.jsonl", tmp_path / "dst", annotations=declared).bad
+    bad = preview(table / "t.jsonl", tmp_path / "dst", annotations=declared).bad
     with pytest.raises(PackIncompleteError):
         sf.pack(table / "t.jsonl", tmp_path / "dst", annotations=declared, executor="serial")
     (row,) = quarantined(tmp_path / "dst")

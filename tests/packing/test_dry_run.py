@@ -9,15 +9,15 @@ from click.testing import CliRunner
 import shardflow as sf
 from shardflow.cli.main import shardflow
 from shardflow.errors import ConfigError, PackIncompleteError
-from shardflow.packing.dry_run import count_pack
 from tests.helpers.folders import contents, image_folder, write_tree
+from tests.helpers.jobs import preview
 
 
 def test_counts_are_those_of_the_pack(tmp_path: Path) -> None:
     """A dry run counts inputs, classes, shards and what is left out as the pack does, and writes nothing."""
     files = {"a/bad.jpg": b"x", "a/notes.txt": b"", "b/old.psd": b""}
     src = write_tree(image_folder(tmp_path / "src", 70), files)
-    counts = count_pack(src, tmp_path / "dst", shard_samples=20, short_side=32)
+    counts = preview(src, tmp_path / "dst", shard_samples=20, short_side=32)
     assert not (tmp_path / "dst").exists()
     assert (counts.destination, counts.inputs, counts.shards) == ("free", {"train": 71}, 4)
     assert counts.classes == {"train": {"a": 25, "b": 23, "c": 23}}
@@ -25,7 +25,7 @@ def test_counts_are_those_of_the_pack(tmp_path: Path) -> None:
     assert (report.inputs, report.shards, report.ignored) == (72, counts.shards, counts.ignored)
     assert (report.skipped, counts.skipped[0].path, counts.ignored) == (len(counts.skipped), "b/old.psd", {".txt": 1})
     flat = write_tree(tmp_path / "flat", {"1.jpg": b""})
-    assert count_pack(flat, tmp_path / "free").classes == {}
+    assert preview(flat, tmp_path / "free").classes == {}
     result = CliRunner().invoke(shardflow, ["pack", str(flat), str(tmp_path / "free"), "--dry-run"])
     assert result.output.splitlines()[:2] == ["train        1 input", "labels       none"]
 
@@ -35,7 +35,7 @@ def test_rows_that_could_not_be_packed(tmp_path: Path) -> None:
     src = write_tree(
         tmp_path, {"1.jpg": b"x", "2.jpg": b"", "t.csv": b"image,label\n1.jpg,a\n2.jpg,a\n3.jpg,a\n1.jpg,\n"}
     )
-    bad = count_pack(src / "t.csv", tmp_path / "dst").bad
+    bad = preview(src / "t.csv", tmp_path / "dst").bad
     assert [(each.path, each.reason) for each in bad] == [
         ("3.jpg", "No such file or directory"),
         ("1.jpg", "row 4 has no label"),
@@ -54,16 +54,16 @@ def test_state_of_the_destination(tmp_path: Path) -> None:
     with pytest.raises(PackIncompleteError):
         sf.pack(src, tmp_path / "dst", **settings, executor="serial")
     before = contents(tmp_path / "dst")
-    counts = count_pack(src, tmp_path / "dst", **settings)
+    counts = preview(src, tmp_path / "dst", **settings)
     assert (counts.destination, counts.finished, counts.shards) == ("unfinished", 3, 3)
-    assert count_pack(src, tmp_path / "dst", **{**settings, "short_side": 16}).finished == 0
+    assert preview(src, tmp_path / "dst", **{**settings, "short_side": 16}).finished == 0
     assert contents(tmp_path / "dst") == before
     sf.pack(src, tmp_path / "dst", **settings, executor="serial", max_bad=1)
-    assert count_pack(src, tmp_path / "dst", **settings).destination == "dataset"
-    assert count_pack(src, tmp_path / "src", **settings).destination == "occupied"
+    assert preview(src, tmp_path / "dst", **settings).destination == "dataset"
+    assert preview(src, tmp_path / "src", **settings).destination == "occupied"
     for wrong in ({"quality": 0}, {"shard_samples": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            count_pack(src, tmp_path / "dst", **wrong)
+            preview(src, tmp_path / "dst", **wrong)
 
 
 def test_command(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ from shardflow.errors import (
 )
 from shardflow.formats.manifest import Manifest, from_bytes, kept_name
 from shardflow.formats.quarantine import version_name
-from shardflow.formats.receipt import from_bytes as receipt_from_bytes
-from shardflow.packing.dry_run import count_extension
+from shardflow.packing.extending import preview_extension
 from shardflow.packing.sources.labelling import append_classes
 from shardflow.packing.sources.reader import Reader
 from shardflow.packing.sources.source import Source
@@ -92,7 +90,7 @@ def test_old_classes_keep_their_numbers(packed: Path, dst: Path) -> None:
     report = sf.extend(packed / "src", dst, executor="serial")
     dataset = sf.open(dst)
     assert dataset.classes == ("a", "b", "c", "a1")
-    assert report.classes == ("a1",)
+    assert report.new_classes == ("a1",)
     receipts = [json.loads(path.read_bytes()) for path in sorted(dst.glob("train/*.json"))]
     folders = [source.split("/")[0] for receipt in receipts for source in receipt["sources"]]
     assert [dataset.classes[int(sample["cls"])] for sample in dataset["train"]] == folders
@@ -208,11 +206,11 @@ def test_only_what_may_differ_is_read(tmp_path: Path) -> None:
     dst, src = _cameras(tmp_path)
     script = """
 import sys
-from shardflow.packing.dry_run import count_extension
+from shardflow.packing.extending import preview_extension
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])[-5:]) if event == "open" else None)
 for src in sys.argv[2:]:
-    count_extension(src, sys.argv[1])
+    preview_extension(src, sys.argv[1])
 print(sorted(path for path in opened if path.endswith(".bmp")))
 """
     command = [sys.executable, "-c", script, dst, tmp_path / "cam1", src]
@@ -236,29 +234,17 @@ def test_other_labels_and_captions(tmp_path: Path) -> None:
     assert sf.extend(table, tmp_path / "dst", executor="serial").packed == 1
 
 
-def test_old_receipts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where receipts of version 1 have only names, known names are known, and one warning says what that means."""
-    dst, src = _cameras(tmp_path)
-    for path in dst.glob("*/*.json"):
-        receipt = receipt_from_bytes(path.read_bytes())
-        path.write_bytes(replace(receipt, sizes=None, contents=None, identities=None).to_bytes())
-    report = sf.extend(src, dst, executor="serial")
-    assert (report.known, report.conflicting, report.inputs) == (4, 0, 1)
-    (warning,) = caplog.records
-    assert "4 inputs were packed by an older shardflow" in warning.getMessage()
-
-
 def test_dry_run(tmp_path: Path) -> None:
     """A dry run counts what is known, new and in conflict, and writes nothing; conflicts are no error."""
     dst, src = _cameras(tmp_path)
     write_tree(src, {"dog/1.bmp": bitmap(1)})
     before = contents(dst)
-    counts = count_extension(src, dst)
-    assert (counts.known, counts.inputs, counts.shards, counts.classes) == (1, {"train": 3}, 1, ("dog",))
+    counts = preview_extension(src, dst)
+    assert (counts.known, counts.inputs, counts.shards, counts.new_classes) == (1, {"train": 3}, 1, ("dog",))
     assert counts.conflicting == ["cat/1.bmp", "cat/2.bmp"]
-    assert count_extension(src, dst, on_conflict="add").inputs == {"train": 5}
+    assert preview_extension(src, dst, on_conflict="add").inputs == {"train": 5}
     with pytest.raises(ConfigError, match="on_conflict is 'no'"):
-        count_extension(src, dst, on_conflict="no")
+        preview_extension(src, dst, on_conflict="no")
     assert contents(dst) == before
 
 
@@ -398,5 +384,5 @@ def test_new_split(tmp_path: Path) -> None:
     dataset = sf.open(tmp_path / "dst")
     assert {split: len(samples) for split, samples in dataset.items()} == {"train": 4, "val": 2}
     assert sorted(sample["__key__"] for sample in dataset["val"]) == ["000000000", "000000001"]
-    assert report.classes == ("b",)
+    assert report.new_classes == ("b",)
     assert sf.verify(tmp_path / "dst") == []

@@ -20,9 +20,9 @@ from PIL import Image
 
 import shardflow as sf
 from shardflow.errors import ConfigError, NotFoundError, PackIncompleteError
-from shardflow.packing.dry_run import count_pack
 from shardflow.packing.sources.reader import public_name
 from tests.helpers.folders import contents, encoded, photo, quarantined, write_tree
+from tests.helpers.jobs import preview
 from tests.helpers.tars import plain_tar
 
 EXACT: dict[str, Any] = {"preset": "original", "executor": "serial", "shuffle": False}
@@ -169,7 +169,7 @@ def test_no_name_leads_to_a_file_of_this_machine(
     with watching() as opened:
         with pytest.raises((ConfigError, PackIncompleteError), match="canary"):
             sf.pack(_source(kind, bucket, names, tmp_path / "images"), dst, **EXACT)
-        count_pack(_source(kind, bucket, names, tmp_path / "images"), tmp_path / "dry", preset="original")
+        preview(_source(kind, bucket, names, tmp_path / "images"), tmp_path / "dry", preset="original")
         sf.pack(_source(kind, bucket, names, tmp_path / "images"), dst, **EXACT, max_bad=MANY)
     _check(canary, opened, dst)
     left_out = " ".join(f"{row['path']} {row['reason']}" for row in quarantined(dst))

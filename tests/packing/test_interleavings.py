@@ -101,4 +101,4 @@ def test_a_lock_that_a_person_removes(scenarios: Mapping[str, Scenario], until: 
         schedule.run("extend h")
         watch = Watch(scenario, schedule)
         watch.check_end()
-        assert schedule.processes["extend h"].result.classes == ("h",)
+        assert schedule.processes["extend h"].result.new_classes == ("h",)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import json
 import os
@@ -21,14 +22,11 @@ from shardflow import PackReport, native
 from shardflow.errors import ConfigError, DatasetExistsError, PackIncompleteError, StoreError
 from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.packing.executors import Serial
-from shardflow.packing.jobs import plan_jobs
 from shardflow.packing.ledger import Ledger
 from shardflow.packing.progress import Progress
-from shardflow.packing.recipe import Recipe
-from shardflow.packing.sources.resolve import list_source
-from shardflow.storage.local import LocalStorage
+from shardflow.packing.recipe import Recipe, settings
 from tests.helpers.folders import contents, encoded, image_folder, photo, quarantined, write_tree
-from tests.helpers.jobs import run_jobs
+from tests.helpers.jobs import jobs_of, run_jobs
 from tests.helpers.kernel import without_kernel
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial"}
@@ -340,15 +338,14 @@ def test_receipt_never_vouches_for_another_tar(tmp_path: Path) -> None:
 def test_unreadable_inputs_are_tried_again(tmp_path: Path) -> None:
     """A job with an input that could not be read is done again, though the input looks the same: a disk came back."""
     src = write_tree(tmp_path / "src", {"a/1.jpg": photo(1), "b/2.jpg": photo(2)})
-    ledger = Ledger(LocalStorage(tmp_path / "dst"))
-    (tmp_path / "dst").mkdir()
-    layout: dict[str, Any] = {"staging": tmp_path / "dst", "shard_samples": 1, "seed": 0, "shuffle": False}
-    jobs = plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout)
+    ledger = Ledger(tmp_path / "dst")
+    jobs = jobs_of(src, tmp_path / "dst", Recipe(), 1)
     (src / "b").rename(tmp_path / "away")
     run_jobs(Serial(), jobs)
     (tmp_path / "away").rename(src / "b")
-    assert plan_jobs(list_source(src), str(tmp_path / "dst"), Recipe(), **layout) == jobs
-    assert [ledger.finished(job) is not None for job in jobs] == [True, False]
+    assert jobs_of(src, tmp_path / "dst", Recipe(), 1) == jobs
+    finished = {job.items[0].path: ledger.finished(job) is not None for job in jobs}
+    assert finished == {"a/1.jpg": True, "b/2.jpg": False}
 
 
 def test_odd_names(tmp_path: Path) -> None:
@@ -432,6 +429,18 @@ def test_arguments_are_checked_first(tmp_path: Path, wrong: dict[str, Any]) -> N
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} (is|must be) "):
         sf.pack(tmp_path / "src", tmp_path / "dst", **wrong)
     assert not (tmp_path / "dst").exists()
+
+
+def test_an_unknown_argument(tmp_path: Path) -> None:
+    """A mistyped setting is refused with the one that was meant."""
+    with pytest.raises(ConfigError, match=r"no argument 'shortside' \(did you mean 'short_side'\?\)"):
+        sf.pack(tmp_path / "src", tmp_path / "dst", shortside=3)  # type: ignore[call-arg]
+
+
+def test_settings_are_those_of_the_recipe() -> None:
+    """Each setting of a recipe is an argument of `pack`, which the preset decides on unless it is given."""
+    arguments = inspect.signature(sf.pack).parameters
+    assert {name for name in arguments if arguments[name].default == "preset"} == {*settings()}
 
 
 def test_a_file_in_place_of_the_destination(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardflow.errors import IntegrityError
-from shardflow.packing.shard_writer import Fragment, assemble, sample
+from shardflow.packing.shard_writer import PartialTar, assemble, sample
 
 SAMPLES = [
     sample("000000000", {"jpg": b"\xff\xd8 not really", "cls": b"7"}),
@@ -22,37 +22,37 @@ GOLDEN_TAR = "b2d390c514f63623e55e4c6330bee5739004ca0cb8171303cbffc06a542f4738"
 GOLDEN_INDEX = "5f35857008b49dfadd9e4ea21b3d7a9e32ee439b1a26a284ca42a9f86217e97a"
 
 
-def _fragments(folder: Path, *groups: list[bytes]) -> list[tuple[Path, Fragment]]:
+def _partial_tars(folder: Path, *groups: list[bytes]) -> list[tuple[Path, PartialTar]]:
     pieces = []
     for number, group in enumerate(groups):
         data = b"".join(group)
         path = folder / str(number)
         path.write_bytes(data)
-        fragment = Fragment(name=str(number), samples=len(group), size=len(data), crc32=zlib.crc32(data))
-        pieces.append((path, fragment))
+        partial = PartialTar(name=str(number), samples=len(group), size=len(data), crc32=zlib.crc32(data))
+        pieces.append((path, partial))
     return pieces
 
 
 def test_golden_bytes(tmp_path: Path) -> None:
     """The bytes of a shard and its index are frozen: a pack of years ago is still made the same way."""
-    assembled = assemble(tmp_path / "x.tar", _fragments(tmp_path, SAMPLES))
+    shard = assemble(tmp_path / "x.tar", _partial_tars(tmp_path, SAMPLES))
     tar = (tmp_path / "x.tar").read_bytes()
-    assert hashlib.sha256(tar).hexdigest() == assembled.sha256 == GOLDEN_TAR
-    assert hashlib.sha256(assembled.index).hexdigest() == GOLDEN_INDEX
-    assert len(tar) == assembled.size
+    assert hashlib.sha256(tar).hexdigest() == shard.sha256 == GOLDEN_TAR
+    assert hashlib.sha256(shard.index).hexdigest() == GOLDEN_INDEX
+    assert len(tar) == shard.size
 
 
 def test_cuts_leave_no_trace(tmp_path: Path) -> None:
-    """However the samples are spread over fragments, empty ones among them, the shard is the same."""
-    whole = assemble(tmp_path / "a.tar", _fragments(tmp_path, SAMPLES))
-    cut = assemble(tmp_path / "b.tar", _fragments(tmp_path, [], SAMPLES[:1], [], SAMPLES[1:]))
+    """However the samples are spread over partial tars, empty ones among them, the shard is the same."""
+    whole = assemble(tmp_path / "a.tar", _partial_tars(tmp_path, SAMPLES))
+    cut = assemble(tmp_path / "b.tar", _partial_tars(tmp_path, [], SAMPLES[:1], [], SAMPLES[1:]))
     assert cut == whole
     assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
 
 
 def test_plain_tar(tmp_path: Path) -> None:
     """Python's tarfile reads the members, in order, with nothing in their headers that a machine could leave there."""
-    assemble(tmp_path / "x.tar", _fragments(tmp_path, SAMPLES))
+    assemble(tmp_path / "x.tar", _partial_tars(tmp_path, SAMPLES))
     with tarfile.open(tmp_path / "x.tar") as tar:
         members = tar.getmembers()
     assert [member.name for member in members][:3] == ["000000000.cls", "000000000.jpg", "000000001.cls"]
@@ -61,15 +61,15 @@ def test_plain_tar(tmp_path: Path) -> None:
 
 def test_index_loads_with_numpy(tmp_path: Path) -> None:
     """The index is an ordinary `.npy` that points at the payloads."""
-    assembled = assemble(tmp_path / "x.tar", _fragments(tmp_path, SAMPLES))
-    index = np.load(io.BytesIO(assembled.index))
+    shard = assemble(tmp_path / "x.tar", _partial_tars(tmp_path, SAMPLES))
+    index = np.load(io.BytesIO(shard.index))
     tar = (tmp_path / "x.tar").read_bytes()
     assert [tar[row["offset"] :][: row["size"]] for row in index if row["part"] == b"cls"] == [b"7", b"0", b"12"]
 
 
-def test_fragment_damaged_on_disk(tmp_path: Path) -> None:
-    """A fragment that does not come back as it was written stops the shard."""
-    pieces = _fragments(tmp_path, SAMPLES)
+def test_partial_tar_damaged_on_disk(tmp_path: Path) -> None:
+    """A partial tar that does not come back as it was written stops the shard."""
+    pieces = _partial_tars(tmp_path, SAMPLES)
     (tmp_path / "0").write_bytes(b"".join(SAMPLES).replace(b"not really", b"not rea1ly"))
     with pytest.raises(IntegrityError, match="does not hold what was written"):
         assemble(tmp_path / "x.tar", pieces)

@@ -6,8 +6,8 @@ is quarantined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from shardflow._validation import check_integer
 from shardflow.errors import ConfigError
@@ -16,7 +16,7 @@ from shardflow.packing.jobs import Done, Finish, Job
 from .processes import Processes
 from .ray import Ray
 
-__all__ = ["EXECUTORS", "Executor", "ExecutorMaker", "Processes", "Ray", "Serial", "executor_maker"]
+__all__ = ["EXECUTORS", "Executor", "Processes", "Ray", "Serial", "make_executor"]
 
 EXECUTORS = ("processes", "ray", "serial")
 
@@ -24,8 +24,8 @@ EXECUTORS = ("processes", "ray", "serial")
 class Executor(Protocol):
     """Runs jobs. After an error, finished jobs stay finished, and the others can be run again."""
 
-    def run(self, jobs: Iterable[Job], done: Done) -> None:
-        """Run all jobs; `done` gets their outcomes.
+    def run(self, jobs: Iterable[Job], done: Done, *, inherited: Sequence[int] = ()) -> None:
+        """Run all jobs; `done` gets their outcomes. Processes on this machine keep the `inherited` descriptors open.
 
         Raises:
             StoreError: The destination failed.
@@ -37,7 +37,7 @@ class Executor(Protocol):
 class Serial:
     """One job after the other, in the calling process: for debugging, and for where no process may be started."""
 
-    def run(self, jobs: Iterable[Job], done: Done) -> None:
+    def run(self, jobs: Iterable[Job], done: Done, *, inherited: Sequence[int] = ()) -> None:  # noqa: ARG002 - its own
         """See `Executor`."""
 
         def ignore(_: int | None) -> None: ...
@@ -50,19 +50,12 @@ class Serial:
             done(job, Finish(job=job, results=tuple(results)).run(ignore))
 
 
-ExecutorMaker: TypeAlias = Callable[[int], Executor]
-"""Returns an executor whose workers hold the descriptor of a lock as well."""
-
-
-def executor_maker(name: str, workers: int | None = None, ray_address: str | None = None) -> ExecutorMaker:
-    """Return a function that makes the executor of a name once the destination is locked."""
+def make_executor(name: str, workers: int | None = None, ray_address: str | None = None) -> Executor:
+    """Return the executor of a name, one of `EXECUTORS`; see `pack` for the other arguments."""
     if name not in EXECUTORS:
         raise ConfigError(f"executor is {name!r}; allowed are {', '.join(EXECUTORS)}")
     if workers is not None:
         workers = check_integer("workers", workers, 1)
-    makers: dict[str, ExecutorMaker] = {
-        "processes": lambda lock: Processes(workers, (lock,)),
-        "ray": lambda _: Ray(workers, address=ray_address),
-        "serial": lambda _: Serial(),
-    }
-    return makers[name]
+    if name == "ray":
+        return Ray(workers, address=ray_address)
+    return Processes(workers) if name == "processes" else Serial()

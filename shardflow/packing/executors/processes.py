@@ -35,26 +35,24 @@ class Processes:
     A worker that dies or hangs is replaced and its piece done again. When the second worker ends at the same input, the
     input is quarantined. More deaths than a few and one in ten inputs have another cause, and end the run.
 
-    The workers keep the `inherited` descriptors open. One that is at an input for `item_deadline_s` counts as hung.
+    One that is at an input for `item_deadline_s` counts as hung.
     """
 
-    def __init__(
-        self, workers: int | None = None, inherited: Sequence[int] = (), *, item_deadline_s: float = ITEM_DEADLINE_S
-    ) -> None:
+    def __init__(self, workers: int | None = None, *, item_deadline_s: float = ITEM_DEADLINE_S) -> None:
         self.workers = workers or allowed_cores()
-        self.inherited = inherited
         self.item_deadline_s = item_deadline_s
 
-    def run(self, jobs: Iterable[Job], done: Done) -> None:
+    def run(self, jobs: Iterable[Job], done: Done, *, inherited: Sequence[int] = ()) -> None:
         """See `Executor`."""
-        _Run(self, jobs, done).run()
+        _Run(self, jobs, done, inherited).run()
 
 
 class _Run:
     """One run of `Processes`: its open jobs, its workers, and their deaths."""
 
-    def __init__(self, pool: Processes, jobs: Iterable[Job], done: Done) -> None:
+    def __init__(self, pool: Processes, jobs: Iterable[Job], done: Done, inherited: Sequence[int]) -> None:
         self._pool = pool
+        self._inherited = inherited
         self._jobs = iter(jobs)
         self._done = done
         self._tasks: deque[Task] = deque()
@@ -84,7 +82,7 @@ class _Run:
             self._tasks.extend(pieces)
         while self._tasks and (idle or len(self._workers) < self._pool.workers):
             if not idle:
-                idle.append(Worker(self._pool.inherited))
+                idle.append(Worker(self._inherited))
                 self._workers.append(idle[-1])
             task = self._tasks.popleft()
             idle.pop().send(task, self._pool.item_deadline_s if isinstance(task, Piece) else _FINISH_DEADLINE_S)
@@ -117,7 +115,7 @@ class _Run:
         self._done(opened.job, outcome)
 
     def _replace(self, worker: Worker, task: Task, reason: str) -> None:
-        """Drop a dead worker, and put its task back; a second death at the same input marks the input as deadly."""
+        """Drop a dead worker, and put its task back; a second death at the same input marks it as crashing."""
         self._workers.remove(worker)
         self._deaths += 1
         ordinal = worker.ordinal
@@ -129,6 +127,6 @@ class _Run:
             )
         suspect = (task.job.name, ordinal)
         if isinstance(task, Piece) and ordinal is not None and suspect in self._suspects:
-            task = replace(task, deadly={**task.deadly, ordinal: f"{reason}, twice"})
+            task = replace(task, crashing_inputs={**task.crashing_inputs, ordinal: f"{reason}, twice"})
         self._suspects.add(suspect)
         self._tasks.appendleft(task)

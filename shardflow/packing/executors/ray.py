@@ -1,6 +1,6 @@
 """The executor of a cluster: Ray runs whole jobs, each on one node, as `Processes` with one process does.
 
-A job's fragments are in a temporary directory of its node, so only the finished shard crosses the network. An input
+A job's partial tars are in a temporary directory of its node, so only the finished shard crosses the network. An input
 that ends its decoder is handled on the node. When the node or Ray's process there is lost, Ray runs the job elsewhere;
 publishing is atomic, so a job may run twice.
 """
@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -42,7 +42,7 @@ class Ray:
         self.workers = workers
         self.address = address
 
-    def run(self, jobs: Iterable[Job], done: Done) -> None:
+    def run(self, jobs: Iterable[Job], done: Done, *, inherited: Sequence[int] = ()) -> None:  # noqa: ARG002 - nodes
         """See `Executor`; the outcomes of a job come when all of it is done."""
         jobs = iter(jobs)
         first = next(jobs, None)
@@ -58,7 +58,8 @@ def _run_job(job: Job, checks: Preflight) -> list[Outcome] | ShardflowError:
     try:
         checks.check(job)
         with temporary_staging() as (staging, lock):
-            Processes(1, (lock,)).run([replace(job, staging=staging)], lambda _, outcome: outcomes.append(outcome))
+            here = [replace(job, staging=staging)]
+            Processes(1).run(here, lambda _, outcome: outcomes.append(outcome), inherited=(lock,))
     except ShardflowError as error:
         return error
     return outcomes

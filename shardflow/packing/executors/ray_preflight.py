@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardflow.errors import ConfigError, NotFoundError, SampleError, StoreError
-from shardflow.packing.image.encoding import codec_versions
+from shardflow.packing.image.codec_versions import codec_versions
 from shardflow.packing.jobs import Job
 from shardflow.packing.sources.items import Item
 from shardflow.storage.interface import TEMPORARY

@@ -1,4 +1,4 @@
-"""Arrays: an image file as its exact values, 8 or 16 bits, 1 to 16 channels, and resized in floating point.
+"""The route of arrays: the exact values of an image file, 8 or 16 bits, 1 to 16 channels, resized in floating point.
 
 Values are packed as they are stored: no colour profile is applied, alpha stays a channel, grey stays one, and grey of
 1, 2 or 4 bits has the values 0 to 1, 3 or 15. Palettes become RGB, those with alpha RGBA; a colour that stands for
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from shardflow._orientation import load_tiff, orientation_of
+from shardflow._orientation import load_tiff, orientation_of, turn_array
 from shardflow._pillow import (
     BITS_TAG,
     PHOTOMETRIC_TAG,
@@ -30,16 +30,19 @@ from shardflow._pillow import (
     UNSIGNED,
     WHITE_IS_ZERO,
     check_palette,
+    map_codec_errors,
     open_image,
 )
 from shardflow.errors import DecodeError, TooLargeError
 from shardflow.formats import image_array
 from shardflow.formats.image_array import MOST_CHANNELS, Array
 from shardflow.formats.image_limits import check_array, check_image
-from shardflow.formats.image_types import image_type
+from shardflow.formats.image_types import PACKED_TYPES, image_type
+from shardflow.formats.statistics import PixelSums
 
-from .decoding import has_more_frames
-from .geometry import Size
+from .geometry import Geometry, Size
+from .pillow import has_more_frames
+from .route import FILTERS, EncodedImage, ImageRecipe, describe
 
 _EXACT_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I;16B")
 _CONVERTED = {"1": "L", "P": "RGB"}
@@ -53,7 +56,28 @@ _JPEG = 7  # TIFF Technical Note 2: Compression
 _ASSOCIATED_ALPHA = 1  # TIFF 6.0: colours are multiplied by alpha
 
 
-class StoredArray(NamedTuple):
+def pack_array(data: bytes, recipe: ImageRecipe) -> EncodedImage:
+    """Pack the values of an image file."""
+    with map_codec_errors(DecodeError):
+        found = _read_array(data, recipe.max_pixels)
+    target, stored = PACKED_TYPES["npy"], (found.pixels.shape[1], found.pixels.shape[0])
+    resized = recipe.resized(stored, target)
+    pixels = turn_array(_resize_array(found.pixels, resized, FILTERS[recipe.filter]), found.orientation)
+    upright = pixels.shape[1], pixels.shape[0]
+    left, top, right, bottom = window = recipe.window(upright)
+    return describe(
+        image_array.to_bytes(pixels[top:bottom, left:right]),
+        target,
+        data,
+        geometry=Geometry.of(stored, found.orientation, upright, window),
+        pixels=PixelSums(),
+        enlarged=resized > stored,
+        first_frame=found.more_frames,
+        turned=found.turned or found.orientation != 1,
+    )
+
+
+class _StoredArray(NamedTuple):
     """The values of an image file.
 
     Attributes:
@@ -69,8 +93,8 @@ class StoredArray(NamedTuple):
     more_frames: bool = False
 
 
-def read_array(data: bytes, max_pixels: int) -> StoredArray:
-    """Return the values of an image file; call it in `map_codec_errors`.
+def _read_array(data: bytes, max_pixels: int) -> _StoredArray:
+    """Return the values of an image file.
 
     Raises:
         DecodeError: The file is damaged, or no reader here has its exact values.
@@ -82,7 +106,7 @@ def read_array(data: bytes, max_pixels: int) -> StoredArray:
     kind = image_type(data)
     name = "" if kind is None else kind.name
     if name == "NPY":
-        return StoredArray(image_array.pixels(data))
+        return _StoredArray(image_array.pixels(data))
     if name == "PNG" and data[24:25] == b"\x10" and data[25:26] != b"\0":
         return _read_png(data, max_pixels)
     if name == "TIFF":
@@ -102,7 +126,7 @@ def read_array(data: bytes, max_pixels: int) -> StoredArray:
     return found
 
 
-def _read_pillow(data: bytes, max_pixels: int) -> StoredArray | None:
+def _read_pillow(data: bytes, max_pixels: int) -> _StoredArray | None:
     """Return the values as Pillow has them; None where these are not exact."""
     with open_image(data, max_pixels=max_pixels) as image:
         bits = data[24] if image.format == "PNG" else 8
@@ -131,7 +155,7 @@ def _read_pillow(data: bytes, max_pixels: int) -> StoredArray | None:
         elif is_scaled or (image.mode == "1" and image.format == "TIFF"):
             pixels = pixels // _GREY_STEPS[bits if is_scaled else 1]
         orientation = 1 if turned or image.format == "TIFF" else orientation_of(image)
-        return StoredArray(np.atleast_3d(pixels), orientation, turned, more_frames)
+        return _StoredArray(np.atleast_3d(pixels), orientation, turned, more_frames)
 
 
 def _bmp_bits(data: bytes) -> int:
@@ -159,7 +183,7 @@ def _is_exact(image: Image.Image) -> bool:
     return photometric == _GREY and bits == {{"1": 1, "L": 8, "LA": 8}.get(image.mode, 16)}
 
 
-def _read_png(data: bytes, max_pixels: int) -> StoredArray:
+def _read_png(data: bytes, max_pixels: int) -> _StoredArray:
     width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
     channels = {2: 3, 3: 3, 4: 2, 6: 4}.get(data[25], 0)
     if not channels or not width or not height:
@@ -169,10 +193,10 @@ def _read_png(data: bytes, max_pixels: int) -> StoredArray:
     _check(pixels, (height, width, channels))
     with open_image(data, max_pixels=max_pixels) as image:
         image.load()  # metadata may stand at the end
-        return StoredArray(pixels, orientation_of(image))
+        return _StoredArray(pixels, orientation_of(image))
 
 
-def _read_tiff(data: bytes, max_pixels: int) -> StoredArray:
+def _read_tiff(data: bytes, max_pixels: int) -> _StoredArray:
     tifffile = _imported("tifffile", "more than 8 bits or four channels")
     _imported("imagecodecs", "compressed TIFFs")
     with tifffile.TiffFile(io.BytesIO(data)) as file:
@@ -195,7 +219,7 @@ def _read_tiff(data: bytes, max_pixels: int) -> StoredArray:
         _check(pixels, (height, width, channels))
         tag: Any = page.tags.get(_ORIENTATION_TAG)
         orientation = tag.value if tag is not None and tag.value in range(1, 9) else 1
-        return StoredArray(pixels, int(orientation), more_frames=_has_second_page(file))
+        return _StoredArray(pixels, int(orientation), more_frames=_has_second_page(file))
 
 
 def _has_second_page(file: Any) -> bool:
@@ -223,7 +247,7 @@ def _imported(module: str, what: str) -> ModuleType:
         raise DecodeError(f"{what} are read after pip install 'shardflow[multichannel]'") from None
 
 
-def resize_array(pixels: Array, size: Size, resampling: Image.Resampling) -> Array:
+def _resize_array(pixels: Array, size: Size, resampling: Image.Resampling) -> Array:
     """Return an array at another width and height: each channel in floating point, antialiased, then rounded."""
     if size == pixels.shape[1::-1]:
         return pixels

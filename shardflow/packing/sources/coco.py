@@ -46,8 +46,8 @@ from shardflow.storage.urls import (
     strip_file_scheme,
 )
 
-from .items import Draft, Drafts, encode_more
-from .labelling import SplitLabel, labelled_draft, number_labels
+from .items import UnlabelledInput, UnlabelledInputs, encode_more
+from .labelling import SplitLabel, number_labels, unlabelled_input
 from .reader import Reader, place_state, public_name, refusal
 from .source import Source
 
@@ -110,11 +110,17 @@ class Coco:
         numbers = {category: numbering.number(name) for category, name in content.categories.items()}
         images = open_storage(base, remote_options(base, self.storage_options))
         reader = Reader.at(images, base, self.storage_options)
-        drafts = Drafts.of(_drafts(content, numbers, split, folder, reader.base))
-        if not drafts:
+        unlabelled = UnlabelledInputs.of(_unlabelled_inputs(content, numbers, split, folder, reader.base))
+        if not unlabelled:
             raise ConfigError(f"{self} has no images")
-        source = number_labels(drafts, numbering.classes, storage, reader)
-        keypoints = replace(_KEYPOINTS, flip_pairs=content.flip_pairs()) if content.points else None
+        source = number_labels(unlabelled, numbering.classes, storage, reader)
+        pairs = content.flip_pairs()
+        if content.points and not pairs:
+            effect = (
+                "none change places where an image is mirrored; name such pairs left_... and right_..., if it has any"
+            )
+            logger.warning("%s: no two keypoints have names that differ in left and right, so %s", self, effect)
+        keypoints = replace(_KEYPOINTS, flip_pairs=pairs) if content.points else None
         return replace(source, annotations=Annotations(boxes=_BOXES, keypoints=keypoints))
 
     def _read(self, name: str, folder: str) -> Any:
@@ -221,21 +227,21 @@ def _split_of(*names: str) -> str:
     return next((word for word in words if word in SPLITS), SPLITS[0])
 
 
-def _drafts(
+def _unlabelled_inputs(
     content: _Content, numbers: Mapping[int, Any], split: str, folder: str, base: str
-) -> Iterator[Draft[SplitLabel]]:
+) -> Iterator[UnlabelledInput[SplitLabel]]:
     """Yield the images of the JSON in a folder; their names are relative to the base."""
     for number, image in enumerate(content.images):
         place = image.get("file_name")
         reason = refusal(place, folder) if isinstance(place, str) and place else f"{place!a} is not a file name"
         if reason:
-            yield labelled_draft(split, (), f"image {number}", -1, 0, encode_more(bad=reason))
+            yield unlabelled_input(split, (), f"image {number}", -1, 0, encode_more(bad=reason))
             continue
         path = public_name(place)
         try:
             sample = _sample(image, content.annotations[image["id"]], numbers, content.points)
         except SampleError as error:
-            yield labelled_draft(split, (), path, -1, 0, encode_more(bad=str(error)))
+            yield unlabelled_input(split, (), path, -1, 0, encode_more(bad=str(error)))
             continue
         size, identity = place_state(base, place)
         more = encode_more(
@@ -243,7 +249,7 @@ def _drafts(
             parts={"json": json.dumps(sample)},
             size=[sample["width"], sample["height"]] if sample["width"] is not None else [],
         )
-        yield labelled_draft(split, tuple(sorted({*sample["labels"]})), path, size, identity, more)
+        yield unlabelled_input(split, tuple(sorted({*sample["labels"]})), path, size, identity, more)
 
 
 def _sample(

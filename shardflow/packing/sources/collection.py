@@ -27,8 +27,8 @@ from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.staging import temporary_staging
 
 from .huggingface import is_dataset, may_name_files, undecoded
-from .items import Draft, Drafts, encode_more
-from .labelling import SplitLabel, labelled_draft, number_labels
+from .items import UnlabelledInput, UnlabelledInputs, encode_more
+from .labelling import SplitLabel, number_labels, unlabelled_input
 from .reader import Reader, file_state
 from .sample_adapter import IMAGE_KEYS, LABEL_KEYS, AdaptedSample, SampleAdapter, image_file
 from .source import Source
@@ -78,24 +78,26 @@ class Collection:
         with contextlib.ExitStack() as stack:
             folder, _ = stack.enter_context(temporary_staging())
             masks: set[str] = set()
-            drafts, names = self._copy(splits, folder, masks)
-            if not drafts:
+            unlabelled, names = self._copy(splits, folder, masks)
+            if not unlabelled:
                 raise ConfigError(f"{type(self.samples).__name__} has no samples; an iterator has them only once")
-            source = number_labels(drafts, names, type(self.samples).__name__, Reader(base=str(folder)))
+            source = number_labels(unlabelled, names, type(self.samples).__name__, Reader(base=str(folder)))
             return replace(source, annotations=Annotations(masks=tuple(sorted(masks))), resources=stack.pop_all())
 
-    def _copy(self, splits: Mapping[str, Any], folder: Path, masks: set[str]) -> tuple[Drafts[SplitLabel], Classes]:
+    def _copy(
+        self, splits: Mapping[str, Any], folder: Path, masks: set[str]
+    ) -> tuple[UnlabelledInputs[SplitLabel], Classes]:
         """Copy the samples of all splits below a folder; return them, and the class names. Add their masks to a set."""
         names = self.classes
-        drafts: list[Drafts[SplitLabel]] = []
+        unlabelled: list[UnlabelledInputs[SplitLabel]] = []
         for split in sorted(splits):
             adapted = self._adapt(splits[split], split)
             if names is not None and self.classes is None and adapted.classes not in (None, names):
                 raise ConfigError(f"split {split!r} has other classes than the splits before it; use names as labels")
             names = adapted.classes if names is None else names
             with _PayloadFile(folder, f"{split}.bin") as file:
-                drafts.append(Drafts.of(_drafts(adapted, file, split, masks)))
-        return Drafts.of(itertools.chain(*drafts)), names
+                unlabelled.append(UnlabelledInputs.of(_unlabelled_inputs(adapted, file, split, masks)))
+        return UnlabelledInputs.of(itertools.chain(*unlabelled)), names
 
     def _adapt(self, samples: Any, split: str) -> _Split:
         adapter = SampleAdapter(image=self.image, label=self.label, caption=self.caption, mask=self.mask)
@@ -153,25 +155,27 @@ def _huggingface(dataset: Any, adapter: SampleAdapter, split: str) -> _Split:
     return _Split(dataset, replace(adapter, image=image, label=label), names, own_paths)
 
 
-def _drafts(adapted: _Split, file: _PayloadFile, split: str, masks: set[str]) -> Iterator[Draft[SplitLabel]]:
+def _unlabelled_inputs(
+    adapted: _Split, file: _PayloadFile, split: str, masks: set[str]
+) -> Iterator[UnlabelledInput[SplitLabel]]:
     for number, sample in enumerate(_samples(adapted.samples)):
         path = f"{split}#{number}"
         try:
             if isinstance(sample, Exception):
                 raise SampleError(f"{type(sample).__name__}: {sample}") from sample
             found = adapted.adapter.adapt(sample)
-            yield _draft(found, split, path, file, may_name_files=adapted.may_name_files)
+            yield _unlabelled_input(found, split, path, file, may_name_files=adapted.may_name_files)
             if found.mask is not None:
                 masks.add(found.mask)
         except SampleError as error:
             if number == 0 and not isinstance(sample, Exception):
                 raise ConfigError(f"the first sample of {type(adapted.samples).__name__}: {error}") from error
-            yield labelled_draft(split, None, path, -1, 0, encode_more(bad=str(error)))
+            yield unlabelled_input(split, None, path, -1, 0, encode_more(bad=str(error)))
 
 
-def _draft(
+def _unlabelled_input(
     sample: AdaptedSample, split: str, path: str, file: _PayloadFile, *, may_name_files: bool
-) -> Draft[SplitLabel]:
+) -> UnlabelledInput[SplitLabel]:
     def load(value: Any, *, as_png: bool = False) -> bytes | Path:
         found = image_file(value, as_png=as_png)
         if isinstance(found, Path) and not may_name_files:
@@ -189,7 +193,7 @@ def _draft(
     }
     size, identity = file_state(path_of(name_of(str(image)))) if isinstance(image, Path) else (len(image), 0)
     more = encode_more(image=file.append(image), parts=parts)
-    return labelled_draft(split, sample.label, path, size, identity, more)
+    return unlabelled_input(split, sample.label, path, size, identity, more)
 
 
 def _samples(samples: Any) -> Iterator[Any]:

@@ -37,7 +37,7 @@ from shardflow.storage.interface import Storage
 from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 
-from .items import Draft, Drafts, encode_more, identity_of
+from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
 from .reader import Reader, file_state
 from .source import Source, describe_skipped
 
@@ -110,11 +110,11 @@ class Folder:
             images = list(images)
         elif self.parts is None:
             images = _refuse_masks(images, storage)
-        drafts = Drafts.of(self._draft(file, beside) for file in images)
-        if not drafts:
+        unlabelled = UnlabelledInputs.of(self._unlabelled_input(file, beside) for file in images)
+        if not unlabelled:
             raise _no_images(storage, skipped, ignored)
-        place = _detect_layout(drafts, storage)
-        numbering = LabelNumbering(self.classes, {place(ends)[1] for ends in drafts.keys}, storage)
+        place = _detect_layout(unlabelled, storage)
+        numbering = LabelNumbering(self.classes, {place(ends)[1] for ends in unlabelled.keys}, storage)
 
         def number(ends: Ends) -> tuple[str, Label]:
             split, name = place(ends)
@@ -122,7 +122,7 @@ class Folder:
 
         return Source(
             reader=Reader.at(storage, self.url, self.storage_options),
-            splits=drafts.number(number),
+            splits=unlabelled.number(number),
             classes=numbering.classes,
             skipped=skipped,
             ignored=ignored,
@@ -152,7 +152,7 @@ class Folder:
                     logger.warning("%s may be a COCO set, whose boxes are left out: pack that file", coco)
                 ignored[extension] += 1
 
-    def _draft(self, file: _File, beside: Mapping[str, _File]) -> Draft[Ends]:
+    def _unlabelled_input(self, file: _File, beside: Mapping[str, _File]) -> UnlabelledInput[Ends]:
         stem = os.path.splitext(file.path)[0]
         found = {part: beside[f"{stem}.{part}"] for part in self.parts or () if f"{stem}.{part}" in beside}
         missing = ", ".join(part for part in self.parts or () if part not in found)
@@ -162,7 +162,7 @@ class Folder:
         )
         identities = [file.identity, *(other.identity for other in found.values())]
         identity = identity_of(*identities) if found else file.identity
-        return Draft(file.path, _ends(file.path), file.size, identity, more)
+        return UnlabelledInput(file.path, _ends(file.path), file.size, identity, more)
 
 
 def _why_skipped(storage: Storage, path: str, extension: str) -> str:
@@ -293,15 +293,15 @@ def _ends(path: str) -> Ends:
     return (parts[0] if len(parts) > 1 else None), (parts[1] if len(parts) > 2 else None)
 
 
-def _detect_layout(drafts: Drafts[Ends], root: object) -> Callable[[Ends], tuple[str, str | None]]:
+def _detect_layout(unlabelled: UnlabelledInputs[Ends], root: object) -> Callable[[Ends], tuple[str, str | None]]:
     """Return the function from the two folders of an image to its split and class name."""
-    ends = set(drafts.keys)
+    ends = set(unlabelled.keys)
     tops = {top for top, _ in ends if top is not None}
     if not tops:
         return lambda _: ("train", None)
 
     def example(matches: Callable[[Ends], bool]) -> str:
-        return repr(next(draft.path for draft in drafts if matches(draft.key)))
+        return repr(next(each.path for each in unlabelled if matches(each.key)))
 
     if (None, None) in ends:
         direct = example(lambda pair: pair[0] is None)
@@ -318,6 +318,6 @@ def _detect_layout(drafts: Drafts[Ends], root: object) -> Callable[[Ends], tuple
         message = f"{root} holds splits ({', '.join(sorted(split_like))}) beside other folders, such as"
         raise ConfigError(f"{message} {min(others)!r}; splits are named {', '.join(SPLITS)}; {_LAYOUTS}")
     if len(tops) == 1 and all(second is not None for _, second in ends):
-        images, name = plural(len(drafts), "image"), min(tops)
+        images, name = plural(len(unlabelled), "image"), min(tops)
         logger.warning("%s of one class, %r, in folders below it: was %s/%s meant?", images, name, root, name)
     return lambda pair: ("train", pair[0])

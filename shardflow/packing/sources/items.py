@@ -1,8 +1,8 @@
-"""Items and drafts: millions of inputs in a few arrays.
+"""Items and unlabelled inputs: millions of inputs in a few arrays.
 
 As a tuple of Python objects an input costs more than half a kilobyte; here it costs its path and some 30 bytes. Rows
-become objects when they are read. A source is listed as drafts, which become items when all inputs together have
-decided on splits and on the numbers of classes.
+become objects when they are read. A source is listed as unlabelled inputs, which become items when all inputs together
+have decided on splits and on the numbers of classes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Item(NamedTuple):
 
 
 @dataclass(slots=True)
-class Draft(Generic[K]):
+class UnlabelledInput(Generic[K]):
     """An input whose split and label are not numbered yet; `key` decides on both. The rest is as in `Item`."""
 
     path: str
@@ -90,7 +90,7 @@ class _Columns:
 
 
 class Items(Sequence[Item]):
-    """Inputs in order; immutable. `Items.of` and `Drafts.number` make them."""
+    """Inputs in order; immutable. `Items.of` and `UnlabelledInputs.number` make them."""
 
     def __init__(self, columns: _Columns, labels: Sequence[Label], rows: npt.NDArray[np.int64]) -> None:
         self._columns = columns
@@ -136,29 +136,29 @@ class Items(Sequence[Item]):
         return Items(self._columns, [label(old) for old in self._labels], self._rows)
 
 
-class Drafts(Generic[K]):
-    """Drafts in order; immutable."""
+class UnlabelledInputs(Generic[K]):
+    """Unlabelled inputs in order; immutable."""
 
     def __init__(self, columns: _Columns, keys: Sequence[K]) -> None:
         self._columns = columns
         self.keys = keys
 
     @classmethod
-    def of(cls, drafts: Iterable[Draft[K]]) -> Drafts[K]:
-        """Store drafts one by one."""
-        return cls(*_Columns.of((one.path, one.key, one.size, one.identity, one.more) for one in drafts))
+    def of(cls, unlabelled: Iterable[UnlabelledInput[K]]) -> UnlabelledInputs[K]:
+        """Store inputs one by one."""
+        return cls(*_Columns.of((one.path, one.key, one.size, one.identity, one.more) for one in unlabelled))
 
     def __len__(self) -> int:
         return len(self._columns.ends)
 
-    def __iter__(self) -> Iterator[Draft[K]]:
+    def __iter__(self) -> Iterator[UnlabelledInput[K]]:
         for row in range(len(self)):
             path, code, size, identity, more = self._columns.row(row)
-            yield Draft(path, self.keys[code], size, identity, more)
+            yield UnlabelledInput(path, self.keys[code], size, identity, more)
 
-    def rekeyed(self, key: Callable[[K], K2]) -> Drafts[K2]:
-        """Return the same drafts with other keys; the function is called once for each different key."""
-        return Drafts(self._columns, [key(old) for old in self.keys])
+    def rekeyed(self, key: Callable[[K], K2]) -> UnlabelledInputs[K2]:
+        """Return the same inputs with other keys; the function is called once for each different key."""
+        return UnlabelledInputs(self._columns, [key(old) for old in self.keys])
 
     def number(self, place: Callable[[K], tuple[str, Label]]) -> dict[str, Items]:
         """Return the items of each split, sorted by its name; `place` returns split and label of each different key."""

@@ -1,4 +1,4 @@
-"""Labelling: drafts with the labels of the source become items with the numbers of classes, which all labels decide."""
+"""Labelling: inputs with the labels of the source become items with the numbers of classes, which all labels decide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardflow.errors import ConfigError
 from shardflow.formats.annotations import Annotations
 from shardflow.formats.labels import Label
 
-from .items import Draft, Drafts, encode_more
+from .items import UnlabelledInput, UnlabelledInputs, encode_more
 from .reader import Reader
 from .source import Source
 
@@ -21,38 +21,40 @@ NUMBER = re.compile(r"0|[1-9][0-9]*")
 """A label in a text that is the number of a class."""
 
 SplitLabel: TypeAlias = "tuple[str, Named]"
-"""The key of a draft: its split, and its label as the source has it."""
+"""The key of an unlabelled input: its split, and its label as the source has it."""
 
 
-def labelled_draft(
+def unlabelled_input(
     split: str, label: Named, path: str, size: int, identity: int, more: bytes = b""
-) -> Draft[SplitLabel]:
-    """Return a draft with a split and a label."""
+) -> UnlabelledInput[SplitLabel]:
+    """Return an input with a split and a label."""
     key = (split, tuple(label) if isinstance(label, list) else label)
     try:
         hash(key)
     except TypeError:
         raise ConfigError(f"{path} has the label {label!r}; expected the number or the name of a class") from None
-    return Draft(path, key, size, identity, more)
+    return UnlabelledInput(path, key, size, identity, more)
 
 
-def number_labels(drafts: Drafts[SplitLabel], classes: Classes, where: object, reader: Reader) -> Source:
-    """Return the source of drafts. An input without a label beside labelled ones is bad: a loader would stop at it."""
-    numbering = LabelNumbering(classes, (label for _, label in drafts.keys), where)
-    labelled = {split for split, label in drafts.keys if label is not None}
-    if any(split in labelled for split, label in drafts.keys if label is None):
+def number_labels(unlabelled: UnlabelledInputs[SplitLabel], classes: Classes, where: object, reader: Reader) -> Source:
+    """Return the source of these inputs. One without a label beside labelled ones is bad: a loader would stop at it."""
+    numbering = LabelNumbering(classes, (label for _, label in unlabelled.keys), where)
+    labelled = {split for split, label in unlabelled.keys if label is not None}
+    if any(split in labelled for split, label in unlabelled.keys if label is None):
         unusable = {(split, None) for split in labelled}
-        drafts = Drafts.of(_refuse_unlabelled(draft) if draft.key in unusable else draft for draft in drafts)
+        unlabelled = UnlabelledInputs.of(
+            _refuse_unlabelled(each) if each.key in unusable else each for each in unlabelled
+        )
     return Source(
         reader=reader,
-        splits=drafts.number(lambda key: (key[0], numbering.number(key[1]))),
+        splits=unlabelled.number(lambda key: (key[0], numbering.number(key[1]))),
         classes=numbering.classes,
     )
 
 
-def _refuse_unlabelled(draft: Draft[SplitLabel]) -> Draft[SplitLabel]:
-    content = json.loads(draft.more) if draft.more else {}
-    return replace(draft, more=encode_more(**{"bad": "has no label, as others of its split have", **content}))
+def _refuse_unlabelled(each: UnlabelledInput[SplitLabel]) -> UnlabelledInput[SplitLabel]:
+    content = json.loads(each.more) if each.more else {}
+    return replace(each, more=encode_more(**{"bad": "has no label, as others of its split have", **content}))
 
 
 def refuse_renumbering(annotations: Annotations, numbers: Mapping[int, int], other: str) -> None:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from shardflow.errors import SampleError, ShardflowError
 from shardflow.formats.roots import SCHEMES
+from shardflow.formats.shard import MAX_SAMPLE_BYTES
 from shardflow.storage.file_names import is_below, name_bytes, path_of
 from shardflow.storage.interface import Storage
 from shardflow.storage.resolve import open_storage
@@ -35,8 +36,7 @@ from shardflow.storage.urls import divide_query, is_remote, public_host, shown_u
 
 from .items import Item, identity_of
 
-MAX_INPUT_BYTES = 1 << 30
-
+_KINDS_OF_REPOSITORIES = ("buckets", "datasets", "spaces")  # of the Hugging Face Hub
 _QUERY = re.compile(r"\?\S*")
 
 
@@ -49,10 +49,6 @@ class Input(NamedTuple):
     image: bytes
     parts: Mapping[str, bytes]
     size: tuple[int, int] | None = None
-
-
-MOST_SOURCE_BYTES = 1 << 30
-"""The most bytes of a table or an image behind a URL that is read whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +80,8 @@ class Reader:
         more: dict[str, Any] = json.loads(item.more) if item.more else {}
         if "bad" in more:
             raise SampleError(more["bad"])
-        if item.size > MAX_INPUT_BYTES:
-            raise SampleError(f"has {item.size} bytes; {MAX_INPUT_BYTES} at most are read")
+        if problem := too_many_bytes(item.size):
+            raise SampleError(problem)
         try:
             image = self._bytes(*more.get("image", [item.path]))
             parts = {
@@ -119,14 +115,22 @@ class Reader:
             root, name = split_url(place) if is_remote(place) else (self.base, place)
             own = not is_remote(self.base) or split_url(root)[0] == split_url(self.base)[0]
             storage = _storage(root, _Options(self.storage_options if own else None))
+            if problem := too_many_bytes(size):
+                raise SampleError(problem)
             data = (
-                storage.read(name, most_bytes=MOST_SOURCE_BYTES)
+                storage.read(name, most_bytes=MAX_SAMPLE_BYTES)
                 if size < 0
                 else storage.read_range(name, offset, offset + size)
             )
         if crc32 >= 0 and zlib.crc32(data) != crc32:
             raise SampleError("has changed since it was listed: its CRC-32 differs; run the same command again")
         return data
+
+
+def too_many_bytes(size: int) -> str:
+    """Return why an input, or a sample of a tar, of so many bytes is not packed; "" if it is."""
+    most = f"{MAX_SAMPLE_BYTES:,} is the most for one input"
+    return f"has {size:,} bytes; {most}: leave it out, or make it smaller" if size > MAX_SAMPLE_BYTES else ""
 
 
 def local_path(base: str, place: str) -> str | None:
@@ -159,7 +163,7 @@ def refusal(place: str, url: str) -> str:
     return f"{message}; rename it, or copy the table to a disk if you trust it"
 
 
-def file_state(path: str | bytes | int) -> tuple[int, int]:
+def file_state(path: str | bytes | os.PathLike[str]) -> tuple[int, int]:
     """Return size and identity of a file; zeros for a broken link: reading it gives the reason."""
     try:
         status = os.stat(path)
@@ -207,12 +211,16 @@ def _file(path: str, offset: int, size: int) -> bytes:
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         raise SampleError("not a regular file")
-    if size < 0 and found.st_size > MAX_INPUT_BYTES:
-        raise SampleError(f"has {found.st_size} bytes; {MAX_INPUT_BYTES} at most are read")
+    if problem := too_many_bytes(found.st_size if size < 0 else size):
+        raise SampleError(problem)
     with open(path, "rb") as file:
-        if offset:
+        if size >= 0:
             file.seek(offset)
-        return file.read(size)
+            return file.read(size)
+        data = file.read(found.st_size + 1)
+    if len(data) > found.st_size:
+        raise SampleError("grew while it was read; run the same command again")
+    return data
 
 
 class _Options:

@@ -2,44 +2,44 @@
 
 A shardflow dataset has its splits, its classes and the locations of all parts in its manifest and indexes, and each
 part is checked by its CRC-32 when it is read; its tars are opened for labels, and where an index is lost. Of other tars
-the headers are read: of a tar behind a URL, all of it, in memory, and again, sample by sample, to be packed.
+the headers are read: of a tar behind a URL, all of it, and again, sample by sample, to be packed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import os
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from shardflow._wording import plural
 from shardflow.dataset.label_numbering import Classes, Named
 from shardflow.dataset.shard_rows import read_index
+from shardflow.dataset.tar_file import open_tar
 from shardflow.errors import ConfigError, DecodeError, FormatError, IntegrityError, NotFoundError, SampleError
 from shardflow.formats import manifest, shard_index
 from shardflow.formats.image_types import SOURCE_PARTS
-from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, parse_labels
+from shardflow.formats.labels import CLASS_PART, LABEL_PARTS, MAX_LABEL_BYTES, parse_labels
 from shardflow.formats.manifest import SPLITS
 from shardflow.formats.roots import split_shard_name
-from shardflow.formats.shard import MAX_BYTES, Shard
+from shardflow.formats.shard import Shard
+from shardflow.formats.tar_bytes import TarBytes, TarInMemory, crc32
 from shardflow.formats.tar_samples import read_samples
 from shardflow.storage.file_names import is_below, name_bytes, name_of
 from shardflow.storage.interface import Storage
-from shardflow.storage.local_files import map_os_errors
 from shardflow.storage.resolve import open_storage
 from shardflow.storage.url_patterns import ALL, expand_braces, has_wildcards, matching_tars, split_pattern
 from shardflow.storage.urls import is_remote, join_name
 from shardflow.storage.virtual import root_url, virtual_storage
 
-from .items import Draft, Drafts, encode_more, identity_of
-from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels, refuse_renumbering
-from .reader import Reader, file_state
+from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
+from .labelling import NUMBER, SplitLabel, number_labels, refuse_renumbering, unlabelled_input
+from .reader import Reader, file_state, too_many_bytes
 from .source import Source
 
 
@@ -85,14 +85,14 @@ class Shards:
     def _list_dataset(self, storage: Storage, url: str, reader: Reader) -> Source:
         dataset = manifest.from_bytes(storage.read(manifest.FILE_NAME))
         tars = virtual_storage(storage, url, dataset.roots, self.storage_options)
-        drafts = Drafts.of(
-            draft
+        unlabelled = UnlabelledInputs.of(
+            each
             for split, shards in dataset.splits.items()
             for shard in shards
-            for draft in _indexed_samples(tars, shard, split, _place(url, dataset, shard))
+            for each in _indexed_samples(tars, shard, split, _place(url, dataset, shard))
         )
         if self.classes is None:
-            source = number_labels(drafts, dataset.classes, storage, reader)
+            source = number_labels(unlabelled, dataset.classes, storage, reader)
             return replace(source, annotations=dataset.annotations)
         names: dict[Any, Any] = dict(enumerate(dataset.classes or ()))
 
@@ -100,7 +100,7 @@ class Shards:
             several: tuple[Any, ...] | None = label if isinstance(label, tuple) else None
             return names.get(label, label) if several is None else tuple(names.get(one, one) for one in several)
 
-        source = number_labels(drafts.rekeyed(lambda key: (key[0], name(key[1]))), self.classes, storage, reader)
+        source = number_labels(unlabelled.rekeyed(lambda key: (key[0], name(key[1]))), self.classes, storage, reader)
         numbers = {name: number for number, name in enumerate(source.classes or ())}
         moved = {number: numbers[name] for number, name in names.items() if name in numbers}
         refuse_renumbering(dataset.annotations, moved, "--classes")
@@ -109,15 +109,15 @@ class Shards:
     def _list_tars(self, storage: Storage, reader: Reader, tags: Mapping[str, str]) -> Source:
         folders = {name.partition("/")[0].lower() if "/" in name else "" for name in tags}
         in_splits = folders <= {*SPLITS}
-        drafts = Drafts.of(
-            draft
+        unlabelled = UnlabelledInputs.of(
+            each
             for name, tag in tags.items()
-            for draft in _tar_samples(storage, name, tag, name.partition("/")[0].lower() if in_splits else "train")
+            for each in _tar_samples(storage, name, tag, name.partition("/")[0].lower() if in_splits else "train")
         )
-        if not drafts:
+        if not unlabelled:
             message = f"{storage}: no sample in {plural(len(tags), 'tar')}, such as {next(iter(tags))!r}"
             raise ConfigError(f"{message}; a sample is files that begin alike, one of them an image: 17.jpg, 17.cls")
-        return number_labels(drafts, self.classes, storage, reader)
+        return number_labels(unlabelled, self.classes, storage, reader)
 
 
 def _is_dataset(storage: Storage) -> bool:
@@ -150,32 +150,21 @@ def _matching(storage: Storage, pattern: str) -> dict[str, str]:
     return {name: found[name] for name in sorted(found, key=name_bytes)}
 
 
-@contextlib.contextmanager
-def _opened(storage: Storage, name: str) -> Iterator[IO[bytes]]:
-    """Open a tar; one behind a URL is read as a whole, into memory."""
-    path = storage.local_path(name)
-    if path is None:
-        yield io.BytesIO(storage.read(name, most_bytes=MAX_BYTES))
-        return
-    with map_os_errors(path), open(path, "rb") as file:
-        yield file
-
-
-def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[Draft[SplitLabel]]:
+def _tar_samples(storage: Storage, name: str, tag: str, split: str) -> Iterator[UnlabelledInput[SplitLabel]]:
     """Yield the samples of a tar."""
-    with _opened(storage, name) as file:
-        is_local = storage.local_path(name) is not None
-        identity = file_state(file.fileno())[1] if is_local else identity_of(tag) if tag else 0
-        for sample in list(read_samples(file)):
+    local = storage.local_path(name)
+    identity = file_state(local)[1] if local is not None else identity_of(tag) if tag else 0
+    with open_tar(storage, name) as tar:
+        for sample in read_samples(tar):
             path = f"{name}/{sample.key}" if sample.key else name
             if sample.problem:
-                yield labelled_draft(split, None, path, -1, identity, encode_more(bad=sample.problem))
+                yield unlabelled_input(split, None, path, -1, identity, encode_more(bad=sample.problem))
                 continue
             locations = {
-                part: [name, *span, *(() if is_local else (zlib.crc32(_payload(file, *span)),))]
+                part: [name, *span, *([crc32(tar, *span)] if local is None else [])]
                 for part, span in sample.parts.items()
             }
-            yield _draft(file, split, path, locations, identity)
+            yield _unlabelled_input(tar, split, path, locations, identity)
 
 
 def _place(url: str, dataset: manifest.Manifest, shard: Shard) -> str:
@@ -187,7 +176,7 @@ def _place(url: str, dataset: manifest.Manifest, shard: Shard) -> str:
     return join_name(root_url(url, root) if is_remote(url) else root.url, path)
 
 
-def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> Iterator[Draft[SplitLabel]]:
+def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> Iterator[UnlabelledInput[SplitLabel]]:
     """Yield the samples of a shard of a dataset, whose tar is at a place."""
     index: shard_index.Index | None
     try:
@@ -195,47 +184,51 @@ def _indexed_samples(storage: Storage, shard: Shard, split: str, place: str) -> 
         tar_is_read = bool(np.isin(index["part"], [part.encode() for part in LABEL_PARTS]).any())
     except (NotFoundError, IntegrityError):
         index, tar_is_read = None, True
-    with _opened(storage, shard.name) if tar_is_read else contextlib.nullcontext(io.BytesIO()) as file:
+    with open_tar(storage, shard.name) if tar_is_read else contextlib.nullcontext(TarInMemory(b"")) as tar:
         if index is None:
-            index = _rebuilt(storage, shard, file.read())
+            index = _rebuilt(storage, shard, tar)
         rows = (shard_index.Row(*row) for row in index[index["part"] != shard_index.KEY_PART].tolist())
         for record, parts in itertools.groupby(rows, key=lambda row: row.record):
             locations = {row.part.decode(): [place, row.offset, row.size, row.crc32] for row in parts}
-            yield _draft(file, split, f"{shard.name}#{record}", locations, 0, own=True)
+            yield _unlabelled_input(tar, split, f"{shard.name}#{record}", locations, 0, own=True)
 
 
-def _rebuilt(storage: Storage, shard: Shard, tar: bytes) -> shard_index.Index:
+def _rebuilt(storage: Storage, shard: Shard, tar: TarBytes) -> shard_index.Index:
     try:
-        data = shard_index.rebuild(memoryview(tar), shard.index_sha256)
+        data = shard_index.rebuild(tar, shard.index_sha256)
     except (FormatError, IntegrityError) as error:
         raise error.at(shard=storage.url(shard.name)) from None
     return shard_index.from_bytes(data, samples=shard.samples, tar_bytes=shard.bytes)
 
 
-def _draft(
-    file: IO[bytes], split: str, path: str, locations: dict[str, Any], identity: int, *, own: bool = False
-) -> Draft[SplitLabel]:
+def _unlabelled_input(
+    tar: TarBytes, split: str, path: str, locations: dict[str, Any], identity: int, *, own: bool = False
+) -> UnlabelledInput[SplitLabel]:
     """Return a sample from the locations of its parts. `own`: it is from a shardflow dataset."""
     try:
-        label = _pop_label(file, locations, own=own)
+        if problem := too_many_bytes(sum(location[2] for location in locations.values())):
+            raise SampleError(problem)
+        label = _pop_label(tar, locations, own=own)
         image = next((part for part in locations if part in SOURCE_PARTS), None)
         if image is None:
             raise SampleError(f"has no image among its parts: {', '.join(locations)}")
     except SampleError as error:
-        return labelled_draft(split, None, path, -1, identity, encode_more(bad=str(error)))
+        return unlabelled_input(split, None, path, -1, identity, encode_more(bad=str(error)))
     location = locations.pop(image)
     more = encode_more(image=location, parts=locations)
-    return labelled_draft(split, label, path, location[2], identity, more)
+    return unlabelled_input(split, label, path, location[2], identity, more)
 
 
-def _pop_label(file: IO[bytes], locations: dict[str, Any], *, own: bool) -> Named:
+def _pop_label(tar: TarBytes, locations: dict[str, Any], *, own: bool) -> Named:
     """Remove the label from the parts of a sample and return it. "007" is a number in our shards, a name in others."""
     part = next((part for part in LABEL_PARTS if part in locations), None)
     if part is None:
         return None
-    _, offset, size, *crc32 = locations.pop(part)
-    payload = _payload(file, offset, size)
-    if crc32 not in ([], [zlib.crc32(payload)]):
+    _, offset, size, *checksum = locations.pop(part)
+    if size > MAX_LABEL_BYTES:
+        raise SampleError(f"its part {part!r} has {size:,} bytes; {MAX_LABEL_BYTES:,} is the most for labels")
+    payload = bytes(tar.read(offset, size))
+    if checksum not in ([], [zlib.crc32(payload)]):
         raise SampleError(f"its part {part!r} is damaged: its CRC-32 differs")
     text = payload.decode(errors="replace").strip()
     if part == CLASS_PART and not own and not NUMBER.fullmatch(text):
@@ -245,8 +238,3 @@ def _pop_label(file: IO[bytes], locations: dict[str, Any], *, own: bool) -> Name
     except DecodeError as error:
         raise SampleError(f"its part {part!r} cannot be read: {error}") from error
     return found[0] if part == CLASS_PART else found
-
-
-def _payload(file: IO[bytes], offset: int, size: int) -> bytes:
-    file.seek(offset)
-    return file.read(size)

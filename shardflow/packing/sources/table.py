@@ -35,9 +35,9 @@ from shardflow.storage.urls import (
     strip_file_scheme,
 )
 
-from .items import Draft, Drafts, encode_more, identity_of
-from .labelling import NUMBER, SplitLabel, labelled_draft, number_labels
-from .reader import MOST_SOURCE_BYTES, Reader, is_place, place_state, public_name, refusal
+from .items import UnlabelledInput, UnlabelledInputs, encode_more, identity_of
+from .labelling import NUMBER, SplitLabel, number_labels, unlabelled_input
+from .reader import Reader, is_place, place_state, public_name, refusal
 from .sample_adapter import MASK_PART, to_json
 from .source import Source
 
@@ -47,6 +47,9 @@ Row: TypeAlias = "dict[str, Any]"
 
 IMAGE_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file", "url", "image_url")
 """Default columns of the images: the first of these that the table has."""
+
+MAX_TABLE_BYTES = 1 << 30
+"""Longest table that is read."""
 
 _LIKE_LABEL = ("label", "labels", "class", "class_name", "category", "target")
 _LIKE_SPLIT = ("split", "set", "subset")
@@ -107,28 +110,30 @@ class Table:
         storage = open_storage(base, remote_options(base, self.storage_options))
         name = name if is_remote(base) else name_of(name)
         unused: list[str] = []
-        drafts = Drafts.of(
-            self._drafts(_read_rows(storage.read(name, most_bytes=MOST_SOURCE_BYTES), name), base, unused)
+        unlabelled = UnlabelledInputs.of(
+            self._unlabelled_inputs(_read_rows(storage.read(name, most_bytes=MAX_TABLE_BYTES), name), base, unused)
         )
-        if not drafts:
+        if not unlabelled:
             raise ConfigError(f"{self} has no rows")
         if name.lower().endswith(_TEXT_TABLES) and all(
-            label is None or NUMBER.fullmatch(str(label)) for _, label in drafts.keys
+            label is None or NUMBER.fullmatch(str(label)) for _, label in unlabelled.keys
         ):
-            drafts = drafts.rekeyed(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))
+            unlabelled = unlabelled.rekeyed(lambda key: (key[0], None if key[1] is None else int(str(key[1]))))
         reader = Reader.at(storage, base, self.storage_options)
-        if any(is_remote(draft.path) for draft in drafts):
+        if any(is_remote(each.path) for each in unlabelled):
             reader = replace(reader, remote=True)
-        source = number_labels(drafts, self.classes, self, reader)
+        source = number_labels(unlabelled, self.classes, self, reader)
         for warning in unused:  # after all errors
             logger.warning("%s", warning)
         return source if self.mask is None else replace(source, annotations=Annotations(masks=(MASK_PART,)))
 
-    def _drafts(self, rows: Iterator[Row], base: str, unused: MutableSequence[str]) -> Iterator[Draft[SplitLabel]]:
+    def _unlabelled_inputs(
+        self, rows: Iterator[Row], base: str, unused: MutableSequence[str]
+    ) -> Iterator[UnlabelledInput[SplitLabel]]:
         columns: _Columns | None = None
         for number, row in enumerate(rows, 1):
             columns = columns or self._columns(row, unused)
-            yield _draft(row, columns, self._split(row, columns.split, number), number, base)
+            yield _unlabelled_input(row, columns, self._split(row, columns.split, number), number, base)
 
     def _columns(self, row: Row, unused: MutableSequence[str]) -> _Columns:
         """Return the columns, after checking that the table has those that are named; warn of others in `unused`."""
@@ -196,7 +201,7 @@ class _Columns(NamedTuple):
     mask: str | None
 
 
-def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> Draft[SplitLabel]:
+def _unlabelled_input(row: Row, columns: _Columns, split: str, number: int, base: str) -> UnlabelledInput[SplitLabel]:
     needed = filter(None, (columns.image, columns.label, columns.caption, columns.mask))
     missing = [column for column in needed if row.get(column) in (None, "")]
     place = str(row.get(columns.image or "") or "")
@@ -206,7 +211,7 @@ def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> D
         bad = f"row {number}: {reason}"
     path = (public_name(place) if is_place(place) else "") or f"row {number}"
     if bad:
-        return labelled_draft(split, None, path, -1, 0, encode_more(bad=bad))
+        return unlabelled_input(split, None, path, -1, 0, encode_more(bad=bad))
     size, identity = place_state(base, place)
     parts: dict[str, object] = {}
     if columns.caption is not None:
@@ -217,7 +222,7 @@ def _draft(row: Row, columns: _Columns, split: str, number: int, base: str) -> D
     if rest := to_json({column: value for column, value in row.items() if column not in columns}):
         parts["json"] = rest
     more = encode_more(image=[place] if path != place else [], parts=parts)
-    return labelled_draft(split, row[columns.label] if columns.label else None, path, size, identity, more)
+    return unlabelled_input(split, row[columns.label] if columns.label else None, path, size, identity, more)
 
 
 def _read_rows(data: bytes, name: str) -> Iterator[Row]:

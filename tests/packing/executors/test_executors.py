@@ -117,7 +117,7 @@ def test_script_without_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "print('started', flush=True)\n"
-        "from shardflow.packing.packing import pack\n"
+        "from shardflow.packing.creating import pack\n"
         f"print(pack({str(tmp_path / 'src')!r}, {str(tmp_path / 'dst')!r}, workers=2).packed)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60)

@@ -18,7 +18,7 @@ import shardflow as sf
 from shardflow.errors import ConfigError, StoreError
 from shardflow.packing.executors import Processes, Ray, Serial
 from shardflow.packing.executors.ray_preflight import preflight
-from shardflow.packing.image.encoding import EncodedImage
+from shardflow.packing.image.route import EncodedImage
 from shardflow.packing.recipe import Recipe
 from tests.helpers.command import COMMAND
 from tests.helpers.folders import Deadly, contents, image_folder, photo, write_tree

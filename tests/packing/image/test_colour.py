@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image, ImageCms
 
-from shardflow.packing.image.encoding import EncodedImage
+from shardflow.packing.image.route import EncodedImage
 from shardflow.packing.recipe import Recipe
 from tests.helpers import profiles
 from tests.helpers.folders import encoded

@@ -14,7 +14,8 @@ from shardflow import native
 from shardflow.errors import SampleError
 from shardflow.formats import seek_table
 from shardflow.formats.manifest import Manifest
-from shardflow.packing.image.encoding import EncodedImage, codec_versions
+from shardflow.packing.image.codec_versions import codec_versions
+from shardflow.packing.image.route import EncodedImage
 from shardflow.packing.recipe import Recipe, recipe_of
 from tests.helpers import seek_tables
 from tests.helpers.folders import encoded, photo

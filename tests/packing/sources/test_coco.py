@@ -17,9 +17,9 @@ from shardflow.cli.main import shardflow
 from shardflow.errors import ConfigError, PackIncompleteError
 from shardflow.formats.annotations import Annotations, Boxes, Keypoints
 from shardflow.formats.coordinates import read_coordinates
-from shardflow.packing.dry_run import count_pack
 from shardflow.packing.sources.resolve import list_source
 from tests.helpers.folders import contents, encoded, photo, quarantined, turned, write_tree
+from tests.helpers.jobs import preview
 
 SMALL: dict[str, Any] = {"short_side": 32, "executor": "serial", "shuffle": False}
 FIELDS = {"labels": "labels", "iscrowd": "iscrowd", "area": "area:float", "ids": "ids"}
@@ -95,13 +95,19 @@ def test_keypoints(tmp_path: Path) -> None:
         ([], ()),
     ],
 )
-def test_left_and_right_change_places(tmp_path: Path, names: list[str], pairs: Any) -> None:
-    """Points whose names differ in left and right are pairs that loading exchanges where it mirrors the image."""
+def test_left_and_right_change_places(
+    tmp_path: Path, names: list[str], pairs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Points whose names differ in left and right are pairs that loading exchanges where it mirrors the image.
+
+    Where there are none, a warning says so once.
+    """
     content = copy.deepcopy(CONTENT)
     content["annotations"][0]["keypoints"] = [n for point in range(6) for n in (point, 2 * point, 2)]
     content["categories"][2]["keypoints"] = names
     source = list_source(_write(tmp_path, content))
     assert source.annotations.keypoints == Keypoints("json", "keypoints[]", "xyv", flip_pairs=pairs)
+    assert caplog.text.count("no two keypoints have names that differ in left and right") == (not pairs)
     content["categories"][1]["keypoints"] = ["another"]
     declared = list_source(_write(tmp_path / "other", content)).annotations.keypoints
     assert declared is not None
@@ -186,7 +192,7 @@ def test_bad_annotations(tmp_path: Path, changed: dict[str, Any], said: str) -> 
     (reason,) = report.reasons
     assert re.search(said, reason)
     if "bbox" not in changed:
-        assert [bad.path for bad in count_pack(path, tmp_path / "free").bad] == ["000000000002.jpg"]
+        assert [bad.path for bad in preview(path, tmp_path / "free").bad] == ["000000000002.jpg"]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +227,7 @@ def test_missing_images_and_foreign_annotations(tmp_path: Path, caplog: pytest.L
     content["annotations"].append({**content["annotations"][0], "image_id": 1})
     path = _write(tmp_path, content)
     (tmp_path / "train2017/000000000003.jpg").unlink()
-    (bad,) = count_pack(path, tmp_path / "dst").bad
+    (bad,) = preview(path, tmp_path / "dst").bad
     assert (bad.path, bad.reason) == ("000000000003.jpg", "No such file or directory")
     assert "left out 1 annotation of images that are not listed" in caplog.text
     assert sf.pack(path, tmp_path / "dst", max_bad=1, **SMALL).packed == 3

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from shardflow.formats.labels import Label
+from shardflow.formats.sharding import Sharding
 from shardflow.packing.jobs import plan_jobs
 from shardflow.packing.recipe import Recipe
-from shardflow.packing.sources.items import Draft, Drafts, Item, Items
+from shardflow.packing.sample_recipe import SampleRecipe
+from shardflow.packing.sources.items import Item, Items, UnlabelledInput, UnlabelledInputs
 from shardflow.packing.sources.resolve import list_source
 
 ROWS = (
@@ -60,16 +62,18 @@ def test_labels_are_changed() -> None:
 
 
 def test_drafts_become_items() -> None:
-    """Drafts keep their order and become the items of each split, by a function that is called once for each key."""
-    drafts = Drafts.of(Draft(row.path, str(row.label), row.size, row.identity, row.more) for row in ROWS)
-    assert [draft.key for draft in drafts] == ["3", "(1, 2)", "None", "3"]
+    """Unlabelled inputs keep their order and become the items of each split, by a function called once for each key."""
+    unlabelled = UnlabelledInputs.of(
+        UnlabelledInput(row.path, str(row.label), row.size, row.identity, row.more) for row in ROWS
+    )
+    assert [each.key for each in unlabelled] == ["3", "(1, 2)", "None", "3"]
     asked = []
 
     def place(length: int) -> tuple[str, Label]:
         asked.append(length)
         return ("val" if length == 1 else "train"), length
 
-    splits = drafts.rekeyed(len).number(place)
+    splits = unlabelled.rekeyed(len).number(place)
     assert asked == [1, 6, 4]
     assert list(splits) == ["train", "val"]
     assert splits["train"] == (ROWS[1]._replace(label=6), ROWS[2]._replace(label=4))
@@ -87,7 +91,8 @@ def test_memory_of_many_inputs(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         source = list_source(tmp_path)
-        jobs = plan_jobs(source, "dst", Recipe(), staging=tmp_path, shard_samples=2048, seed=0, shuffle=True)
+        sharding = Sharding(shard_samples=2048, seed=0, shuffle=True, jobs={}, inputs={})
+        jobs = plan_jobs(source, SampleRecipe(image=Recipe()), sharding, "dst")
         assert len({job.items_sha256 for job in jobs}) == 10
         held, peak = tracemalloc.get_traced_memory()
     finally:

@@ -58,11 +58,14 @@ def make_source(folder: Path, inputs: int) -> None:
 
 def plan(src: str, dst: str) -> list[float]:
     """List and plan, and return CPU seconds and MB."""
-    from shardflow.packing.jobs import plan_jobs  # here, because a process starts with the peak memory of its parent
+    from shardflow.formats.sharding import Sharding  # here, because a process starts with its parent's peak memory
+    from shardflow.packing.jobs import plan_jobs
     from shardflow.packing.recipe import Recipe
+    from shardflow.packing.sample_recipe import SampleRecipe
     from shardflow.packing.sources.resolve import list_source
 
-    jobs = plan_jobs(list_source(Path(src)), dst, Recipe(), staging=Path(dst), shard_samples=2048, seed=0, shuffle=True)
+    sharding = Sharding(shard_samples=2048, seed=0, shuffle=True, jobs={}, inputs={})
+    jobs = plan_jobs(list_source(Path(src)), SampleRecipe(image=Recipe()), sharding, dst)
     assert len({job.items_sha256 for job in jobs}) == len(jobs)
     return _used(resource.RUSAGE_SELF)
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bench.report import markdown
-from shardflow.dataset.dataset import Split
+from shardflow.dataset.open_dataset import Split
 from shardflow.errors import TransientError
 from shardflow.formats.manifest import Manifest, from_bytes
 from shardflow.formats.shard import Shard

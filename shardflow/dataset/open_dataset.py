@@ -184,7 +184,7 @@ class Dataset(Mapping[str, Split]):
         """Return the name and the content of the quarantine of this version; None where there is no record."""
         for name in (quarantine.version_name(self.fingerprint), quarantine.FILE_NAME):
             with contextlib.suppress(NotFoundError):  # a copy may lack it
-                return name, self.storage.read(name)
+                return name, self.storage.read(name, most_bytes=quarantine.MAX_BYTES)
         return None
 
     def __getitem__(self, split: str) -> Split:

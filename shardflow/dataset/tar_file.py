@@ -1,0 +1,159 @@
+"""A tar file, local or remote, that is read by position: a few blocks of it are in memory, however long it is.
+
+It is read in blocks where it is behind a URL, or where its SHA-256 is wanted; then it is read from its start to its
+end, and each block is hashed as it passes. Of a remote tar, the next blocks are requested while one is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+from shardflow.errors import NotFoundError, StoreError
+from shardflow.storage.interface import Storage
+from shardflow.storage.local_files import map_os_errors
+from shardflow.storage.transfers import TransferPool
+
+BLOCK_BYTES = 4 << 20
+KEPT_BLOCKS = 12
+"""Blocks in memory: a sample whose headers were walked is read again for its payloads, and most are smaller."""
+
+_AHEAD = 4
+
+
+class TarFile:
+    """A tar that is read by position, see `formats.tar_bytes.TarBytes`. It is for one thread.
+
+    Args:
+        fetch: Returns its bytes from a start to a stop. With a pool, the threads of that call it.
+        size: Number of its bytes.
+        url: Its name in messages.
+        pool: Requests blocks ahead; None for a local tar.
+        hashed: Whether `sha256` will be asked for.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[int, int], bytes | bytearray],
+        size: int,
+        url: str,
+        *,
+        pool: TransferPool | None = None,
+        hashed: bool = False,
+    ) -> None:
+        self.size = size
+        self._fetch, self._url, self._pool = fetch, url, pool
+        self._digest = hashlib.sha256() if hashed else None
+        self._hashed_blocks = 0
+        self._blocks: OrderedDict[int, bytes | bytearray] = OrderedDict()  # the one that was used last is at the end
+        self._requested: dict[int, Future[bytes | bytearray]] = {}
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """Return `size` bytes from an offset on, fewer where the tar ends before.
+
+        Raises:
+            StoreError: It cannot be read, or has become shorter since it was opened.
+        """
+        stop = min(offset + size, self.size)
+        if not 0 <= offset < stop:
+            return memoryview(b"")
+        if self._pool is None and self._digest is None:
+            return memoryview(self._read(offset, stop))
+        first, last = offset // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
+        if first == last:
+            return memoryview(self._block(first))[offset - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
+        data = bytearray(stop - offset)
+        for number in range(first, last + 1):
+            start = number * BLOCK_BYTES
+            piece = memoryview(self._block(number))[max(0, offset - start) : stop - start]
+            at = max(0, start - offset)
+            data[at : at + len(piece)] = piece
+        return memoryview(data)
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the whole tar, after reading those of its bytes that have not been read yet."""
+        assert self._digest is not None
+        while self._hashed_blocks * BLOCK_BYTES < self.size:
+            self._block(self._hashed_blocks)
+        return self._digest.hexdigest()
+
+    def _block(self, number: int) -> bytes | bytearray:
+        """Return a block, after hashing all blocks before it."""
+        if self._digest is not None:
+            while self._hashed_blocks <= number:
+                block = self._load(self._hashed_blocks)
+                self._digest.update(block)
+                self._hashed_blocks += 1
+        return self._load(number)
+
+    def _load(self, number: int) -> bytes | bytearray:
+        if (block := self._blocks.get(number)) is not None:
+            self._blocks.move_to_end(number)
+            return block
+        if self._pool is None:
+            block = self._read_block(number)
+        else:
+            for ahead in range(number, min(number + _AHEAD, -(-self.size // BLOCK_BYTES))):
+                if ahead not in self._requested and ahead not in self._blocks:
+                    self._requested[ahead] = self._pool.submit(self._read_block, ahead)
+            block = self._requested.pop(number).result()
+            for other in [each for each in self._requested if not number < each < number + _AHEAD]:
+                self._requested.pop(other).cancel()
+        self._blocks[number] = block
+        if len(self._blocks) > KEPT_BLOCKS:
+            self._blocks.popitem(last=False)
+        return block
+
+    def _read_block(self, number: int) -> bytes | bytearray:
+        return self._read(number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, self.size))
+
+    def _read(self, start: int, stop: int) -> bytes | bytearray:
+        data = self._fetch(start, stop)
+        if len(data) < stop - start:
+            raise StoreError(f"{self._url} became shorter while it was read; stop what writes to it, and try again")
+        return data
+
+
+def of_descriptor(descriptor: int, url: str, *, hashed: bool = False) -> TarFile:
+    """Return the tar in an open file, which must stay open."""
+
+    def fetch(start: int, stop: int) -> bytearray:
+        data, done = bytearray(stop - start), 0
+        with map_os_errors(Path(url)), memoryview(data) as view:  # a call may return fewer bytes than there are
+            while done < len(view) and (count := os.preadv(descriptor, [view[done:]], start + done)):
+                done += count
+        del data[done:]
+        return data
+
+    with map_os_errors(Path(url)):
+        return TarFile(fetch, os.fstat(descriptor).st_size, url, hashed=hashed)
+
+
+@contextlib.contextmanager
+def open_tar(storage: Storage, name: str, *, hashed: bool = False) -> Iterator[TarFile]:
+    """Open a tar in a storage.
+
+    Args:
+        storage: Its storage.
+        name: Its name there.
+        hashed: Whether `sha256` will be asked for: then every byte is read, in order.
+
+    Raises:
+        NotFoundError: It does not exist.
+    """
+    url, path = storage.url(name), storage.local_path(name)
+    if path is not None:
+        with map_os_errors(path):
+            file = open(path, "rb")  # noqa: SIM115 - closed below, outside of what maps errors
+        with file:
+            yield of_descriptor(file.fileno(), url, hashed=hashed)
+        return
+    if (size := storage.size(name)) is None:
+        raise NotFoundError(f"{url} does not exist; check the path")
+    with TransferPool(_AHEAD) as pool:
+        yield TarFile(lambda start, stop: storage.read_range(name, start, stop), size, url, pool=pool, hashed=hashed)

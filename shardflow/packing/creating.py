@@ -1,0 +1,178 @@
+"""Creating: the inputs of a source become a new dataset."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shardflow._validation import check_integer, explain_unknown_arguments
+from shardflow.formats.annotations import Annotations
+from shardflow.formats.sharding import Sharding
+
+from .annotations import check_annotations, warn_of_undeclared
+from .executors import make_executor
+from .ledger import Ledger
+from .pack_plan import PackPlan, PackPreview
+from .pack_report import PackReport, carry_out
+from .progress import ProgressLike
+from .recipe import FromPreset, Recipe, make_recipe
+from .sample_recipe import SampleRecipe
+from .sources.resolve import list_source, shared_options
+
+SHARD_SAMPLES = 2048
+
+
+@explain_unknown_arguments({})
+def pack(
+    src: Any,
+    dst: str | os.PathLike[str],
+    *,
+    preset: str = "imagenet",
+    short_side: int | FromPreset | None = "preset",
+    long_side: int | FromPreset | None = "preset",
+    square: bool | FromPreset = "preset",
+    enlarge: bool | FromPreset = "preset",
+    filter: str = "preset",  # noqa: A002 - Pillow's and the field's name
+    format: str = "preset",  # noqa: A002 - Pillow's and the field's name
+    quality: int | FromPreset = "preset",
+    subsampling: str = "preset",
+    seek_tables: str = "preset",
+    max_pixels: int | FromPreset = "preset",
+    annotations: Annotations | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    shard_samples: int = SHARD_SAMPLES,
+    max_bad: int = 0,
+    workers: int | None = None,
+    executor: str = "processes",
+    ray_address: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: ProgressLike = None,
+) -> PackReport:
+    """Resize the images of a source and write them to `dst` as a dataset.
+
+    The dataset's bytes depend on the inputs and on all arguments before `max_bad`, and on nothing else: not on the
+    number of workers, the executor, or interruptions. After an error, or after the process was killed, the same call
+    goes on where the last one stopped.
+
+    Args:
+        src: Path or URL of a directory with `CLASS/x.jpg`, `train/CLASS/x.jpg` (other splits beside it), or `x.jpg`;
+            of a table (`.csv`, `.tsv`, `.jsonl`, `.parquet`); of a COCO set (`.json`); of a shardflow dataset; or of
+            tars, also as a pattern ("s3://bucket/{00000..00099}.tar"). Or a Hugging Face dataset, a torchvision
+            dataset, any sized, indexable collection or iterable of samples, or a mapping from splits to those. For more
+            options, a `Folder`, `Table`, `Coco`, `Shards` or `Collection`.
+        dst: Directory, or URL such as "s3://bucket/photos256", that is new, empty, or holds an unfinished pack.
+        preset: "imagenet", "compact", "fine", "lossless" or "original"; see `packing.recipe.PRESETS`. It decides on
+            each of the following settings that is left at "preset"; in brackets is the value of "imagenet".
+        short_side: Pixels of the shorter side, 1 … 65500; None to keep the size. Smaller images keep theirs. [256]
+        long_side: Limit of the longer side in pixels, 1 … 65500; None for no limit. [None]
+        square: Crop the centre, as wide as high. [False]
+        enlarge: Enlarge smaller images to `short_side`, or to `long_side` where there is none. [False]
+        filter: "bicubic", "bilinear" or "lanczos", all antialiased. ["bicubic"]
+        format: A name of `formats.image_types.PACKED_TYPES`, such as "jpeg", "webp" (lossy), "png", or "npy" (values as
+            they are stored, uint8 or uint16 [H, W, C] with 1 to 16 channels); or "keep": these keep their format,
+            others become PNG, and a file in which nothing has to be changed is copied byte for byte, its metadata
+            included, but for a seek table, which is made anew or left out. ["jpeg"]
+        quality: Quality of a lossy format, 1 … 100. [90]
+        subsampling: Chroma subsampling of JPEG: "4:4:4", "4:2:2" or "4:2:0". ["4:2:0"]
+        seek_tables: Which JPEGs get a seek table, with which crops are decoded faster: the "encoded" ones, or "all", so
+            that copied files grow by 1 %, or "none". Tables need the native kernel. ["encoded"]
+        max_pixels: Images with more pixels are quarantined, as are those that need more memory or scans than the limits
+            that follow from it (`formats.image_limits`): 110 million pixels take up to 0.99 GB. [110 million]
+        annotations: Which parts beside the images are masks, and where boxes and keypoints stand, so that they move
+            with the pixels; besides what the source declares itself: the mask column of a table, all of a COCO set or
+            a dataset. Other parts are kept byte for byte.
+        shuffle: Shuffle the inputs of each split before they are divided into shards; otherwise they keep the order of
+            the source.
+        seed: Shuffle seed.
+        shard_samples: Inputs per shard, 1 or more; the last shard of a split may have fewer.
+        max_bad: How many inputs may be left out: quarantined, or skipped because their kind of image is not read. With
+            more there is no dataset.
+        workers: Number of processes, 1 or more; None for one per core.
+        executor: "processes"; "ray" for the nodes of a Ray cluster, which must reach `src` and `dst` by the same names;
+            or "serial" for this process alone.
+        ray_address: Address of the cluster, such as "auto" or "ray://head:10001"; None for one on this machine.
+        storage_options: Options of fsspec's file system, when `dst` is a URL and its client does not find all that it
+            needs in the environment; they are for `src` as well when that is a URL of the same scheme.
+        progress: Called with the `Progress` now and then, in this thread; True for a progress bar, also in a notebook.
+
+    Raises:
+        ConfigError: An argument is wrong, `src` has no images or is not a source, or `dst` holds other files.
+        DatasetExistsError: `dst` holds a dataset.
+        PackIncompleteError: More than `max_bad` inputs cannot be packed, or workers kept dying.
+        StoreError: `dst` cannot be written, or another process is writing to it.
+
+    Example:
+        >>> report = pack("photos/", "photos256/", short_side=256)  # doctest: +SKIP
+        >>> report.inputs == report.packed + report.quarantined + report.skipped # doctest: +SKIP
+        True
+    """
+    recipe = make_recipe(
+        preset,
+        short_side=short_side,
+        long_side=long_side,
+        square=square,
+        enlarge=enlarge,
+        filter=filter,
+        format=format,
+        quality=quality,
+        subsampling=subsampling,
+        seek_tables=seek_tables,
+        max_pixels=max_pixels,
+    )
+    runner = make_executor(executor, workers, ray_address)
+    sharding, max_bad = _sharding(shard_samples, seed, shuffle), check_integer("max_bad", max_bad, 0)
+    started = time.monotonic()
+    ledger = Ledger(dst, storage_options)
+    ledger.refuse_dataset()
+    with (
+        plan_pack(src, ledger, recipe, sharding, annotations, max_bad) as plan,
+        ledger.storage.exclusive_writer() as writer,
+    ):
+        warn_of_undeclared(plan.source, plan.recipe.annotations)
+        return carry_out(plan, writer, runner, progress, started)
+
+
+def preview_pack(
+    src: Any,
+    dst: str | os.PathLike[str],
+    recipe: Recipe,
+    *,
+    annotations: Annotations | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    shard_samples: int = SHARD_SAMPLES,
+    storage_options: Mapping[str, Any] | None = None,
+) -> PackPreview:
+    """Return the counts of a `pack` with these arguments. Nothing is written, and no image is read."""
+    sharding = _sharding(shard_samples, seed, shuffle)
+    with plan_pack(src, Ledger(dst, storage_options), recipe, sharding, annotations) as plan:
+        return plan.preview()
+
+
+def _sharding(shard_samples: int, seed: int, shuffle: bool) -> Sharding:
+    """Return the sharding of a dataset that has no input yet."""
+    shard_samples = check_integer("shard_samples", shard_samples, 1)
+    return Sharding(
+        shard_samples=shard_samples, shuffle=bool(shuffle), seed=check_integer("seed", seed), jobs={}, inputs={}
+    )
+
+
+@contextlib.contextmanager
+def plan_pack(
+    src: Any,
+    ledger: Ledger,
+    recipe: Recipe,
+    sharding: Sharding,
+    annotations: Annotations | None,
+    max_bad: int = 0,
+) -> Iterator[PackPlan]:
+    """Plan a pack; the source is open in the context."""
+    declared = check_annotations(annotations)
+    options = shared_options(src, ledger.url, ledger.storage_options)
+    with list_source(src, options, parts=declared.parts) as source:
+        samples = SampleRecipe(image=recipe, annotations=source.annotations.joined(declared))
+        yield PackPlan.of(source, ledger, samples, sharding, max_bad=max_bad)

@@ -1,0 +1,156 @@
+"""The route of Pillow: any image that it opens becomes RGB in sRGB, and is encoded without any metadata, or copied.
+
+    decode   JPEGs at a reduced scale where that is enough; of several frames the first
+    8 bits   16 bits are scaled, alpha is composited on white, palettes and CMYK are converted (`_colour`)
+    resize   antialiased, aspect ratio kept
+    convert  from an embedded colour profile to sRGB (`_colour`)
+    turn     as the EXIF or XMP orientation says (`_orientation`)
+    crop     the centre, if a square is asked for
+    encode   or copy the file, if nothing had to be done and its format is kept
+    index    the scan of a JPEG (`formats.seek_table`)
+
+JPEGs are decoded at 1/2, 1/4 or 1/8 by libjpeg's DCT scaling, as long as twice the target is left for the filter.
+
+Grey and RGB JPEGs that change their size are decoded and resized by the native kernel wherever it was built: half of
+Pillow's time on small originals. Decoder and filter are the same, rounding is not: few values differ, by one level,
+seldom by two (docs/packers.md). So a recipe's digest names the kernel in use, and a pack that is resumed with another
+starts anew rather than mixing the two. A file that the kernel refuses is left to Pillow.
+
+Packed JPEGs are baseline with libjpeg's standard Huffman tables: optimised ones save 3 % and cost 14 % more time.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image, ImageFile
+
+from shardflow import native
+from shardflow._colour import profile_conversion, to_8_bits
+from shardflow._orientation import apply_orientation, load_tiff, orientation_of
+from shardflow._pillow import map_codec_errors, open_image
+from shardflow.errors import DecodeError, EncodeError, TooLargeError
+from shardflow.formats import seek_table
+from shardflow.formats.image_types import ImageType, is_jpeg, type_named
+from shardflow.formats.statistics import PixelSums
+
+from .geometry import Geometry, Size
+from .route import FILTERS, KEEP, EncodedImage, ImageRecipe, describe
+
+
+def pack_opened(data: bytes, image: ImageFile.ImageFile, recipe: ImageRecipe) -> EncodedImage:
+    """Pack an image file that Pillow has opened."""
+    with map_codec_errors(DecodeError):
+        loaded_upright = image.format == "TIFF" and load_tiff(image)
+        stored, target = image.size, recipe.target(image.format or "")
+        resized = recipe.resized(stored, target)
+        conversion = profile_conversion(image.info.get("icc_profile"), image.mode)
+        more_frames = has_more_frames(image, data, recipe.max_pixels)
+        pixels = _decode_resized(image, data, resized, recipe, as_cmyk=conversion.mode == "CMYK")
+        orientation = 1 if loaded_upright else orientation_of(image)
+        is_resized = recipe.window(resized)[2:] != stored
+        is_changed = is_resized or orientation != 1 or conversion.transform is not None or more_frames
+        kept = recipe.format == KEEP and not is_changed and _can_copy(image, data)
+    with map_codec_errors(EncodeError):
+        pixels = apply_orientation(conversion.apply(pixels), orientation)
+        window = recipe.window(pixels.size)
+        geometry = Geometry.of(stored, orientation, pixels.size, window)
+        if geometry.size != pixels.size:
+            pixels = pixels.crop(window)
+        return describe(
+            _with_seek_table(data if kept else _encode(pixels, target, recipe), target, recipe, copied=kept),
+            target,
+            data,
+            geometry=geometry,
+            pixels=_pixel_sums(pixels),
+            converted=conversion.transform is not None,
+            enlarged=resized > stored,
+            first_frame=more_frames,
+            kept=kept,
+            profile_unusable=not conversion.usable,
+            turned=loaded_upright or orientation != 1,
+        )
+
+
+def _decode_resized(
+    image: ImageFile.ImageFile, data: bytes, size: Size, recipe: ImageRecipe, *, as_cmyk: bool
+) -> Image.Image:
+    """Return the pixels of an opened image, resized to `size`: "L", "RGB", or "CMYK" with `as_cmyk`."""
+    if size != image.size and is_jpeg(data) and native.available():
+        pixels = np.empty((size[1], size[0], 3), np.uint8)
+        problem = native.decode_resized(data, pixels, interpolation=recipe.filter, max_pixels=recipe.max_pixels)
+        if problem is None:
+            return Image.fromarray(pixels)
+        if problem.status is native.Status.TOO_LARGE:
+            raise TooLargeError(problem.message)
+    drafted = image.draft(None, (2 * size[0], 2 * size[1]))
+    image.load()
+    unsized = image if as_cmyk else to_8_bits(image)
+    if unsized.size == size:
+        return unsized
+    # DCT scaling rounds up a size that 8 does not divide; the box leaves out the added pixels.
+    return unsized.resize(size, FILTERS[recipe.filter], box=drafted[1] if drafted else None)
+
+
+def has_more_frames(image: Image.Image, data: bytes, max_pixels: int) -> bool:
+    """Whether an opened image is the first of several in its file."""
+    # JPEGs are not: phones store a gain map or a second view behind the image.
+    kind = type_named(image.format or "")
+    if kind is None or not kind.animated:
+        return False
+    try:
+        # `is_animated` moves a GIF to its second frame, so another copy is asked: this one is still to be decoded.
+        probe = open_image(data, max_pixels=max_pixels, formats=("GIF",)) if image.format == "GIF" else image
+        return bool(getattr(probe, "is_animated", False))
+    except Exception:  # a damaged second frame behind an intact one
+        return False
+
+
+def _can_copy(image: Image.Image, data: bytes) -> bool:
+    """Whether every reader takes the file as it is: 8-bit RGB and one frame; a JPEG must be baseline as well."""
+    if image.mode != "RGB" or image.has_transparency_data:
+        return False
+    if image.format == "JPEG":
+        return _is_baseline(data)
+    if image.format == "PNG":
+        return data[24] == 8  # bits per channel (W3C PNG 11.2.2); Pillow delivers 16 bits as 8
+    kind = type_named(image.format or "")
+    return kind is not None and bool(kind.packed_as)
+
+
+def _is_baseline(data: bytes) -> bool:
+    position = 2
+    while data[position + 1] in (0xFF, *range(0xE0, 0xF0), 0xC4, 0xDB, 0xDD, 0xFE):
+        fill = data[position + 1] == 0xFF
+        position += 1 if fill else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return data[position : position + 2] == b"\xff\xc0"
+
+
+def _encode(pixels: Image.Image, target: ImageType, recipe: ImageRecipe) -> bytes:
+    """Return an RGB image as a file."""
+    pixels.info = {}  # a comment of the source would be written as well
+    buffer = io.BytesIO()
+    pixels.save(buffer, target.name, **recipe.encoder_settings(target))
+    return buffer.getvalue()
+
+
+def _with_seek_table(file: bytes, target: ImageType, recipe: ImageRecipe, *, copied: bool) -> bytes:
+    """Return a packed file; a JPEG with the seek table that is made here, or without one.
+
+    A copied file can hold one already, made by anyone for any other picture: it never stays.
+    """
+    if target.name != "JPEG":
+        return file
+    is_made = recipe.wants_seek_table(copied=copied) and native.available()
+    segment = native.seek_table(file, max_pixels=recipe.max_pixels) if is_made else None
+    return seek_table.insert(file, segment or b"")
+
+
+def _pixel_sums(image: Image.Image) -> PixelSums:
+    """Return the sums of an RGB image."""
+    counts = np.array(image.histogram(), dtype=np.int64).reshape(3, 256)
+    values = np.arange(256, dtype=np.int64)
+    return PixelSums(
+        image.width * image.height, tuple((counts @ values).tolist()), tuple((counts @ values**2).tolist())
+    )

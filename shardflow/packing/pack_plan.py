@@ -1,0 +1,150 @@
+"""The plan of a pack: all that is known before work begins, from the inputs to the names of the shards.
+
+    plan     source, recipe and base version become jobs; a dry run ends here, with `PackPlan.preview`
+    run      the jobs that are not finished yet are done (`run`)
+    commit   what they have written becomes a dataset, or a new version of one (`commit`)
+
+Packing, extending and the dry runs of both make a plan. A repair plans the jobs of damaged shards anew, and runs them
+somewhere else without a commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardflow.formats import manifest, quarantine
+from shardflow.formats.annotations import Annotations
+from shardflow.formats.quarantine import Quarantined
+from shardflow.formats.sharding import Sharding
+
+from .base_version import BaseVersion
+from .jobs import Job, plan_jobs
+from .ledger import Ledger
+from .sample_recipe import SampleRecipe
+from .sources.items import Item
+from .sources.source import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackPreview:
+    """The counts of a plan, which are those of a dry run.
+
+    Attributes:
+        destination: "free"; "unfinished", where a pack would be resumed; "dataset", or "occupied" by other files, where
+            it would be refused.
+        inputs: Split → number of inputs that would be packed.
+        classes: Split → name of a class → number of those inputs; empty without classes.
+        new_classes: The classes that the base version does not have.
+        known: Number of inputs that the base version has.
+        conflicting: Paths of the inputs that conflict with one of the base version.
+        skipped: Images of kinds that are not read.
+        bad: Inputs that the listing has found unusable, such as rows whose file is missing.
+        ignored: Extension → number of files that are no images.
+        shards: Number of shards that would be written, or are.
+        finished: Number of those that an earlier attempt has finished.
+    """
+
+    destination: str
+    inputs: Mapping[str, int]
+    classes: Mapping[str, Mapping[str, int]]
+    new_classes: tuple[str, ...]
+    known: int
+    conflicting: Sequence[str]
+    skipped: Sequence[Quarantined]
+    bad: Sequence[Quarantined]
+    ignored: Mapping[str, int]
+    shards: int
+    finished: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackPlan:
+    """The plan of a pack.
+
+    Attributes:
+        ledger: The receipts in the destination.
+        source: The inputs that are to be packed; its labels continue the numbering of the base version.
+        recipe: How inputs become samples.
+        sharding: How all inputs are cut into shards, those of the base version included.
+        jobs: The shards to make.
+        max_bad: How many inputs may be left out.
+        base: The version that is extended; None for a new dataset.
+        known: Number of inputs of the source that the base version has.
+        conflicting: Paths of the inputs that conflict with one of the base version.
+    """
+
+    ledger: Ledger
+    source: Source
+    recipe: SampleRecipe
+    sharding: Sharding
+    jobs: Sequence[Job]
+    max_bad: int = 0
+    base: BaseVersion | None = None
+    known: int = 0
+    conflicting: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, source: Source, ledger: Ledger, recipe: SampleRecipe, sharding: Sharding, **others: Any) -> PackPlan:
+        """Return the plan to pack a source after the inputs that `sharding` has, and as it says."""
+        inputs = {split: len(items) for split, items in source.splits.items()}
+        numbers = {split: -(-count // sharding.shard_samples) for split, count in inputs.items()}
+        return cls(
+            ledger=ledger,
+            source=source,
+            recipe=recipe,
+            sharding=sharding.extended(numbers, inputs),
+            jobs=plan_jobs(source, recipe, sharding, ledger.url, ledger.storage_options),
+            **others,
+        )
+
+    @property
+    def new_classes(self) -> tuple[str, ...]:
+        """Names of the classes that the base version does not have."""
+        old = self.base.manifest.classes if self.base is not None else None
+        return (self.source.classes or ())[len(old or ()) :]
+
+    def preview(self) -> PackPreview:
+        """Return the counts of the plan. Nothing is written, and no image is read."""
+        files = {manifest.FILE_NAME: "dataset", quarantine.FILE_NAME: "unfinished"}
+        listing, splits, names = self.ledger.listing, self.source.splits, self.source.classes or ()
+        otherwise = "occupied" if listing else "free"
+        destination = next((state for name, state in files.items() if name in listing), otherwise)
+        is_begun = destination == "unfinished"
+        return PackPreview(
+            destination=destination,
+            inputs={split: len(items) for split, items in splits.items()},
+            classes={split: _classes(items, names) for split, items in splits.items()} if names else {},
+            new_classes=self.new_classes,
+            known=self.known,
+            conflicting=self.conflicting,
+            skipped=self.source.skipped,
+            bad=[bad for items in splits.values() for bad in _bad(items, self.recipe.annotations)],
+            ignored=self.source.ignored,
+            shards=len(self.jobs),
+            finished=sum(self.ledger.finished(job) is not None for job in self.jobs) if is_begun else 0,
+        )
+
+
+def _bad(items: Sequence[Item], annotations: Annotations) -> Iterator[Quarantined]:
+    for item in items:
+        if item.size == item.identity == 0:
+            yield Quarantined(item.path, "read", os.strerror(errno.ENOENT))
+        elif annotations or b'"bad"' in item.more:
+            more = json.loads(item.more or b"{}")
+            if reason := more.get("bad"):
+                yield Quarantined(item.path, "read", reason)
+            elif reason := annotations.missing(more.get("parts", ())):
+                yield Quarantined(item.path, "decode", reason)
+
+
+def _classes(items: Sequence[Item], names: Sequence[str]) -> dict[str, int]:
+    counts: Counter[int] = Counter()
+    for item in items:
+        counts.update(item.label if isinstance(item.label, tuple) else () if item.label is None else (item.label,))
+    return {names[label]: counts[label] for label in sorted(counts)}

@@ -1,0 +1,228 @@
+"""Tars, inputs and lists that ask for gigabytes are read within limits, or refused; none that is refused is written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardflow as sf
+from shardflow.dataset.tar_file import open_tar
+from shardflow.errors import ConfigError, DecodeError, FormatError, PackIncompleteError, TarError
+from shardflow.formats import quarantine, receipt, shard_index, ustar
+from shardflow.formats.labels import MAX_LABEL_BYTES, parse_labels
+from shardflow.formats.manifest import Manifest
+from shardflow.formats.quarantine import Quarantined
+from shardflow.formats.shard import Shard
+from shardflow.formats.tar_bytes import TarInMemory
+from shardflow.formats.tar_samples import MAX_PARTS, read_samples
+from shardflow.packing import jobs, shard_writer
+from shardflow.storage.local import LocalStorage
+from shardflow.storage.remote import RemoteStorage
+from tests.formats.test_receipt import example
+from tests.helpers import bombs
+from tests.helpers.folders import image_folder, photo, quarantined, write_tree
+from tests.helpers.tars import plain_tar
+
+MEMORY_BYTES = 400_000_000
+PART = 500_000_000  # more than a process may have here
+HOLE = 560_000_000  # more than a process may have here, and than a sample may have
+
+
+def run_alone(function: str, *arguments: object) -> None:
+    """Call a function of this module in a process of its own, whose threads share the space for small objects."""
+    code = f"import sys; from tests.dataset import test_intake_limits; test_intake_limits.{function}(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def sparse_tar(path: Path, *members: tuple[str, bytes | int]) -> None:
+    """Write a tar; of a member that is given by its size, the payload is a hole in the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as tar:
+        for name, payload in members:
+            size = payload if isinstance(payload, int) else len(payload)
+            tar.write(ustar.header(name, size))
+            tar.seek(size, os.SEEK_CUR) if isinstance(payload, int) else tar.write(payload)
+            tar.write(bytes(ustar.padding(size)))
+        tar.write(ustar.END)
+
+
+def test_long_tars(tmp_path: Path) -> None:
+    """A tar that is longer than memory is indexed, verified, repaired and packed, on a disk and behind a URL."""
+    image = photo(1)
+    sparse_tar(tmp_path / "tars/0.tar", ("a.jpg", image), ("note", HOLE), ("b.jpg", image))
+    sparse_tar(tmp_path / "own/train/0.tar", ("a.jpg", image), ("b.bin", PART), ("b.jpg", image))
+    with open_tar(LocalStorage(tmp_path / "own"), "train/0.tar", hashed=True) as tar:
+        index = shard_index.to_bytes(shard_index.build(tar)[0])
+        digests = {"sha256": tar.sha256(), "index_sha256": hashlib.sha256(index).hexdigest()}
+        shard = Shard(name="train/0.tar", samples=2, bytes=tar.size, **digests)
+    (tmp_path / "own/shardflow.json").write_bytes(Manifest(splits={"train": (shard,)}, inputs=2).to_bytes())
+    run_alone("read_long_tars", tmp_path)
+
+
+def read_long_tars(root: str) -> None:
+    """Read the long tars in all ways."""
+    sf.pack(f"local://{root}/tars/*.tar", f"{root}/warm", executor="serial", short_side=8)  # loads all modules
+    bombs.enter_limits(MEMORY_BYTES)
+    assert sf.repair(f"{root}/own").repaired == ("train/0.npy",)
+    for number, base in enumerate((root, f"local://{root}")):
+        assert sf.verify(f"{base}/own") == []
+        assert sf.index(f"{base}/tars/*.tar", f"{root}/index{number}").samples == {"train": 2}
+        assert sf.pack(f"{base}/tars/*.tar", f"{root}/pack{number}", executor="serial", short_side=8).packed == 2
+
+
+def test_samples_over_the_limit(tmp_path: Path) -> None:
+    """A sample over the limit is left out by `index`, and quarantined by `pack`; the others of its tar stay."""
+    image = photo(1)
+    sparse_tar(
+        tmp_path / "tars/0.tar", ("a.jpg", image), ("b.jpg", image), ("b.bin", HOLE), ("c.jpg", HOLE), ("d.jpg", image)
+    )
+    run_alone("read_large_samples", tmp_path)
+
+
+def read_large_samples(root: str) -> None:
+    """Index and pack the tar with large samples."""
+    sf.pack(f"{root}/tars/*.tar", f"{root}/warm", executor="serial", short_side=8, max_bad=2)
+    bombs.enter_limits(MEMORY_BYTES)
+    for number, base in enumerate((f"{root}/tars", f"local://{root}/tars")):
+        report = sf.index(f"{base}/*.tar", f"{root}/index{number}", max_bad=2)
+        assert report.samples == {"train": 2}
+        assert [bad.path[-1] for bad in report.bad] == ["b", "c"]
+        assert all("536,870,912 is the most: leave it out" in bad.reason for bad in report.bad)
+        packed = sf.pack(f"{base}/*.tar", f"{root}/pack{number}", executor="serial", short_side=8, max_bad=2)
+        assert (packed.inputs, packed.packed, packed.quarantined) == (4, 2, 2)
+        reasons = [row["reason"] for row in quarantined(Path(root, f"pack{number}"))]
+        assert all("536,870,912 is the most for one input: leave it out" in reason for reason in reasons)
+
+
+def test_inputs_over_the_limit(tmp_path: Path) -> None:
+    """A file that is longer than an input may be is quarantined, on a disk and behind a URL, and is not read."""
+    write_tree(tmp_path / "src", {"a/sound.jpg": photo(1), "a/long.jpg": photo(2)})
+    os.truncate(tmp_path / "src/a/long.jpg", 3 << 30)
+    run_alone("pack_large_inputs", tmp_path)
+
+
+def pack_large_inputs(root: str) -> None:
+    """Pack the folder with the long file."""
+    for limited in (False, True):
+        for number, base in enumerate((f"{root}/src", f"local://{root}/src")):
+            dst = f"{root}/{limited}{number}"
+            report = sf.pack(base, dst, executor="serial", short_side=8, max_bad=1)
+            assert (report.inputs, report.packed, report.quarantined) == (2, 1, 1)
+            (row,) = quarantined(Path(dst))
+            assert "3,221,225,472 bytes; 536,870,912 is the most" in row["reason"]
+        bombs.enter_limits(MEMORY_BYTES)
+
+
+def test_a_packed_sample_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample that would be longer than one that is read is quarantined, with what to do about it."""
+    write_tree(tmp_path / "src", {"a/small.jpg": photo(1), "a/large.jpg": photo(2, 500, 400)})
+    monkeypatch.setattr(shard_writer, "MAX_SAMPLE_BYTES", 10_000)
+    report = sf.pack(tmp_path / "src", tmp_path / "dst", executor="serial", preset="original", max_bad=1)
+    assert (report.inputs, report.packed, report.quarantined) == (2, 1, 1)
+    (row,) = quarantined(tmp_path / "dst")
+    assert (row["path"], row["stage"]) == ("a/large.jpg", "encode")
+    assert "10,000 is the most for a sample: leave some out" in row["reason"]
+
+
+def test_a_shard_with_a_large_sample_or_many_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tar has no index if one of its samples has too many bytes, or if it has too many members."""
+    tar = TarInMemory(plain_tar([("a.cls", b"1"), ("a.jpg", photo(1)), ("b.jpg", photo(2))]))
+    assert shard_index.build(tar)[1] == ["a", "b"]
+    monkeypatch.setattr(shard_index, "MAX_ROWS", 2)
+    with pytest.raises(TarError, match=r"more than 2 members; divide it"):
+        shard_index.build(tar)
+    monkeypatch.setattr(shard_index, "MAX_SAMPLE_BYTES", 2000)
+    with pytest.raises(TarError, match=r"2,000 is the most: leave it out"):
+        shard_index.build(tar)
+
+
+def test_a_sample_of_very_many_parts() -> None:
+    """Of a sample with more parts than one may have, no more are kept, and it cannot be used."""
+    data = plain_tar([("a.jpg", b""), *((f"a.{n}", b"") for n in range(2 * MAX_PARTS)), ("b.jpg", b"")])
+    large, small = read_samples(TarInMemory(data))
+    assert (len(large.parts), large.problem) == (MAX_PARTS, "has more than 1000 parts")
+    assert small.problem == ""
+
+
+def test_a_long_label_is_not_parsed() -> None:
+    """A part with labels of more than a megabyte is an error before it is parsed."""
+    with pytest.raises(DecodeError, match=r"1,048,577 bytes; 1,048,576 is the most"):
+        parse_labels("labels.json", b"[" * (MAX_LABEL_BYTES + 1))
+
+
+BOMBS: dict[str, Callable[[], Any]] = {
+    "receipt of lists": lambda: receipt.from_bytes(b"[" + b"{}," * (receipt.MAX_BYTES // 3 - 1) + b"1]"),
+    "receipt that is too long": lambda: receipt.from_bytes(bytes(receipt.MAX_BYTES + 1)),
+    "quarantine of one line": lambda: quarantine.from_bytes(b"[" + b"{}," * (quarantine.MAX_BYTES // 3 - 1) + b"1]"),
+    "quarantine of lists": lambda: quarantine.from_bytes(b"[[],[],[]]\n" * (quarantine.MAX_BYTES // 11)),
+    "quarantine that is too long": lambda: quarantine.from_bytes(bytes(quarantine.MAX_BYTES + 1)),
+}
+
+
+def test_lists_that_ask_for_gigabytes() -> None:
+    """Receipts and quarantines, damaged or as long as they may be, are parsed within a gigabyte."""
+    run_alone("parse_lists")
+
+
+def parse_lists() -> None:
+    """Parse the lists in 1 GB, the lists included; a sound one, of a fifth of the length, in a fifth of that."""
+    bombs.enter_limits()
+    for bomb in BOMBS.values():
+        with pytest.raises(FormatError, match=r"damaged|not a receipt"):
+            bomb()
+    bombs.enter_limits(MEMORY_BYTES // 2)
+    line = b'{"path":"ab","stage":"","reason":"cd"}\n'
+    assert len(quarantine.from_bytes(line * (quarantine.MAX_BYTES // 5 // len(line)))) > 600_000
+
+
+def test_what_would_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarantine or a receipt that reading would refuse is an error when it is made, with what to do about it."""
+    many = [Quarantined("x" * 100_000, "read", "\U0001f600" * 100_000)] * 200
+    with pytest.raises(
+        PackIncompleteError, match=r"^200 inputs could not be packed, more than a list of .* run the same"
+    ):
+        quarantine.to_bytes(many)
+    (cut,) = quarantine.from_bytes(quarantine.to_bytes(many[:1]))
+    assert cut == ("x" * 65_536, "read", "\U0001f600" * 65_536)
+    long = replace(example(), sources=("x" * receipt.MAX_BYTES,))
+    with pytest.raises(
+        ConfigError, match=r"a shard of 2 inputs would have .* bytes; 33,554,432 is the most: choose fewer"
+    ):
+        long.to_bytes()
+    image_folder(tmp_path / "src", 5)
+    monkeypatch.setattr(receipt, "MAX_BYTES", 200)
+    monkeypatch.setattr(jobs, "_CHECKED_INPUTS", 1)
+    with pytest.raises(ConfigError, match=r"the receipt of a shard of \d inputs .*choose fewer samples per shard"):
+        sf.pack(tmp_path / "src", tmp_path / "dst", executor="serial")
+    assert not list((tmp_path / "dst").rglob("*.tar"))
+
+
+@pytest.mark.parametrize("damaged", [1, 2, 99])
+def test_bytes_that_are_damaged_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: int) -> None:
+    """A remote tar whose bytes arrive damaged is read again by `verify`; damage that stays is a finding."""
+    image_folder(tmp_path / "src", 5)
+    sf.pack(tmp_path / "src", tmp_path / "dst", executor="serial", short_side=8)
+    read, tars = RemoteStorage.read_range, list[int]()
+
+    def flip(storage: RemoteStorage, name: str, start: int, stop: int) -> bytes:
+        data = bytearray(read(storage, name, start, stop))
+        tars.append(1)
+        if len(tars) <= damaged:
+            data[700] ^= 1 << (len(tars) % 8 if damaged < 99 else 1)
+        return bytes(data)
+
+    monkeypatch.setattr(RemoteStorage, "read_range", flip)
+    findings = sf.verify(f"local://{tmp_path}/dst")
+    assert bool(findings) == (damaged == 99)
+    assert len(tars) == min(damaged, 1) + (2 if damaged == 2 else 1)
