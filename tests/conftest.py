@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import sys
 import tempfile
@@ -48,3 +49,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return not item.path.relative_to(root).as_posix().startswith(_LONG), -many[item.path]
 
     items.sort(key=rank)
+
+
+_MANY_MODULES = 200
+_frozen_modules = 0
+
+
+def pytest_collection_finish() -> None:
+    """Take what the tests imported out of the collector's sight."""
+    _freeze()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Do so again after a file that imported much more."""
+    if nextitem is not None and nextitem.path != item.path and len(sys.modules) > _frozen_modules + _MANY_MODULES:
+        _freeze()
+
+
+def _freeze() -> None:
+    # With the libraries of all examples and trainers in memory, each of the hundreds of collections that tests ask for,
+    # and each that Python makes by itself, would take a second, and in workers that are forked copy their memory.
+    global _frozen_modules
+    gc.collect()
+    gc.freeze()
+    _frozen_modules = len(sys.modules)
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter end as usual."""
+    gc.unfreeze()

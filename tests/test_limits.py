@@ -7,7 +7,6 @@ import hashlib
 import math
 import os
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +38,7 @@ from tests.helpers.folders import encoded, photo, quarantined, turned, write_tre
 from tests.helpers.hostile import picture
 from tests.helpers.kernel import without_kernel
 from tests.helpers.tars import write_tar
+from tests.helpers.warm_python import python
 
 BOMBS, BURDENS = bombs.bombs(), bombs.burdens()
 DECODERS: dict[str, Decoder] = {
@@ -145,7 +145,7 @@ def every_door(root: Path, way: str) -> None:
 def run_alone(function: str, *arguments: object) -> None:
     """Call a function of this module in a process of its own."""
     code = f"import sys; from tests import test_limits; test_limits.{function}(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
+    command = [python(), "-c", code, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "DecompressionBomb" not in done.stderr

@@ -61,5 +61,9 @@ def test_compiled_numbers_are_the_same() -> None:
     def some(keys: torch.Tensor) -> torch.Tensor:
         return rng.uniforms(rng.fold(keys, 3), 23)[:, 3:7]
 
+    # What would take most of the time: processes that compile, headers for later, a test whether vectors compile.
+    known = torch._inductor.list_options()
+    saving = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}
+    options = {name: value for name, value in saving.items() if name in known}
     keys = random_keys(8)
-    assert torch.equal(torch.compile(some, fullgraph=True)(keys), some(keys))
+    assert torch.equal(torch.compile(some, fullgraph=True, options=options)(keys), some(keys))

@@ -3,20 +3,20 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.helpers.making import make_dataset
 from tests.helpers.training import SIZES, TOTAL
+from tests.helpers.warm_python import python
 
 PROJECT = Path(__file__).parents[2]
 
 
 def torchrun(ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the trainee on that many ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += ["--monitor-interval", "0.1", "-m", "tests.helpers.trainee", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python()}  # torchrun's
     return subprocess.run(command, env=environment, cwd=PROJECT, capture_output=True, text=True, timeout=80)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.pages import PAGES, PROJECT, blocks, commands
 from tests.helpers.s3_server import Server
+from tests.helpers.warm_python import python
 
 
 @pytest.mark.timeout(600)
@@ -26,6 +27,7 @@ def test_the_tutorial_runs_from_top_to_bottom(server: Server, prefix: str, tmp_p
     lines = [command for block in blocks(text) if block.kind == "console" for command, _ in commands(block.code)]
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     settings = {"PATH": programs, "PYTHONPATH": str(PROJECT), "XDG_CACHE_HOME": str(tmp_path / "user-cache")}
+    settings["PYTHON_EXEC"] = python()  # of the ranks
     done = subprocess.run(
         ["bash", "-e"],
         input="\n".join([*lines, lines[-1]]),

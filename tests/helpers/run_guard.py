@@ -83,7 +83,7 @@ class _TestWatch:
     def __init__(self) -> None:
         os.environ[OWNER] = str(os.getpid())
         self._said = Path(os.environ[RUN], f"test-{os.getpid()}")  # there as long as this process runs tests
-        self._said.touch()
+        self._said_fd = os.open(self._said, os.O_WRONLY | os.O_CREAT)  # closed when the process ends
         self._before: set[int] = set()
         self._end = float("inf")
         threading.Thread(target=self._watch, name="tests-watch", daemon=True).start()
@@ -91,12 +91,17 @@ class _TestWatch:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Say which test runs, for when the run ends here; the last one when the run has lost another process."""
-        self._said.write_text(item.nodeid)
+        self._say(item.nodeid)
         if self._said.with_name(_STOPPED).exists():
             item.session.shouldstop = "another process of pytest was lost"
         result = yield
-        self._said.write_text("")
+        self._say("")
         return result
+
+    def _say(self, test: str) -> None:
+        # In place: a file that is truncated and closed for every test would be flushed to the disk each time.
+        os.ftruncate(self._said_fd, 0)
+        os.pwrite(self._said_fd, test.encode(), 0)
 
     def pytest_unconfigure(self) -> None:
         """Say that this process has not been lost."""

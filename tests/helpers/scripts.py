@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.helpers.processes import left_by, numbers
+from tests.helpers.warm_python import python
 
 FOLDER = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 100
@@ -18,18 +21,20 @@ def run(name: str, *arguments: object, ranks: int | None = None) -> str:
     One that hangs is ended with all its processes, and each of them leaves the stacks of its threads in the message.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
+    executable, before = python(), numbers()
     example = subprocess.Popen(
-        [sys.executable, *launcher, str(FOLDER / name), *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
+        [executable, *launcher, str(FOLDER / name), *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHON_EXEC": executable},  # torchrun's
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
     try:
         stdout, stderr = example.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
-        os.killpg(example.pid, signal.SIGABRT)
+        for process in left_by(os.getpid(), before):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGABRT)
         stdout, stderr = example.communicate()
         raise AssertionError(f"{name} hung:\n{stdout}\n{stderr}") from None
     assert example.returncode == 0, stderr

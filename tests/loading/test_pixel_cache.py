@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from shardflow.native import binding
 from shardflow.order import keyed_rng
 from tests.helpers import jpegs
 from tests.helpers.making import make_dataset, write_dataset
+from tests.helpers.warm_python import python
 
 SHARDS = [13, 20, 7]
 DECODERS = {
@@ -296,7 +296,7 @@ def test_the_limit_holds(dataset: Path) -> None:
 
 def test_two_processes_fill_it_at_a_time(dataset: Path) -> None:
     """Two training runs that start together over one empty cache both get the right batches."""
-    command = [sys.executable, "-c", READER, str(dataset), str(dataset.parent / "cache"), "2"]
+    command = [python(), "-c", READER, str(dataset), str(dataset.parent / "cache"), "2"]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     expected = digests(dataset)
     for process in running:
@@ -307,7 +307,7 @@ def test_two_processes_fill_it_at_a_time(dataset: Path) -> None:
 @pytest.mark.parametrize("batches", [1, 4])
 def test_a_killed_writer_leaves_nothing_wrong(dataset: Path, batches: int) -> None:
     """A loader after a process that was killed while it filled the cache gets the right batches."""
-    command = [sys.executable, "-c", READER, str(dataset), str(dataset.parent / "cache"), "0"]
+    command = [python(), "-c", READER, str(dataset), str(dataset.parent / "cache"), "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for _ in range(batches):
@@ -358,7 +358,7 @@ def test_a_flipped_bit_of_a_sum_is_noticed(dataset: Path) -> None:
 
 def test_training_goes_on_when_the_disk_is_full(dataset: Path) -> None:
     """When no more can be written, one warning says so, and the batches are right."""
-    command = [sys.executable, "-c", READER, str(dataset), str(dataset.parent / "cache"), "0", "50000"]
+    command = [python(), "-c", READER, str(dataset), str(dataset.parent / "cache"), "0", "50000"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert [line for line in done.stdout.split() if line != "batch"] == digests(dataset)
     assert done.stderr.count("no more decoded images are kept") == 1

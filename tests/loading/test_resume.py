@@ -4,7 +4,6 @@ import itertools
 import json
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import shardflow
 from shardflow.errors import ResumeMismatchError
 from tests.helpers.loading import PROJECT, labels
 from tests.helpers.making import make_dataset
+from tests.helpers.warm_python import python
 
 SIZES = [20, 9, 31]
 TOTAL = sum(SIZES)
@@ -67,7 +67,7 @@ resumed = this.loader(Path({str(dataset)!r}), num_workers=2)
 resumed.load_state_dict(json.loads({json.dumps(stopped.state_dict())!r}))
 sys.stdout.buffer.write(pickle.dumps(this.contents(resumed)))
 """
-    command = [sys.executable, "-c", script]
+    command = [python(), "-c", script]
     done = subprocess.run(command, capture_output=True, check=True, timeout=120, cwd=PROJECT)
     assert pickle.loads(done.stdout) == contents(whole)[4:]
 

@@ -36,6 +36,14 @@ def src(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def packed(src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a local pack."""
+    dst = tmp_path_factory.mktemp("packed") / "dst"
+    sf.pack(src, dst, **SETTINGS, max_bad=1)
+    return contents(dst)
+
+
 @pytest.fixture
 def staging_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory for temporary files of this test alone."""
@@ -100,7 +108,7 @@ def test_requests_of_a_pack(src: Path, server: Server, proxy: Proxy, prefix: str
 
 @pytest.mark.parametrize("moment", ["quarantine.jsonl", "train/000000.tar", "train/000001.json", "train/000003.npy"])
 def test_a_killed_pack_goes_on(
-    src: Path, tmp_path: Path, server: Server, prefix: str, staging_root: Path, moment: str
+    src: Path, packed: dict[str, bytes], server: Server, prefix: str, staging_root: Path, moment: str
 ) -> None:
     """After SIGKILL at any moment the same call ends with the same bytes, and removes what was left here."""
     arguments = {**SETTINGS, "max_bad": 1, "storage_options": server.options()}
@@ -110,6 +118,7 @@ def test_a_killed_pack_goes_on(
     deadline = time.monotonic() + 30
     while storage.size(moment) is None and process.poll() is None:
         assert time.monotonic() < deadline
+        time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     for staging in staging_root.iterdir():
@@ -121,8 +130,7 @@ def test_a_killed_pack_goes_on(
         assert report.resumed >= 20 * len(done) - 9  # the last shard has eleven
     except DatasetExistsError:  # it was quicker than the signal
         pass
-    sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
-    assert server.contents(prefix) == contents(tmp_path / "dst")
+    assert server.contents(prefix) == packed
     assert list(staging_root.iterdir()) == []
 
 
@@ -191,7 +199,7 @@ def test_inputs_that_changed_are_packed_again(src: Path, tmp_path: Path, server:
     ],
 )
 def test_faults_on_the_way(
-    src: Path, tmp_path: Path, server: Server, proxy: Proxy, prefix: str, fault: Fault, which: dict[str, Any]
+    src: Path, packed: dict[str, bytes], server: Server, proxy: Proxy, prefix: str, fault: Fault, which: dict[str, Any]
 ) -> None:
     """Whatever happens to requests, a pack ends with the right bytes, or with a typed error and no dataset."""
     proxy.add(fault, **{"times": 2, **which})
@@ -202,6 +210,5 @@ def test_faults_on_the_way(
         assert server.storage(prefix).size("shardflow.json") is None
         proxy.clear()
         sf.pack(src, server.url(prefix), **SETTINGS, max_bad=1, storage_options=options)
-    sf.pack(src, tmp_path / "dst", **SETTINGS, max_bad=1)
-    assert server.contents(prefix) == contents(tmp_path / "dst")
+    assert server.contents(prefix) == packed
     assert server.open_uploads(prefix) == []

@@ -22,6 +22,7 @@ from shardflow.errors import DeadlineError, IntegrityError, NotFoundError, Trans
 from tests.helpers.making import make_dataset
 from tests.helpers.s3_proxy import Fault, Proxy
 from tests.helpers.s3_server import Server
+from tests.helpers.warm_python import python
 
 SIZES = [20, 9, 31, 16, 24]
 TOTAL = sum(SIZES)
@@ -99,7 +100,7 @@ import shardflow, torch
 if __name__ == "__main__":
     decoder = shardflow.CenterCropDecoder(8)
     there, here = (
-        shardflow.Loader(url, batch_size=7, decoder=decoder, num_workers=2, multiprocessing_context="{context}")
+        shardflow.Loader(url, batch_size=7, decoder=decoder, num_workers=1, multiprocessing_context="{context}")
         for url in ({url!r}, {str(local)!r})
     )
     for (images, labels), (expected, expected_labels) in zip(there, here, strict=True):
@@ -108,7 +109,7 @@ if __name__ == "__main__":
     (tmp_path / "train.py").write_text(script)
     # In a process of its own, because a fork server keeps the environment of the moment when it was first needed.
     environment = {**os.environ, **server.environment(), "XDG_CACHE_HOME": str(tmp_path)}
-    subprocess.run([sys.executable, tmp_path / "train.py"], env=environment, check=True, timeout=100)
+    subprocess.run([python(), tmp_path / "train.py"], env=environment, check=True, timeout=100)
     assert len(list((tmp_path / "shardflow/blobs").iterdir())) == 2 * len(SIZES)
 
 

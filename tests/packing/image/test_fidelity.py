@@ -6,6 +6,7 @@ What the encoder adds is no more than it adds to the reference itself, to 0.1 dB
 
 from __future__ import annotations
 
+import functools
 import io
 
 import numpy as np
@@ -18,7 +19,7 @@ from shardflow.formats import seek_table
 from shardflow.packing.recipe import make_recipe
 from tests.helpers.folders import encoded
 from tests.helpers.jpegs import pixels
-from tests.helpers.reference import decoded, psnr_db, resized
+from tests.helpers.reference import Pixels, decoded, psnr_db, resized
 
 WHOLE_DB, REDUCED_DB = 50.0, 40.0
 WHOLE_LOSS_DB, REDUCED_LOSS_DB = 0.1, 1.0
@@ -35,6 +36,7 @@ KINDS = {
 pytestmark = pytest.mark.usefixtures("either_decoder")
 
 
+@functools.cache  # the same for both decoders, and for several tests
 def _source(kind: str, number: int, size: tuple[int, int]) -> bytes:
     return encoded(Image.fromarray(pixels(number, *size)), kind.partition(" ")[0], **KINDS[kind])
 
@@ -47,7 +49,7 @@ def test_pixels_are_those_of_the_reference(kind: str) -> None:
         for short_side in (64, 90):
             packed = decoded(make_recipe(short_side=short_side, format="png").process(data).image)
             assert min(packed.shape[:2]) == short_side
-            wanted = resized(decoded(data), packed.shape[1], packed.shape[0])
+            wanted = _wanted(data, packed.shape[1], packed.shape[0])
             reduced = kind.startswith("JPEG") and min(size) >= 4 * short_side
             assert psnr_db(packed, wanted) > (REDUCED_DB if reduced else WHOLE_DB)
 
@@ -58,10 +60,15 @@ def test_encoding_adds_what_the_encoder_must(settings: dict[str, object]) -> Non
     for number, size in enumerate(SIZES):
         data = _source("JPEG", number, size)
         packed = decoded(make_recipe(short_side=96, **settings).process(data).image)
-        wanted = resized(decoded(data), packed.shape[1], packed.shape[0])
+        wanted = _wanted(data, packed.shape[1], packed.shape[0])
         best = _encoded(wanted.round().astype(np.uint8), **{"quality": 90, "subsampling": "4:2:0", **settings})
         loss = REDUCED_LOSS_DB if min(size) >= 4 * 96 else WHOLE_LOSS_DB
         assert psnr_db(packed, wanted) > psnr_db(best, wanted) - loss
+
+
+@functools.cache
+def _wanted(data: bytes, width: int, height: int) -> Pixels:
+    return resized(decoded(data), width, height)
 
 
 def _encoded(picture: npt.NDArray[np.uint8], **how: object) -> npt.NDArray[np.uint8]:

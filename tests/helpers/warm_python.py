@@ -1,0 +1,244 @@
+"""A Python that has imported torch already: an executable that takes `python`'s arguments and starts within 30 ms.
+
+Tests run scripts as commands, as a reader would, and most of the time of a small one goes into `import torch`. The
+executable of `python()` asks a server, which imported torch once, for a fork with its own arguments, environment,
+directory and streams. It forwards signals to the fork, and ends as the fork does; if it is killed, so is the fork.
+
+A fork has imported what `_LIBRARIES` names and nothing of this project. Its hash seed is that of the server, and its
+parent is the server. Where the environment or an option asks for what holds from the start of an interpreter, the
+executable becomes a plain `python`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+_LIBRARIES = "torch", "torch.distributed.run", "torch.nn.parallel", "torch._dynamo", "torchvision", "webdataset"
+"""What scripts import; optimisers import the fourth when one is made."""
+
+_FORWARDED = "SIGHUP", "SIGINT", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGTERM"
+_FROM_THE_START = "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTHONUTF8", "PYTHONIOENCODING", "PYTHONMALLOC", "LD_PRELOAD"
+
+
+class _Request(NamedTuple):
+    """The arguments after `python`, the environment and the directory of a process."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    directory: str
+
+
+@functools.cache
+def python() -> str:
+    """Return the executable. The first call in a process of pytest starts its server, which ends with it."""
+    if not hasattr(os, "pidfd_open"):  # elsewhere than on Linux
+        return sys.executable
+    folder = Path(tempfile.mkdtemp(prefix="shardflow-python-"))
+    server = subprocess.Popen(
+        [sys.executable, __file__, "serve", folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # Of a process with threads, a fork would hang.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert server.stdout is not None
+    atexit.register(_stop, server, folder)
+    assert server.stdout.read(1) == b"r", "the server of warm_python ended at its start"
+    executable = folder / "python"
+    ask = shlex.join([sys.executable, "-IS", __file__, "ask", str(folder), sys.executable])
+    executable.write_text(f'#!/bin/sh\nexec {ask} "$@"\n')
+    executable.chmod(0o700)
+    return str(executable)
+
+
+def _stop(server: subprocess.Popen[bytes], folder: Path) -> None:
+    server.kill()
+    server.communicate()
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def _address(folder: str) -> str:
+    return f"\0{folder}"  # of Linux's abstract namespace: of any length, and nothing is left behind
+
+
+def ask(folder: str, executable: str, *arguments: str) -> NoReturn:
+    """Be the process that a test started: ask the server for a fork, and end as it does."""
+    unusual = not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m", "-u"))
+    if unusual or any(name in os.environ for name in _FROM_THE_START):
+        os.execv(executable, [executable, *arguments])
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(_address(folder))
+    except OSError:  # it was killed, with all that a failed test had started
+        os.execv(executable, [executable, *arguments])
+    request = json.dumps(_Request(list(arguments), dict(os.environ), os.getcwd())).encode()
+    socket.send_fds(connection, [len(request).to_bytes(4, "big")], [0, 1, 2])
+    connection.sendall(request)
+    pid = int.from_bytes(connection.recv(4), "big")
+    for name in _FORWARDED:
+        signal.signal(getattr(signal, name), lambda number, _: os.kill(pid, number))
+    said = connection.recv(4)
+    code = os.waitstatus_to_exitcode(int.from_bytes(said, "big")) if said else 1
+    if code < 0:
+        with contextlib.suppress(OSError):  # of SIGKILL
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def serve(folder: str) -> tuple[_Request, list[int]] | None:
+    """Fork for each process that asks, until the standard input ends; in a fork, return its request and streams."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(_address(folder))
+    listener.listen(64)
+    os.write(1, b"r")
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    selector.register(listener, selectors.EVENT_READ)
+    running: dict[int, tuple[int, socket.socket]] = {}  # pid → its pidfd, and the connection to who asked
+    while True:
+        for key, _ in selector.select():
+            if key.fd == 0:
+                return None
+            if key.fileobj is listener:
+                connection, _ = listener.accept()
+                received = _receive(connection)
+                if received is None:
+                    connection.close()
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    selector.close()
+                    for open_socket in (listener, connection, *(pair[1] for pair in running.values())):
+                        open_socket.close()
+                    for pidfd, _ in running.values():
+                        os.close(pidfd)
+                    return received
+                for stream in received[1]:
+                    os.close(stream)
+                running[pid] = pair = os.pidfd_open(pid), connection
+                for one in pair:
+                    selector.register(one, selectors.EVENT_READ, pid)
+                with contextlib.suppress(OSError):
+                    connection.sendall(pid.to_bytes(4, "big"))
+            elif key.data in running:  # it has ended, or who asked for it, or both
+                pidfd, connection = running.pop(key.data)
+                if key.fd != pidfd:
+                    os.kill(key.data, signal.SIGKILL)
+                _, status = os.waitpid(key.data, 0)
+                with contextlib.suppress(OSError):
+                    connection.sendall(status.to_bytes(4, "big"))
+                selector.unregister(pidfd)
+                selector.unregister(connection)
+                os.close(pidfd)
+                connection.close()
+
+
+def _receive(connection: socket.socket) -> tuple[_Request, list[int]] | None:
+    head, streams, *_ = socket.recv_fds(connection, 4, 3)
+    with contextlib.suppress(ValueError, OSError), connection.makefile("rb") as file:
+        return _Request(*json.loads(file.read(int.from_bytes(head, "big")))), streams
+    for stream in streams:  # it was killed meanwhile
+        os.close(stream)
+    return None
+
+
+def become(request: _Request, streams: list[int], path: list[str]) -> None:
+    """Be the process that was asked for, in a fork of the server."""
+    import runpy
+    import types
+
+    import numpy as np
+    import torch
+
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.directory)
+    np.random.seed()  # or all forks would draw the same numbers
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
+    if "PYTHONFAULTHANDLER" in os.environ:
+        import faulthandler
+
+        faulthandler.enable()
+    unbuffered = request.arguments[0] == "-u"
+    if unbuffered or "PYTHONUNBUFFERED" in os.environ:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    kind, *arguments = request.arguments[unbuffered:]
+    path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *path]
+    if kind == "-m":
+        sys.path[:] = [request.directory, *path]
+        sys.argv[:] = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        return
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    if kind == "-c":
+        sys.path[:] = ["", *path]
+        sys.argv[:] = ["-c", *arguments[1:]]
+        code = compile(arguments[0], "<string>", "exec")
+    else:
+        sys.path[:] = [os.path.dirname(os.path.realpath(kind)), *path]
+        sys.argv[:] = [kind, *arguments]
+        main.__file__ = os.path.abspath(kind)
+        code = compile(Path(kind).read_bytes(), main.__file__, "exec")
+    exec(code, vars(main))
+
+
+def _end(code: object) -> NoReturn:
+    """End a fork as an interpreter ends, less the destruction of all modules, which would copy their memory."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
+def main(role: str, *arguments: str) -> None:
+    """Be one of the three: who asks, the server, and in the end a fork of it."""
+    if role == "ask":
+        ask(*arguments)
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [folder for folder in sys.path[1:] if folder not in given]
+    for library in _LIBRARIES:
+        importlib.import_module(library)
+    gc.collect()
+    gc.freeze()  # or the first collection in each fork would copy the memory of all libraries
+    received = serve(*arguments)
+    if received is None:
+        return
+    try:
+        become(*received, path)
+    except SystemExit as exited:
+        _end(exited.code)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        _end(1)
+    _end(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
