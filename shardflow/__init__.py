@@ -5,6 +5,7 @@
     shardflow.Loader(url, ...)      dataset -> batches of tensors
     shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
     shardflow.DevicePrefetcher(...) batches of tensors -> batches on a device, augmented there
+    shardflow.samplers              which samples make an epoch: Weighted, Subset, ClassBatches, AspectBuckets
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
     shardflow.Cache(directory)      where shards and decoded images are kept
     shardflow.open(url)             dataset -> splits and samples by number
@@ -33,6 +34,7 @@ from . import errors
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from . import samplers
     from .dataset.dataset import Dataset, Split
     from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
     from .dataset.diffing import Diff, SplitDiff, diff
@@ -61,8 +63,7 @@ if TYPE_CHECKING:
     from .loading.mix import Mix
     from .loading.multi_view import MultiView
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
-    from .loading.sample_weights import Subset
-    from .loading.sampler import Shuffle
+    from .order.shuffle import Shuffle
     from .packing.extending import ExtendReport, extend
     from .packing.packing import PackReport, pack
     from .packing.repairing import RepairReport, repair
@@ -112,10 +113,9 @@ _LAZY = {
     "RandomResizedCropDecoder": ("loading.decoders", "RandomResizedCropDecoder"),
     "RepairReport": ("packing.repairing", "RepairReport"),
     "Shards": ("packing.sources.shards", "Shards"),
-    "Shuffle": ("loading.sampler", "Shuffle"),
+    "Shuffle": ("order.shuffle", "Shuffle"),
     "Split": ("dataset.dataset", "Split"),
     "SplitDiff": ("dataset.diffing", "SplitDiff"),
-    "Subset": ("loading.sample_weights", "Subset"),
     "SyncReport": ("dataset.syncing", "SyncReport"),
     "Table": ("packing.sources.table", "Table"),
     "VirtualReport": ("dataset.virtual_dataset", "VirtualReport"),
@@ -126,6 +126,7 @@ _LAZY = {
     "open": ("dataset.dataset", "open_dataset"),
     "pack": ("packing.packing", "pack"),
     "repair": ("packing.repairing", "repair"),
+    "samplers": ("samplers", ""),
     "samples": ("loading.sample_stream", "Samples"),
     "split": ("dataset.splitting", "split"),
     "split_folds": ("dataset.splitting", "split_folds"),
@@ -176,7 +177,6 @@ __all__ = [
     "Shuffle",
     "Split",
     "SplitDiff",
-    "Subset",
     "SyncReport",
     "Table",
     "VirtualReport",
@@ -188,6 +188,7 @@ __all__ = [
     "open",
     "pack",
     "repair",
+    "samplers",
     "samples",
     "split",
     "split_folds",
@@ -204,7 +205,8 @@ def __getattr__(name: str) -> Any:
     from shardflow._imports import import_large  # here, or it would be a name of this module
 
     module, attribute = _LAZY[name]
-    value = getattr(import_large(f".{module}", __name__), attribute)
+    imported = import_large(f".{module}", __name__)
+    value = getattr(imported, attribute) if attribute else imported
     globals()[name] = value
     return value
 

@@ -21,7 +21,7 @@ LAYERS = [
     {"errors", "_cores", "_imports", "_version", "_wording"},
     {"_validation"},
     {"order", "formats"},
-    {"native", "_orientation"},
+    {"native", "_orientation", "samplers"},
     {"_pillow"},
     {"_colour"},
     {"_rgb"},

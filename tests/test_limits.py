@@ -324,7 +324,7 @@ def test_the_limit_is_an_argument(way: str, kind: str, tmp_path: Path) -> None:
         for decoder, arguments in (
             (sf.RandomResizedCropDecoder, (8,)),
             (sf.CenterCropDecoder, (8,)),
-            (sf.AspectBucketDecoder, ([(8, 8), (8, 12)],)),
+            (lambda **limit: sf.AspectBucketDecoder(**limit).in_bucket((8, 12)), ()),
             (sf.ImageDecoder, ()),
             (sf.EncodedDecoder, ()),
         ):

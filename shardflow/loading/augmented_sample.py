@@ -13,11 +13,12 @@ import torch
 
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
+from shardflow.order.epochs import Visit
 
 from .decoders import new
 from .loader import Loader
 from .pipeline import PipelineSource, sample_stages
-from .sampler import Batch, Visit
+from .sampler import Batch
 
 
 class AugmentedSample(NamedTuple):
@@ -53,7 +54,7 @@ def of_source(source: PipelineSource, sample: Sample, visit: Visit) -> Augmented
     nothing = np.zeros(1, dtype=np.int64)
     batch = Batch(
         epoch=visit.epoch,
-        bucket=visit.bucket,
+        shape=visit.shape,
         key=0,
         keys=np.array([visit.key], dtype=np.uint64),
         shards=nothing + sample.shard,

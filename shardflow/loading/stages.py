@@ -147,12 +147,12 @@ class Decode:
         return Decoded(together, None, failures)
 
     def _decoder(self, number: int, batch: Batch) -> Decoder:
-        """Return a decoder as it is in the epoch and the bucket of a batch."""
+        """Return a decoder as it is in the epoch and for the shape of a batch."""
         decoder = self._decoders[number]
         if at_epoch := getattr(decoder, "at_epoch", None):
             decoder = at_epoch(batch.epoch)
-        if in_bucket := getattr(decoder, "in_bucket", None):
-            decoder = in_bucket(batch.bucket)
+        if batch.shape is not None:
+            decoder = decoder.in_bucket(batch.shape)  # type: ignore[attr-defined] # the loader checked that it has it
         return decoder
 
     def _payload(self, source: int, sample: Sample, pixels: Pixels | None) -> Any:

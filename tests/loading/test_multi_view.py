@@ -17,9 +17,9 @@ from shardflow.errors import ConfigError
 from shardflow.loading.fields import check_image_fields
 from shardflow.loading.geometry import Geometry
 from shardflow.loading.multi_view import view_keys
-from shardflow.loading.sampler import augmentation_keys
 from shardflow.loading.stacking import Stacking
 from shardflow.order import keyed_rng
+from shardflow.order.epochs import augmentation_keys
 from tests.helpers.making import jpeg, make_dataset
 
 LARGE, SMALL = shardflow.RandomResizedCropDecoder(24), shardflow.RandomResizedCropDecoder(10, scale=(0.05, 0.25))
