@@ -31,6 +31,7 @@ LAYERS = [
     {"packing", "loading"},
     {"device", "preview", "interop"},
     {"diagnostics"},
+    {"decoders"},
     {"demo"},
     {"cli"},
 ]
@@ -47,7 +48,7 @@ IMPURE_MODULES = {
 LIBRARIES = {
     "torch": ("loading/", "device/", "diagnostics/", "preview/augmentation.py", "demo/"),
     "torchvision": ("loading/", "demo/"),
-    "torchcodec": ("loading/decoders.py",),
+    "torchcodec": ("loading/decoders/pixels.py",),
     "lightning": ("interop/lightning.py",),
     "webdataset": ("loading/", "demo/"),
     "fsspec": ("storage/",),

@@ -116,10 +116,21 @@ class Crops:
         moved[flipped, 0] = self.extents[rows[flipped], 0] - moved[flipped, 0]
         return moved
 
-    def copy_row(self, index: int, source: Crops, row: int) -> None:
-        """Replace the crop of image `index` by that of image `row` of another batch, or of this one."""
+    def __getitem__(self, rows: slice) -> Crops:
+        """Return the crops of some images; they share memory, so that replacing theirs replaces these."""
+        return Crops(
+            source=self.source[rows],
+            box=self.box[rows],
+            resized=self.resized[rows],
+            offset=self.offset[rows],
+            flip=self.flip[rows],
+            size=self.size,
+        )
+
+    def replace(self, rows: Any, by: Crops) -> None:
+        """Replace the crops of some images, a slice or numbers, by others of the same output size."""
         for name in ("source", "box", "resized", "offset", "flip"):
-            getattr(self, name)[index] = getattr(source, name)[row]
+            getattr(self, name)[rows] = getattr(by, name)
 
 
 def centres(pixels: Any, source: Any, resized: Any) -> Any:

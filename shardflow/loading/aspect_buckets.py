@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from shardflow._validation import check_integer, check_probability
+from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Split
 from shardflow.errors import ConfigError
 from shardflow.formats.image_limits import MAX_PIXELS
-from shardflow.order import keyed_rng
+from shardflow.geometry.crops import Crops, Sizes
 from shardflow.order.keyed_rng import U64
 
-from .decoders import Decoded, Empty, Payload, decode_crops, new
-from .geometry import Geometry, Sizes
+from .decoders.cover import Cover
 
 
-class AspectBucketDecoder:
-    """Resizes each image to cover the shape of its bucket and crops it to that: hardly anything is cut off.
+class AspectBucketDecoder(Cover):
+    """A `Cover` with the shapes of the batches: each image is in the bucket with the nearest ratio of width and height.
 
-    The bucket of an image is the one with the nearest ratio of width and height. `Loader` fills each batch from one
-    bucket, the same on all ranks, and hands the last samples of a bucket on to the next: so each sample comes once.
+    `Loader` fills each batch from one bucket, the same on all ranks, and hands the last samples of a bucket on to the
+    next: so each sample comes once.
 
     >>> decoder = shardflow.AspectBucketDecoder([(224, 224), (192, 256), (256, 192)])     # doctest: +SKIP
 
     Args:
         sizes: Shapes of the buckets, (height, width) in pixels.
-        random: Crop at random along the side that is too long; otherwise in the middle.
-        hflip: Probability of a horizontal flip, 0 … 1.
-        max_pixels: As for `RandomResizedCropDecoder`.
+        random, hflip, max_pixels: As for `Cover`.
 
     Attributes:
         sizes: The shapes, from the tallest to the widest.
@@ -48,6 +44,7 @@ class AspectBucketDecoder:
         hflip: float = 0.5,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
+        super().__init__(random=random, hflip=hflip, max_pixels=max_pixels)
         try:
             pairs = [(height, width) for height, width in sizes]
         except (TypeError, ValueError):
@@ -58,9 +55,6 @@ class AspectBucketDecoder:
         if not found:
             raise ConfigError("sizes must have one pair of height and width or more")
         self.sizes = tuple(sorted(found, key=lambda size: (size[1] / size[0], size)))
-        self.random, self.hflip = bool(random), check_probability("hflip", hflip)
-        self.max_pixels = check_integer("max_pixels", max_pixels, 1)
-        self._bucket: int | None = None
 
     def __repr__(self) -> str:
         return f"AspectBucketDecoder({list(self.sizes)}, random={self.random}, hflip={self.hflip})"
@@ -75,35 +69,10 @@ class AspectBucketDecoder:
         nearest: npt.NDArray[np.int64] = np.where(wanted - ratios[left] <= ratios[right] - wanted, left, right)
         return nearest
 
-    def in_bucket(self, bucket: int) -> AspectBucketDecoder:
-        """Return the decoder of one bucket."""
-        other = copy.copy(self)
-        other._bucket = bucket
-        return other
-
-    def __call__(self, payloads: Sequence[Payload], sizes: Sizes, keys: U64, empty: Empty = new) -> Decoded:
-        """Return uint8 [B, 3, height, width]: of the bucket that was chosen, else of the bucket of the first image."""
-        decoder = self
-        if self._bucket is None:
-            decoder = self.in_bucket(int(self.buckets(np.maximum(sizes[:1], 1))[0]))
-        return decode_crops(decoder, payloads, sizes, keys, empty)
-
-    def geometry(self, sizes: Sizes, keys: U64) -> Geometry:
-        """Return the crops of images of these sizes."""
-        height, width = self.sizes[self._bucket or 0]
-        known = np.maximum(sizes, 1)
-        scale = np.maximum(width / known[:, 0], height / known[:, 1])[:, None]
-        resized = np.maximum(np.rint(known * scale), [width, height]).astype(np.int64)
-        chance = keyed_rng.uniforms(keys, 3)
-        where = chance[:, :2] if self.random else np.full((len(sizes), 2), 0.5)
-        return Geometry(
-            source=sizes.astype(np.int32),
-            box=np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32),
-            resized=resized.astype(np.int32),
-            window=(where * (resized - [width, height] + 1)).astype(np.int32),
-            flip=chance[:, 2] < self.hflip,
-            size=(width, height),
-        )
+    def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> Crops:
+        """Return the crops; without a shape those of the bucket of the first image."""
+        shape = shape or self.sizes[int(self.buckets(np.maximum(sizes[:1], 1))[0])]
+        return super().plan(epoch, shape, sizes, keys)
 
 
 def sample_buckets(decoder: AspectBucketDecoder, split: Split, samples: int) -> npt.NDArray[np.int64]:

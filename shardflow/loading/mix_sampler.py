@@ -79,7 +79,7 @@ class MixPlan:
         seed, source = self.orders[0].seed, int(sources[0])
         return Batch(
             epoch=step // self.steps,
-            bucket=0,
+            shape=None,
             key=keyed_rng.key(seed, "mixed batch", source, int(positions[source]) + self.rank),
             keys=keys,
             shards=shards,

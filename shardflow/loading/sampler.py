@@ -15,6 +15,7 @@ from shardflow._validation import check_integer
 from shardflow.dataset.dataset import Split
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
+from shardflow.geometry.crops import Crops
 from shardflow.order import keyed_rng
 from shardflow.order.bucket_plan import BucketPlan
 from shardflow.order.class_batches import ClassBatches, ClassBatchPlan
@@ -24,7 +25,6 @@ from shardflow.order.schedule import MOST_POSITIONS, Schedule
 from shardflow.order.weights import ShardWeights, Weights
 from shardflow.order.window_shuffle import I64
 
-from .geometry import Geometry
 from .shard_prefetcher import ShardSpan, prefetching
 
 _CHUNK = 1 << 20
@@ -95,12 +95,12 @@ class Visit(NamedTuple):
 
     Attributes:
         epoch: The epoch.
-        bucket: The bucket of its batch; 0 without buckets.
+        shape: Height and width of its batch, where buckets decide on them.
         key: Its key.
     """
 
     epoch: int
-    bucket: int
+    shape: tuple[int, int] | None
     key: int
 
 
@@ -178,13 +178,14 @@ class EpochOrder:
         """Make each global batch of one bucket."""
         self.buckets = buckets
 
-    def bucket(self, epoch: int, position: int, lanes: int) -> int:
-        """Return the bucket of the global batch of a position; 0 without buckets."""
+    def shape(self, epoch: int, position: int, lanes: int) -> tuple[int, int] | None:
+        """Return height and width of the global batch of a position; None without buckets."""
         if self.buckets is None:
-            return 0
+            return None
         plan = self._plan(epoch, lanes)
         assert isinstance(plan, BucketPlan)
-        return plan.bucket(position)
+        height, width = self.buckets.sizes[plan.bucket(position)]
+        return height, width
 
     def _set_length(self, length: int) -> None:
         self.pass_length = length
@@ -212,7 +213,7 @@ class EpochOrder:
         """Return the first turn of a sample in pass `number` over the split; None if it does not come there."""
         (key,) = augmentation_keys(self.source_seed, number, np.array([sample])).tolist()
         if (self.samples_per_epoch, self.weights, self.class_batches, self.buckets) == (None, None, None, None):
-            return Visit(number, 0, key)
+            return Visit(number, None, key)
         shard, record = self.split.locate(sample)
         for begin in range(0, self.pass_length, _CHUNK):
             positions = number * self.pass_length + np.arange(begin, min(begin + _CHUNK, self.pass_length))
@@ -220,7 +221,7 @@ class EpochOrder:
             found = np.flatnonzero((shards == shard) & (records == record))
             if len(found):
                 epoch, position = divmod(int(positions[found[0]]), self.length)
-                return Visit(epoch, self.bucket(epoch, position, lanes), int(keys[found[0]]))
+                return Visit(epoch, self.shape(epoch, position, lanes), int(keys[found[0]]))
         return None
 
     def needs(self, epoch: int, first: int, lanes: int, rank: int, world_size: int) -> Iterator[ShardSpan]:
@@ -323,7 +324,7 @@ class Batch:
     """A batch in a worker's pipeline; each stage fills in its part."""
 
     epoch: int
-    bucket: int  # that of all its images; 0 without buckets
+    shape: tuple[int, int] | None  # height and width of its images, where the sampler decides on them
     key: int  # the batch's own 64-bit key
     keys: keyed_rng.U64  # [B], the samples' keys: from (seed, epoch, sample) alone
     shards: I64  # [B], where the samples lie
@@ -335,7 +336,7 @@ class Batch:
     samples: list[Sample] = field(default_factory=list)
     pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)  # [H, W, 3], those in the pixel cache
     images: Any = None  # from the decoder, then from the transform
-    geometry: Geometry | tuple[Geometry, ...] | None = None  # with views one for each
+    crops: Crops | tuple[Crops, ...] | None = None  # with views one for each
     masks: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # field → [B], uint8 or int32 [1 or 3, H, W]
     objects: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # boxes, their fields, keypoints
     read_bytes: int = 0  # of the samples' parts
@@ -378,7 +379,7 @@ class PlanSampler(IterableDataset[Batch]):
         shards, records, keys = self._order.locate(start.epoch, positions, start.lanes)
         return Batch(
             epoch=start.epoch,
-            bucket=self._order.bucket(start.epoch, self.schedule.after(start.position, step), start.lanes),
+            shape=self._order.shape(start.epoch, self.schedule.after(start.position, step), start.lanes),
             key=keyed_rng.key(self._order.source_seed, "batch", start.epoch, int(positions[0])),
             keys=keys,
             shards=shards,

@@ -41,7 +41,7 @@ def make_loader(url: Path, weights: Any, **options: Any) -> shardflow.Loader:
     """A loader of small crops, with every sample in a batch."""
     options = {"batch_size": 7, "num_workers": 0, "tail": "short", **options}
     options = {"shuffle": shardflow.Shuffle(window=16, lanes=3), "fields": ("image", "index"), **options}
-    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(12), weights=weights, **options)
+    return shardflow.Loader(url, decoder=shardflow.decoders.RandomResizedCrop(12), weights=weights, **options)
 
 
 def contents(batches: Any) -> list[tuple[bytes, list[int]]]:

@@ -109,7 +109,7 @@ def test_moved_boxes_are_the_rectangles_of_the_geometry(
     normalized: bool,
 ) -> None:
     """In any format and units, a moved box is where its corners went, clipped; one outside has no area."""
-    width, height = upright = stored[::-1] if orientation >= 5 else stored
+    upright = stored[::-1] if orientation >= 5 else stored
     left, top, right, bottom = (int(share * side) for share, side in zip(crop, resized * 2, strict=True))
     window = (left, top, resized[0] - right, resized[1] - bottom)
     geometry = Geometry(stored, orientation, resized, window)
@@ -160,7 +160,7 @@ def test_boxes_without_area_keep_their_place(tmp_path: Path, preset: str) -> Non
     sf.pack(tmp_path / "src", tmp_path / "dst", preset=preset, annotations=declared, executor="serial")
     (sample,) = sf.open(tmp_path / "dst")["train"]
     assert json.loads(sample["json"]) == {"boxes": [*boxes[:3], [0, 0, 0, 0]], "labels": [5, 6, 7, 8]}
-    options = {"batch_size": 1, "decoder": sf.CenterCropDecoder(64, resize=64), "shuffle": False, "num_workers": 0}
+    options = {"batch_size": 1, "decoder": sf.decoders.CenterCrop(64, resize=64), "shuffle": False, "num_workers": 0}
     for rule, kept in ((sf.CroppedBoxes(), [1]), (sf.CroppedBoxes(min_visibility=None), [0, 1, 2, 3])):
         ((_, found, labels),) = sf.Loader(tmp_path / "dst", fields=("image", rule, "box_labels"), **options)
         assert labels[0].tolist() == [5 + number for number in kept]
