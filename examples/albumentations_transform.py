@@ -77,7 +77,7 @@ def main() -> None:
     loader = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,
-        decoder=shardflow.RandomResizedCropDecoder(given.size, hflip=0),
+        decoder=shardflow.decoders.RandomResizedCrop(given.size, hflip=0),
         transform=Keyed(pipeline),
         num_workers=given.workers,
     )

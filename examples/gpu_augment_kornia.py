@@ -36,7 +36,7 @@ def main() -> None:
     loader = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,
-        decoder=shardflow.RandomResizedCropDecoder(given.size),
+        decoder=shardflow.decoders.RandomResizedCrop(given.size),
         fields=("image", "label", "random_key"),
         num_workers=given.workers,
     )

@@ -4,7 +4,7 @@
 
 Without a GPU the same code decodes on the CPU, with the same pixels bit for bit. What to look at:
 
-- `EncodedDecoder` hands the files on as they are, and `DecodeJpeg`, the first of the prefetcher's transforms, decodes
+- `decoders.Raw` hands the files on as they are, and `DecodeJpeg`, the first of the prefetcher's transforms, decodes
   them with nvJPEG and crops there.
 - The transforms after it draw from each sample's key, so a sample is augmented alike with every decoder and in every
   batch. MixUp and CutMix make soft targets of the labels, which cross_entropy takes as they are.
@@ -34,13 +34,13 @@ def main() -> None:
     loader = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,
-        decoder=shardflow.EncodedDecoder(),
+        decoder=shardflow.decoders.Raw(),
         fields=("image", "label", "random_key"),
         num_workers=given.workers,
     )
     classes = len(loader.dataset.classes or ())
     transforms = [
-        shardflow.DecodeJpeg(shardflow.RandomResizedCropDecoder(given.size)),
+        shardflow.DecodeJpeg(shardflow.decoders.RandomResizedCrop(given.size)),
         shardflow.ColorJitter(0.4, 0.4, 0.4),
         shardflow.Normalize(),
         shardflow.OneOf([shardflow.MixUp(num_classes=classes), shardflow.CutMix(num_classes=classes)]),

@@ -29,7 +29,7 @@ def main() -> None:
     source = shardflow.Collection(images, classes=["ant", "bee", "cat", "dog"])
     shardflow.pack(source, packed, short_side=64, workers=1)
 
-    decoder = shardflow.RandomResizedCropDecoder(48)
+    decoder = shardflow.decoders.RandomResizedCrop(48)
     for batch, labels in shardflow.Loader(packed, batch_size=16, decoder=decoder, num_workers=0):
         print(f"images {tuple(batch.shape)}, labels {tuple(labels.shape)}")
 

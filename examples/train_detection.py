@@ -41,7 +41,7 @@ def main() -> None:
     loader = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,
-        decoder=shardflow.RandomResizedCropDecoder(given.size, scale=(0.3, 1), hflip=0),
+        decoder=shardflow.decoders.RandomResizedCrop(given.size, scale=(0.3, 1), hflip=0),
         fields=("image", shardflow.CroppedBoxes(min_visibility=0.25), "box_labels", "random_key"),
         num_workers=given.workers,
     )

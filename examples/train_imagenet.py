@@ -206,13 +206,13 @@ class Training:
 
 def train_batches(given: argparse.Namespace, device: torch.device, classes: int) -> shardflow.DevicePrefetcher:
     """Return the training data, augmented on the device."""
-    crop = shardflow.RandomResizedCropDecoder(given.size)
+    crop = shardflow.decoders.RandomResizedCrop(given.size)
     on_device = given.decode == "device"
     loader = shardflow.Loader(
         given.dataset,
         split="train",
         batch_size=given.batch_size,
-        decoder=shardflow.EncodedDecoder() if on_device else crop,
+        decoder=shardflow.decoders.Raw() if on_device else crop,
         fields=("image", "label", "random_key"),
         num_workers=given.workers,
     )
@@ -236,7 +236,7 @@ def val_batches(given: argparse.Namespace, device: torch.device) -> shardflow.De
         given.dataset,
         split="val",
         batch_size=given.batch_size,
-        decoder=shardflow.CenterCropDecoder(given.eval_size),
+        decoder=shardflow.decoders.CenterCrop(given.eval_size),
         shuffle=False,
         tail="short",
         num_workers=given.workers,

@@ -40,7 +40,7 @@ def main() -> None:
     train = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,
-        decoder=shardflow.RandomResizedCropDecoder(given.size, scale=(0.25, 1)),
+        decoder=shardflow.decoders.RandomResizedCrop(given.size, scale=(0.25, 1)),
         fields=("image", "mask", "random_key"),
         num_workers=given.workers,
     )
@@ -48,7 +48,7 @@ def main() -> None:
         given.dataset,
         split="val",
         batch_size=given.batch_size,
-        decoder=shardflow.CenterCropDecoder(given.size),
+        decoder=shardflow.decoders.CenterCrop(given.size),
         fields=("image", "mask"),
         shuffle=False,
         num_workers=given.workers,

@@ -6,6 +6,7 @@
     shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
     shardflow.DevicePrefetcher(...) batches of tensors -> batches on a device, augmented there
     shardflow.samplers              which samples make an epoch: Weighted, Subset, ClassBatches, AspectBuckets
+    shardflow.decoders              how images are cropped: RandomResizedCrop, CenterCrop, Image, MultiView, Raw, Cover
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
     shardflow.Cache(directory)      where shards and decoded images are kept
     shardflow.open(url)             dataset -> splits and samples by number
@@ -34,7 +35,7 @@ from . import errors
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from . import samplers
+    from . import decoders, samplers
     from .dataset.dataset import Dataset, Split
     from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
     from .dataset.diffing import Diff, SplitDiff, diff
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from .dataset.virtual_dataset import VirtualReport
     from .device.prefetcher import DevicePrefetcher
     from .device.transforms.color_jitter import ColorJitter
-    from .device.transforms.decode_jpeg import DecodeJpeg, EncodedDecoder
+    from .device.transforms.decode_jpeg import DecodeJpeg
     from .device.transforms.mixup import CutMix, MixedTargets, MixUp, OneOf
     from .device.transforms.normalize import Normalize
     from .device.transforms.random_erasing import RandomErasing
@@ -56,12 +57,9 @@ if TYPE_CHECKING:
     from .diagnostics.metrics import OpenTelemetryExporter, PrometheusExporter
     from .diagnostics.tuning import tune
     from .formats.annotations import Annotations, Boxes, Keypoints
-    from .loading.annotation_fields import CroppedBoxes
-    from .loading.aspect_buckets import AspectBucketDecoder
-    from .loading.decoders import CenterCropDecoder, ImageDecoder, RandomResizedCropDecoder
+    from .geometry.objects import CroppedBoxes
     from .loading.loader import Loader
     from .loading.mix import Mix
-    from .loading.multi_view import MultiView
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
     from .order.shuffle import Shuffle
     from .packing.extending import ExtendReport, extend
@@ -77,31 +75,26 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Annotations": ("formats.annotations", "Annotations"),
-    "AspectBucketDecoder": ("loading.aspect_buckets", "AspectBucketDecoder"),
     "Boxes": ("formats.annotations", "Boxes"),
     "Cache": ("storage.cache", "Cache"),
-    "CenterCropDecoder": ("loading.decoders", "CenterCropDecoder"),
     "Coco": ("packing.sources.coco", "Coco"),
     "Collection": ("packing.sources.collection", "Collection"),
     "ColorJitter": ("device.transforms.color_jitter", "ColorJitter"),
-    "CroppedBoxes": ("loading.annotation_fields", "CroppedBoxes"),
+    "CroppedBoxes": ("geometry.objects", "CroppedBoxes"),
     "CutMix": ("device.transforms.mixup", "CutMix"),
     "Dataset": ("dataset.dataset", "Dataset"),
     "DecodeJpeg": ("device.transforms.decode_jpeg", "DecodeJpeg"),
     "DevicePrefetcher": ("device.prefetcher", "DevicePrefetcher"),
     "Diff": ("dataset.diffing", "Diff"),
-    "EncodedDecoder": ("device.transforms.decode_jpeg", "EncodedDecoder"),
     "ExtendReport": ("packing.extending", "ExtendReport"),
     "Finding": ("dataset.verifying", "Finding"),
     "Folder": ("packing.sources.folder", "Folder"),
-    "ImageDecoder": ("loading.decoders", "ImageDecoder"),
     "IndexReport": ("dataset.indexing", "IndexReport"),
     "Keypoints": ("formats.annotations", "Keypoints"),
     "Loader": ("loading.loader", "Loader"),
     "Mix": ("loading.mix", "Mix"),
     "MixUp": ("device.transforms.mixup", "MixUp"),
     "MixedTargets": ("device.transforms.mixup", "MixedTargets"),
-    "MultiView": ("loading.multi_view", "MultiView"),
     "Normalize": ("device.transforms.normalize", "Normalize"),
     "OneOf": ("device.transforms.mixup", "OneOf"),
     "OpenTelemetryExporter": ("diagnostics.metrics", "OpenTelemetryExporter"),
@@ -110,7 +103,6 @@ _LAZY = {
     "RandomErasing": ("device.transforms.random_erasing", "RandomErasing"),
     "RandomHorizontalFlip": ("device.transforms.random_flip", "RandomHorizontalFlip"),
     "RandomResizedCrop": ("device.transforms.random_resized_crop", "RandomResizedCrop"),
-    "RandomResizedCropDecoder": ("loading.decoders", "RandomResizedCropDecoder"),
     "RepairReport": ("packing.repairing", "RepairReport"),
     "Shards": ("packing.sources.shards", "Shards"),
     "Shuffle": ("order.shuffle", "Shuffle"),
@@ -119,6 +111,7 @@ _LAZY = {
     "SyncReport": ("dataset.syncing", "SyncReport"),
     "Table": ("packing.sources.table", "Table"),
     "VirtualReport": ("dataset.virtual_dataset", "VirtualReport"),
+    "decoders": ("decoders", ""),
     "diff": ("dataset.diffing", "diff"),
     "extend": ("packing.extending", "extend"),
     "index": ("dataset.indexing", "index"),
@@ -138,10 +131,8 @@ _LAZY = {
 
 __all__ = [
     "Annotations",
-    "AspectBucketDecoder",
     "Boxes",
     "Cache",
-    "CenterCropDecoder",
     "Coco",
     "Collection",
     "ColorJitter",
@@ -151,18 +142,15 @@ __all__ = [
     "DecodeJpeg",
     "DevicePrefetcher",
     "Diff",
-    "EncodedDecoder",
     "ExtendReport",
     "Finding",
     "Folder",
-    "ImageDecoder",
     "IndexReport",
     "Keypoints",
     "Loader",
     "Mix",
     "MixUp",
     "MixedTargets",
-    "MultiView",
     "Normalize",
     "OneOf",
     "OpenTelemetryExporter",
@@ -171,7 +159,6 @@ __all__ = [
     "RandomErasing",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
-    "RandomResizedCropDecoder",
     "RepairReport",
     "Shards",
     "Shuffle",
@@ -180,6 +167,7 @@ __all__ = [
     "SyncReport",
     "Table",
     "VirtualReport",
+    "decoders",
     "diff",
     "errors",
     "extend",

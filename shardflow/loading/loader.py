@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import webdataset as wds
 from torch.utils.data import DataLoader
 
@@ -23,31 +24,24 @@ from shardflow._validation import check_callable, check_integer, explain_unknown
 from shardflow._wording import plural
 from shardflow.dataset.dataset import open_dataset
 from shardflow.errors import ConfigError
-from shardflow.formats.image_limits import MAX_PIXELS
+from shardflow.geometry.objects import CroppedBoxes
 from shardflow.order.epochs import Epochs
-from shardflow.order.sampler import Sampler
+from shardflow.order.sampler import Sampler, Shape
 from shardflow.order.schedule import MOST_BATCH, Schedule
 from shardflow.order.shuffle import Shuffle
 from shardflow.storage.cache import Cache
 
 from . import checkpoint
-from .annotation_fields import AnnotationFields, CroppedBoxes
-from .aspect_buckets import AspectBucketDecoder
+from .annotation_fields import AnnotationFields
 from .batch_run import BatchRun
 from .checkpoint import Cursor
-from .decoders import (
-    CenterCropDecoder,
-    Decoder,
-    ImageDecoder,
-    RandomResizedCropDecoder,
-    jpeg_decoder,
-    stacking_of,
-    warn_without_kernel,
-)
+from .decoders.center_crop import CenterCrop
+from .decoders.cover import Cover
+from .decoders.decoder import Decoder, as_views, check_decoder
+from .decoders.random_resized_crop import RandomResizedCrop
 from .facts import split_facts
 from .fields import check_image_fields, check_stackable, resolve_fields, split_options
 from .map_dataset import MapDataset
-from .multi_view import MultiView, views_of
 from .pipeline import PipelineSource, build_pipeline, describe_batches
 from .pixel_cache import PixelCache
 from .provenance import describe_dataset, describe_object, describe_versions
@@ -72,7 +66,7 @@ _ELSEWHERE = {
     "drop_last": "tail='drop' leaves the last incomplete batch out, tail='short' keeps it",
     "generator": "seed decides all that is random",
     "handler": "max_bad says how many damaged samples others may replace",
-    "image_size": "the size of crops is the decoder's: decoder=shardflow.RandomResizedCropDecoder(224)",
+    "image_size": "the size of crops is the decoder's: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "in_order": "batches always come in order",
     "nodesplitter": "every rank gets its own share, without a splitter",
     "num_replicas": "use world_size",
@@ -80,7 +74,7 @@ _ELSEWHERE = {
     "resampled": "an epoch has each sample once; samples_per_epoch gives it another length",
     "samples_per_class": "sampler=shardflow.samplers.ClassBatches(...) composes batches by class",
     "shardshuffle": "shuffle=True shuffles the shards too",
-    "size": "the size of crops is the decoder's: decoder=shardflow.RandomResizedCropDecoder(224)",
+    "size": "the size of crops is the decoder's: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "target_transform": "batch_transform gets the labels of each batch",
     "timeout": "waits for storage and workers have limits of their own",
     "transforms": "use transform, called with each image, or batch_transform",
@@ -90,8 +84,6 @@ _ELSEWHERE = {
     "workersplitter": "every worker gets its own share, without a splitter",
 }
 """What arguments of the loaders and datasets of PyTorch and webdataset are here."""
-
-_KERNEL_DECODERS = (RandomResizedCropDecoder, CenterCropDecoder, AspectBucketDecoder, MultiView)
 
 
 class BatchSampler(NamedTuple):
@@ -117,10 +109,10 @@ class Loader:
         split: Name of the split to read.
         version: Fingerprint of the version to read, if the dataset was extended since; by default the newest.
         batch_size: Samples per batch and rank, 1 or more.
-        decoder: Decodes and crops the images of a batch, as the protocol `loading.decoders.Decoder` describes. By
-            default `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`. Several crops of each
-            image: `MultiView([...])`. To decode on the device, `EncodedDecoder()` here and `DecodeJpeg` among the
-            transforms of `DevicePrefetcher`.
+        decoder: Decodes and crops the images of a batch: one of `shardflow.decoders`, or of a class that inherits from
+            one; by default `RandomResizedCrop(224)` when shuffling, else `CenterCrop(224)`. Several crops of an image:
+            `MultiView([...])`. To decode on the device, `Raw()` here and `DecodeJpeg` among the transforms of
+            `DevicePrefetcher`.
         transform: Called with each image, a uint8 tensor [3, H, W]; returns a tensor. Any torchvision v2 transform.
             With masks, boxes or keypoints among the fields, called with a dict of them and the image as tv_tensors, by
             the names of the fields, and returns the dict. Random numbers that it draws from torch's, Python's or
@@ -225,10 +217,9 @@ class Loader:
         num_workers = usable_cores() if num_workers is None else check_integer("num_workers", num_workers, 0)
         prefetch_factor = check_integer("prefetch_factor", prefetch_factor, 1)
         transforms = list(transform) if isinstance(transform, Sequence) else [transform]
-        callables = (("decoder", decoder), *(("transform", each) for each in transforms))
-        for name, value in (*callables, ("batch_transform", batch_transform)):
+        for name, value in (*(("transform", each) for each in transforms), ("batch_transform", batch_transform)):
             check_callable(name, value)
-            if name != "decoder" and type(value).__module__.startswith("shardflow.device."):
+            if type(value).__module__.startswith("shardflow.device."):
                 raise ConfigError(
                     f"{type(value).__name__} is no {name} of a loader: put it into the transforms of a "
                     "DevicePrefetcher, which takes device='cpu' too"
@@ -271,30 +262,24 @@ class Loader:
         self.fields = resolve_fields(names, self._opened, self.split, pad=tail == "pad")
         self.batch_size, self.num_workers = batch_size, num_workers
         shapes = self.order.sampler.shapes
-        if decoder is None and shapes:
-            decoder = AspectBucketDecoder()
-        elif decoder is None:
-            decoder = CenterCropDecoder() if self.order.shuffle is None else RandomResizedCropDecoder()
-        if bool(shapes) != hasattr(decoder, "in_bucket") or (shapes and "image" not in self.fields):
-            raise ConfigError(
-                f"{decoder!r} and {sampler!r}: AspectBucketDecoder and samplers.AspectBuckets go together, "
-                "with 'image' among the fields"
-            )
+        if decoder is None:
+            decoder = Cover() if shapes else CenterCrop() if self.order.shuffle is None else RandomResizedCrop()
+        check_decoder(decoder)
+        if "image" in self.fields:
+            _check_shapes(decoder, shapes)
+        elif shapes:
+            raise ConfigError(f"{sampler!r} decides on the shape of images; add 'image' to the fields")
         self.decoder = decoder
         self._check_transforms(transforms)
-        self.annotations = AnnotationFields(
-            self.fields, self._opened.manifest.annotations, boxes, getattr(decoder, "max_pixels", MAX_PIXELS)
-        )
+        self.annotations = AnnotationFields(self.fields, self._opened.manifest.annotations, boxes, decoder.max_pixels)
         if transform is not None and self.annotations.names:
             check_movable(self.annotations.names)
-        if "image" in self.fields and isinstance(decoder, _KERNEL_DECODERS):
-            warn_without_kernel()
-        elif "image" in self.fields and isinstance(decoder, ImageDecoder):
-            jpeg_decoder()
-        stacking = stacking_of(decoder)
-        views, moved = isinstance(decoder, MultiView), self.annotations.names
-        check_image_fields(self.fields, views=views, moved=moved, stacking=stacking)
-        if type(decoder) is ImageDecoder and stacking.needs_one_size and transform is None and "image" in self.fields:
+        if "image" in self.fields:
+            decoder.load_libraries()
+        check_image_fields(
+            self.fields, views=bool(decoder.views), moved=self.annotations.names, padding=decoder.padding
+        )
+        if decoder.keeps_sizes and decoder.padding.needs_one_size and transform is None and "image" in self.fields:
             check_stackable(self.split, min(batch_size, self.order.samples))
         self.pixel_cache: PixelCache | None = None
         if isinstance(cache, Cache) and cache.pixel_limit_bytes is not None:
@@ -355,7 +340,7 @@ class Loader:
         return self._run.substituted
 
     def _check_transforms(self, transforms: Sequence[Any]) -> None:
-        if isinstance(self._transform, Sequence) and len(transforms) != (views := len(views_of(self.decoder))):
+        if isinstance(self._transform, Sequence) and len(transforms) != (views := len(self.decoder.views) or 1):
             raise ConfigError(
                 f"a list of transforms has one for each view of a MultiView; found {len(transforms)} for "
                 f"{plural(views, 'view')}; to apply several in a row, use torchvision's v2.Compose"
@@ -613,3 +598,15 @@ class Loader:
             return EpochStart(start.epoch, self._schedule.after(start.position, steps), start.lanes)
         epochs, step = divmod(steps - left, len(self))
         return EpochStart(start.epoch + 1 + epochs, self._schedule.after(0, step), start.lanes)
+
+
+def _check_shapes(decoder: Decoder, shapes: Sequence[Shape]) -> None:
+    """Check that a decoder crops to the shapes of the sampler; ConfigError if not."""
+    sizes, keys = np.array([[64, 64]]), np.zeros(1, dtype=np.uint64)
+    for shape in shapes or (None,):
+        crops = decoder.plan(0, shape, sizes, keys)
+        if shape is not None and any(each is None or each.size != shape[::-1] for each in as_views(crops)):
+            raise ConfigError(
+                f"the sampler makes batches of shape {shape[0]} x {shape[1]}, to which {decoder!r} does not crop; use "
+                "decoders.Cover()"
+            )

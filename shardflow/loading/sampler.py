@@ -13,13 +13,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardflow.dataset.dataset import Split
 from shardflow.dataset.sample import Sample
+from shardflow.geometry.crops import Crops
 from shardflow.order import keyed_rng
 from shardflow.order.epochs import Epochs, ShardSpan
 from shardflow.order.sampler import Shape
 from shardflow.order.schedule import Schedule
 from shardflow.order.window_shuffle import I64
 
-from .geometry import Geometry
 from .shard_prefetcher import prefetching
 
 
@@ -94,7 +94,7 @@ class Batch:
     samples: list[Sample] = field(default_factory=list)
     pixels: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)  # [H, W, 3], those in the pixel cache
     images: Any = None  # from the decoder, then from the transform
-    geometry: Geometry | tuple[Geometry, ...] | None = None  # with views one for each
+    crops: Crops | tuple[Crops, ...] | None = None  # with views one for each
     masks: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # field → [B], uint8 or int32 [1 or 3, H, W]
     objects: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # boxes, their fields, keypoints
     read_bytes: int = 0  # of the samples' parts

@@ -141,7 +141,7 @@ def test_a_loaders_declaration_and_rule_hold(tmp_path: Path) -> None:
     shardflow.pack(tmp_path / "scenes", tmp_path / "packed", annotations=declared, short_side=64, workers=1)
     kept = {}
     for least in (0.0, 0.9):
-        options = {"batch_size": 24, "decoder": shardflow.CenterCropDecoder(64, resize=64), "num_workers": 0}
+        options = {"batch_size": 24, "decoder": shardflow.decoders.CenterCrop(64, resize=64), "num_workers": 0}
         fields = ("box_labels", "mask", "image", "random_key", shardflow.CroppedBoxes(min_visibility=least))
         plain = shardflow.Loader(tmp_path / "packed", fields=fields, **options)
         mix = shardflow.Mix([(plain, 1)])
@@ -161,7 +161,7 @@ def test_a_loaders_declaration_and_rule_hold(tmp_path: Path) -> None:
 def test_flips_of_both_are_one_field(tmp_path: Path) -> None:
     """What the loader mirrored and the device mirrors again is not mirrored; a crop of the device is no loader's."""
     url = make_dataset(tmp_path / "set", [20])
-    options: dict[str, Any] = {"batch_size": 20, "num_workers": 0, "decoder": shardflow.RandomResizedCropDecoder(16)}
+    options: dict[str, Any] = {"batch_size": 20, "num_workers": 0, "decoder": shardflow.decoders.RandomResizedCrop(16)}
     fields = ("image", "flipped", "crop", "random_key")
 
     def load(*transforms: Any, **others: Any) -> Any:
@@ -175,7 +175,7 @@ def test_flips_of_both_are_one_field(tmp_path: Path) -> None:
     assert torch.equal(crops, same)
     with pytest.raises(ConfigError, match=r"RandomResizedCrop.*'crop'"):
         load(CROP)
-    views = shardflow.MultiView([options["decoder"]] * 2)
+    views = shardflow.decoders.MultiView([options["decoder"]] * 2)
     with pytest.raises(ConfigError, match="flipped, crop cannot follow 2 views"):
         load(FLIP, decoder=views)
     assert len(load(ERASING, shardflow.Normalize(), decoder=views)[1]) == 2
@@ -187,7 +187,7 @@ def test_points_change_places_on_the_device(tmp_path: Path) -> None:
     samples = [(f"{n}", {"jpg": jpeg(n, 16, 16), "json": json.dumps(content).encode()}) for n in range(24)]
     declared = shardflow.Annotations(keypoints=shardflow.Keypoints("json", "k", "xy", flip_pairs=((0, 1),)))
     url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
-    decoder, sampler = shardflow.AspectBucketDecoder(random=False), shardflow.samplers.AspectBuckets([(16, 16)])
+    decoder, sampler = shardflow.decoders.Cover(random=False), shardflow.samplers.AspectBuckets([(16, 16)])
     fields = ("image", "flipped", "keypoints", "random_key")
     loader = shardflow.Loader(url, batch_size=24, fields=fields, decoder=decoder, sampler=sampler, num_workers=0)
     _, flipped, found = next(iter(shardflow.DevicePrefetcher(loader, "cpu", [FLIP])))
@@ -204,7 +204,7 @@ def test_points_of_a_mix_with_different_pairs_are_not_moved_on_the_device(tmp_pa
         samples = [(f"{n}", {"jpg": jpeg(n, 16, 16), "json": json.dumps(content).encode()}) for n in range(8)]
         declared = shardflow.Annotations(keypoints=shardflow.Keypoints("json", "k", "xy", flip_pairs=pairs))
         url = write_dataset(tmp_path / f"{number}", {"train": [samples]}, annotations=declared)
-        decoder = shardflow.CenterCropDecoder(16)
+        decoder = shardflow.decoders.CenterCrop(16)
         fields = ("image", "keypoints", "random_key")
         loaders.append(shardflow.Loader(url, batch_size=8, fields=fields, decoder=decoder, num_workers=0))
     mix = shardflow.Mix([(loader, 1) for loader in loaders], by="batch")

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """Return a loader with workers and larger crops."""
-    return keyed_loader(url, **{"num_workers": 2, "decoder": shardflow.RandomResizedCropDecoder(64), **options})
+    return keyed_loader(url, **{"num_workers": 2, "decoder": shardflow.decoders.RandomResizedCrop(64), **options})
 
 
 def on_cpu(batches: Any) -> list[Any]:
@@ -140,9 +140,9 @@ def test_compiled_transforms_agree(transform: Any) -> None:
 
 def test_decoding_on_the_gpu_is_near_the_cpus(dataset: Path) -> None:
     """nvJPEG's pixels, cropped and resized on the device, are the CPU's but for a few steps; the crops are the same."""
-    crop = shardflow.RandomResizedCropDecoder(32)
+    crop = shardflow.decoders.RandomResizedCrop(32)
     decode = shardflow.DecodeJpeg(crop)
-    batches = shardflow.DevicePrefetcher(loader(dataset, decoder=shardflow.EncodedDecoder()), "cuda", [decode])
+    batches = shardflow.DevicePrefetcher(loader(dataset, decoder=shardflow.decoders.Raw()), "cuda", [decode])
     for (images, labels), (expected, its, _) in zip(batches, loader(dataset, decoder=crop), strict=True):
         assert torch.equal(labels.cpu(), its)
         difference = (images.cpu().int() - expected.int()).abs().float()
@@ -176,7 +176,7 @@ def test_kinds_of_jpegs_have_the_cpus_colours(payload: bytes) -> None:
     """A JPEG of any kind, alone or in a batch with others, has the colours that the CPU's decoder gives it."""
     given = [memoryview(bytearray(file)) for file in (payload, jpegs.make(2, 64, 64), payload)]
     keys = random_keys(3).numpy().view("uint64")
-    expected = shardflow.ImageDecoder()(given, np.zeros((3, 2), dtype=np.int64), keys).images
+    expected = shardflow.decoders.Image()(given, np.zeros((3, 2), dtype=np.int64), keys).images
     files = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in given]
     found = shardflow.DecodeJpeg()._decode_on_gpu(files, torch.device("cuda", 0))
     for image, its in zip(found, expected, strict=True):
@@ -186,18 +186,18 @@ def test_kinds_of_jpegs_have_the_cpus_colours(payload: bytes) -> None:
 
 def test_images_that_nvjpeg_refuses_are_decoded() -> None:
     """Batches with other formats, or of other formats alone, are decoded as by the CPU."""
-    crop, keys = shardflow.CenterCropDecoder(32), random_keys(3)
+    crop, keys = shardflow.decoders.CenterCrop(32), random_keys(3)
     for first_png in (0, 1):
         payloads = [memoryview(bytearray(png(number) if number >= first_png else jpeg(number))) for number in range(3)]
         arguments = payloads, np.zeros((3, 2), dtype=np.int64), keys.numpy().view("uint64")
-        rows, expected = shardflow.EncodedDecoder()(*arguments).images, crop(*arguments).images
+        rows, expected = shardflow.decoders.Raw()(*arguments).images, crop(*arguments).images
         images = shardflow.DecodeJpeg(crop)(rows, torch.device("cuda", 0)).cpu()
         assert (images.int() - expected.int()).abs().max() < 40
 
 
 def test_decoding_does_not_overwrite_what_is_still_read() -> None:
     """While crops wait for a busy device, the next batch is not decoded into the memory of their images."""
-    decode, device = shardflow.DecodeJpeg(shardflow.RandomResizedCropDecoder(200)), torch.device("cuda", 0)
+    decode, device = shardflow.DecodeJpeg(shardflow.decoders.RandomResizedCrop(200)), torch.device("cuda", 0)
     keys = random_keys(32).numpy().view("uint64")
     first, second = (
         [torch.frombuffer(bytearray(jpeg(begin + n, 400, 300)), dtype=torch.uint8) for n in range(32)]

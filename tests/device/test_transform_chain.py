@@ -211,7 +211,7 @@ def test_batches_of_other_loaders() -> None:
 
 def test_other_data_than_images_is_refused(dataset: Path) -> None:
     """Encoded images without DecodeJpeg, and a transform that returns no images, are errors and not other pixels."""
-    files = shardflow.Loader(dataset, batch_size=6, num_workers=0, fields=FIELDS, decoder=shardflow.EncodedDecoder())
+    files = shardflow.Loader(dataset, batch_size=6, num_workers=0, fields=FIELDS, decoder=shardflow.decoders.Raw())
     for transform in (shardflow.Normalize(), shardflow.RandomErasing(), shardflow.MixUp()):
         with pytest.raises(
             ConfigError, match=r"takes images \[B, C, H, W\].*need DecodeJpeg\(\) as the first transform"

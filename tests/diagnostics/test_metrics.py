@@ -21,7 +21,7 @@ def loader(tmp_path: Path) -> shardflow.Loader:
     root = make_dataset(tmp_path / "set", [SAMPLES])
     damaged = shardflow.open(root)["train"].reader.members(0, 5)[-1]
     flip(root / "train/000000.tar", damaged.offset + damaged.size // 2)
-    options = {"batch_size": BATCH, "num_workers": 0, "max_bad": 1, "decoder": shardflow.CenterCropDecoder(12)}
+    options = {"batch_size": BATCH, "num_workers": 0, "max_bad": 1, "decoder": shardflow.decoders.CenterCrop(12)}
     loader = shardflow.Loader(root, **options)
     for _ in range(EPOCHS):
         assert len(list(loader)) == SAMPLES // BATCH

@@ -12,7 +12,8 @@ from PIL import Image
 
 import shardflow
 from shardflow.errors import ConfigError, ResumeMismatchError
-from shardflow.loading.geometry import Geometry
+from shardflow.geometry.crops import Crops
+from shardflow.loading.decoders.pixels import crop_pixels
 from shardflow.samplers import AspectBuckets, ClassBatches, Weighted
 from tests.helpers.making import jpeg, write_dataset
 
@@ -71,30 +72,30 @@ def test_most_images_are_in_the_bucket_of_their_shape(dataset: Path) -> None:
 
 def test_images_cover_their_shape() -> None:
     """An image is resized to cover the shape and cropped along one side only: in the middle, or anywhere along it."""
-    decoder = shardflow.AspectBucketDecoder(random=False, hflip=0).in_bucket((10, 24))
+    decoder = shardflow.decoders.Cover(random=False, hflip=0)
     keys = np.arange(50, dtype=np.uint64)
-    middle = decoder.geometry(np.array([[80, 33]] * 50), keys)
+    middle = decoder.plan(0, (10, 24), np.array([[80, 33]] * 50), keys)
     assert middle.size == (24, 10)
     assert middle.resized[0].tolist() == [24, 10]
-    tall = shardflow.AspectBucketDecoder(hflip=0.5).in_bucket((10, 24)).geometry(np.array([[40, 90]] * 50), keys)
+    tall = shardflow.decoders.Cover(hflip=0.5).plan(0, (10, 24), np.array([[40, 90]] * 50), keys)
     assert tall.resized[0].tolist() == [24, 54]
-    assert set(tall.window[:, 0].tolist()) == {0}
-    assert 0 <= tall.window[:, 1].min() < 8
-    assert 36 < tall.window[:, 1].max() <= 44
+    assert set(tall.offset[:, 0].tolist()) == {0}
+    assert 0 <= tall.offset[:, 1].min() < 8
+    assert 36 < tall.offset[:, 1].max() <= 44
     assert 10 < tall.flip.sum() < 40
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("size", [(64, 48), (33, 80), (7, 5), (24, 10)])
-def test_crops_follow_the_geometry(size: tuple[int, int]) -> None:
+def test_crops_follow_their_plan(size: tuple[int, int]) -> None:
     """The crop is what resizing and cutting the whole image gives, in the kernel and without it."""
-    decoder = shardflow.AspectBucketDecoder(hflip=1).in_bucket((10, 24))
+    decoder = shardflow.decoders.Cover(hflip=1)
     payload = jpeg(3, *size)
-    images, geometry, failures = decoder(
-        [memoryview(bytearray(payload))], np.array([size]), np.array([5], dtype=np.uint64)
+    images, crops, failures = decoder(
+        [memoryview(bytearray(payload))], np.array([size]), np.array([5], dtype=np.uint64), shape=(10, 24)
     )
     assert not failures
-    assert isinstance(geometry, Geometry)
+    assert isinstance(crops, Crops)
     whole = torch.from_numpy(np.array(Image.open(io.BytesIO(payload)).convert("RGB"))).permute(2, 0, 1)
 
     def resize(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -103,7 +104,7 @@ def test_crops_follow_the_geometry(size: tuple[int, int]) -> None:
         )[0]
         return resized
 
-    expected = geometry.crop(0, whole, resize)
+    expected = crop_pixels(crops, 0, whole, resize)
     assert images[0].shape == (3, 10, 24)
     assert (images[0].float() - expected).abs().mean() < 2
 
@@ -161,9 +162,9 @@ def test_what_does_not_go_together(dataset: Path, tmp_path: Path) -> None:
         ({"samples_per_epoch": 6}, "multiples of the 4 that this sampler keeps together"),
         ({"samples_per_epoch": 8}, "a pass of 90 samples"),
         ({"sampler": of_classes, "batch_size": 1}, "composes whole batches already"),
-        ({"fields": ("label",)}, "go together, with 'image' among the fields"),
-        ({"decoder": shardflow.RandomResizedCropDecoder(12)}, "go together"),
-        ({"decoder": shardflow.AspectBucketDecoder(), "sampler": None}, "go together"),
+        ({"fields": ("label",)}, "add 'image' to the fields"),
+        ({"decoder": shardflow.RandomResizedCrop(12)}, "does not crop; use decoders.Cover"),
+        ({"decoder": shardflow.decoders.Cover(), "sampler": None}, "no sampler chose one"),
     ):
         with pytest.raises(ConfigError, match=message):
             loader(dataset, **options)

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 import shardflow
 from shardflow.errors import ConfigError, DecodeError, IntegrityError, NotFoundError
-from shardflow.loading.decoders import warn_without_kernel
+from shardflow.loading.decoders.pixels import warn_without_kernel
 from shardflow.loading.sampler import EpochStart
 from tests.helpers.kernel import without_kernel
 from tests.helpers.loading import labels
@@ -33,7 +33,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small crops, so that tests spend their time elsewhere."""
-    defaults = {"batch_size": 8, "num_workers": 0, "decoder": shardflow.RandomResizedCropDecoder(16)}
+    defaults = {"batch_size": 8, "num_workers": 0, "decoder": shardflow.decoders.RandomResizedCrop(16)}
     return shardflow.Loader(url, **{**defaults, **options})
 
 
@@ -63,7 +63,7 @@ def test_slow_decoding_is_told_once(dataset: Path, caplog: pytest.LogCaptureFixt
     warn_without_kernel.cache_clear()
     with without_kernel():
         loader(dataset, fields=["label"])
-        loader(dataset, decoder=shardflow.ImageDecoder(), transform=v2.Resize((16, 16)))
+        loader(dataset, decoder=shardflow.decoders.Image(), transform=v2.Resize((16, 16)))
         assert not caplog.records
         for _ in range(2):
             loader(dataset)
@@ -77,7 +77,7 @@ def test_torchvision_is_imported_where_it_decodes(dataset: Path) -> None:
 import sys
 import shardflow
 from shardflow import native
-from shardflow.loading.decoders import warn_without_kernel
+from shardflow.loading.decoders.pixels import warn_without_kernel
 next(iter(shardflow.Loader({str(dataset)!r}, batch_size=8, num_workers=0)))
 print("torchvision" in sys.modules)
 native.available = lambda: False
@@ -190,29 +190,29 @@ def test_transform_and_batch_transform_apply(dataset: Path) -> None:
     assert torch.allclose(mixed.sum(1), torch.ones(8))
 
 
-@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(16), shardflow.CenterCropDecoder(16)])
-def test_geometry_goes_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
-    """A batch knows how each image was cropped; where one replaces another, it is the geometry of that one."""
+@pytest.mark.parametrize("decoder", [shardflow.decoders.RandomResizedCrop(16), shardflow.decoders.CenterCrop(16)])
+def test_crops_go_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
+    """A batch knows how each image was cropped; where one replaces another, it is the crop of that one."""
     url = make_dataset(tmp_path / "set", [40], undecodable=[13])
     some = loader(url, decoder=decoder, max_bad=1, shuffle=False)
     some._control.begin(EpochStart(epoch=0, position=0, lanes=some._lanes))
     sampler, read, decode, *_ = some.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     for number, batch in enumerate(decode(read(iter(sampler)))):
         sizes = np.array([sample.image_size for sample in batch.samples])
-        expected = decoder.geometry(sizes, batch.keys)
+        expected = decoder.plan(0, None, sizes, batch.keys)
         if number == 1:  # sample 13 is the sixth of the second batch
-            expected.copy_row(5, expected, 6)
+            expected.replace(5, expected[6:7])
             assert batch.samples[5] is batch.samples[6]
-        for name in ("box", "resized", "window", "flip"):
-            assert np.array_equal(getattr(batch.geometry, name), getattr(expected, name))
-        assert batch.geometry.size == (16, 16)
+        for name in ("box", "resized", "offset", "flip"):
+            assert np.array_equal(getattr(batch.crops, name), getattr(expected, name))
+        assert batch.crops.size == (16, 16)
 
 
 def test_whole_images_need_a_transform_to_one_size(dataset: Path) -> None:
-    """ImageDecoder hands out images of their own sizes: refused when they do not stack, fine after a resize."""
+    """decoders.Image hands out images of their own sizes: refused when they do not stack, fine after a resize."""
     with pytest.raises(ConfigError, match="do not stack"):
-        next(iter(loader(dataset, decoder=shardflow.ImageDecoder())))
-    resized = loader(dataset, decoder=shardflow.ImageDecoder(), transform=v2.Resize((20, 24)))
+        next(iter(loader(dataset, decoder=shardflow.decoders.Image())))
+    resized = loader(dataset, decoder=shardflow.decoders.Image(), transform=v2.Resize((20, 24)))
     assert tuple(next(iter(resized))[0].shape) == (8, 3, 20, 24)
 
 
@@ -319,7 +319,7 @@ def test_numbers_may_be_numpys(dataset: Path, tmp_path: Path) -> None:
         shardflow.Loader(
             dataset,
             num_workers=0,
-            decoder=shardflow.CenterCropDecoder(8),
+            decoder=shardflow.decoders.CenterCrop(8),
             shuffle=shardflow.Shuffle(window=number(16), lanes=number(4)),
             **{name: number(value) for name, value in options.items()},
         )
@@ -413,9 +413,9 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         ({"decoder": "device"}, ConfigError, "decoder must be callable, found 'device'"),
         ({"transform": 3}, ConfigError, "transform must be callable, found 3"),
         (
-            {"decoder": shardflow.ImageDecoder},
+            {"decoder": shardflow.decoders.Image},
             ConfigError,
-            r"such as ImageDecoder\(\) with parentheses",
+            r"such as decoders.Image\(\) with parentheses",
         ),
         (
             {"transform": shardflow.Normalize()},
@@ -439,10 +439,10 @@ def test_wrong_arguments_are_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "window must be 1 or more, found 0"),
+        ({"offset": 0}, "window must be 1 or more, found 0"),
         ({"lanes": -1}, "lanes must be 1 or more, found -1"),
-        ({"window": 1.5}, "window must be a whole number"),
-        ({"window": 2**64}, "window must be 1,099,511,627,776 or less"),
+        ({"offset": 1.5}, "window must be a whole number"),
+        ({"offset": 2**64}, "window must be 1,099,511,627,776 or less"),
         ({"lanes": 2**64}, "lanes must be 1,048,576 or less"),
     ],
 )
@@ -470,7 +470,7 @@ def test_missing_dataset_says_how_to_make_one(tmp_path: Path) -> None:
         *((name, "") for name in ("batch_sampler", "worker_init_fn", "generator", "timeout", "cache_limit")),
         ("cache_size", "limit=..."),
         ("num_replicas", "use world_size"),
-        *((name, r"decoder=shardflow.RandomResizedCropDecoder\(224\)") for name in ("size", "image_size")),
+        *((name, r"decoder=shardflow.decoders.RandomResizedCrop\(224\)") for name in ("size", "image_size")),
         ("device", "DevicePrefetcher"),
         ("shardshuffle", "shuffle=True shuffles the shards too"),
         *((name, "without a splitter") for name in ("nodesplitter", "workersplitter")),
@@ -546,9 +546,9 @@ def test_missing_labels_are_named_when_the_loader_is_made(tmp_path: Path) -> Non
 
 def test_whole_images_of_several_sizes_are_refused_when_the_loader_is_made(dataset: Path) -> None:
     """Without a transform they could not be stacked, which the index tells."""
-    with pytest.raises(ConfigError, match="do not stack to a batch; choose RandomResizedCropDecoder"):
-        shardflow.Loader(dataset, batch_size=4, decoder=shardflow.ImageDecoder())
-    shardflow.Loader(dataset, batch_size=1, decoder=shardflow.ImageDecoder())
+    with pytest.raises(ConfigError, match=r"do not stack to a batch; choose decoders\.RandomResizedCrop"):
+        shardflow.Loader(dataset, batch_size=4, decoder=shardflow.decoders.Image())
+    shardflow.Loader(dataset, batch_size=1, decoder=shardflow.decoders.Image())
 
 
 def test_torch_warns_once_of_many_workers(dataset: Path) -> None:

@@ -43,7 +43,7 @@ def make_loader(url: Path, weights: Any, **options: Any) -> shardflow.Loader:
     options = {"batch_size": 7, "num_workers": 0, "tail": "short", **options}
     options = {"shuffle": shardflow.Shuffle(window=16, lanes=3), "fields": ("image", "index"), **options}
     sampler = weights if weights is None or hasattr(weights, "bind") else Weighted(weights)
-    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(12), sampler=sampler, **options)
+    return shardflow.Loader(url, decoder=shardflow.decoders.RandomResizedCrop(12), sampler=sampler, **options)
 
 
 def contents(batches: Any) -> list[tuple[bytes, list[int]]]:

@@ -96,7 +96,7 @@ def test_the_source_is_untouched(packing: Packing) -> None:
 def test_every_packed_image_decodes(packing: Packing) -> None:
     """The dataset is valid, and the loader decodes each of its samples."""
     assert sf.verify(packing.dst) == []
-    decoder = sf.CenterCropDecoder(16)
+    decoder = sf.decoders.CenterCrop(16)
     loader = sf.Loader(packing.dst, batch_size=64, decoder=decoder, shuffle=False, tail="short", num_workers=0)
     assert sum(len(images) for images, _ in loader) == packing.report.packed
 

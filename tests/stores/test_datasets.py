@@ -74,7 +74,7 @@ def test_batches_are_those_of_the_directory(place: tuple[str, Any], local: Path,
 
     def batches(where: str | Path, state: Any = None, **more: Any) -> Any:
         shuffle = sf.Shuffle(window=16, lanes=2)
-        decoder = sf.RandomResizedCropDecoder(12)
+        decoder = sf.decoders.RandomResizedCrop(12)
         loader = sf.Loader(where, batch_size=7, num_workers=2, tail="short", shuffle=shuffle, decoder=decoder, **more)
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))

@@ -35,7 +35,9 @@ class Reference(NamedTuple):
 REFERENCE = {
     "packing": Reference("Packing", ("packing.", "formats."), ("pack", "extend", "repair", "verify")),
     "decoders": Reference(
-        "Decoders", ("loading.decoders", "loading.aspect_buckets", "loading.multi_view"), ("RandomResizedCropDecoder",)
+        "Decoders",
+        ("loading.decoders", "loading.aspect_buckets", "loading.multi_view"),
+        ("decoders.RandomResizedCrop",),
     ),
     "loading": Reference("Loading", ("loading.", "storage.", "interop.", "diagnostics."), ("Loader", "Mix")),
     "device": Reference("On the device", ("device.",), ("DevicePrefetcher",)),

@@ -28,9 +28,8 @@ from bench.gpu import TEST_COUNTS
 from bench.loaders import measure as loaders
 from bench.loaders.peers import recipe
 from bench.usage import PeakMemory, Stopwatch, hardware
-from shardflow import native
+from shardflow import decoders, native
 from shardflow.interop.dali import write_dali_indexes
-from shardflow.loading.decoders import Decoded
 
 FIELDS = ("image", "label", "random_key")
 CLASSES = 1000
@@ -301,14 +300,14 @@ def synchronize(given: Setting) -> None:
 
 def open_way(name: str, given: Setting) -> Iterable[Any]:
     """Return an iterable of (images, labels): images are on the device, normalised, bfloat16 and channels_last."""
-    crop = shardflow.RandomResizedCropDecoder(given.size)
+    crop = shardflow.decoders.RandomResizedCrop(given.size)
     if name == "DALI":
         return _Dali(given)
     decoder, transforms, options = {
         "kernel in the workers": (crop, [], {}),
         "kernel in the workers, not pinned by the loader": (crop, [], {"pin_memory": False}),
         "torchvision in the workers": (_torchvision_decoder(given.size), [], {}),
-        "DecodeJpeg": (shardflow.EncodedDecoder(), [_Strict(crop)], {}),
+        "DecodeJpeg": (shardflow.decoders.Raw(), [_Strict(crop)], {}),
     }[name]
     if not native.available():
         raise RuntimeError("the native kernel is not available")
@@ -334,11 +333,14 @@ def _torchvision_decoder(size: int) -> Callable[..., Any]:
     """Return a decoder of torchvision's functions alone, one image after the other."""
     crop = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
 
-    def decode(payloads: Any, sizes: Any, keys: Any, empty: Any = None) -> Decoded:  # noqa: ARG001
-        images = [decode_jpeg(torch.frombuffer(bytearray(payload), dtype=torch.uint8)) for payload in payloads]
-        return Decoded(torch.stack([crop(image) for image in images]), None, {})
+    class Decoder(decoders.Decoder):
+        def decode(self, payloads: Any, crops: Any, out: Any) -> Any:  # noqa: ARG002
+            out[:] = [
+                crop(decode_jpeg(torch.frombuffer(bytearray(file), dtype=torch.uint8))) for file in payloads.files
+            ]
+            return {}
 
-    return decode
+    return Decoder()
 
 
 class _Dali:

@@ -22,7 +22,7 @@ FIELDS = ("image", "label", "random_key")
 def measure(url: str, rounds: int) -> str:
     """Return the table."""
     torch.set_num_threads(1)
-    crop, normalise = shardflow.RandomResizedCropDecoder(SIZE), shardflow.Normalize()
+    crop, normalise = shardflow.decoders.RandomResizedCrop(SIZE), shardflow.Normalize()
     decode = shardflow.DecodeJpeg(crop)
 
     def loader(decoder: Any) -> shardflow.Loader:
@@ -33,9 +33,9 @@ def measure(url: str, rounds: int) -> str:
 
     batches = {
         "uint8 crops": loader(crop),
-        "encoded files": loader(shardflow.EncodedDecoder()),
+        "encoded files": loader(shardflow.decoders.Raw()),
         "uint8 crops, normalised on the CPU": on_cpu(crop),
-        "encoded files, decoded and normalised on the CPU": on_cpu(shardflow.EncodedDecoder(), decode),
+        "encoded files, decoded and normalised on the CPU": on_cpu(shardflow.decoders.Raw(), decode),
     }
     spent = medians({name: partial(epoch_us, each) for name, each in batches.items()}, rounds)
     return markdown(("handed over", "CPU-ms/image"), [(name, f"{us / 1000:.3f}") for name, us in spent.items()])
