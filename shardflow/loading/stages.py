@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -262,7 +261,7 @@ class Augment:
     def _view(self, batch: Batch, number: int, view: Any) -> list[Any]:
         images: list[Any] = []
         keys = view_keys(batch.keys, number).tolist()
-        with fork_rng(), noting(partial(_next_place, batch, images), _tensor_remedy, _image_remedy):
+        with fork_rng(), noting(partial(_next_place, batch, images)):
             for source, image, key in zip(batch.sources, view, keys, strict=True):
                 transforms = self._transforms[source]
                 transform = transforms[number] if isinstance(transforms, Sequence) else transforms
@@ -283,46 +282,6 @@ def _not_a_tensor(image: Any) -> str:
     elif not isinstance(image, (int, float, str, tuple, list, dict)):
         remedy = " (end it with v2.ToImage() or torch.from_numpy)"
     return f"transform must return a tensor; got {'None' if image is None else name}{remedy}"
-
-
-def _tensor_remedy(error: Exception) -> str | None:
-    if "PIL" in str(error) or "ndarray" in str(error) or "'Tensor' object has no attribute" in str(error):
-        return "a transform gets a uint8 tensor [3, H, W], not a PIL image: leave ToTensor, PILToTensor and ToImage out"
-    return None
-
-
-def _image_remedy(error: Exception) -> str | None:
-    if "should be a float tensor" in str(error):
-        return (
-            "images are uint8: normalise batches on the device, by shardflow.Normalize() in a DevicePrefetcher, or "
-            "put v2.ToDtype(torch.float32, scale=True) before it"
-        )
-    if "labels should be index based" in str(error):
-        return "a transform gets one image: what mixes the images of a batch is a batch_transform"
-    if _is_about_arguments(error):
-        return "a transform gets one image; batch_transform gets the fields of a batch, as images, labels"
-    return None
-
-
-def _arguments_remedy(error: Exception) -> str | None:
-    if _is_about_arguments(error):
-        return "batch_transform gets each field of a batch as an argument, as images, labels, collated"
-    return None
-
-
-def _is_about_arguments(error: Exception) -> bool:
-    """Return whether the call from here was wrong, not one within the user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, TypeError) and "positional argument" in str(error) and frames[-1].filename == __file__
-
-
-def _float_remedy(error: Exception) -> str | None:
-    if "can't be cast to" in str(error):
-        return (
-            "batches are uint8, and this transform computes in floats: v2.Compose([v2.ToDtype(torch.float32, "
-            "scale=True), ...]) converts the images before it"
-        )
-    return None
 
 
 def _place(sample: Sample) -> str:
@@ -363,10 +322,7 @@ class Collate:
             if batch.empty:
                 columns = tuple(_emptied(column) for column in columns)
             if batch_transform is not None:
-                with (
-                    fork_rng(),
-                    noting(partial(_batch_place, "batch_transform", batch), _float_remedy, _arguments_remedy),
-                ):
+                with fork_rng(), noting(partial(_batch_place, "batch_transform", batch)):
                     reseed(batch.key)
                     columns = batch_transform(*columns)
                 if columns is None:
