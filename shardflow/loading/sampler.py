@@ -43,7 +43,7 @@ class Shuffle:
             that leaves this at None keeps the lanes of the saved run.
         sticky: Keep the shards of a lane from epoch to epoch, and shuffle their order and their samples alone. Then a
             host reads the same shards in every epoch, and needs a cache for its share of the dataset only; samples of
-            different ranks never meet in a rank's batch (docs/mixing.md). Not with `samples_per_epoch` or
+            different ranks never meet in a rank's batch (docs/performance.md). Not with `samples_per_epoch` or
             `samples_per_class`, nor in a `Mix` by sample.
 
     Raises:

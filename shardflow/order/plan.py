@@ -33,7 +33,7 @@ MOST_WINDOW = 1 << 40
 
 WINDOW = 8192
 LANES_PER_RANK = 8
-"""Defaults for shards packed in class order (docs/mixing.md).
+"""Defaults for shards packed in class order (docs/performance.md).
 
 Several lanes mix from the first batch on. With a window of half the size, 30 shards per rank would be open in place of
 45, and the classes of a batch would vary half as much again beyond what a full shuffle gives.
