@@ -36,7 +36,7 @@ def main() -> None:
     loader = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,
-        decoder=shardflow.RandomResizedCropDecoder(given.size),
+        decoder=shardflow.decoders.RandomResizedCrop(given.size),
         fields=("image", "label", "random_key"),
         num_workers=given.workers,
     )
@@ -46,8 +46,8 @@ def main() -> None:
         K.RandomGaussianBlur((5, 5), (0.1, 2.0), p=0.5),
         data_keys=["input"],
     )
-    transforms = [v2.ToDtype(torch.float32, scale=True), augmented, shardflow.Normalize()]
-    batches = shardflow.DevicePrefetcher(loader, device, transforms)
+    transforms = [v2.ToDtype(torch.float32, scale=True), augmented, shardflow.device.Normalize()]
+    batches = shardflow.device.Prefetcher(loader, device, transforms)
     torch.manual_seed(0)
     net = Net(len(shardflow.open(given.dataset).classes or ())).to(device)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)

@@ -34,18 +34,20 @@ def main() -> None:
     loader = shardflow.Loader(
         given.dataset,
         batch_size=given.batch_size,
-        decoder=shardflow.EncodedDecoder(),
+        decoder=shardflow.decoders.Raw(),
         fields=("image", "label", "random_key"),
         num_workers=given.workers,
     )
     classes = len(loader.dataset.classes or ())
     transforms = [
-        shardflow.DecodeJpeg(shardflow.RandomResizedCropDecoder(given.size)),
-        shardflow.ColorJitter(0.4, 0.4, 0.4),
-        shardflow.Normalize(),
-        shardflow.OneOf([shardflow.MixUp(num_classes=classes), shardflow.CutMix(num_classes=classes)]),
+        shardflow.device.DecodeJpeg(shardflow.decoders.RandomResizedCrop(given.size)),
+        shardflow.device.ColorJitter(0.4, 0.4, 0.4),
+        shardflow.device.Normalize(),
+        shardflow.device.OneOf(
+            [shardflow.device.MixUp(num_classes=classes), shardflow.device.CutMix(num_classes=classes)]
+        ),
     ]
-    batches = shardflow.DevicePrefetcher(loader, device, transforms)
+    batches = shardflow.device.Prefetcher(loader, device, transforms)
     torch.manual_seed(0)
     net = Net(classes).to(device)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)

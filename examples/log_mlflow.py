@@ -45,7 +45,7 @@ def main() -> None:
             arguments.dataset,
             version=began_with.get("fingerprint"),
             batch_size=arguments.batch_size,
-            decoder=shardflow.RandomResizedCropDecoder(arguments.size),
+            decoder=shardflow.decoders.RandomResizedCrop(arguments.size),
             num_workers=arguments.workers,
         )
         if saved is None:

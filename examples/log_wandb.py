@@ -43,7 +43,7 @@ def main() -> None:
         arguments.dataset,
         version=saved["loader"]["fingerprint"] if saved else None,
         batch_size=arguments.batch_size,
-        decoder=shardflow.RandomResizedCropDecoder(arguments.size),
+        decoder=shardflow.decoders.RandomResizedCrop(arguments.size),
         num_workers=arguments.workers,
     )
     run = wandb.init(

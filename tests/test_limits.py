@@ -42,10 +42,10 @@ from tests.helpers.tars import write_tar
 
 BOMBS, BURDENS = bombs.bombs(), bombs.burdens()
 DECODERS: dict[str, Decoder] = {
-    "random crop": sf.RandomResizedCropDecoder(16),
-    "centre crop": sf.CenterCropDecoder(16),
-    "whole": sf.ImageDecoder(),
-    "encoded": sf.EncodedDecoder(),
+    "random crop": sf.decoders.RandomResizedCrop(16),
+    "centre crop": sf.decoders.CenterCrop(16),
+    "whole": sf.decoders.Image(),
+    "encoded": sf.decoders.Raw(),
 }
 
 
@@ -101,7 +101,7 @@ def load(root: Path, cache: sf.Cache | None) -> None:
 
 def decode_on_device() -> None:
     """Give the encoded images to the device's decoder, which does not rely on the loader's check."""
-    cpu, decode = torch.device("cpu"), sf.DecodeJpeg(sf.RandomResizedCropDecoder(16))
+    cpu, decode = torch.device("cpu"), sf.device.DecodeJpeg(sf.decoders.RandomResizedCrop(16))
     for data in BOMBS.values():
         files = [memoryview(bytearray(file)) for file in (photo(1), data)]
         with pytest.raises(TooLargeError, match=r"^image 1 of the batch: the image has"):
@@ -123,7 +123,7 @@ def look(root: Path) -> None:
     write_page(dataset, root / "page.html", split="train", count=99, findings=None, versions={})
     images = payloads(dataset["train"])
     assert len(images) == len(BOMBS) + len(BURDENS) + 1
-    with DecodeBaseline(images, sf.RandomResizedCropDecoder(16), 1) as baseline:
+    with DecodeBaseline(images, sf.decoders.RandomResizedCrop(16), 1) as baseline:
         assert baseline.measure(0.01).images > 0
 
 
@@ -176,8 +176,8 @@ def decode_largest() -> None:
     most = 4_000_000
     small, large = ({name: make(side) for name, make in LARGEST.items()} for side in (64, 1 << 30))
     recipes = [make_recipe(preset, max_pixels=most) for preset in ("imagenet", "original")]
-    whole = sf.ImageDecoder(max_pixels=most)
-    crops = [sf.RandomResizedCropDecoder(64, max_pixels=most), sf.CenterCropDecoder(64, max_pixels=most)]
+    whole = sf.decoders.Image(max_pixels=most)
+    crops = [sf.decoders.RandomResizedCrop(64, max_pixels=most), sf.decoders.CenterCrop(64, max_pixels=most)]
     for files, limited in ((small, False), (large, True)):  # the first time, codecs are loaded
         if limited:
             bombs.enter_limits(9 * most + 20_000_000)
@@ -322,11 +322,11 @@ def test_the_limit_is_an_argument(way: str, kind: str, tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src", {f"1.{kind.lower()}": bytes(data), "2.png": encoded(picture(3, 2), "PNG")})
     with contextlib.nullcontext() if way == "kernel" else without_kernel():
         for decoder, arguments in (
-            (sf.RandomResizedCropDecoder, (8,)),
-            (sf.CenterCropDecoder, (8,)),
-            (sf.AspectBucketDecoder, ([(8, 8), (8, 12)],)),
-            (sf.ImageDecoder, ()),
-            (sf.EncodedDecoder, ()),
+            (sf.decoders.RandomResizedCrop, (8,)),
+            (sf.decoders.CenterCrop, (8,)),
+            (sf.decoders.AspectBucketDecoder, ([(8, 8), (8, 12)],)),
+            (sf.decoders.Image, ()),
+            (sf.decoders.Raw, ()),
         ):
             assert decoder(*arguments, max_pixels=enough)([data], sizes, keys).failures == {}
             ((index, error),) = decoder(*arguments, max_pixels=60 * 40 - 1)([data], sizes, keys).failures.items()
@@ -344,7 +344,7 @@ def test_the_limit_is_an_argument(way: str, kind: str, tmp_path: Path) -> None:
 def test_long_and_thin_images_are_not_enlarged_without_a_limit() -> None:
     """A line of pixels, whose short side would become 64 pixels and its long side millions, is too large."""
     line = memoryview(bytearray(encoded(Image.new("RGB", (65_000, 1)), "JPEG")))
-    (error,) = sf.CenterCropDecoder(64)([line], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)).failures.values()
+    (error,) = sf.decoders.CenterCrop(64)([line], np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)).failures.values()
     assert isinstance(error, TooLargeError)
     assert "would be resized to 4,810,000 x 74 pixels" in str(error)
 
@@ -356,7 +356,7 @@ def test_gigapixels_pass_pillow_where_they_are_asked_for(monkeypatch: pytest.Mon
     sizes, keys = np.zeros((1, 2), np.int64), np.zeros(1, np.uint64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert sf.ImageDecoder(max_pixels=2700)([payload], sizes, keys).failures == {}
+        assert sf.decoders.Image(max_pixels=2700)([payload], sizes, keys).failures == {}
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1500)  # Pillow warns from here on, and raises from 3000
-        assert sf.ImageDecoder(max_pixels=2700)([payload], sizes, keys).failures == {}
+        assert sf.decoders.Image(max_pixels=2700)([payload], sizes, keys).failures == {}
         assert Image.MAX_IMAGE_PIXELS == 1500

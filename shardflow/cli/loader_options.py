@@ -73,7 +73,7 @@ def loader_factory(
         url,
         split=split,
         batch_size=batch_size,
-        decoder=shardflow.RandomResizedCropDecoder(size),
+        decoder=shardflow.decoders.RandomResizedCrop(size),
         samples_per_epoch=batch_size * _ENDLESS,
     )
     return make_loader, f"{shown_url(url)}, {split}, {size} pixels"

@@ -146,7 +146,7 @@ def _verify(url: Path, report: Report, failures: list[str]) -> None:
 
 def _stream(url: Path, split: str, workers: int, report: Report, failures: list[str]) -> None:
     """Stream an epoch and save the state halfway, time another epoch, and resume the first one from the state."""
-    decoder, fields = shardflow.RandomResizedCropDecoder(_CROP), ("image", "key")
+    decoder, fields = shardflow.decoders.RandomResizedCrop(_CROP), ("image", "key")
     loader = partial(shardflow.Loader, url, split=split, decoder=decoder, fields=fields, tail="short", limit=_LIMIT)
     report("stream", f"{split}: random {_CROP}-pixel crops, batches of {BATCH}, worker processes: {workers}")
     stream = loader(batch_size=BATCH, num_workers=workers)
@@ -209,7 +209,7 @@ def draw_samples(
         url,
         split=split,
         batch_size=1,
-        decoder=shardflow.RandomResizedCropDecoder(SIDE, scale=CROP),
+        decoder=shardflow.decoders.RandomResizedCrop(SIDE, scale=CROP),
         transform=AUGMENTATION,
         num_workers=0,
         seed=seed,

@@ -25,7 +25,7 @@ class AspectBucketDecoder:
     The bucket of an image is the one with the nearest ratio of width and height. `Loader` fills each batch from one
     bucket, the same on all ranks, and hands the last samples of a bucket on to the next: so each sample comes once.
 
-    >>> decoder = shardflow.AspectBucketDecoder([(224, 224), (192, 256), (256, 192)])     # doctest: +SKIP
+    >>> decoder = shardflow.decoders.AspectBucketDecoder([(224, 224), (192, 256), (256, 192)])  # doctest: +SKIP
 
     Args:
         sizes: Shapes of the buckets, (height, width) in pixels.

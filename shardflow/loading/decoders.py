@@ -235,7 +235,7 @@ class CenterCropDecoder:
 class ImageDecoder:
     """Whole images as they are. Those of a batch have one size, perhaps by the loader's `transform`, or are padded.
 
-    >>> decoder = shardflow.ImageDecoder(pad_to_multiple_of=32)                                       # doctest: +SKIP
+    >>> decoder = shardflow.decoders.Image(pad_to_multiple_of=32)  # doctest: +SKIP
     >>> fields = ("image", "pixel_mask", "image_size", "boxes")                                       # doctest: +SKIP
     >>> loader = shardflow.Loader(url, batch_size=16, decoder=decoder, fields=fields)                 # doctest: +SKIP
 

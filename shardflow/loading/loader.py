@@ -69,11 +69,11 @@ _ELSEWHERE = {
     "cache_size": "use cache=shardflow.Cache(directory, limit=...)",
     "collate_fn": "batch_transform is called with the fields of each batch",
     "dataset": "the first argument is the path or URL of a packed dataset",
-    "device": "DevicePrefetcher(loader, device) brings batches to a device",
+    "device": "device.Prefetcher(loader, device) brings batches to a device",
     "drop_last": "tail='drop' leaves the last incomplete batch out, tail='short' keeps it",
     "generator": "seed decides all that is random",
     "handler": "max_bad says how many damaged samples others may replace",
-    "image_size": "the size of crops is the decoder's: decoder=shardflow.RandomResizedCropDecoder(224)",
+    "image_size": "the size of crops is the decoder's: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "in_order": "batches always come in order",
     "nodesplitter": "every rank gets its own share, without a splitter",
     "num_replicas": "use world_size",
@@ -81,7 +81,7 @@ _ELSEWHERE = {
     "resampled": "an epoch has each sample once; samples_per_epoch gives it another length",
     "sampler": "every rank gets its own share: shuffle and seed decide the order, rank and world_size the share",
     "shardshuffle": "shuffle=True shuffles the shards too",
-    "size": "the size of crops is the decoder's: decoder=shardflow.RandomResizedCropDecoder(224)",
+    "size": "the size of crops is the decoder's: decoder=shardflow.decoders.RandomResizedCrop(224)",
     "target_transform": "batch_transform gets the labels of each batch",
     "timeout": "waits for storage and workers have limits of their own",
     "transforms": "use transform, called with each image, or batch_transform",
@@ -120,7 +120,7 @@ class Loader:
         decoder: Decodes and crops the images of a batch, as the protocol `loading.decoders.Decoder` describes. By
             default `RandomResizedCropDecoder(224)` when shuffling, else `CenterCropDecoder(224)`. Several crops of each
             image: `MultiView([...])`. To decode on the device, `EncodedDecoder()` here and `DecodeJpeg` among the
-            transforms of `DevicePrefetcher`.
+            transforms of `device.Prefetcher`.
         transform: Called with each image, a uint8 tensor [3, H, W]; returns a tensor. Any torchvision v2 transform.
             With masks, boxes or keypoints among the fields, called with a dict of them and the image as tv_tensors, by
             the names of the fields, and returns the dict. Random numbers that it draws from torch's, Python's or
@@ -239,7 +239,7 @@ class Loader:
             if name != "decoder" and type(value).__module__.startswith("shardflow.device."):
                 raise ConfigError(
                     f"{type(value).__name__} is no {name} of a loader: put it into the transforms of a "
-                    "DevicePrefetcher, which takes device='cpu' too"
+                    "device.Prefetcher, which takes device='cpu' too"
                 )
         self.max_bad = check_integer("max_bad", max_bad, 0)
         self._transform, self._batch_transform, self.persistent = transform, batch_transform, persistent_workers

@@ -22,9 +22,9 @@ class MultiView:
     View v of a sample has the pixels that its decoder gives that sample with the key of view v, bit by bit; view 0
     those that its decoder gives without the others.
 
-    >>> views = [shardflow.RandomResizedCropDecoder(224)] * 2                                    # doctest: +SKIP
-    >>> views += [shardflow.RandomResizedCropDecoder(96, scale=(0.05, 0.25))] * 8                # doctest: +SKIP
-    >>> loader = shardflow.Loader(url, batch_size=64, decoder=shardflow.MultiView(views))        # doctest: +SKIP
+    >>> views = [shardflow.decoders.RandomResizedCrop(224)] * 2  # doctest: +SKIP
+    >>> views += [shardflow.decoders.RandomResizedCrop(96, scale=(0.05, 0.25))] * 8  # doctest: +SKIP
+    >>> loader = shardflow.Loader(url, batch_size=64, decoder=shardflow.decoders.MultiView(views))  # doctest: +SKIP
     >>> for (one, other, *small), labels in loader: ...     # uint8 [64, 3, 224, 224], ... [64, 3, 96, 96]
     ...     # doctest: +SKIP
 

@@ -318,7 +318,7 @@ def _tensor_remedy(error: Exception) -> str | None:
 def _image_remedy(error: Exception) -> str | None:
     if "should be a float tensor" in str(error):
         return (
-            "images are uint8: normalise batches on the device, by shardflow.Normalize() in a DevicePrefetcher, or "
+            "images are uint8: normalise batches on the device, by Normalize() in a device.Prefetcher, or "
             "put v2.ToDtype(torch.float32, scale=True) before it"
         )
     if "labels should be index based" in str(error):

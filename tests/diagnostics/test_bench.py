@@ -51,7 +51,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small crops."""
-    decoder = shardflow.RandomResizedCropDecoder(32)
+    decoder = shardflow.decoders.RandomResizedCrop(32)
     return shardflow.Loader(url, **{"batch_size": 4, "num_workers": 1, "decoder": decoder, **options})
 
 
@@ -84,7 +84,7 @@ class CountingGeometry(Geometry):
 
 def count_masks(payloads: Any, sizes: Any, keys: Any, empty: Any) -> Decoded:
     """Decode crops whose geometry counts."""
-    images, geometry, failures = shardflow.RandomResizedCropDecoder(16)(payloads, sizes, keys, empty)
+    images, geometry, failures = shardflow.decoders.RandomResizedCrop(16)(payloads, sizes, keys, empty)
     values = {field.name: getattr(geometry, field.name) for field in dataclasses.fields(Geometry)}
     return Decoded(images, CountingGeometry(**values), failures)
 
@@ -93,7 +93,9 @@ def test_every_stage_is_timed(tmp_path: Path) -> None:
     """A loader with every option has no stage but those that are timed, and each is charged with its own work alone."""
     mask = encoded(Image.new("L", (40, 30)), "PNG")
     samples = [(f"{number}", {"jpg": jpeg(number, 40, 30), "mask.png": mask}) for number in range(12)]
-    url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=shardflow.Annotations(masks=("mask.png",)))
+    url = write_dataset(
+        tmp_path / "set", {"train": [samples]}, annotations=shardflow.annotations.Annotations(masks=("mask.png",))
+    )
     fullest = loader(url, num_workers=0, transform=lambda sample: sample, decoder=count_masks, fields=("image", "mask"))
     _, *rest_of, _, _ = fullest.data_loader.dataset.pipeline  # type: ignore[attr-defined] # a wds.DataPipeline
     assert ("plan", *(type(stage).__name__.lower() for stage in rest_of)) == STAGES
@@ -121,7 +123,7 @@ def test_baseline_is_what_processes_decode(url: Path) -> None:
     """Two processes decode the split's images for the time asked for; a dead one is an error, not a hang."""
     encoded = payloads(shardflow.open(url)["train"])
     assert len(encoded) == len(set(encoded)) == 60
-    with DecodeBaseline(encoded, shardflow.RandomResizedCropDecoder(32), 2) as baseline:
+    with DecodeBaseline(encoded, shardflow.decoders.RandomResizedCrop(32), 2) as baseline:
         measured = baseline.measure(0.3)
         assert 0.3 <= measured.wall_s < 5
         assert 0 < measured.cpu_s <= 2.2 * measured.wall_s
@@ -136,7 +138,7 @@ def test_baseline_ends_with_the_process_that_measures(url: Path) -> None:
     encoded, (ours, theirs) = payloads(shardflow.open(url)["train"]), multiprocessing.Pipe()
 
     def measuring() -> None:
-        with DecodeBaseline(encoded, shardflow.RandomResizedCropDecoder(32), 2) as baseline:
+        with DecodeBaseline(encoded, shardflow.decoders.RandomResizedCrop(32), 2) as baseline:
             theirs.send([process.pid for process in baseline._processes])
             time.sleep(60)
 

@@ -30,7 +30,7 @@ def rest_long(image: torch.Tensor) -> torch.Tensor:
 def make_loader(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Makes loaders whose workers wait for most of the time, so that more of them are faster on any machine."""
     url = make_dataset(tmp_path_factory.mktemp("data") / "set", [30, 30])
-    decoder = shardflow.RandomResizedCropDecoder(32)
+    decoder = shardflow.decoders.RandomResizedCrop(32)
     return functools.partial(shardflow.Loader, url, batch_size=4, decoder=decoder, transform=rest)
 
 

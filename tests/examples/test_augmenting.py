@@ -40,7 +40,7 @@ def test_albumentations_pixels_depend_on_the_sample_alone(dataset: Path, example
         {
             label: image
             for images, labels in shardflow.Loader(
-                dataset, decoder=shardflow.CenterCropDecoder(16), transform=keyed, tail="short", **options
+                dataset, decoder=shardflow.decoders.CenterCrop(16), transform=keyed, tail="short", **options
             )
             for label, image in zip(labels.tolist(), images.clone(), strict=True)
         }
@@ -73,7 +73,7 @@ def test_albumentations_moves_masks_and_boxes(scenes: Path, example: Any) -> Non
     loader = shardflow.Loader(
         scenes.parent / "packed",
         batch_size=33,
-        decoder=shardflow.CenterCropDecoder(64),
+        decoder=shardflow.decoders.CenterCrop(64),
         fields=("image", "mask", "boxes", "box_labels"),
         transform=example.Keyed(pipeline),
         num_workers=1,

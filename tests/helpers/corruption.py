@@ -62,7 +62,7 @@ class Whole:
                 self.root,
                 split="train",
                 batch_size=SAMPLES,
-                decoder=sf.CenterCropDecoder(16),
+                decoder=sf.decoders.CenterCrop(16),
                 fields=("key", "label", "image"),
                 shuffle=False,
                 num_workers=0,

@@ -22,7 +22,7 @@ def run_in_halves(name: str, folder: Path) -> dict[str, Any]:
     shardflow.pack(photos, url, shard_samples=8, executor="serial")
     options = ["--checkpoint", checkpoint, "--size", 16, "--workers", 1, "--batch-size", 4]
     first = run(name, url, *options, "--stop-after", 2)
-    decoder = shardflow.RandomResizedCropDecoder(16)
+    decoder = shardflow.decoders.RandomResizedCrop(16)
     began_with = shardflow.Loader(url, batch_size=4, decoder=decoder, num_workers=1).describe()
     _draw(photos, range(24, 40))
     shardflow.extend(photos, url, executor="serial")

@@ -261,7 +261,7 @@ def _train(local: Path, url: str, options: dict[str, Any], folder: Path, epochs:
     limit = CACHED_SHARDS * max(path.stat().st_size for path in local.glob("train/*.tar"))
     cache, checkpoint = folder / "disk/cache", folder / "checkpoint"
     shuffle = shardflow.Shuffle(window=8, lanes=2)
-    common: dict[str, Any] = {"batch_size": 8, "shuffle": shuffle, "decoder": shardflow.CenterCropDecoder(64)}
+    common: dict[str, Any] = {"batch_size": 8, "shuffle": shuffle, "decoder": shardflow.decoders.CenterCrop(64)}
     common["multiprocessing_context"] = "fork"  # a worker that was spawned would import torch again after each kill
     far = shardflow.Loader(url, storage_options=options, cache=shardflow.Cache(cache, limit), num_workers=2, **common)
     near = shardflow.Loader(local, num_workers=0, **common)

@@ -34,7 +34,7 @@ def make_loader(url: Path, **options: Any) -> shardflow.Loader:
         "fields": ("image", "label", "valid"),
         **options,
     }
-    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(8), **options)
+    return shardflow.Loader(url, decoder=shardflow.decoders.RandomResizedCrop(8), **options)
 
 
 def make_net() -> nn.Module:

@@ -45,7 +45,7 @@ DECLARED = Annotations(
     boxes=Boxes("json", "boxes", "xyxy", fields={"labels": "labels", "area": "area:float"}),
     keypoints=Keypoints("json", "keypoints[]", "xyv"),
 )
-CROP = shardflow.RandomResizedCropDecoder(24)
+CROP = shardflow.decoders.RandomResizedCrop(24)
 
 
 def png(values: np.ndarray[Any, Any], mode: str | None = None) -> bytes:
@@ -170,7 +170,7 @@ def test_annotations_equal_torchvisions_functionals(
     boxes = [[min(a, c), min(b, d), max(a, c), max(b, d)] for a, b, c, d in rectangles]
     values = mask(width, height).astype(np.uint16) * 257 if mode == "I;16" else mask(width, height)
     parts = {MASK: png(values, None if mode == "I;16" else mode), "json": annotations(boxes)}
-    fields = AnnotationFields(FIELDS, DECLARED, shardflow.CroppedBoxes(min_visibility=None), 10**6)
+    fields = AnnotationFields(FIELDS, DECLARED, shardflow.annotations.CroppedBoxes(min_visibility=None), 10**6)
     some = Sample({part: memoryview(data) for part, data in parts.items()}, (width, height), 0, 0, "", "")
     found = fields.read(some, geometry, 0)
     objects = fields.move([found], geometry)
@@ -195,9 +195,9 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 
 DECODERS = [
     CROP,
-    shardflow.CenterCropDecoder(20, resize=25),
-    shardflow.AspectBucketDecoder([(20, 24), (24, 20)]),
-    shardflow.ImageDecoder(),
+    shardflow.decoders.CenterCrop(20, resize=25),
+    shardflow.decoders.AspectBucketDecoder([(20, 24), (24, 20)]),
+    shardflow.decoders.Image(),
 ]
 
 
@@ -207,7 +207,7 @@ DECODERS = [
 def test_fields_follow_the_crops_of_every_decoder(dataset: Path, decoder: Any) -> None:
     """Masks, boxes and keypoints of a batch are those of torchvision, given the crops of the images' decoder."""
     size = v2.Resize((16, 16), interpolation=v2.InterpolationMode.NEAREST)
-    transform = size if isinstance(decoder, shardflow.ImageDecoder) else None
+    transform = size if isinstance(decoder, shardflow.decoders.Image) else None
     some = loader(dataset, "random_key", "index", *FIELDS, decoder=decoder, transform=transform)
     for _, keys, numbers, masks, boxes, *_ in some:
         for key, number, found, found_boxes in zip(keys, numbers.tolist(), masks, boxes, strict=True):
@@ -215,8 +215,8 @@ def test_fields_follow_the_crops_of_every_decoder(dataset: Path, decoder: Any) -
             image = Image.open(io.BytesIO(parts["jpg"]))
             sizes = np.array([image.size])
             geometry = Geometry.identity(sizes)
-            if not isinstance(decoder, shardflow.ImageDecoder):
-                is_bucketed = isinstance(decoder, shardflow.AspectBucketDecoder)
+            if not isinstance(decoder, shardflow.decoders.Image):
+                is_bucketed = isinstance(decoder, shardflow.decoders.AspectBucketDecoder)
                 own = decoder.in_bucket(int(decoder.buckets(sizes)[0])) if is_bucketed else decoder
                 geometry = own.geometry(sizes, key.view(1).numpy().view(np.uint64))
             expected = reference(geometry, 0, tv_tensors.Mask(torch.from_numpy(mask(*image.size))[None]))
@@ -234,13 +234,13 @@ def test_fields_follow_the_crops_of_every_decoder(dataset: Path, decoder: Any) -
 def test_masks_are_padded_and_listed_as_the_images_are(dataset: Path, padding: int | None, dtype: torch.dtype) -> None:
     """Masks of whole images have the shape of the batch, with the value to ignore beyond the image; or are a list."""
     options = {} if padding is None else {"mask_padding": padding}
-    padded = shardflow.ImageDecoder(pad_to_multiple_of=16, **options)
+    padded = shardflow.decoders.Image(pad_to_multiple_of=16, **options)
     images, masks, pixels, sizes = next(iter(loader(dataset, "mask", "pixel_mask", "image_size", decoder=padded)))
     assert (masks.shape[-2:], masks.shape[1], masks.dtype) == (images.shape[-2:], 1, dtype)
     for found, inside, (height, width) in zip(masks[:, 0], pixels, sizes.tolist(), strict=True):
         assert torch.equal(found[inside].view(height, width), torch.from_numpy(mask(width, height)).to(dtype))
         assert (found[~inside] == (255 if padding is None else padding)).all()
-    images, masks = next(iter(loader(dataset, "mask", decoder=shardflow.ImageDecoder(stack=False))))
+    images, masks = next(iter(loader(dataset, "mask", decoder=shardflow.decoders.Image(stack=False))))
     assert [image.shape[1:] for image in images] == [found.shape[1:] for found in masks]
 
 
@@ -267,9 +267,9 @@ def test_boxes_stay_with_enough_of_their_area(tmp_path: Path, least: float | Non
     """A box stays if this share of its area is within the crop; its fields and its keypoints go with it."""
     parts = {"jpg": jpeg(1, 40, 20), "json": annotations(BOXES)}
     url = write_dataset(tmp_path / "set", {"train": [[("one", parts)]]}, annotations=DECLARED)
-    left = shardflow.CenterCropDecoder(20, resize=20)
+    left = shardflow.decoders.CenterCrop(20, resize=20)
     left.geometry = _left_half  # type: ignore[method-assign]
-    rule = shardflow.CroppedBoxes(min_visibility=least)
+    rule = shardflow.annotations.CroppedBoxes(min_visibility=least)
     options = {"decoder": left, "batch_size": 1}
     (_, boxes, labels, keypoints), *_ = loader(url, rule, "box_labels", "keypoints", **options)
     assert labels[0].tolist() == kept
@@ -302,7 +302,7 @@ THREE = [[1, 1, 5, 5], [0, 0, 40, 20], [6, 6, 9, 9]]
 def test_crowds_are_left_out(tmp_path: Path, fields: tuple[str, ...]) -> None:
     """The box of a crowd is no object: it is left out with all that goes with it, whichever fields are asked for."""
     url = crowded(tmp_path / "set", THREE)
-    _, *columns = next(iter(loader(url, *fields, decoder=shardflow.ImageDecoder())))
+    _, *columns = next(iter(loader(url, *fields, decoder=shardflow.decoders.Image())))
     expected = {"boxes": THREE[::2], "box_labels": [7, 9], "keypoints": [[box[:2]] for box in THREE[::2]]}
     for field, column in zip(fields, columns, strict=True):
         assert [each.tolist() for each in column] == [expected[field]] * 6
@@ -311,8 +311,8 @@ def test_crowds_are_left_out(tmp_path: Path, fields: tuple[str, ...]) -> None:
 def test_crowds_on_request(tmp_path: Path) -> None:
     """With crowds=True their boxes come, and a field says which they are; without, that field is refused."""
     url = crowded(tmp_path / "set", THREE, points="points")
-    options = {"decoder": shardflow.ImageDecoder()}
-    rule = shardflow.CroppedBoxes(crowds=True)
+    options = {"decoder": shardflow.decoders.Image()}
+    rule = shardflow.annotations.CroppedBoxes(crowds=True)
     _, boxes, crowds, points = next(iter(loader(url, rule, "box_iscrowd", "keypoints", **options)))
     assert (boxes[0].tolist(), crowds[0].tolist(), points[0].tolist()) == (THREE, [0, 1, 0], [[1, 2]])
     _, boxes, points = next(iter(loader(url, "boxes", "keypoints", **options)))
@@ -320,7 +320,7 @@ def test_crowds_on_request(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"box_iscrowd.*crowds=True"):
         loader(url, "boxes", "box_iscrowd", **options)
     with pytest.raises(ConfigError, match="crowds"):
-        shardflow.CroppedBoxes(crowds=1)  # type: ignore[arg-type]
+        shardflow.annotations.CroppedBoxes(crowds=1)  # type: ignore[arg-type]
     other = crowded(tmp_path / "other", THREE, declares=False)
     mix = shardflow.Mix([(loader(each, "boxes", **options), 1) for each in (url, other)])
     assert {len(each) for each in next(iter(mix))[1]} == {2, 3}
@@ -332,7 +332,7 @@ def test_points_of_the_sample_stay_whatever_boxes_do(tmp_path: Path) -> None:
     declared = Annotations(boxes=Boxes("json", "boxes", "xyxy"), keypoints=Keypoints("json", "points", "xy"))
     samples = [("0", {"jpg": jpeg(0, 40, 20), "json": content})]
     root = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
-    left = shardflow.CenterCropDecoder(20, resize=20)
+    left = shardflow.decoders.CenterCrop(20, resize=20)
     left.geometry = _left_half  # type: ignore[method-assign]
     ((_, (boxes,), (points,)),) = loader(root, "boxes", "keypoints", batch_size=1, decoder=left)
     assert len(boxes) == 1
@@ -357,7 +357,7 @@ def test_left_and_right_points_change_places(tmp_path: Path, per_box: bool, shap
     keypoints = Keypoints("json", "k[]" if per_box else "k", shape, flip_pairs=((2, 1), (0, 3)))
     declared = Annotations(boxes=Boxes("json", "boxes", "xyxy") if per_box else None, keypoints=keypoints)
     url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
-    decoder = shardflow.AspectBucketDecoder([(20, 40)], random=False)
+    decoder = shardflow.decoders.AspectBucketDecoder([(20, 40)], random=False)
     some = loader(url, "flipped", "keypoints", "key", decoder=decoder, batch_size=17, seed=2)
     ((_, flipped, found, keys),) = some
     assert 0 < flipped.sum() < 16
@@ -410,7 +410,7 @@ def test_damaged_annotations_name_their_sample(tmp_path: Path, parts: Any, messa
     with pytest.raises(DecodeError, match=message) as raised:
         list(loader(url, *FIELDS, shuffle=False))
     assert raised.value.key == "0002"
-    replaced = loader(url, *FIELDS, "key", shuffle=False, max_bad=1, decoder=shardflow.CenterCropDecoder(24))
+    replaced = loader(url, *FIELDS, "key", shuffle=False, max_bad=1, decoder=shardflow.decoders.CenterCrop(24))
     ((images, *columns, keys),) = replaced
     assert keys[2] == "0003"
     for column in (images, *columns):
@@ -438,7 +438,7 @@ def test_a_transform_gets_and_returns_tv_tensors(dataset: Path) -> None:
             v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True),
         ]
     )
-    decoder = shardflow.ImageDecoder()
+    decoder = shardflow.decoders.Image()
     options = {"decoder": decoder, "shuffle": False, "batch_size": 6}
     found = list(loader(dataset, *FIELDS, transform=transform, num_workers=2, **options))
     again = next(iter(loader(dataset, *FIELDS, transform=transform, **(options | {"batch_size": 30}))))
@@ -489,7 +489,7 @@ def test_fields_that_cannot_be(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="add 'image'"):
         shardflow.Loader(dataset, batch_size=6, fields=("mask", "boxes"))
     with pytest.raises(ConfigError, match="min_visibility must be 0 … 1, found 25"):
-        shardflow.CroppedBoxes(min_visibility=25)
+        shardflow.annotations.CroppedBoxes(min_visibility=25)
     silent = loader(dataset, "mask", decoder=_decode_silently)
     with pytest.raises(ConfigError, match="does not say how it crops"):
         next(iter(silent))
@@ -503,7 +503,7 @@ def test_mixes_have_fields_of_all_sources(dataset: Path, tmp_path: Path) -> None
     """Samples of several datasets come with their annotations; loaders with other rules for boxes do not mix."""
 
     def rules(*least: float) -> list[tuple[shardflow.Loader, float]]:
-        chosen = [shardflow.CroppedBoxes(min_visibility=each) for each in least]
+        chosen = [shardflow.annotations.CroppedBoxes(min_visibility=each) for each in least]
         return [(loader(dataset, "mask", rule, seed=number), 1) for number, rule in enumerate(chosen)]
 
     images, masks, boxes = next(iter(shardflow.Mix(rules(0, 0), steps_per_epoch=2)))
@@ -515,6 +515,6 @@ def test_mixes_have_fields_of_all_sources(dataset: Path, tmp_path: Path) -> None
     alone = write_dataset(tmp_path / "alone", {"train": [[sample(1)] * 6]}, annotations=declared)
     with pytest.raises(ConfigError, match=r"annotation fields differ: .*xyv of boxes.*xyv'"):
         shardflow.Mix([(loader(url, "keypoints"), 1) for url in (dataset, alone)])
-    other = loader(dataset, "mask", shardflow.CroppedBoxes(), decoder=shardflow.CenterCropDecoder(24))
+    other = loader(dataset, "mask", shardflow.annotations.CroppedBoxes(), decoder=shardflow.decoders.CenterCrop(24))
     with pytest.raises(ConfigError, match="equal decoders"):
         list(shardflow.Mix([*rules(0), (other, 1)]))

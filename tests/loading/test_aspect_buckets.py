@@ -29,7 +29,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader with buckets."""
-    decoder = options.pop("decoder", None) or shardflow.AspectBucketDecoder(SHAPES)
+    decoder = options.pop("decoder", None) or shardflow.decoders.AspectBucketDecoder(SHAPES)
     options = {"batch_size": 4, "num_workers": 0, "tail": "short", **options}
     return shardflow.Loader(url, decoder=decoder, shuffle=shardflow.Shuffle(window=16, lanes=4), **options)
 
@@ -57,7 +57,7 @@ def test_the_tail_has_one_shape_on_all_ranks(dataset: Path, tail: str, world_siz
 
 def test_most_images_are_in_the_bucket_of_their_shape(dataset: Path) -> None:
     """An image is in the bucket with the nearest ratio, but for the last ones of each bucket."""
-    decoder = shardflow.AspectBucketDecoder(SHAPES)
+    decoder = shardflow.decoders.AspectBucketDecoder(SHAPES)
     assert decoder.sizes == ((20, 12), (16, 16), (12, 20), (10, 24))
     own = decoder.buckets(np.array([SIZES[n * 7 % 9] for n in range(90)]))
     nearest = {(1, 1): (16, 16), (60, 44): (12, 20), (44, 60): (20, 12), (90, 40): (10, 24), (33, 80): (20, 12)}
@@ -71,12 +71,12 @@ def test_most_images_are_in_the_bucket_of_their_shape(dataset: Path) -> None:
 
 def test_images_cover_their_shape() -> None:
     """An image is resized to cover the shape and cropped along one side only: in the middle, or anywhere along it."""
-    decoder = shardflow.AspectBucketDecoder([(10, 24)], random=False, hflip=0)
+    decoder = shardflow.decoders.AspectBucketDecoder([(10, 24)], random=False, hflip=0)
     keys = np.arange(50, dtype=np.uint64)
     middle = decoder.geometry(np.array([[80, 33]] * 50), keys)
     assert middle.size == (24, 10)
     assert middle.resized[0].tolist() == [24, 10]
-    tall = shardflow.AspectBucketDecoder([(10, 24)], hflip=0.5).geometry(np.array([[40, 90]] * 50), keys)
+    tall = shardflow.decoders.AspectBucketDecoder([(10, 24)], hflip=0.5).geometry(np.array([[40, 90]] * 50), keys)
     assert tall.resized[0].tolist() == [24, 54]
     assert set(tall.window[:, 0].tolist()) == {0}
     assert 0 <= tall.window[:, 1].min() < 8
@@ -88,7 +88,7 @@ def test_images_cover_their_shape() -> None:
 @pytest.mark.parametrize("size", [(64, 48), (33, 80), (7, 5), (24, 10)])
 def test_crops_follow_the_geometry(size: tuple[int, int]) -> None:
     """The crop is what resizing and cutting the whole image gives, in the kernel and without it."""
-    decoder = shardflow.AspectBucketDecoder([(10, 24)], hflip=1).in_bucket(0)
+    decoder = shardflow.decoders.AspectBucketDecoder([(10, 24)], hflip=1).in_bucket(0)
     payload = jpeg(3, *size)
     images, geometry, failures = decoder(
         [memoryview(bytearray(payload))], np.array([size]), np.array([5], dtype=np.uint64)
@@ -147,7 +147,7 @@ def test_weights_and_limits_count(dataset: Path) -> None:
 def test_wrong_sizes_are_named(sizes: Any, message: str) -> None:
     """Sizes that are none are an error."""
     with pytest.raises(ConfigError, match=message):
-        shardflow.AspectBucketDecoder(sizes)
+        shardflow.decoders.AspectBucketDecoder(sizes)
 
 
 def test_what_does_not_go_together(dataset: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.helpers.making import jpeg, write_dataset
 COUNT, EPOCHS = 26, 4
 ANNOTATED = ("image", "index", "mask", "boxes", "box_labels")
 PLAIN = ("image", "index")
-GROWING = shardflow.RandomResizedCropDecoder({0: 20, 2: 12, 3: 28})
+GROWING = shardflow.decoders.RandomResizedCrop({0: 20, 2: 12, 3: 28})
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,8 @@ def turn(sample: dict[str, Any]) -> dict[str, Any]:
     return turned
 
 
-BUCKETS = shardflow.AspectBucketDecoder([(24, 24), (20, 32), (32, 20)])
-VIEWS = shardflow.MultiView([GROWING, shardflow.CenterCropDecoder(16)])
+BUCKETS = shardflow.decoders.AspectBucketDecoder([(24, 24), (20, 32), (32, 20)])
+VIEWS = shardflow.decoders.MultiView([GROWING, shardflow.decoders.CenterCrop(16)])
 
 
 def seen_by(loader: shardflow.Loader, epochs: int) -> list[dict[int, list[Any]]]:
@@ -95,9 +95,9 @@ def is_row(made: augmented_sample.AugmentedSample, row: list[torch.Tensor]) -> b
         (ANNOTATED, {"decoder": GROWING, "transform": turn}),
         (ANNOTATED, {"decoder": BUCKETS}),
         (ANNOTATED, {"decoder": BUCKETS, "transform": turn, "tail": "pad", "num_workers": 2}),
-        (ANNOTATED, {"decoder": shardflow.CenterCropDecoder(24), "shuffle": False}),
-        (ANNOTATED, {"decoder": shardflow.ImageDecoder(stack=False), "transform": turn}),
-        (PLAIN, {"decoder": shardflow.ImageDecoder(pad_to_multiple_of=32)}),
+        (ANNOTATED, {"decoder": shardflow.decoders.CenterCrop(24), "shuffle": False}),
+        (ANNOTATED, {"decoder": shardflow.decoders.Image(stack=False), "transform": turn}),
+        (PLAIN, {"decoder": shardflow.decoders.Image(pad_to_multiple_of=32)}),
         (PLAIN, {"decoder": VIEWS, "transform": [jitter, None]}),
         (PLAIN, {"decoder": GROWING, "weights": [0.4, 1.3] * (COUNT // 2), "transform": jitter}),
     ],

@@ -29,7 +29,7 @@ def dataset(tmp_path: Path) -> Path:
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small crops; its workers are this process's children, as they are not by default in Python 3.14."""
-    small: dict[str, Any] = {"batch_size": 4, "decoder": shardflow.RandomResizedCropDecoder(8)}
+    small: dict[str, Any] = {"batch_size": 4, "decoder": shardflow.decoders.RandomResizedCrop(8)}
     return shardflow.Loader(url, **{**small, "num_workers": 2, "multiprocessing_context": "fork", **options})
 
 

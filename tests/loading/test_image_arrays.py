@@ -52,7 +52,7 @@ def test_crops_are_torchvisions_in_floating_point(kind: tuple[int, Any]) -> None
         wanted = F.resized_crop(whole, y, x, h, w, [16, 16], antialias=True)
         wanted = F.hflip(wanted) if geometry.flip[number] else wanted
         assert (image.float() - wanted).abs().max() <= 0.51 + (kind[1] is np.uint8) * 0.5  # torch rounds uint8 twice
-    same, _, _ = shardflow.CenterCropDecoder(40, resize=40)(payloads(kind), SIZES, KEYS)
+    same, _, _ = shardflow.decoders.CenterCrop(40, resize=40)(payloads(kind), SIZES, KEYS)
     for number, image in enumerate(same):
         np.testing.assert_array_equal(image.numpy(), values(number, kind)[:, 5:45].transpose(2, 0, 1))
 
@@ -62,7 +62,7 @@ def test_a_damaged_array_fails_alone() -> None:
     kind = (5, np.uint16)
     broken = payloads(kind)
     broken[0], broken[3] = broken[0][:90], broken[3][:-1]
-    decoder = shardflow.MultiView([RandomResizedCropDecoder(16), shardflow.CenterCropDecoder(12)])
+    decoder = shardflow.decoders.MultiView([RandomResizedCropDecoder(16), shardflow.decoders.CenterCrop(12)])
     expected, _, _ = decoder(payloads(kind), SIZES, KEYS)
     found, _, failures = decoder(broken, SIZES, KEYS)
     assert sorted(failures) == [0, 3]
@@ -110,7 +110,7 @@ def test_datasets_load_bit_by_bit(packed: tuple[Path, Path], workers: int) -> No
         torch.from_numpy(values(number, (6, np.uint16), 40 + number % 2)).permute(2, 0, 1) for number in range(12)
     ]
     assert all(any(torch.equal(one, source) for source in sources) for one in wanted.values())
-    for decoder in (shardflow.ImageDecoder(pad_to_multiple_of=32), shardflow.ImageDecoder(stack=False)):
+    for decoder in (shardflow.decoders.Image(pad_to_multiple_of=32), shardflow.decoders.Image(stack=False)):
         loader = shardflow.Loader(
             url, batch_size=4, decoder=decoder, fields=("image", "image_size", "index"), num_workers=workers
         )

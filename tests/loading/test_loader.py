@@ -33,7 +33,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader of small crops, so that tests spend their time elsewhere."""
-    defaults = {"batch_size": 8, "num_workers": 0, "decoder": shardflow.RandomResizedCropDecoder(16)}
+    defaults = {"batch_size": 8, "num_workers": 0, "decoder": shardflow.decoders.RandomResizedCrop(16)}
     return shardflow.Loader(url, **{**defaults, **options})
 
 
@@ -63,7 +63,7 @@ def test_slow_decoding_is_told_once(dataset: Path, caplog: pytest.LogCaptureFixt
     warn_without_kernel.cache_clear()
     with without_kernel():
         loader(dataset, fields=["label"])
-        loader(dataset, decoder=shardflow.ImageDecoder(), transform=v2.Resize((16, 16)))
+        loader(dataset, decoder=shardflow.decoders.Image(), transform=v2.Resize((16, 16)))
         assert not caplog.records
         for _ in range(2):
             loader(dataset)
@@ -190,7 +190,7 @@ def test_transform_and_batch_transform_apply(dataset: Path) -> None:
     assert torch.allclose(mixed.sum(1), torch.ones(8))
 
 
-@pytest.mark.parametrize("decoder", [shardflow.RandomResizedCropDecoder(16), shardflow.CenterCropDecoder(16)])
+@pytest.mark.parametrize("decoder", [shardflow.decoders.RandomResizedCrop(16), shardflow.decoders.CenterCrop(16)])
 def test_geometry_goes_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
     """A batch knows how each image was cropped; where one replaces another, it is the geometry of that one."""
     url = make_dataset(tmp_path / "set", [40], undecodable=[13])
@@ -211,8 +211,8 @@ def test_geometry_goes_on_with_the_batch(tmp_path: Path, decoder: Any) -> None:
 def test_whole_images_need_a_transform_to_one_size(dataset: Path) -> None:
     """ImageDecoder hands out images of their own sizes: refused when they do not stack, fine after a resize."""
     with pytest.raises(ConfigError, match="do not stack"):
-        next(iter(loader(dataset, decoder=shardflow.ImageDecoder())))
-    resized = loader(dataset, decoder=shardflow.ImageDecoder(), transform=v2.Resize((20, 24)))
+        next(iter(loader(dataset, decoder=shardflow.decoders.Image())))
+    resized = loader(dataset, decoder=shardflow.decoders.Image(), transform=v2.Resize((20, 24)))
     assert tuple(next(iter(resized))[0].shape) == (8, 3, 20, 24)
 
 
@@ -319,7 +319,7 @@ def test_numbers_may_be_numpys(dataset: Path, tmp_path: Path) -> None:
         shardflow.Loader(
             dataset,
             num_workers=0,
-            decoder=shardflow.CenterCropDecoder(8),
+            decoder=shardflow.decoders.CenterCrop(8),
             shuffle=shardflow.Shuffle(window=number(16), lanes=number(4)),
             **{name: number(value) for name, value in options.items()},
         )
@@ -413,16 +413,16 @@ def test_labels_that_are_none_are_named(tmp_path: Path, part: dict[str, bytes]) 
         ({"decoder": "device"}, ConfigError, "decoder must be callable, found 'device'"),
         ({"transform": 3}, ConfigError, "transform must be callable, found 3"),
         (
-            {"decoder": shardflow.ImageDecoder},
+            {"decoder": shardflow.decoders.Image},
             ConfigError,
             r"such as ImageDecoder\(\) with parentheses",
         ),
         (
-            {"transform": shardflow.Normalize()},
+            {"transform": shardflow.device.Normalize()},
             ConfigError,
             r"Normalize is no transform of a loader: put it",
         ),
-        ({"batch_transform": shardflow.MixUp()}, ConfigError, "MixUp is no batch_transform of a loader"),
+        ({"batch_transform": shardflow.device.MixUp()}, ConfigError, "MixUp is no batch_transform of a loader"),
         ({"fields": "image"}, ConfigError, "fields must be different names, such as"),
         ({"fields": ("image", "image")}, ConfigError, "fields must be different names, such as"),
         ({"num_workers": 1, "multiprocessing_context": "foo"}, ConfigError, "must be one of .*forkserver.*'foo'"),
@@ -469,8 +469,8 @@ def test_missing_dataset_says_how_to_make_one(tmp_path: Path) -> None:
         *((name, "") for name in ("batch_sampler", "worker_init_fn", "generator", "timeout", "cache_limit")),
         ("cache_size", "limit=..."),
         ("num_replicas", "use world_size"),
-        *((name, r"decoder=shardflow.RandomResizedCropDecoder\(224\)") for name in ("size", "image_size")),
-        ("device", "DevicePrefetcher"),
+        *((name, r"decoder=shardflow.decoders.RandomResizedCrop\(224\)") for name in ("size", "image_size")),
+        ("device", "device.Prefetcher"),
         ("shardshuffle", "shuffle=True shuffles the shards too"),
         *((name, "without a splitter") for name in ("nodesplitter", "workersplitter")),
         ("resampled", "samples_per_epoch"),
@@ -546,8 +546,8 @@ def test_missing_labels_are_named_when_the_loader_is_made(tmp_path: Path) -> Non
 def test_whole_images_of_several_sizes_are_refused_when_the_loader_is_made(dataset: Path) -> None:
     """Without a transform they could not be stacked, which the index tells."""
     with pytest.raises(ConfigError, match="do not stack to a batch; choose RandomResizedCropDecoder"):
-        shardflow.Loader(dataset, batch_size=4, decoder=shardflow.ImageDecoder())
-    shardflow.Loader(dataset, batch_size=1, decoder=shardflow.ImageDecoder())
+        shardflow.Loader(dataset, batch_size=4, decoder=shardflow.decoders.Image())
+    shardflow.Loader(dataset, batch_size=1, decoder=shardflow.decoders.Image())
 
 
 def test_torch_warns_once_of_many_workers(dataset: Path) -> None:

@@ -266,7 +266,7 @@ def test_a_loader_of_a_mix_keeps_its_weights(datasets: list[Path]) -> None:
 
 def _with_weights_of_its_own(url: Path, by: str) -> str:
     """What a rank meets in a mix one of whose sources has weights that are not those of the others."""
-    given = shardflow.Subset([torch.distributed.get_rank(), *range(2, 40)])
+    given = shardflow.samplers.Subset([torch.distributed.get_rank(), *range(2, 40)])
     loaders = [
         shardflow.Loader(url, batch_size=4, num_workers=0, tail="drop", fields=("label",), weights=weights)
         for weights in (1, given)
@@ -342,7 +342,11 @@ def test_mixed_samples_come_once_per_pass(datasets: list[Path], world_size: int)
 
 def test_a_mixed_source_has_the_samples_and_pixels_of_its_loader(datasets: list[Path]) -> None:
     """Each source comes in its loader's own order, decoded and transformed as that loader does it."""
-    decoders = [shardflow.RandomResizedCropDecoder(8), shardflow.CenterCropDecoder(8), shardflow.CenterCropDecoder(8)]
+    decoders = [
+        shardflow.decoders.RandomResizedCrop(8),
+        shardflow.decoders.CenterCrop(8),
+        shardflow.decoders.CenterCrop(8),
+    ]
     transforms = [None, v2.RandomErasing(1.0), None]
     settings = zip(datasets, decoders, transforms, strict=True)
     loaders = [
@@ -413,7 +417,7 @@ def test_damaged_samples_of_a_mix_are_replaced_across_sources(tmp_path: Path) ->
         make_dataset(tmp_path / "good", [12]),
         make_dataset(tmp_path / "bad", [6], undecodable=range(6)),
     ]
-    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "decoder": shardflow.CenterCropDecoder(8)}
+    options: dict[str, Any] = {"batch_size": 6, "num_workers": 0, "decoder": shardflow.decoders.CenterCrop(8)}
     some = shardflow.Mix([(urls[0], 2), (urls[1], 1)], max_bad=6, **options)
     assert len(contents_of_images(some)) == len(some) == 3
     assert len(some.substituted) >= 5
@@ -479,7 +483,7 @@ def test_classes_that_no_field_numbers_may_differ(tmp_path: Path) -> None:
         (classes_dataset(tmp_path / name, classes, iscrowd="ids", ids="ids", area="ids:float"), 1)
         for name, classes in (("pets", ("cat", "dog")), ("sea", ("dog", "eel")), ("nameless", None))
     ]
-    boxes = shardflow.CroppedBoxes(crowds=True)
+    boxes = shardflow.annotations.CroppedBoxes(crowds=True)
     for fields in (("image", "key"), ("image", boxes, "box_iscrowd", "box_ids", "box_area"), ("json",)):
         assert shardflow.Mix(sources, batch_size=4, num_workers=0, fields=fields).classes == []
 
@@ -596,7 +600,12 @@ class FailsOnce:
 
 def test_a_mix_goes_on_after_an_error(datasets: list[Path]) -> None:
     """An error at the first batch of an epoch, which is also that of a loader's, leaves the mix where it was."""
-    options: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "limit": 8, "decoder": shardflow.CenterCropDecoder(8)}
+    options: dict[str, Any] = {
+        "batch_size": 4,
+        "num_workers": 0,
+        "limit": 8,
+        "decoder": shardflow.decoders.CenterCrop(8),
+    }
     expected = shardflow.Mix([(datasets[0], 1)], by="batch", **options)
     some = shardflow.Mix([(datasets[0], 1)], by="batch", transform=FailsOnce(), **options)
     assert [labels.tolist() for _, labels in some] == [labels.tolist() for _, labels in expected]

@@ -22,8 +22,8 @@ from shardflow.loading.stacking import Stacking
 from shardflow.order import keyed_rng
 from tests.helpers.making import jpeg, make_dataset
 
-LARGE, SMALL = shardflow.RandomResizedCropDecoder(24), shardflow.RandomResizedCropDecoder(10, scale=(0.05, 0.25))
-VIEWS = shardflow.MultiView([LARGE, LARGE, shardflow.CenterCropDecoder(20), *[SMALL] * 3])
+LARGE, SMALL = shardflow.decoders.RandomResizedCrop(24), shardflow.decoders.RandomResizedCrop(10, scale=(0.05, 0.25))
+VIEWS = shardflow.decoders.MultiView([LARGE, LARGE, shardflow.decoders.CenterCrop(20), *[SMALL] * 3])
 KEYS = keyed_rng.fold_array(keyed_rng.key(0, "test"), np.arange(7))
 
 
@@ -177,19 +177,20 @@ def test_mixed_loaders_share_or_differ_in_their_views(tmp_path: Path) -> None:
                    for path, each in zip(paths, decoders, strict=True)]  # fmt: skip
         return [(views, labels) for views, labels in shardflow.Mix(sources)]
 
-    equal = mix(shardflow.MultiView([LARGE, SMALL]), shardflow.MultiView([LARGE, SMALL]))
+    equal = mix(shardflow.decoders.MultiView([LARGE, SMALL]), shardflow.decoders.MultiView([LARGE, SMALL]))
     apart = mix(
-        shardflow.MultiView([LARGE, SMALL]), shardflow.MultiView([LARGE, shardflow.RandomResizedCropDecoder(10)])
+        shardflow.decoders.MultiView([LARGE, SMALL]),
+        shardflow.decoders.MultiView([LARGE, shardflow.decoders.RandomResizedCrop(10)]),
     )
     assert torch.equal(equal[0][0][0], apart[0][0][0])
     assert not torch.equal(equal[0][0][1], apart[0][0][1])
     with pytest.raises(ConfigError, match="different numbers of views"):
-        mix(shardflow.MultiView([LARGE, SMALL]), LARGE)
+        mix(shardflow.decoders.MultiView([LARGE, SMALL]), LARGE)
 
 
 def test_sizes_may_change_by_epoch(dataset: Path) -> None:
     """A view with sizes by epoch has that of the epoch."""
-    growing = shardflow.MultiView([shardflow.RandomResizedCropDecoder({0: 8, 1: 12}), SMALL])
+    growing = shardflow.decoders.MultiView([shardflow.decoders.RandomResizedCrop({0: 8, 1: 12}), SMALL])
     views, _ = load(dataset, decoder=growing)[0]
     assert [view.shape[-1] for view in views] == [12, 10]
 
@@ -197,9 +198,12 @@ def test_sizes_may_change_by_epoch(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda _: shardflow.MultiView([]), "one or more RandomResizedCropDecoder"),
-        (lambda _: shardflow.MultiView([shardflow.ImageDecoder()]), "found .ImageDecoder."),
-        (lambda _: shardflow.MultiView([LARGE, shardflow.CenterCropDecoder(8, max_pixels=99)]), "one max_pixels"),
+        (lambda _: shardflow.decoders.MultiView([]), "one or more RandomResizedCropDecoder"),
+        (lambda _: shardflow.decoders.MultiView([shardflow.decoders.Image()]), "found .ImageDecoder."),
+        (
+            lambda _: shardflow.decoders.MultiView([LARGE, shardflow.decoders.CenterCrop(8, max_pixels=99)]),
+            "one max_pixels",
+        ),
         (lambda url: load(url, transform=[halve]), "found 1 for 6 views"),
         (
             lambda _: check_image_fields(["boxes"], views=True, moved=["boxes"], stacking=Stacking()),

@@ -33,8 +33,8 @@ from tests.helpers.making import make_dataset, write_dataset
 
 SHARDS = [13, 20, 7]
 DECODERS = {
-    "random": shardflow.RandomResizedCropDecoder(24),
-    "centre": shardflow.CenterCropDecoder(24, resize=32),
+    "random": shardflow.decoders.RandomResizedCrop(24),
+    "centre": shardflow.decoders.CenterCrop(24, resize=32),
 }
 every_decoder = pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS)
 
@@ -45,7 +45,7 @@ if len(sys.argv) > 4:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
 import shardflow
 loader = shardflow.Loader(sys.argv[1], batch_size=4, tail="short", num_workers=int(sys.argv[3]),
-                          decoder=shardflow.RandomResizedCropDecoder(24),
+                          decoder=shardflow.decoders.RandomResizedCrop(24),
                           cache=shardflow.Cache(sys.argv[2], pixels="1GB"))
 for _ in range(2):
     digest = hashlib.sha256()
@@ -143,7 +143,7 @@ def test_later_epochs_decode_nothing(dataset: Path, decoder: Any, scheme: str) -
 def test_another_decoder_has_pixels_of_its_own(dataset: Path) -> None:
     """Whole images are torchvision's with the cache as without it, though the crops' pixels are the kernel's."""
     epoch(loader(dataset, pixels="1GB"), 0)
-    options: dict[str, Any] = {"decoder": shardflow.ImageDecoder(), "batch_size": 1, "shuffle": False}
+    options: dict[str, Any] = {"decoder": shardflow.decoders.Image(), "batch_size": 1, "shuffle": False}
     expected = epoch(loader(dataset, **options), 0)
     cached = loader(dataset, **options, pixels="1GB")
     assert same(epoch(cached, 0), expected)
@@ -169,7 +169,7 @@ def test_transforms_may_keep_what_they_get(dataset: Path) -> None:
         kept.append(image)
         return image[:, :8, :8]
 
-    options: dict[str, Any] = {"decoder": shardflow.ImageDecoder(), "shuffle": False, "transform": keeping}
+    options: dict[str, Any] = {"decoder": shardflow.decoders.Image(), "shuffle": False, "transform": keeping}
     for cached in (None, "1GB", "1GB"):
         epoch(loader(dataset, **options, pixels=cached), 0)
     count = sum(SHARDS)
@@ -208,9 +208,9 @@ def test_pixels_stand_for_the_encoded_image(
     payload = memoryview(bytearray(buffer.getvalue()))
     keys = keyed_rng.fold_array(keyed_rng.key("test", number), np.arange(3))
     for decoder in (
-        shardflow.RandomResizedCropDecoder(size),
-        shardflow.CenterCropDecoder(size, resize=size + number % 9),
-        shardflow.ImageDecoder(),
+        shardflow.decoders.RandomResizedCrop(size),
+        shardflow.decoders.CenterCrop(size, resize=size + number % 9),
+        shardflow.decoders.Image(),
     ):
         pixels = decode_whole(decoder, payload, width, height)
         assert pixels is not None
@@ -224,7 +224,7 @@ def test_pixels_stand_for_the_encoded_image(
 def test_an_image_of_another_size_is_not_kept() -> None:
     """An image that is not of the size that the index says has no pixels for the cache, larger or smaller."""
     payload = memoryview(bytearray(jpegs.make(1, 40, 30)))
-    for decoder in (DECODERS["random"], shardflow.ImageDecoder()):
+    for decoder in (DECODERS["random"], shardflow.decoders.Image()):
         assert decode_whole(decoder, payload, 40, 30) is not None
         for width, height in ((20, 10), (30, 40), (80, 60)):
             assert decode_whole(decoder, payload, width, height) is None
@@ -430,7 +430,7 @@ def descriptors() -> Iterator[str]:
 def test_what_cannot_be_is_refused(dataset: Path) -> None:
     """Decoders that take files alone, batches without images, and limits that are no size are named at once."""
     for options, message in [
-        ({"decoder": shardflow.EncodedDecoder()}, "EncodedDecoder accepts encoded images only"),
+        ({"decoder": shardflow.decoders.Raw()}, "EncodedDecoder accepts encoded images only"),
         ({"fields": ("label",)}, "needs 'image'"),
         ({"pixels": "much"}, "a size is"),
     ]:

@@ -41,7 +41,7 @@ def pixels(url: Path, epoch: int = 0, **options: Any) -> dict[int, bytes]:
     for rank in range(options.get("world_size", 1)):
         loader = shardflow.Loader(
             url,
-            decoder=shardflow.RandomResizedCropDecoder(12),
+            decoder=shardflow.decoders.RandomResizedCrop(12),
             tail="short",
             **{"batch_size": 6, "rank": rank, "world_size": 1, "num_workers": 0, **options},
         )
@@ -81,7 +81,7 @@ def test_pixels_change_with_epoch_and_seed(dataset: Path) -> None:
 
 def test_decoders_need_no_state(dataset: Path) -> None:
     """Reading only a part of the epoch gives the same pixels for that part."""
-    loader = shardflow.Loader(dataset, batch_size=6, num_workers=0, decoder=shardflow.RandomResizedCropDecoder(12))
+    loader = shardflow.Loader(dataset, batch_size=6, num_workers=0, decoder=shardflow.decoders.RandomResizedCrop(12))
     images, labels = next(iter(loader))
     expected = pixels(dataset)
     assert [image.numpy().tobytes() for image in images] == [expected[label] for label in labels.tolist()]
@@ -92,7 +92,7 @@ def test_sizes_by_epoch_are_those_of_fresh_loaders(dataset: Path, workers: int) 
     """Crops grow from epoch to epoch with the same workers; pixels are those of a loader of that size, also resumed."""
 
     def loader(size: Any) -> shardflow.Loader:
-        decoder = shardflow.RandomResizedCropDecoder(size)
+        decoder = shardflow.decoders.RandomResizedCrop(size)
         return shardflow.Loader(dataset, batch_size=9, decoder=decoder, num_workers=workers, tail="short")
 
     growing = loader({0: 16, 1: 24, 3: 20})
@@ -144,7 +144,7 @@ def assert_independent(draws: np.ndarray[Any, Any]) -> None:
 def test_the_generators_of_a_transform_are_independent(tmp_path: Path) -> None:
     """In each sample, Python's, numpy's and torch's generators draw as by chance; so do neighbours, epochs, views."""
     url = make_dataset(tmp_path / "set", [500])
-    views = shardflow.MultiView([shardflow.CenterCropDecoder(4)] * 2)
+    views = shardflow.decoders.MultiView([shardflow.decoders.CenterCrop(4)] * 2)
     loader = shardflow.Loader(
         url, batch_size=50, num_workers=0, decoder=views, transform=Draws(), fields=("image", "index")
     )

@@ -40,7 +40,7 @@ class Unspeakable:
     ("thing", "expected"),
     [
         (None, None),
-        (sf.CenterCropDecoder(160), "CenterCropDecoder(size=160, resize=183, max_pixels=110000000)"),
+        (sf.decoders.CenterCrop(160), "CenterCropDecoder(size=160, resize=183, max_pixels=110000000)"),
         (v2.RandomHorizontalFlip(0.3), "RandomHorizontalFlip(p=0.3)"),
         (scaled, f"{__name__}.scaled"),
         (functools.partial(scaled, by=2), f"partial({__name__}.scaled, by=2)"),

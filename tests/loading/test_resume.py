@@ -29,7 +29,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader whose pixels depend on every source of randomness a transform can use."""
     options = {"batch_size": 7, "num_workers": 0, "tail": "short", "shuffle": shardflow.Shuffle(window=16), **options}
-    decoder = shardflow.RandomResizedCropDecoder(12)
+    decoder = shardflow.decoders.RandomResizedCrop(12)
     return shardflow.Loader(url, decoder=decoder, transform=v2.RandomErasing(0.5), **options)
 
 

@@ -39,7 +39,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loader(url: Path, **options: Any) -> shardflow.Loader:
     """A loader whose batches are large enough for the shared slots."""
     options = {"batch_size": 16, "num_workers": 2, "prefetch_factor": 2, **options}
-    return shardflow.Loader(url, decoder=shardflow.RandomResizedCropDecoder(64), **options)
+    return shardflow.Loader(url, decoder=shardflow.decoders.RandomResizedCrop(64), **options)
 
 
 def slots_in_use() -> list[int]:
@@ -157,7 +157,7 @@ class _Peculiar:
     """A decoder that does something else with what it was lent, in turn, and returns the same pixels all the same."""
 
     def __init__(self) -> None:
-        self._crop = shardflow.RandomResizedCropDecoder(64)
+        self._crop = shardflow.decoders.RandomResizedCrop(64)
         self._calls = 0
 
     def __call__(self, payloads: Any, sizes: Any, keys: Any, empty: Any) -> Decoded:

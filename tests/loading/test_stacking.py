@@ -88,7 +88,7 @@ def test_masks_have_a_dtype_that_holds_their_padding(dtype: torch.dtype, padding
 def test_padded_batches_hold_every_image(dataset: Path, workers: int, transform: Any) -> None:
     """Whole images come padded, after the transform, with their sizes and a mask, also through shared memory."""
     samples = shardflow.Loader(dataset, batch_size=1, num_workers=0).dataset
-    decoder = shardflow.ImageDecoder(pad_to_multiple_of=32)
+    decoder = shardflow.decoders.Image(pad_to_multiple_of=32)
     batches = load(dataset, decoder, transform=transform, fields=FIELDS, num_workers=workers)
     assert [len(labels) for *_, labels in batches] == [6, 6, 6, 2]
     for images, masks, sizes, labels in batches:
@@ -102,7 +102,7 @@ def test_padded_batches_hold_every_image(dataset: Path, workers: int, transform:
 def test_lists_hold_every_image(dataset: Path) -> None:
     """Without stacking a batch has a list of whole images, and a rank without samples an empty one."""
     samples = shardflow.Loader(dataset, batch_size=1, num_workers=0).dataset
-    decoder = shardflow.ImageDecoder(stack=False)
+    decoder = shardflow.decoders.Image(stack=False)
     for images, sizes, labels in load(dataset, decoder, fields=("image", "image_size", "label"), num_workers=1):
         assert isinstance(images, list)
         assert [list(image.shape[1:]) for image in images] == sizes.tolist()
@@ -114,11 +114,17 @@ def test_lists_hold_every_image(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decoder": shardflow.ImageDecoder()}, r"pad_to_multiple_of=32\) to pad each batch, or ImageDecoder\(stack=F"),
-        ({"decoder": shardflow.ImageDecoder(), "transform": turn}, "do not stack; choose .*pad_to_multiple_of=32"),
-        ({"decoder": shardflow.ImageDecoder(stack=False), "fields": FIELDS}, "images in a list are not"),
-        ({"decoder": shardflow.ImageDecoder(pad_to_multiple_of=1), "fields": FIELDS[1:]}, "the fields lack 'image'"),
-        ({"decoder": shardflow.MultiView([shardflow.CenterCropDecoder(8)]), "fields": FIELDS}, "a MultiView has no"),
+        (
+            {"decoder": shardflow.decoders.Image()},
+            r"pad_to_multiple_of=32\) to pad each batch, or ImageDecoder\(stack=F",
+        ),
+        ({"decoder": shardflow.decoders.Image(), "transform": turn}, "do not stack; choose .*pad_to_multiple_of=32"),
+        ({"decoder": shardflow.decoders.Image(stack=False), "fields": FIELDS}, "images in a list are not"),
+        ({"decoder": shardflow.decoders.Image(pad_to_multiple_of=1), "fields": FIELDS[1:]}, "the fields lack 'image'"),
+        (
+            {"decoder": shardflow.decoders.MultiView([shardflow.decoders.CenterCrop(8)]), "fields": FIELDS},
+            "a MultiView has no",
+        ),
     ],
 )
 def test_fields_and_sizes_that_do_not_fit_are_named(dataset: Path, options: dict[str, Any], message: str) -> None:
@@ -130,10 +136,10 @@ def test_fields_and_sizes_that_do_not_fit_are_named(dataset: Path, options: dict
 def test_wrong_arguments_are_named() -> None:
     """A multiple below 1, and padding of a list, are ConfigErrors."""
     with pytest.raises(ConfigError, match="mask_padding"):
-        shardflow.ImageDecoder(pad_to_multiple_of=32, mask_padding=2**31)
+        shardflow.decoders.Image(pad_to_multiple_of=32, mask_padding=2**31)
     for arguments in ({"pad_to_multiple_of": 0}, {"pad_to_multiple_of": 32, "stack": False}):
         with pytest.raises(ConfigError, match="pad_to_multiple_of"):
-            shardflow.ImageDecoder(**arguments)
+            shardflow.decoders.Image(**arguments)
 
 
 def test_mixed_loaders_pad_alike(tmp_path: Path) -> None:
@@ -142,7 +148,7 @@ def test_mixed_loaders_pad_alike(tmp_path: Path) -> None:
 
     def mix(*multiples: int) -> Any:
         return shardflow.Mix([
-            (shardflow.Loader(path, decoder=shardflow.ImageDecoder(pad_to_multiple_of=each), batch_size=8,
+            (shardflow.Loader(path, decoder=shardflow.decoders.Image(pad_to_multiple_of=each), batch_size=8,
                               num_workers=0), 1)
             for path, each in zip(paths, multiples, strict=True)
         ])  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.loading import run_script
 from tests.helpers.making import make_dataset
 
-OPTIONS = "batch_size=4, decoder=shardflow.CenterCropDecoder(8)"
+OPTIONS = "batch_size=4, decoder=shardflow.decoders.CenterCrop(8)"
 
 
 @pytest.mark.parametrize(

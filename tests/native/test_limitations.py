@@ -28,7 +28,7 @@ import shardflow
 logging.basicConfig(format="%(levelname)s %(message)s")
 digest = hashlib.sha256()
 for _ in range(2):
-    decoder = shardflow.RandomResizedCropDecoder(24)
+    decoder = shardflow.decoders.RandomResizedCrop(24)
     for batch, in shardflow.Loader(sys.argv[1], batch_size=4, fields=("image",), decoder=decoder, num_workers=0):
         digest.update(batch.numpy().tobytes())
 print(digest.hexdigest())

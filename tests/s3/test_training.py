@@ -46,7 +46,7 @@ def loader(url: str | Path, **options: Any) -> shardflow.Loader:
     shuffle = shardflow.Shuffle(window=16, lanes=2)
     chosen = {"batch_size": 7, "num_workers": 2, "tail": "short", "shuffle": shuffle, **options}
     return shardflow.Loader(
-        url, decoder=shardflow.RandomResizedCropDecoder(12), transform=v2.RandomErasing(0.5), **chosen
+        url, decoder=shardflow.decoders.RandomResizedCrop(12), transform=v2.RandomErasing(0.5), **chosen
     )
 
 
@@ -97,7 +97,7 @@ def test_only_the_url_changes(server: Server, url: str, local: Path, tmp_path: P
 import shardflow, torch
 
 if __name__ == "__main__":
-    decoder = shardflow.CenterCropDecoder(8)
+    decoder = shardflow.decoders.CenterCrop(8)
     there, here = (
         shardflow.Loader(url, batch_size=7, decoder=decoder, num_workers=2, multiprocessing_context="{context}")
         for url in ({url!r}, {str(local)!r})
@@ -121,7 +121,7 @@ def test_samples_and_mix_take_the_same_arguments(server: Server, url: str, local
     assert [sample["__key__"] for sample in shardflow.samples(url, **options)] == [
         sample["__key__"] for sample in shardflow.samples(local)
     ]
-    common = {"batch_size": 10, "num_workers": 0, "decoder": shardflow.CenterCropDecoder(8)}
+    common = {"batch_size": 10, "num_workers": 0, "decoder": shardflow.decoders.CenterCrop(8)}
     mixes = shardflow.Mix([(url, 1)], **common, **options), shardflow.Mix([(local, 1)], **common)
     assert contents(mixes[0]) == contents(mixes[1])
 
@@ -220,7 +220,7 @@ def test_exit_does_not_wait_for_a_transfer(proxy: Proxy, server: Server, url: st
     script = f"""
 import shardflow
 some = shardflow.Loader(
-    {url!r}, batch_size=7, num_workers=0, shuffle=False, decoder=shardflow.CenterCropDecoder(8),
+    {url!r}, batch_size=7, num_workers=0, shuffle=False, decoder=shardflow.decoders.CenterCrop(8),
     storage_options={server.options(proxy.endpoint)!r}, cache={str(tmp_path / "cache")!r},
 )
 for _ in some:

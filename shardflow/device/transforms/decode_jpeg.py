@@ -107,8 +107,8 @@ class EncodedDecoder:
         max_pixels: As for `RandomResizedCropDecoder`. Images that are too large are failures here already, so that the
             loader's `max_bad` counts them. Give the crop of `DecodeJpeg` the same limit.
 
-    >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=shardflow.EncodedDecoder())  # doctest: +SKIP
-    >>> batches = shardflow.DevicePrefetcher(loader, "cuda", [shardflow.DecodeJpeg()])              # doctest: +SKIP
+    >>> loader = shardflow.Loader("photos256", batch_size=256, decoder=shardflow.decoders.Raw())  # doctest: +SKIP
+    >>> batches = shardflow.device.Prefetcher(loader, "cuda", [shardflow.device.DecodeJpeg()])  # doctest: +SKIP
     """
 
     def __init__(self, *, max_pixels: int = MAX_PIXELS) -> None:

@@ -189,7 +189,7 @@ def fed(setting: dict[str, Any], model: str, way: str) -> Iterator[dict[str, Any
         statistics = getattr(torch.cuda, "host_memory_stats", dict)()  # older versions of PyTorch have none
         if "allocated_bytes.peak" in statistics:
             found["pinned_peak_bytes"] = statistics["allocated_bytes.peak"]
-    if isinstance(source, shardflow.DevicePrefetcher):
+    if isinstance(source, shardflow.device.Prefetcher):
         found["stats"] = str(source.stats())
     yield found
     yield {"trained": False, **rate(batches, lambda *_: None, given)}
@@ -301,14 +301,14 @@ def synchronize(given: Setting) -> None:
 
 def open_way(name: str, given: Setting) -> Iterable[Any]:
     """Return an iterable of (images, labels): images are on the device, normalised, bfloat16 and channels_last."""
-    crop = shardflow.RandomResizedCropDecoder(given.size)
+    crop = shardflow.decoders.RandomResizedCrop(given.size)
     if name == "DALI":
         return _Dali(given)
     decoder, transforms, options = {
         "kernel in the workers": (crop, [], {}),
         "kernel in the workers, not pinned by the loader": (crop, [], {"pin_memory": False}),
         "torchvision in the workers": (_torchvision_decoder(given.size), [], {}),
-        "DecodeJpeg": (shardflow.EncodedDecoder(), [_Strict(crop)], {}),
+        "DecodeJpeg": (shardflow.decoders.Raw(), [_Strict(crop)], {}),
     }[name]
     if not native.available():
         raise RuntimeError("the native kernel is not available")
@@ -316,11 +316,11 @@ def open_way(name: str, given: Setting) -> Iterable[Any]:
     loader = shardflow.Loader(
         given.dataset, batch_size=given.batch_size, decoder=decoder, fields=FIELDS, num_workers=workers, **options
     )
-    transforms = [*transforms, shardflow.Normalize()]
-    return shardflow.DevicePrefetcher(loader, given.device, transforms, dtype=torch.bfloat16, channels_last=True)
+    transforms = [*transforms, shardflow.device.Normalize()]
+    return shardflow.device.Prefetcher(loader, given.device, transforms, dtype=torch.bfloat16, channels_last=True)
 
 
-class _Strict(shardflow.DecodeJpeg):
+class _Strict(shardflow.device.DecodeJpeg):
     """Refuses to be measured where nvJPEG does not decode."""
 
     def __call__(self, rows: torch.Tensor, device: torch.device) -> torch.Tensor:

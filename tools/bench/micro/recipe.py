@@ -126,7 +126,7 @@ def packed_and_judged(images: Path) -> tuple[int, list[dict[str, Any]], list[lis
 def decode_us(files: list[list[bytes]], rounds: int) -> list[float]:
     """Return the CPU time per image of each set of files, in µs."""
     torch.set_num_threads(1)
-    decoder = shardflow.RandomResizedCropDecoder(224)
+    decoder = shardflow.decoders.RandomResizedCrop(224)
     sizes = np.array([Image.open(io.BytesIO(data)).size for data in files[0]], np.int64)  # the same at every setting
     batches = [[memoryview(bytearray(data)) for data in each] for each in files]
     spent: list[list[float]] = [[] for _ in files]

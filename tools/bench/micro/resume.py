@@ -97,7 +97,7 @@ def resume_s(url: Path, place: float, lanes: int, window: int, workers: int) -> 
     loader = shardflow.Loader(
         url,
         batch_size=REAL_BATCH,
-        decoder=shardflow.CenterCropDecoder(32),
+        decoder=shardflow.decoders.CenterCrop(32),
         shuffle=shardflow.Shuffle(lanes=lanes, window=window),
         num_workers=workers,
         persistent_workers=False,
