@@ -30,9 +30,6 @@ class Cover(CropDecoder):
         self.random, self.hflip = bool(random), check_probability("hflip", hflip)
         self.max_pixels = check_integer("max_pixels", max_pixels, 1)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(random={self.random}, hflip={self.hflip})"
-
     def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> Crops:  # noqa: ARG002
         """Return the crops of images of these sizes.
 

@@ -189,6 +189,10 @@ class Decoder(ABC):
         images = self.allocate_images(payloads, crops, allocate)
         return Decoded(images, crops, self.decode(payloads, crops, images))
 
+    def __repr__(self) -> str:
+        public = (f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({', '.join(public)})"
+
     def __eq__(self, other: object) -> bool:
         """Return whether two decoders make the same images: settings that are not plain values are the same objects."""
         if not isinstance(other, Decoder) or type(self) is not type(other) or vars(self).keys() != vars(other).keys():

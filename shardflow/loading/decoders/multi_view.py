@@ -48,9 +48,6 @@ class MultiView(CropDecoder):
             raise ConfigError(f"an image is decoded once for all views: give them one max_pixels, found {limits}")
         self.max_pixels = self.views[0].max_pixels
 
-    def __repr__(self) -> str:
-        return f"MultiView({list(self.views)})"
-
     def plan(self, epoch: int, shape: tuple[int, int] | None, sizes: Sizes, keys: U64) -> tuple[Crops, ...]:
         """Return the crops of each view of images of these sizes."""
         planned: list[Plan] = [
