@@ -104,9 +104,9 @@ def decode_on_device() -> None:
     cpu, decode = torch.device("cpu"), sf.DecodeJpeg(sf.decoders.RandomResizedCrop(16))
     for data in BOMBS.values():
         files = [memoryview(bytearray(file)) for file in (photo(1), data)]
+        rows = torch.empty(EncodedImages.shape_for(files), dtype=torch.uint8)
+        EncodedImages.pack(rows, files, np.arange(2, dtype=np.uint64))
         with pytest.raises(TooLargeError, match=r"^image 1 of the batch: the image has"):
-            rows = torch.empty(EncodedImages.shape_for(files), dtype=torch.uint8)
-            EncodedImages.pack(rows, files, np.arange(2, dtype=np.uint64))
             decode(rows, cpu)
         with pytest.raises(TooLargeError, match=r"^image 1 of the batch: the image has"):  # as on a GPU
             decode._decode_on_gpu([torch.frombuffer(file, dtype=torch.uint8) for file in files], cpu)
