@@ -6,6 +6,7 @@
     shardflow.Mix([(url, weight)])  several datasets -> batches of tensors
     shardflow.DevicePrefetcher(...) batches of tensors -> batches on a device, augmented there
     shardflow.decoders              how images are cropped: RandomResizedCrop, CenterCrop, Image, MultiView, Raw, Cover
+    shardflow.samplers              which samples make an epoch: Weighted, Subset, ClassBatches, AspectBuckets
     shardflow.samples(url, ...)     dataset -> the head of a WebDataset pipeline
     shardflow.Cache(directory)      where shards and decoded images are kept
     shardflow.open(url)             dataset -> splits and samples by number
@@ -34,7 +35,7 @@ from . import errors
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from . import decoders
+    from . import decoders, samplers
     from .dataset.dataset import Dataset, Split
     from .dataset.dataset import open_dataset as open  # noqa: A004 - `shardflow.open` reads as it should
     from .dataset.diffing import Diff, SplitDiff, diff
@@ -57,12 +58,10 @@ if TYPE_CHECKING:
     from .diagnostics.tuning import tune
     from .formats.annotations import Annotations, Boxes, Keypoints
     from .geometry.objects import CroppedBoxes
-    from .loading.aspect_buckets import AspectBucketDecoder
     from .loading.loader import Loader
     from .loading.mix import Mix
     from .loading.sample_stream import Samples as samples  # noqa: N813 - used as a function
-    from .loading.sample_weights import Subset
-    from .loading.sampler import Shuffle
+    from .order.shuffle import Shuffle
     from .packing.extending import ExtendReport, extend
     from .packing.packing import PackReport, pack
     from .packing.repairing import RepairReport, repair
@@ -76,7 +75,6 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Annotations": ("formats.annotations", "Annotations"),
-    "AspectBucketDecoder": ("loading.aspect_buckets", "AspectBucketDecoder"),
     "Boxes": ("formats.annotations", "Boxes"),
     "Cache": ("storage.cache", "Cache"),
     "Coco": ("packing.sources.coco", "Coco"),
@@ -107,10 +105,9 @@ _LAZY = {
     "RandomResizedCrop": ("device.transforms.random_resized_crop", "RandomResizedCrop"),
     "RepairReport": ("packing.repairing", "RepairReport"),
     "Shards": ("packing.sources.shards", "Shards"),
-    "Shuffle": ("loading.sampler", "Shuffle"),
+    "Shuffle": ("order.shuffle", "Shuffle"),
     "Split": ("dataset.dataset", "Split"),
     "SplitDiff": ("dataset.diffing", "SplitDiff"),
-    "Subset": ("loading.sample_weights", "Subset"),
     "SyncReport": ("dataset.syncing", "SyncReport"),
     "Table": ("packing.sources.table", "Table"),
     "VirtualReport": ("dataset.virtual_dataset", "VirtualReport"),
@@ -122,6 +119,7 @@ _LAZY = {
     "open": ("dataset.dataset", "open_dataset"),
     "pack": ("packing.packing", "pack"),
     "repair": ("packing.repairing", "repair"),
+    "samplers": ("samplers", ""),
     "samples": ("loading.sample_stream", "Samples"),
     "split": ("dataset.splitting", "split"),
     "split_folds": ("dataset.splitting", "split_folds"),
@@ -133,7 +131,6 @@ _LAZY = {
 
 __all__ = [
     "Annotations",
-    "AspectBucketDecoder",
     "Boxes",
     "Cache",
     "Coco",
@@ -167,7 +164,6 @@ __all__ = [
     "Shuffle",
     "Split",
     "SplitDiff",
-    "Subset",
     "SyncReport",
     "Table",
     "VirtualReport",
@@ -180,6 +176,7 @@ __all__ = [
     "open",
     "pack",
     "repair",
+    "samplers",
     "samples",
     "split",
     "split_folds",

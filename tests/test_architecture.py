@@ -22,7 +22,7 @@ LAYERS = [
     {"_validation"},
     {"order", "formats"},
     {"geometry"},
-    {"native", "_orientation"},
+    {"native", "_orientation", "samplers"},
     {"_pillow"},
     {"_colour"},
     {"_rgb"},

@@ -326,12 +326,14 @@ def test_the_limit_is_an_argument(way: str, kind: str, tmp_path: Path) -> None:
         for decoder, arguments in (
             (sf.decoders.RandomResizedCrop, (8,)),
             (sf.decoders.CenterCrop, (8,)),
-            (sf.AspectBucketDecoder, ([(8, 8), (8, 12)],)),
+            (sf.decoders.Cover, ()),
             (sf.decoders.Image, ()),
             (sf.decoders.Raw, ()),
         ):
-            assert decoder(*arguments, max_pixels=enough)([data], sizes, keys).failures == {}
-            ((index, error),) = decoder(*arguments, max_pixels=60 * 40 - 1)([data], sizes, keys).failures.items()
+            assert decoder(*arguments, max_pixels=enough)([data], sizes, keys, shape=(8, 12)).failures == {}
+            ((index, error),) = decoder(*arguments, max_pixels=60 * 40 - 1)(
+                [data], sizes, keys, shape=(8, 12)
+            ).failures.items()
             assert index == 0
             assert isinstance(error, TooLargeError)
             assert "60 x 40 pixels; the limit is 2,399 pixels" in str(error)

@@ -13,11 +13,12 @@ import torch
 
 from shardflow.dataset.sample import Sample
 from shardflow.errors import ConfigError
+from shardflow.order.epochs import Visit
 
 from .decoders.decoder import allocate
 from .loader import Loader
 from .pipeline import PipelineSource, sample_stages
-from .sampler import Batch, Visit
+from .sampler import Batch
 
 
 class AugmentedSample(NamedTuple):

@@ -19,9 +19,10 @@ from shardflow.loading import augmented_sample
 from shardflow.loading.annotation_fields import AnnotationFields
 from shardflow.loading.augmented_sample import AugmentedSample
 from shardflow.loading.decoders.random_resized_crop import RandomResizedCrop
+from shardflow.loading.facts import split_facts
 from shardflow.loading.loader import Loader
 from shardflow.loading.pipeline import PipelineSource
-from shardflow.loading.sampler import EpochOrder
+from shardflow.order.epochs import Epochs
 
 from .annotation_overlay import draw_arrays
 from .contact_sheet import SIDE, ContactSheet, Tile, sample_tiles
@@ -43,7 +44,7 @@ def augment_sample(dataset: Dataset, split: str, number: int, *, epochs: int, se
         annotations=AnnotationFields(fields, declared, CroppedBoxes(), MAX_PIXELS),
         transform=None,
     )
-    order = EpochOrder(dataset[split], seed=seed)
+    order = Epochs(split_facts(dataset[split], dataset.classes), seed=seed)
     visits = (order.visit(number, epoch, 1) for epoch in range(epochs))
     found = [augmented_sample.of_source(source, sample, visit) for visit in visits if visit is not None]
     subtitle = f"as packed, and cropped and flipped by a loader with seed {seed} in each epoch"

@@ -189,7 +189,7 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 DECODERS = [
     CROP,
     shardflow.decoders.CenterCrop(20, resize=25),
-    shardflow.AspectBucketDecoder([(20, 24), (24, 20)]),
+    shardflow.decoders.Cover(),
     shardflow.decoders.Image(),
 ]
 
@@ -201,13 +201,17 @@ def test_fields_follow_the_crops_of_every_decoder(dataset: Path, decoder: Any) -
     """Masks, boxes and keypoints of a batch are those of torchvision, given the crops of the images' decoder."""
     size = v2.Resize((16, 16), interpolation=v2.InterpolationMode.NEAREST)
     transform = size if isinstance(decoder, shardflow.decoders.Image) else None
-    some = loader(dataset, "random_key", "index", *FIELDS, decoder=decoder, transform=transform)
+    buckets = shardflow.samplers.AspectBuckets([(20, 24), (24, 20)])
+    is_bucketed = isinstance(decoder, shardflow.decoders.Cover)
+    options = {"decoder": decoder, "transform": transform, "sampler": buckets if is_bucketed else None}
+    some = loader(dataset, "random_key", "index", *FIELDS, **options)
     for _, keys, numbers, masks, boxes, *_ in some:
         for key, number, found, found_boxes in zip(keys, numbers.tolist(), masks, boxes, strict=True):
             parts = sample(number)[1]
             image = Image.open(io.BytesIO(parts["jpg"]))
             sizes = np.array([image.size])
-            crops = decoder.plan(0, None, sizes, key.view(1).numpy().view(np.uint64))
+            shape = buckets.shapes[buckets.buckets(sizes)[0]] if is_bucketed else None
+            crops = decoder.plan(0, shape, sizes, key.view(1).numpy().view(np.uint64))
             expected = reference(crops, 0, tv_tensors.Mask(torch.from_numpy(mask(*image.size))[None]))
             corners = torch.tensor(json.loads(parts["json"])["boxes"], dtype=torch.float32).view(-1, 4)
             right = tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=image.size[::-1])  # type: ignore[call-overload]
@@ -344,8 +348,8 @@ def test_left_and_right_points_change_places(tmp_path: Path, per_box: bool, shap
     keypoints = Keypoints("json", "k[]" if per_box else "k", shape, flip_pairs=((2, 1), (0, 3)))
     declared = Annotations(boxes=Boxes("json", "boxes", "xyxy") if per_box else None, keypoints=keypoints)
     url = write_dataset(tmp_path / "set", {"train": [samples]}, annotations=declared)
-    decoder = shardflow.AspectBucketDecoder([(20, 40)], random=False)
-    some = loader(url, "flipped", "keypoints", "key", decoder=decoder, batch_size=17, seed=2)
+    decoder, sampler = shardflow.decoders.Cover(random=False), shardflow.samplers.AspectBuckets([(20, 40)])
+    some = loader(url, "flipped", "keypoints", "key", decoder=decoder, sampler=sampler, batch_size=17, seed=2)
     ((_, flipped, found, keys),) = some
     assert 0 < flipped.sum() < 16
     absent = [0, 0, 0] if shape == "xyv" else [40, 0]  # without a visibility it is a point like any other

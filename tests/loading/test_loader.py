@@ -465,7 +465,8 @@ def test_missing_dataset_says_how_to_make_one(tmp_path: Path) -> None:
     [
         ("drop_last", "tail='drop' leaves the last incomplete batch out, tail='short' keeps it"),
         ("collate_fn", "batch_transform is called with the fields of each batch"),
-        ("sampler", "shuffle and seed decide the order, rank and world_size the share"),
+        ("weights", r"sampler=shardflow.samplers.Weighted\(...\)"),
+        ("samples_per_class", r"sampler=shardflow.samplers.ClassBatches\(...\)"),
         *((name, "") for name in ("batch_sampler", "worker_init_fn", "generator", "timeout", "cache_limit")),
         ("cache_size", "limit=..."),
         ("num_replicas", "use world_size"),
